@@ -1,0 +1,48 @@
+# Two commands: `make demo` shows what it does, `make test` shows that it works.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types unit test-slow test-gpu bench clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/regatta demo
+
+test: lint types unit
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest -m "slow and not gpu"
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/pytest -m gpu
+
+bench: $(VENV)/.bench
+	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing regatta into $(VENV) (the first time takes a minute or two)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@$(PIP) -e ".[bench]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

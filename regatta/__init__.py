@@ -1,0 +1,40 @@
+"""Regatta trains many deep-learning models as one job, and keeps every one of them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regatta import search
+    from regatta.cluster import Cluster
+    from regatta.data import Dataset
+    from regatta.errors import RegattaError
+    from regatta.sweep import Run, Sweep, launch, open_run
+
+__version__ = "0.1.0"
+
+__all__ = ["Cluster", "Dataset", "RegattaError", "Run", "Sweep", "launch", "open_run", "search"]
+
+_HOME = {
+    "Cluster": "regatta.cluster",
+    "Dataset": "regatta.data",
+    "RegattaError": "regatta.errors",
+    "Run": "regatta.sweep",
+    "Sweep": "regatta.sweep",
+    "launch": "regatta.sweep",
+    "open_run": "regatta.sweep",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names when they are first used: `import regatta` alone loads nothing heavy."""
+    if name == "search":
+        return importlib.import_module("regatta.search")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'regatta' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,73 @@
+"""Configurations: plain dicts of JSON scalars, their identity and their seeds.
+
+Everything random in a run is derived here, from the run's seed and from what is trained, never from
+the worker or the time: that is what makes a sweep replayable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from blake3 import blake3
+
+from regatta.errors import UsageError
+
+Scalar: TypeAlias = str | int | float | bool | None
+Configuration: TypeAlias = Mapping[str, Scalar]
+
+
+def canonical(config: Configuration) -> str:
+    """The one text of a configuration: sorted names, no spaces, floats as Python prints them."""
+    return json.dumps(dict(config), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def config_id(config: Configuration) -> str:
+    """Ten hexadecimal digits that name a configuration, the same in every process and every run."""
+    return blake3(canonical(config).encode()).hexdigest(length=5)
+
+
+def check_configuration(config: object) -> dict[str, Scalar]:
+    """The configuration as a plain dict of Python scalars; says which entry is not one."""
+    if not isinstance(config, Mapping):
+        raise UsageError(f"A configuration is a dict of plain values, not {type(config).__name__}: {config!r}.")
+    return {_check_name(name): _check_value(name, value) for name, value in config.items()}
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"A configuration's names are non-empty strings, not {name!r}.")
+    return name
+
+
+def _check_value(name: str, value: object) -> Scalar:
+    item = getattr(value, "item", None)  # NumPy scalars become Python's
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        value = item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"The value of {name!r} is {value}, which is not a finite number.")
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise UsageError(
+        f"The value of {name!r} is {value!r}, a {type(value).__name__}; configurations hold strings, numbers, "
+        "booleans and None.",
+        hint="Put a name into the configuration and turn it into the object inside model_fn.",
+    )
+
+
+def derive_seed(run_seed: int, *what: object) -> int:
+    """A 63-bit seed for `what`, as good as independent of every other one of the run."""
+    text = json.dumps([run_seed, *what], sort_keys=True, separators=(",", ":"))
+    return int.from_bytes(blake3(text.encode()).digest(length=8), "little") >> 1
+
+
+def initial_seed(run_seed: int, config: Configuration) -> int:
+    """The seed under which `model_fn` makes the initial weights of a configuration."""
+    return derive_seed(run_seed, "init", canonical(config))
+
+
+def unit_seed(run_seed: int, config: Configuration, epoch: int, partition: int) -> int:
+    """The seed of one unit: its batch order and all random numbers drawn while it trains."""
+    return derive_seed(run_seed, "unit", canonical(config), epoch, partition)

@@ -1,0 +1,120 @@
+"""The journal of a run: one JSON object a line, appended, never changed.
+
+`append` hands the line to the operating system at once, so that it survives the death of this process;
+a background thread makes it durable (fsync, many lines at a time) and then calls what waited for that.
+Nothing that the journal does not hold has happened.
+
+| event   | fields, beside `time`                                                                          |
+|---------|------------------------------------------------------------------------------------------------|
+| run     | version, name, seed, epochs, metric, mode, rule, search, dataset, cluster, versions            |
+| worker  | worker, state (up, down), and pid, device, threads, train, eval or reason                      |
+| config  | config, values, epochs, parent: the search wants this configuration trained so far             |
+| pilot   | config, worker, start, end, seconds (per row, for training and evaluation), state_bytes        |
+| start   | worker, kind, config, epoch, partition                                                         |
+| unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, hop_*, load_seconds, state, hash |
+| report  | config, epoch, metrics: an epoch that is trained and evaluated                                 |
+| stop    | config: the search stopped it                                                                  |
+| failed  | config, epoch, partition, worker, kind, error, traceback                                       |
+| note    | level, text, config: something that people should see                                          |
+| end     | status (done, failed, interrupted), error                                                      |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from regatta.errors import CorruptError
+
+Record: TypeAlias = dict[str, Any]
+VERSION = 1
+
+
+class Journal:
+    """Appends records to a run's journal and says when they are durable."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._sync_folder()
+        self._waiting: list[Callable[[], None]] = []
+        self._dirty = False
+        self._closed = False
+        self._error: OSError | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._flush, name="journal", daemon=True)
+        self._thread.start()
+
+    def append(self, event: str, then: Callable[[], None] | None = None, **fields: Any) -> Record:
+        """Write one record; `then` is called, from another thread, when it is durable."""
+        record: Record = {"event": event, "time": time.time(), **fields}
+        line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            _write_all(self._file, line)
+            self._dirty = True
+            if then is not None:
+                self._waiting.append(then)
+            self._changed.notify()
+        return record
+
+    def close(self) -> None:
+        """Make all of it durable and let go of the file."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+        os.close(self._file)
+        if self._error is not None:
+            raise self._error
+
+    def _flush(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dirty or self._closed)
+                if not self._dirty:
+                    return
+                self._dirty = False
+                waiting, self._waiting = self._waiting, []
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                with self._changed:
+                    self._error = error
+                return
+            for then in waiting:
+                then()
+
+    def _sync_folder(self) -> None:
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def read_journal(path: Path) -> Iterator[Record]:
+    """The records of a journal; a last line that was torn by a crash is left out."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise CorruptError(f"Line {number} is not JSON: {error}.", place=str(path)) from error
+            if not isinstance(record, dict) or "event" not in record:
+                raise CorruptError(f"Line {number} is not a record with an event.", place=str(path))
+            yield record

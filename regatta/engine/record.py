@@ -1,0 +1,277 @@
+"""What a journal says, folded into the state of a run.
+
+The runner feeds it each record as it is written, `RunRecord.read` feeds it a whole file: the display, `show`
+and `Run` look at the same object whether the run goes on or ended long ago.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from regatta.configuration import Scalar
+from regatta.engine.journal import Record, read_journal
+from regatta.errors import CorruptError
+
+Status = Literal["running", "done", "failed", "interrupted"]
+ConfigStatus = Literal["waiting", "training", "done", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class UnitRecord:
+    """One unit that counts. `hop_seconds` is what fetching the state cost, `hop_bytes` its size (0: no hop)."""
+
+    kind: Literal["train", "eval", "pilot"]
+    config: str
+    epoch: int
+    partition: int
+    worker: str
+    start: float
+    end: float
+    rows: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    hop_bytes: int = 0
+    hop_seconds: float = 0.0
+    load_seconds: float = 0.0
+    save_seconds: float = 0.0
+    state: str | None = None
+    hash: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass
+class ConfigRecord:
+    """One configuration: its values, how far it is to be trained, what was reported of it."""
+
+    id: str
+    values: dict[str, Scalar]
+    epochs: int
+    parent: str | None = None
+    reports: dict[int, dict[str, float]] = field(default_factory=dict)
+    units: list[UnitRecord] = field(default_factory=list)
+    running: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # worker: kind, epoch, partition
+    stopped: bool = False
+    error: str | None = None
+    traceback: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch reported, 0 before the first."""
+        return max(self.reports, default=0)
+
+    @property
+    def status(self) -> ConfigStatus:
+        if self.error is not None:
+            return "failed"
+        if self.stopped:
+            return "stopped"
+        if self.epoch >= self.epochs:
+            return "done"
+        return "training" if self.units or self.running else "waiting"
+
+    def series(self, metric: str) -> list[float]:
+        """A metric's value after each reported epoch, NaN where it was missing."""
+        return [self.reports[epoch].get(metric, math.nan) for epoch in sorted(self.reports)]
+
+    def best(self, metric: str, mode: str) -> tuple[int, float] | None:
+        """The epoch and value at which the metric was best; None while there is no number."""
+        sign = 1.0 if mode == "min" else -1.0
+        values = ((sign * m.get(metric, math.nan), epoch) for epoch, m in self.reports.items())
+        finite = [(value, epoch) for value, epoch in values if not math.isnan(value)]
+        if not finite:
+            return None
+        value, epoch = min(finite)
+        return epoch, sign * value
+
+    def visits(self, epoch: int) -> list[int]:
+        """The partitions of an epoch in the order in which they were trained on."""
+        return [u.partition for u in self.units if u.kind == "train" and u.epoch == epoch]
+
+
+@dataclass
+class WorkerRecord:
+    """One worker: where it is and what it does right now."""
+
+    name: str
+    up: bool = True
+    info: dict[str, Any] = field(default_factory=dict)
+    running: tuple[str, str, int, int] | None = None  # kind, config, epoch, partition
+    since: float = 0.0
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Where the time went: seconds summed over workers, but for `wall`."""
+
+    wall: float
+    train: float
+    eval: float
+    pilot: float
+    hop: float
+    save: float
+    load: float
+    idle: float
+    bytes_hopped: int
+    hops: int
+    units: int
+
+
+@dataclass
+class RunRecord:
+    """The state of a run as its journal tells it."""
+
+    name: str = ""
+    header: Record = field(default_factory=dict)
+    status: Status = "running"
+    error: str | None = None
+    configs: dict[str, ConfigRecord] = field(default_factory=dict)
+    workers: dict[str, WorkerRecord] = field(default_factory=dict)
+    units: list[UnitRecord] = field(default_factory=list)  # in the order in which they counted
+    notes: list[tuple[str, str]] = field(default_factory=list)  # level, text
+    started: float = 0.0
+    now: float = 0.0  # the time of the last record
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        record = cls()
+        for line in read_journal(path):
+            record.apply(line)
+        if not record.header:
+            raise CorruptError("The journal has no record of its run.", place=str(path))
+        return record
+
+    @property
+    def metric(self) -> str:
+        return str(self.header["metric"])
+
+    @property
+    def mode(self) -> str:
+        return str(self.header["mode"])
+
+    def apply(self, record: Record) -> None:
+        """Take in one record of the journal; events of later versions are passed over."""
+        self.now = max(self.now, float(record.get("time", 0.0)))
+        handler = getattr(self, f"_on_{record['event']}", None)
+        if handler is not None:
+            handler(record)
+
+    def leaderboard(self) -> list[ConfigRecord]:
+        """Configurations by their best value, best first; those without a number last."""
+        sign = 1.0 if self.mode == "min" else -1.0
+
+        def key(config: ConfigRecord) -> tuple[bool, float]:
+            best = config.best(self.metric, self.mode)
+            return (best is None, sign * best[1] if best else 0.0)
+
+        return sorted(self.configs.values(), key=key)
+
+    def progress(self) -> tuple[int, int]:
+        """Training units that count, and all that are wanted so far."""
+        partitions = len(self.header["dataset"]["train"])
+        done = sum(unit.kind == "train" for unit in self.units)
+        active = (c for c in self.configs.values() if c.status not in ("failed", "stopped"))
+        open_units = sum(c.epochs * partitions - sum(u.kind == "train" for u in c.units) for c in active)
+        return done, done + max(0, open_units)
+
+    def resources(self) -> Resources:
+        units = self.units
+        start = min((u.start for u in units), default=self.started)
+        end = max((u.end for u in units), default=self.started)
+        sums = {kind: sum(u.seconds for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
+        workers = len({u.worker for u in units})
+        return Resources(
+            wall=end - start,
+            **sums,
+            hop=sum(u.hop_seconds for u in units),
+            save=sum(u.save_seconds for u in units),
+            load=sum(u.load_seconds for u in units),
+            idle=max(0.0, (end - start) * workers - sum(sums.values())),
+            bytes_hopped=sum(u.hop_bytes for u in units),
+            hops=sum(u.hop_bytes > 0 for u in units),
+            units=len(units),
+        )
+
+    def _on_run(self, record: Record) -> None:
+        self.header = record
+        self.name = record["name"]
+        self.started = record["time"]
+
+    def _on_worker(self, record: Record) -> None:
+        info = {k: v for k, v in record.items() if k not in ("event", "time", "worker", "state")}
+        worker = WorkerRecord(record["worker"], up=record["state"] == "up", info=info, since=record["time"])
+        self.workers[worker.name] = worker
+        if not worker.up:
+            for config in self.configs.values():
+                config.running.pop(worker.name, None)
+
+    def _on_config(self, record: Record) -> None:
+        known = self.configs.get(record["config"])
+        if known is not None:
+            known.epochs = record["epochs"]
+            known.stopped = False
+            return
+        self.configs[record["config"]] = ConfigRecord(
+            record["config"], record["values"], record["epochs"], record.get("parent")
+        )
+
+    def _on_start(self, record: Record) -> None:
+        worker = self.workers[record["worker"]]
+        worker.running = (record["kind"], record["config"], record["epoch"], record["partition"])
+        worker.since = record["time"]
+        self.configs[record["config"]].running[worker.name] = (
+            record["kind"],
+            record["epoch"],
+            record["partition"],
+        )
+
+    def _on_pilot(self, record: Record) -> None:
+        start, end = record["start"], record["end"]
+        self.units.append(UnitRecord("pilot", record["config"], 0, 0, record["worker"], start, end))
+
+    def _on_unit(self, record: Record) -> None:
+        unit = UnitRecord(**{k: v for k, v in record.items() if k in UnitRecord.__dataclass_fields__})
+        self._clear(unit.worker, unit.kind, unit.config, unit.epoch, unit.partition)
+        self.units.append(unit)
+        self.configs[unit.config].units.append(unit)
+
+    def _on_report(self, record: Record) -> None:
+        self.configs[record["config"]].reports[record["epoch"]] = record["metrics"]
+
+    def _on_stop(self, record: Record) -> None:
+        self.configs[record["config"]].stopped = True
+
+    def _on_failed(self, record: Record) -> None:
+        config = self.configs[record["config"]]
+        config.error, config.traceback = record["error"], record.get("traceback")
+        if "worker" in record:
+            self._clear(
+                record["worker"], record["kind"], config.id, record.get("epoch", 0), record.get("partition", 0)
+            )
+
+    def _on_note(self, record: Record) -> None:
+        self.notes.append((record["level"], record["text"]))
+
+    def _on_end(self, record: Record) -> None:
+        self.status = record["status"]
+        self.error = record.get("error")
+        for worker in self.workers.values():
+            worker.running = None
+
+    def _clear(self, worker: str, kind: str, config: str, epoch: int, partition: int) -> None:
+        """A unit ended; the worker may have begun its next before this one counted."""
+        if worker in self.workers and self.workers[worker].running == (kind, config, epoch, partition):
+            self.workers[worker].running = None
+        if self.configs[config].running.get(worker) == (kind, epoch, partition):
+            del self.configs[config].running[worker]
+
+
+def find_journals(runs: Path) -> Iterator[Path]:
+    """The journals under a repository's folder of runs, oldest first."""
+    found = [path for path in runs.glob("*/journal.jsonl") if path.is_file()]
+    yield from sorted(found, key=lambda path: path.stat().st_ctime)

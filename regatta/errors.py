@@ -1,0 +1,82 @@
+"""The exceptions that Regatta raises on purpose.
+
+    RegattaError                 exit code 1
+    ├── UsageError               2   a wrong argument, configuration, function or data set
+    │   ├── DataError            2   a partition that is missing, cut off or unlike the others
+    │   └── MissingExtraError    2   an optional dependency that is not installed
+    ├── NotFoundError            3   no repository, run or configuration of that name
+    ├── ConflictError            4   the name is taken, the run is held by another controller
+    └── CorruptError             1   a file of ours that does not check out
+
+Each says what was received, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RegattaError(Exception):
+    """What went wrong, where, and what to do: the base of every deliberate error."""
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        place: str | None = None,
+        candidates: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.place = place
+        self.candidates = tuple(candidates)
+
+    def __str__(self) -> str:
+        lines = [f"{self.place}: {self.message}" if self.place else self.message]
+        if self.candidates:
+            lines.append("Did you mean " + " or ".join(self.candidates) + "?")
+        if self.hint:
+            lines.append(self.hint)
+        return "\n".join(lines)
+
+
+class UsageError(RegattaError):
+    exit_code = 2
+
+
+class DataError(UsageError):
+    pass
+
+
+class MissingExtraError(UsageError):
+    """An optional dependency is needed and absent; names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str, needed_for: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package {package!r}, which is not installed.",
+            hint=f"Install it with: pip install 'regatta[{extra}]'",
+        )
+
+
+class NotFoundError(RegattaError):
+    exit_code = 3
+
+
+class ConflictError(RegattaError):
+    exit_code = 4
+
+
+class CorruptError(RegattaError):
+    pass
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
+    """The known names most like a misspelt one, nearest first."""
+    by_folded = {candidate.casefold(): candidate for candidate in known}
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
+    return tuple(by_folded[match] for match in found)
