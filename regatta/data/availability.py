@@ -1,0 +1,62 @@
+"""Which worker holds which partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from regatta.errors import DataError, UsageError, nearest
+
+Workers: TypeAlias = tuple[int | str, ...]
+
+
+def place_partitions(
+    paths: Sequence[Path], availability: Mapping[Path, Workers], workers: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    """The partitions that each worker holds, by number.
+
+    Where the map names any of the paths it must name a worker for each; where it names none, they are dealt out
+    in turn, and workers beyond the number of partitions hold one that another holds as well.
+    """
+    if not workers:
+        raise UsageError("There are no workers to hold the partitions.")
+    if not any(path in availability for path in paths):
+        return _dealt(len(paths), workers)
+    held: dict[str, list[int]] = {worker: [] for worker in workers}
+    for j, path in enumerate(paths):
+        holders = {_worker(reference, workers, path): None for reference in availability.get(path, ())}
+        if not holders:
+            raise DataError(
+                "No worker holds this partition.", place=str(path), hint="Name its workers in the availability map."
+            )
+        for worker in holders:
+            held[worker].append(j)
+    return {worker: tuple(partitions) for worker, partitions in held.items()}
+
+
+def _dealt(partitions: int, workers: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    if partitions == 0:
+        return dict.fromkeys(workers, ())
+    count = len(workers)
+    return {
+        worker: tuple(range(w, partitions, count)) if w < partitions else (w % partitions,)
+        for w, worker in enumerate(workers)
+    }
+
+
+def _worker(reference: int | str, workers: Sequence[str], path: Path) -> str:
+    if isinstance(reference, str):
+        if reference in workers:
+            return reference
+        raise UsageError(
+            f"The availability map names the worker {reference!r}; there are {', '.join(workers)}.",
+            place=str(path),
+            candidates=nearest(reference, workers),
+        )
+    if not 0 <= reference < len(workers):
+        raise UsageError(
+            f"The availability map names worker number {reference}; there are {len(workers)}, counted from 0.",
+            place=str(path),
+        )
+    return workers[reference]

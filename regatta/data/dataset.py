@@ -1,0 +1,276 @@
+"""Data sets: named partitions for training and for evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from regatta.data.availability import Workers, place_partitions
+from regatta.data.formats import dtype_name
+from regatta.data.order import Indices
+from regatta.data.partition import Column, Partition, inspect, unknown_format
+from regatta.data.split import split_rows
+from regatta.data.write import is_written, locked, write_partition
+from regatta.errors import DataError, UsageError, nearest
+from regatta.location import ensure_repository, writable_folder
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Array: TypeAlias = npt.NDArray[np.generic]
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Partitions to train on and to evaluate on, and who holds them where that is not left to us."""
+
+    name: str
+    train: tuple[Partition, ...]
+    eval: tuple[Partition, ...] = ()
+    availability: Mapping[Path, Workers] = field(default_factory=dict)
+    content: str | None = None  # the fingerprint, where it is known without reading the files
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: npt.ArrayLike,
+        y: npt.ArrayLike,
+        *more: npt.ArrayLike,
+        partitions: int,
+        eval_fraction: float = 0.2,
+        eval_partitions: int | None = None,
+        seed: int = 0,
+        name: str = "data",
+        directory: PathLike | None = None,
+        proportions: Sequence[float] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> Dataset:
+        """Shuffle the rows once, set some aside for evaluation, write both as partitions.
+
+        Training partitions are of equal size, or in `proportions` (of the speed of their workers). The same arrays
+        and parameters find the files of the last time. Without a `directory` they lie in the repository.
+        """
+        _check_name(name)
+        columns = _named_arrays((x, y, *more), names)
+        rows = len(next(iter(columns.values())))
+        shares = [1.0] * partitions if proportions is None else [float(share) for share in proportions]
+        train, held_out = split_rows(rows, partitions, eval_fraction, eval_partitions, seed, shares)
+        sizes = [[len(part) for part in kind] for kind in (train, held_out)]
+        content = _content_hash(columns, [seed, *sizes])
+        folder = _folder(directory, f"{name}-{content[:12]}")
+        dataset = cls(
+            name,
+            _planned(folder, "train", columns, train),
+            _planned(folder, "eval", columns, held_out),
+            content=content,
+        )
+        with locked(folder):
+            for partition, indices in zip(dataset.train + dataset.eval, train + held_out, strict=True):
+                if not is_written(partition, content):
+                    write_partition(partition, {k: a[indices] for k, a in columns.items()}, content)
+        return dataset
+
+    @classmethod
+    def from_paths(
+        cls,
+        train: Sequence[PathLike],
+        eval: Sequence[PathLike] = (),
+        availability: Mapping[PathLike, Sequence[int | str]] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Files that are partitioned already: safetensors, npz, Parquet, or anything that your `input_fn` reads.
+
+        `availability` says which workers hold a path, by number or by name.
+        """
+        parts = [_inspected(paths, what) for paths, what in ((train, "train"), (eval, "eval"))]
+        known = [part.path for kind in parts for part in kind]
+        placed = _checked_availability(availability or {}, known)
+        dataset = cls(name or known[0].parent.name or "data", parts[0], parts[1], placed)
+        _check_alike(dataset.train + dataset.eval)
+        return dataset
+
+    @classmethod
+    def digits(
+        cls, partitions: int = 4, eval_fraction: float = 0.2, seed: int = 0, directory: PathLike | None = None
+    ) -> Dataset:
+        """Scikit-learn's 1,797 handwritten digits: x of 64 numbers from 0 to 1, y the digit."""
+        from sklearn.datasets import load_digits
+
+        pixels, digits = load_digits(return_X_y=True)
+        x, y = (pixels / 16).astype(np.float32), digits.astype(np.int64)
+        return cls.from_arrays(
+            x, y, name="digits", partitions=partitions, eval_fraction=eval_fraction, seed=seed, directory=directory
+        )
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that all partitions share; empty where only an `input_fn` can tell."""
+        return next((part.columns for part in self.train + self.eval if part.columns), ())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What the data is, wherever it lies: a hash of all of it."""
+        return self.content or _hash_files([p.path for p in self.train], [p.path for p in self.eval])
+
+    def check(self, input_fn: bool = False) -> None:
+        """Look at the partitions as they are now; `input_fn`: whether the user's own function reads them."""
+        if not self.train:
+            raise DataError(f"The data set {self.name!r} has no training partitions.")
+        for part in self.train + self.eval:
+            found = inspect(part.path)
+            if found.rows is None and not input_fn:
+                raise unknown_format(part.path)
+            if found != part:
+                raise DataError(
+                    f"This partition has changed: it had {_summary(part)}, and now has {_summary(found)}.",
+                    place=str(part.path),
+                    hint="Make the Dataset again.",
+                )
+        _check_alike(self.train + self.eval)
+
+    def holders(self, worker_names: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+        """The numbers of the training and of the evaluation partitions that each worker holds."""
+        train, held_out = ([part.path for part in kind] for kind in (self.train, self.eval))
+        return (
+            place_partitions(train, self.availability, worker_names),
+            place_partitions(held_out, self.availability, worker_names),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The data set for the journal: plain values only."""
+        return {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "train": [{"path": str(part.path), "rows": part.rows} for part in self.train],
+            "eval": [{"path": str(part.path), "rows": part.rows} for part in self.eval],
+            "columns": [{"name": c.name, "dtype": c.dtype, "shape": list(c.shape)} for c in self.columns],
+        }
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"The data set's name is {name!r}; use letters, digits, '.', '_' and '-'.")
+
+
+def _named_arrays(arrays: Sequence[npt.ArrayLike], names: Sequence[str] | None) -> dict[str, Array]:
+    labels = ["x", "y", *map(str, range(2, len(arrays)))] if names is None else list(names)
+    if len(labels) != len(arrays) or len(set(labels)) != len(labels):
+        raise DataError(f"The names are {labels!r}; {len(arrays)} arrays need as many different ones.")
+    if not all(isinstance(label, str) and label and label != "__metadata__" for label in labels):
+        raise DataError(f"The names are {labels!r}; each must be a non-empty string.")
+    columns = {label: _array(label, values) for label, values in zip(labels, arrays, strict=True)}
+    lengths = {label: len(array) for label, array in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"The arrays have different numbers of rows: {lengths}.")
+    return columns
+
+
+def _array(label: str, values: npt.ArrayLike) -> Array:
+    try:
+        array = np.ascontiguousarray(values) if np.ndim(values) else np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{label!r} is not an array: {error}.") from error
+    if array.ndim == 0:
+        raise DataError(f"{label!r} is a single value, not one per row: {array!r}.")
+    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 8:
+        raise DataError(
+            f"{label!r} has the dtype {array.dtype}, which a partition cannot hold.",
+            hint="Give booleans, integers, floats of up to 64 bits or complex64; turn texts and objects into numbers.",
+        )
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _content_hash(columns: Mapping[str, Array], parameters: Sequence[Any]) -> str:
+    layout = [[label, str(array.dtype), list(array.shape)] for label, array in columns.items()]
+    digest = blake3(json.dumps([layout, parameters]).encode(), max_threads=blake3.AUTO)
+    for array in columns.values():
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest(length=16)
+
+
+def _folder(directory: PathLike | None, default: str) -> Path:
+    if directory is None:
+        return writable_folder(ensure_repository() / "data" / default, "data folder")
+    return writable_folder(Path(os.path.abspath(directory)), "data folder")
+
+
+def _planned(folder: Path, kind: str, columns: Mapping[str, Array], parts: Sequence[Indices]) -> tuple[Partition, ...]:
+    """The partitions as they will be once written."""
+    described = tuple(Column(label, dtype_name(array.dtype), array.shape[1:]) for label, array in columns.items())
+    return tuple(
+        Partition(folder / f"{kind}-{j:04}.safetensors", len(indices), described) for j, indices in enumerate(parts)
+    )
+
+
+def _inspected(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:
+    if isinstance(paths, str | os.PathLike):
+        raise UsageError(f"{what} is {str(paths)!r}; give a list of paths, one per partition.")
+    parts = tuple(inspect(path) for path in paths)
+    if not parts and what == "train":
+        raise DataError("There are no training partitions: the list of paths is empty.")
+    return parts
+
+
+def _checked_availability(
+    availability: Mapping[PathLike, Sequence[int | str]], known: Sequence[Path]
+) -> dict[Path, Workers]:
+    placed: dict[Path, Workers] = {}
+    for path, workers in availability.items():
+        place = Path(os.path.abspath(path))
+        if place not in known:
+            raise UsageError(
+                f"The availability map names {os.fspath(path)!r}, which is not a partition of this data set.",
+                candidates=nearest(str(place), map(str, known)),
+            )
+        if isinstance(workers, str) or not all(isinstance(w, int | str) and not isinstance(w, bool) for w in workers):
+            raise UsageError(f"The workers of {os.fspath(path)!r} are {workers!r}; give a list of numbers or names.")
+        placed[place] = tuple(workers)
+    return placed
+
+
+def _check_alike(parts: Sequence[Partition]) -> None:
+    """All partitions have the columns of the first whose header tells."""
+    described = [part for part in parts if part.columns]
+    for part in described[1:]:
+        if part.columns != described[0].columns:
+            raise DataError(
+                f"This partition has {_summary(part)}; {described[0].path.name} has {_summary(described[0])}.",
+                place=str(part.path),
+                hint="All partitions need the same columns: same number, names, dtypes and shape of a row.",
+            )
+
+
+def _summary(part: Partition) -> str:
+    if part.rows is None:
+        return "unknown contents"
+    columns = ", ".join(map(str, part.columns))
+    return f"{part.rows} rows of {len(part.columns)} columns ({columns})"
+
+
+def _hash_files(*kinds: Sequence[Path]) -> str:
+    digest = blake3(max_threads=blake3.AUTO)
+    for paths in kinds:
+        digest.update(f"{len(paths)}\n".encode())
+        for path in paths:
+            _hash_folder(digest, path) if path.is_dir() else _hash_file(digest, path)
+    return digest.hexdigest(length=16)
+
+
+def _hash_file(digest: blake3, path: Path) -> None:
+    digest.update(f"{path.stat().st_size}\n".encode())
+    digest.update_mmap(path)
+
+
+def _hash_folder(digest: blake3, folder: Path) -> None:
+    """Names and sizes only: a folder may hold millions of files."""
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\n".encode())

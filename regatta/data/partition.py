@@ -1,0 +1,84 @@
+"""One partition: what its header says of it, and its arrays."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from regatta.data.formats import Stored, format_of
+from regatta.errors import DataError
+
+
+@dataclass(frozen=True)
+class Column:
+    """One array of a partition; `shape` is that of a single row."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}{list(self.shape) if self.shape else ''}"
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A file, or a folder that an `input_fn` reads; rows are None and columns empty where only that can tell."""
+
+    path: Path
+    rows: int | None
+    columns: tuple[Column, ...]
+
+
+def inspect(path: str | os.PathLike[str]) -> Partition:
+    """The partition at a path, from its header alone; says what is wrong with it."""
+    place = Path(os.path.abspath(path))
+    if not place.exists():
+        raise DataError("This partition does not exist.", place=str(place), hint="Correct the path, or write the file.")
+    reader = format_of(place)
+    if reader is None:
+        return Partition(place, None, ())
+    try:
+        stored = reader.inspect(place)
+    except OSError as error:
+        raise DataError(f"This partition cannot be read: {error.strerror or error}.", place=str(place)) from error
+    return Partition(place, _rows(stored, place), tuple(Column(s.name, s.dtype, s.shape[1:]) for s in stored))
+
+
+def read_partition(path: str | os.PathLike[str]) -> tuple[npt.NDArray[np.generic], ...]:
+    """The columns of a partition as arrays: the default `input_fn`.
+
+    Safetensors are mapped into memory: pages are read when they are used, and the arrays cannot be written to.
+    """
+    place = inspect(path).path
+    reader = format_of(place)
+    if reader is None:
+        raise unknown_format(place)
+    return reader.read(place)
+
+
+def unknown_format(path: Path) -> DataError:
+    return DataError(
+        f"Files with the suffix {path.suffix!r} are not known; .safetensors, .npz and .parquet are.",
+        place=str(path),
+        hint="Pass an input_fn(path) that reads it.",
+    )
+
+
+def _rows(stored: list[Stored], path: Path) -> int:
+    if not stored:
+        raise DataError("This partition has no columns.", place=str(path))
+    for array in stored:
+        if not array.shape:
+            raise DataError(f"The column {array.name!r} is a single value, not one per row.", place=str(path))
+    lengths = {array.name: array.shape[0] for array in stored}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"The columns of this partition have different lengths: {lengths}.", place=str(path))
+    rows = stored[0].shape[0]
+    if rows == 0:
+        raise DataError("This partition has no rows.", place=str(path))
+    return rows

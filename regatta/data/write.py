@@ -1,0 +1,66 @@
+"""Partitions as files: each is whole under its name, or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from regatta.data.formats import safetensors
+from regatta.data.partition import Partition, inspect
+from regatta.errors import ConflictError, DataError
+
+FINGERPRINT_KEY = "dataset"  # metadata: the data set that a file is part of
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time write into a folder, so that the others find its files instead of writing them too."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        # Where the file system has no locks, renaming still keeps every file whole.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def is_written(partition: Partition, fingerprint: str) -> bool:
+    """Whether the file is there and whole; another data set's file under its name is left alone, with an error."""
+    if not partition.path.exists():
+        return False
+    try:
+        if safetensors.metadata(partition.path).get(FINGERPRINT_KEY) != fingerprint:
+            raise ConflictError(
+                "This file belongs to other data, or to the same data cut up in another way.",
+                place=str(partition.path),
+                hint="Pass another directory, or delete the file.",
+            )
+        return inspect(partition.path) == partition
+    except DataError:
+        return False
+
+
+def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.generic]], fingerprint: str) -> None:
+    """Write to a temporary name, make that durable, rename. The folder is made durable by `locked`."""
+    from safetensors.numpy import save_file
+
+    texts = {safetensors.COLUMNS_KEY: json.dumps(list(arrays)), FINGERPRINT_KEY: fingerprint}
+    temporary = partition.path.with_name(f".{partition.path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        save_file(dict(arrays), temporary, metadata=texts)
+        temporary.chmod(0o644)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, partition.path)
+    finally:
+        temporary.unlink(missing_ok=True)
