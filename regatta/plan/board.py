@@ -1,0 +1,371 @@
+"""The state that hop rules look at: who is idle, which units are open, how much work is left where.
+
+Everything here is an index, models and workers alike, and every sum is kept up to date rather than computed, so
+that a decision costs microseconds and a copy can be rolled forward to see how a rule would end. `Hopper` puts
+names, events and estimates around it.
+
+Times are rounded to 2**-20 s: sums of them are then exact in floating point, whatever their order, and two models
+with equal work stay equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+QUANTUM = 2.0**-20
+
+
+class Choice(NamedTuple):
+    """A rule's answer: this worker trains this model on this partition now."""
+
+    worker: int
+    model: int
+    partition: int
+
+
+class Running(NamedTuple):
+    evaluates: bool
+    model: int
+    epoch: int
+    partition: int
+
+
+class Model:
+    """How far one model is. `rest`: partitions of its present epoch neither trained on nor running."""
+
+    __slots__ = ("epoch", "epochs", "evals", "orders", "rest", "shelved", "stopped", "worker")
+
+    def __init__(self, epochs: int, epoch: int, rest: Iterable[int], orders: Mapping[int, Sequence[int]]) -> None:
+        self.epochs = epochs  # wanted in total
+        self.epoch = epoch  # the one in training, from 1; epochs + 1 when all are trained
+        self.rest = set(rest)
+        self.orders = orders
+        self.worker = -1  # where it trains now
+        self.evals: dict[int, int] = {}  # epoch: evaluation units that wait or run
+        self.shelved: list[tuple[int, int]] = []  # evaluations that wait for a stopped model to be extended
+        self.stopped = False
+
+    def copy(self) -> Model:
+        other = copy.copy(self)
+        other.rest = set(self.rest)
+        other.evals = dict(self.evals)
+        other.shelved = list(self.shelved)
+        return other
+
+
+class Board:
+    """Open units and remaining work, by partition, model and worker.
+
+    Arrays are (partition, model) or (worker, model), and longer than the number of models: `ready` is false there.
+    """
+
+    def __init__(self, partitions: int, eval_partitions: int = 0) -> None:
+        self.partitions = partitions
+        self.eval_partitions = eval_partitions
+        self.now = 0.0
+        self.models: list[Model] = []
+        self.held: list[tuple[int, ...]] = []  # partitions by worker
+        self.held_evals: list[tuple[int, ...]] = []
+        self.holders: list[tuple[int, ...]] = [()] * partitions  # workers by partition
+        self.running: dict[int, Running] = {}
+        self.idle: set[int] = set()
+        self.waiting: list[deque[tuple[int, int, int]]] = [deque() for _ in range(eval_partitions)]
+        self.evals_waiting = 0
+        self._ticket = 0  # evaluation units are served in the order in which they appeared
+        self.open = np.zeros((partitions, 0), bool)
+        self.wanted = np.zeros((partitions, 0), np.int32)  # visits that are left, of all epochs
+        self.time: Floats = np.zeros((partitions, 0))  # mean over the holders
+        self.eval_time: Floats = np.zeros((eval_partitions, 0))
+        self.cost: dict[tuple[int, int], Floats] = {}  # (worker, partition) where holders differ
+        self.ready = np.zeros(0, bool)
+        self.left: Floats = np.zeros(0)
+        self.count = np.zeros((0, 0), np.int32)  # open units of a model on a worker
+        self.here: Floats = np.zeros((0, 0))  # seconds of `left` that fall to a worker
+        self.load: Floats = np.zeros(0)
+        self._share: Floats = np.zeros((0, partitions))
+
+    def copy(self) -> Board:
+        """A board to play on; times are shared, for nobody changes them while playing."""
+        other = copy.copy(self)
+        other.models = [model.copy() for model in self.models]
+        other.running = dict(self.running)
+        other.idle = set(self.idle)
+        other.waiting = [deque(queue) for queue in self.waiting]
+        for name in ("open", "wanted", "ready", "left", "count", "here", "load"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def add_worker(self) -> int:
+        self.held.append(())
+        self.held_evals.append(())
+        return len(self.held) - 1
+
+    def hold(self, worker: int, train: Iterable[int], evals: Iterable[int]) -> None:
+        """Say which partitions a worker has; none for one that is gone. Call `rebuild` when all is said."""
+        self.held[worker] = tuple(sorted(set(train)))
+        self.held_evals[worker] = tuple(sorted(set(evals)))
+
+    def rebuild(self) -> None:
+        """Compute all sums anew: after workers came or went, or times changed for many models."""
+        holds = np.zeros((len(self.held), self.partitions))
+        for worker, held in enumerate(self.held):
+            holds[worker, list(held)] = 1.0
+        self.holders = [tuple(int(w) for w in np.flatnonzero(holds[:, j])) for j in range(self.partitions)]
+        self._share = holds / np.maximum(holds.sum(axis=0), 1.0)
+        work = self.wanted * self.time
+        self.left = work.sum(axis=0)
+        self.here = self._share @ work
+        self.load = self.here.sum(axis=1)
+        self.count = holds.astype(np.int32) @ self.open.astype(np.int32)
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def add_model(self, model: Model) -> int:
+        index = len(self.models)
+        self.models.append(model)
+        if index >= len(self.ready):
+            self._grow(max(16, 2 * index))
+        self.wanted[:, index] = max(0, model.epochs - model.epoch)
+        self.wanted[list(model.rest), index] += 1
+        self.reopen(index)
+        return index
+
+    def _grow(self, size: int) -> None:
+        for name in ("open", "wanted", "time", "eval_time", "count", "here"):
+            old = getattr(self, name)
+            new = np.zeros((old.shape[0], size), old.dtype)
+            new[:, : old.shape[1]] = old
+            setattr(self, name, new)
+        for name in ("ready", "left"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(size - len(old), old.dtype)]))
+        self.cost = {key: np.concatenate([old, np.zeros(size - len(old))]) for key, old in self.cost.items()}
+
+    def set_times(self, index: int, train: Mapping[tuple[int, int], float], evals: Sequence[float]) -> None:
+        """The seconds of a model's units, by (worker, partition); evaluation units take as long on any worker."""
+        for partition, holders in enumerate(self.holders):
+            seconds = [quantised(train[worker, partition]) for worker in holders]
+            self.time[partition, index] = quantised(sum(seconds) / len(seconds)) if seconds else 0.0
+            if len(seconds) > 1:
+                for worker, value in zip(holders, seconds, strict=True):
+                    self._cost_row(worker, partition)[index] = value
+        self.eval_time[:, index] = [quantised(value) for value in evals]
+        self.recount(index)
+
+    def _cost_row(self, worker: int, partition: int) -> Floats:
+        if (worker, partition) not in self.cost:
+            self.cost[worker, partition] = np.zeros(len(self.ready))
+        return self.cost[worker, partition]
+
+    def recount(self, index: int) -> None:
+        """Compute the sums of one model anew, from `wanted`, `open` and `time`."""
+        work = self.wanted[:, index] * self.time[:, index]
+        here = self._share @ work
+        self.load += here - self.here[:, index]
+        self.here[:, index] = here
+        self.left[index] = work.sum()
+        self.count[:, index] = (self._share > 0) @ self.open[:, index].astype(np.int32)
+
+    def reopen(self, index: int) -> None:
+        """Open what the model may train on next: all of `rest`, or the next in its fixed order."""
+        model = self.models[index]
+        self.open[:, index] = False
+        if model.stopped or model.epoch > model.epochs:
+            self.ready[index] = False
+            return
+        order = model.orders.get(model.epoch)
+        if order is None:
+            self.open[list(model.rest), index] = True
+        elif model.rest:
+            self.open[next(j for j in order if j in model.rest), index] = True
+        self.ready[index] = model.worker < 0 and bool(model.rest)
+
+    # -- units ------------------------------------------------------------------------------------
+
+    def seconds(self, worker: int, running: Running) -> float:
+        """How long a unit is estimated to take on a worker."""
+        if running.evaluates:
+            return float(self.eval_time[running.partition, running.model])
+        row = self.cost.get((worker, running.partition))
+        return float((self.time[running.partition] if row is None else row)[running.model])
+
+    def start(self, choice: Choice) -> Running:
+        worker, index, partition = choice
+        model = self.models[index]
+        model.worker = worker
+        model.rest.remove(partition)
+        self.ready[index] = False
+        self.open[partition, index] = False
+        self.wanted[partition, index] -= 1
+        self._move(index, partition, -1)
+        return self._run(worker, Running(False, index, model.epoch, partition))
+
+    def _move(self, index: int, partition: int, sign: int) -> None:
+        """Take a unit off the sums, or put it back."""
+        seconds = sign * self.time[partition, index]
+        self.left[index] += seconds
+        holders = self.holders[partition]
+        for worker in holders:
+            self.count[worker, index] += sign
+            self.here[worker, index] += seconds / len(holders)
+            self.load[worker] += seconds / len(holders)
+
+    def _run(self, worker: int, running: Running) -> Running:
+        self.idle.discard(worker)
+        self.running[worker] = running
+        return running
+
+    def finish(self, worker: int) -> tuple[Running, bool, bool]:
+        """The unit that ended, and whether it completed its epoch's training, and its evaluation."""
+        running = self._release(worker)
+        model = self.models[running.model]
+        if running.evaluates:
+            return running, False, self._count_eval(model, running.epoch)
+        model.worker = -1
+        if model.rest:
+            if model.epoch in model.orders:
+                self.reopen(running.model)
+                self.recount(running.model)
+            else:
+                self.ready[running.model] = not model.stopped
+            return running, False, False
+        return running, True, self.complete_epoch(running.model)
+
+    def complete_epoch(self, index: int) -> bool:
+        """Go on with the next epoch, if wanted; returns whether there is nothing to evaluate."""
+        model = self.models[index]
+        for partition in range(self.eval_partitions):
+            self.add_eval(index, model.epoch, partition)
+        model.epoch += 1
+        model.rest = set(range(self.partitions)) if model.epoch <= model.epochs else set()
+        self.reopen(index)
+        self.count[:, index] = (self._share > 0) @ self.open[:, index].astype(np.int32)
+        return self.eval_partitions == 0
+
+    def add_eval(self, index: int, epoch: int, partition: int) -> None:
+        model = self.models[index]
+        model.evals[epoch] = model.evals.get(epoch, 0) + 1
+        if model.stopped:
+            model.shelved.append((epoch, partition))
+            return
+        self._ticket += 1
+        self.evals_waiting += 1
+        self.waiting[partition].append((self._ticket, index, epoch))
+
+    def oldest_eval(self, worker: int) -> int | None:
+        """The evaluation partition, among those the worker holds, whose first unit waits longest."""
+        heads = [(self.waiting[j][0][0], j) for j in self.held_evals[worker] if self.waiting[j]]
+        return min(heads)[1] if heads else None
+
+    def start_eval(self, worker: int, partition: int) -> Running:
+        _, index, epoch = self.waiting[partition].popleft()
+        self.evals_waiting -= 1
+        return self._run(worker, Running(True, index, epoch, partition))
+
+    def give_back(self, worker: int) -> Running:
+        """The unit of this worker did not happen."""
+        running = self._release(worker)
+        model = self.models[running.model]
+        if running.evaluates:
+            self._requeue(running)
+            return running
+        model.worker = -1
+        model.rest.add(running.partition)
+        self.reopen(running.model)
+        if not model.stopped:
+            self.wanted[running.partition, running.model] += 1
+        self.recount(running.model)
+        return running
+
+    def _release(self, worker: int) -> Running:
+        self.idle.add(worker)
+        return self.running.pop(worker)
+
+    def _requeue(self, running: Running) -> None:
+        """An evaluation that did not happen goes to the front of its queue."""
+        model = self.models[running.model]
+        if model.stopped:
+            model.shelved.append((running.epoch, running.partition))
+            return
+        self.evals_waiting += 1
+        self.waiting[running.partition].appendleft((0, running.model, running.epoch))
+
+    @staticmethod
+    def _count_eval(model: Model, epoch: int) -> bool:
+        model.evals[epoch] -= 1
+        if model.evals[epoch]:
+            return False
+        del model.evals[epoch]
+        return True
+
+    # -- changes of what is wanted ------------------------------------------------------------------
+
+    def extend(self, index: int, epochs: int) -> None:
+        """From now on so many epochs in total, but never fewer than were begun. Wakes a stopped model."""
+        model = self.models[index]
+        was_stopped, model.stopped = model.stopped, False
+        begun = model.epoch if model.worker >= 0 or self._begun(model) else model.epoch - 1
+        model.epochs = max(epochs, begun)
+        if model.epoch <= model.epochs and not model.rest and model.worker < 0:
+            model.rest = set(range(self.partitions))
+        self.wanted[:, index] = max(0, model.epochs - model.epoch)
+        if model.epoch <= model.epochs:
+            self.wanted[list(model.rest), index] += 1
+        self.reopen(index)
+        self.recount(index)
+        if was_stopped:
+            self._unshelve(index)
+
+    def _begun(self, model: Model) -> bool:
+        return 0 < len(model.rest) < self.partitions
+
+    def _unshelve(self, index: int) -> None:
+        model = self.models[index]
+        shelved, model.shelved = model.shelved, []
+        for epoch, partition in shelved:
+            model.evals[epoch] -= 1
+            self.add_eval(index, epoch, partition)
+
+    def stop(self, index: int) -> None:
+        """No new units of this model; those that run may finish."""
+        model = self.models[index]
+        model.stopped = True
+        for partition, queue in enumerate(self.waiting):
+            mine = [epoch for _, owner, epoch in queue if owner == index]
+            model.shelved.extend((epoch, partition) for epoch in mine)
+            self.evals_waiting -= len(mine)
+            self.waiting[partition] = deque(entry for entry in queue if entry[1] != index)
+        self.wanted[:, index] = 0
+        self.reopen(index)
+        self.recount(index)
+
+    # -- what rules ask ------------------------------------------------------------------------------
+
+    def able(self, idle: Iterable[int]) -> list[int]:
+        """Those of the idle workers that hold an open unit of a ready model."""
+        workers = sorted(idle)
+        if len(workers) > 1:
+            found = (self.count[workers] @ self.ready) > 0
+            return [worker for worker, any_ in zip(workers, found.tolist(), strict=True) if any_]
+        return [w for w in workers if np.logical_and(self.count[w], self.ready).any()]
+
+    def partition(self, worker: int, model: int) -> int:
+        """Of the model's open partitions that the worker holds: the one with the fewest holders, then the longest."""
+        held = self.held[worker]
+        if len(held) == 1:
+            return held[0]
+        openings = [j for j in held if self.open[j, model]]
+        return min(openings, key=lambda j: (len(self.holders[j]), -self.time[j, model], j))
+
+
+def quantised(seconds: float) -> float:
+    return max(1.0, round(seconds / QUANTUM)) * QUANTUM

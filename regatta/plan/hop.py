@@ -1,0 +1,346 @@
+"""The hop scheduler: events in, assignments out. The same object drives the engine and the simulator.
+
+It upholds the four invariants of model hopper parallelism: each model is trained on every partition exactly once
+per epoch; on one partition at a time; a worker runs one unit at a time; no unit is interrupted. Evaluation units
+appear when an epoch is trained; they need only a snapshot, so they run beside each other and beside the model's
+next epoch, and before training units, because searches wait for them. There is no barrier between epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from regatta.errors import UsageError, nearest
+from regatta.plan.board import Board, Choice, Model, Running
+from regatta.plan.estimates import Times
+from regatta.plan.invariants import check_board, check_story
+from regatta.plan.rules import Longest, Lpt, Lrm, Randomized, Rule
+from regatta.plan.units import Assignment, Event, Finished, Unit
+
+RULES: dict[str, Callable[[int], Rule]] = {
+    "randomized": Randomized,
+    "lpt": lambda seed: Lpt(),
+    "lrm": lambda seed: Lrm(),
+    "longest": lambda seed: Longest(),
+    "auto": lambda seed: Longest(),
+}
+MOVED = 0.05  # an estimate that moved by more than this is taken over
+
+
+class Hopper:
+    def __init__(
+        self,
+        partitions: int,
+        eval_partitions: int = 0,
+        *,
+        estimates: Times,
+        rule: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        if partitions < 1 or eval_partitions < 0:
+            raise UsageError(f"{partitions} partitions and {eval_partitions} evaluation partitions cannot be planned.")
+        if rule not in RULES:
+            raise UsageError(
+                f"There is no hop rule {rule!r}.", candidates=nearest(rule, RULES), hint=f"Rules: {', '.join(RULES)}."
+            )
+        self.rule = rule
+        self._estimates = estimates
+        self._rule = RULES[rule](seed)
+        self._board = Board(partitions, eval_partitions)
+        self._models: dict[str, int] = {}
+        self._model_names: list[str] = []
+        self._workers: dict[str, int] = {}  # those that are here
+        self._worker_names: list[str] = []
+        self._units_left = 0
+        self._workers_changed = False
+        self._story: list[tuple[float, str, int, int, Running | None]] = []
+
+    # -- workers and models ------------------------------------------------------------------------
+
+    def add_worker(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
+        """A worker that holds these partitions; several may hold the same one."""
+        if worker in self._workers:
+            raise UsageError(f"There is a worker {worker!r} already.")
+        board = self._board
+        train = _checked(train, board.partitions, f"partition held by {worker!r}")
+        evals = _checked(evals, board.eval_partitions, f"evaluation partition held by {worker!r}")
+        if worker in self._worker_names:  # it was here before
+            index = self._worker_names.index(worker)
+        else:
+            index = board.add_worker()
+            self._worker_names.append(worker)
+        self._workers[worker] = index
+        board.hold(index, train, evals)
+        board.idle.add(index)
+        self._workers_changed = True
+        self._tell("worker came", worker=index)
+
+    def remove_worker(self, worker: str) -> Unit | None:
+        """The worker is gone; the unit that it ran, if any, goes back to the queue and is returned."""
+        index = self._worker(worker)
+        unit = self.give_back(worker) if index in self._board.running else None
+        self._board.hold(index, (), ())
+        self._board.idle.discard(index)
+        del self._workers[worker]
+        self._workers_changed = True
+        self._tell("worker left", worker=index)
+        return unit
+
+    def add_model(
+        self,
+        model: str,
+        epochs: int,
+        *,
+        done: int = 0,
+        visited: Iterable[int] = (),
+        order: Mapping[int, Sequence[int]] | None = None,
+        evals: Iterable[tuple[int, int]] = (),
+    ) -> None:
+        """Train a model for so many epochs.
+
+        A resumed run says how many epochs are `done`, which partitions of the next were `visited`, and which
+        `evals` (epoch, partition) of epochs up to `done` are still missing. `order` fixes, for the epochs in it,
+        the order in which the partitions are visited.
+        """
+        if model in self._models:
+            raise UsageError(f"There is a model {model!r} already.", hint="extend_model gives it more epochs.")
+        if epochs < done or done < 0:
+            raise UsageError(f"Model {model!r} cannot train {epochs} epochs of which {done} are done.")
+        board = self._board
+        visited = _checked(visited, board.partitions, f"visited partition of {model!r}")
+        orders = {epoch: self._checked_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
+        rest = set(range(board.partitions)) - set(visited) if epochs > done else set()
+        index = board.add_model(Model(epochs, done + 1, rest, orders))
+        self._models[model] = index
+        self._model_names.append(model)
+        for epoch, partition in evals:
+            board.add_eval(index, epoch, _checked([partition], board.eval_partitions, "evaluation partition")[0])
+        if epochs > done and not rest:
+            board.complete_epoch(index)
+        self._units_left += self._left_of(index)
+        self._tell("model added", model=index)
+        self.refresh(model)
+
+    def extend_model(self, model: str, epochs: int) -> None:
+        """So many epochs in total are wanted now (at least the one begun). Wakes a model that was stopped."""
+        index = self._model(model)
+        self._units_left -= self._left_of(index)
+        self._board.extend(index, epochs)
+        self._units_left += self._left_of(index)
+        self._tell(f"extended to {epochs} epochs", model=index)
+
+    def stop_model(self, model: str) -> None:
+        """No new units of this model; what runs may finish."""
+        index = self._model(model)
+        self._units_left -= self._left_of(index)
+        self._board.stop(index)
+        self._units_left += self._left_of(index)
+        self._tell("stopped", model=index)
+
+    def refresh(self, model: str) -> None:
+        """Take over the estimates of a model: call it when a pilot was set after the model was added."""
+        if not self._workers_changed:  # otherwise all are taken over before the next decision
+            self._set_times(self._model(model))
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def assign(self, now: float = 0.0) -> list[Assignment]:
+        """All that can start now; it counts as running from here on."""
+        board = self._board
+        board.now = now
+        self._settle()
+        started = [*self._start_evals(), *self._start_training()]
+        for worker, running in started:
+            self._tell("started", worker, running.model, running)
+        return [Assignment(self._worker_names[worker], self._unit(running)) for worker, running in started]
+
+    def _start_evals(self) -> list[tuple[int, Running]]:
+        board = self._board
+        started = []
+        if board.evals_waiting:
+            for worker in sorted(board.idle):
+                partition = board.oldest_eval(worker)
+                if partition is not None:
+                    started.append((worker, board.start_eval(worker, partition)))
+        return started
+
+    def _start_training(self) -> list[tuple[int, Running]]:
+        board = self._board
+        idle = board.able(board.idle)
+        choices = self._rule.choose(board, idle) if idle else []
+        return [(choice.worker, board.start(choice)) for choice in choices]
+
+    def finish(self, worker: str, now: float = 0.0, seconds: float | None = None) -> Finished:
+        """The worker's unit is done and counts; `seconds` correct the estimates."""
+        index = self._worker(worker)
+        self._must_run(worker, index)
+        running, trained, evaluated = self._board.finish(index)
+        self._units_left -= 1
+        self._board.now = now
+        self._tell("finished", index, running.model, running)
+        unit = self._unit(running)
+        if seconds is not None:
+            self._estimates.observe(unit, worker, seconds)
+            self._follow_estimate(unit, worker, index, running)
+        return Finished(unit, trained, evaluated)
+
+    def give_back(self, worker: str) -> Unit:
+        """The worker's unit did not happen; it returns to the queue."""
+        index = self._worker(worker)
+        self._must_run(worker, index)
+        running = self._board.give_back(index)
+        if self._board.models[running.model].stopped:
+            self._units_left -= 1
+        self._tell("given back", index, running.model, running)
+        return self._unit(running)
+
+    def likely_next(self, worker: str) -> Unit | None:
+        """What this busy worker would take if it became idle now, of the models that are idle now."""
+        index = self._worker(worker)
+        board = self._board
+        self._settle()
+        partition = board.oldest_eval(index)
+        if partition is not None:
+            _, model, epoch = board.waiting[partition][0]
+            return self._unit(Running(True, model, epoch, partition))
+        if not board.able([index]):
+            return None
+        choices = self._rule.choose(board, [index], peek=True)
+        return self._unit(self._preview(choices[0])) if choices else None
+
+    def _preview(self, choice: Choice) -> Running:
+        return Running(False, choice.model, self._board.models[choice.model].epoch, choice.partition)
+
+    # -- what others ask ----------------------------------------------------------------------------
+
+    def workers(self) -> dict[str, tuple[list[int], list[int]]]:
+        """The workers that are here, with the partitions and evaluation partitions that they hold."""
+        board = self._board
+        return {name: (list(board.held[i]), list(board.held_evals[i])) for name, i in self._workers.items()}
+
+    def running(self) -> dict[str, Unit]:
+        return {self._worker_names[w]: self._unit(running) for w, running in self._board.running.items()}
+
+    def units_left(self) -> int:
+        """Units that are wanted and not finished, those that run among them."""
+        return self._units_left
+
+    def done(self) -> bool:
+        return self._units_left == 0
+
+    def unheld(self) -> list[int]:
+        """Partitions that still have to be trained on and that no worker holds."""
+        held = {j for index in self._workers.values() for j in self._board.held[index]}
+        wanted = self._board.wanted.sum(axis=1)
+        return [j for j in range(self._board.partitions) if wanted[j] and j not in held]
+
+    def validate(self) -> None:
+        """Assert every invariant; for tests, it looks at all that ever happened."""
+        self._settle()
+        check_board(self._board)
+        check_story(self._story, self._board.partitions)
+        assert self._units_left == sum(map(self._left_of, range(len(self._model_names))))
+
+    def story(self, model_or_worker: str) -> list[Event]:
+        """The events that touched a model or a worker, oldest first."""
+        worker = self._worker_names.index(model_or_worker) if model_or_worker in self._worker_names else -2
+        model = self._models.get(model_or_worker, -2)
+        if worker < 0 and model < 0:
+            known = [*self._models, *self._worker_names]
+            raise UsageError(
+                f"There is no model or worker {model_or_worker!r}.", candidates=nearest(model_or_worker, known)
+            )
+        return [
+            self._event(time, what, w, m, running)
+            for time, what, w, m, running in self._story
+            if w == worker or m == model
+        ]
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Workers came or went: take over who holds what, and every estimate with it."""
+        if self._workers_changed:
+            self._workers_changed = False
+            self._board.rebuild()
+            for index in range(len(self._model_names)):
+                self._set_times(index)
+
+    def _set_times(self, index: int) -> None:
+        board, name = self._board, self._model_names[index]
+        ask = self._estimates.seconds
+        train = {
+            (worker, partition): ask(Unit("train", name, 1, partition), self._worker_names[worker])
+            for worker, held in enumerate(board.held)
+            for partition in held
+        }
+        holder = self._eval_holders()
+        evals = [ask(Unit("eval", name, 1, j), holder[j]) if j in holder else 0.0 for j in range(board.eval_partitions)]
+        board.set_times(index, train, evals)
+
+    def _eval_holders(self) -> dict[int, str]:
+        held = self._board.held_evals
+        return {j: self._worker_names[worker] for worker in range(len(held)) for j in held[worker]}
+
+    def _follow_estimate(self, unit: Unit, worker: str, index: int, running: Running) -> None:
+        used = self._board.seconds(index, running)
+        if abs(self._estimates.seconds(unit, worker) - used) > MOVED * used:
+            self.refresh(unit.model)
+
+    def _left_of(self, index: int) -> int:
+        """Units of a model that are wanted and not finished."""
+        board = self._board
+        model = board.models[index]
+        active = sum(running.model == index for running in board.running.values())
+        if model.stopped:
+            return active
+        epochs_to_come = max(0, model.epochs - model.epoch)
+        training = len(model.rest) + (model.worker >= 0) + epochs_to_come * board.partitions
+        epochs_to_evaluate = max(0, model.epochs - model.epoch + 1)
+        return training + sum(model.evals.values()) + epochs_to_evaluate * board.eval_partitions
+
+    def _unit(self, running: Running) -> Unit:
+        kind, name = "eval" if running.evaluates else "train", self._model_names[running.model]
+        return Unit(kind, name, running.epoch, running.partition)  # type: ignore[arg-type]
+
+    def _tell(self, what: str, worker: int = -1, model: int = -1, running: Running | None = None) -> None:
+        self._story.append((self._board.now, what, worker, model, running))
+
+    def _event(self, time: float, what: str, worker: int, model: int, running: Running | None) -> Event:
+        return Event(
+            time,
+            what,
+            self._worker_names[worker] if worker >= 0 else None,
+            self._model_names[model] if model >= 0 else None,
+            self._unit(running) if running else None,
+        )
+
+    def _worker(self, worker: str) -> int:
+        if worker not in self._workers:
+            raise UsageError(f"There is no worker {worker!r}.", candidates=nearest(worker, self._workers))
+        return self._workers[worker]
+
+    def _model(self, model: str) -> int:
+        if model not in self._models:
+            raise UsageError(f"There is no model {model!r}.", candidates=nearest(model, self._models))
+        return self._models[model]
+
+    def _must_run(self, worker: str, index: int) -> None:
+        if index not in self._board.running:
+            raise UsageError(f"Worker {worker!r} runs no unit that could end.")
+
+    def _checked_order(self, model: str, epoch: int, order: Sequence[int]) -> tuple[int, ...]:
+        if sorted(order) != list(range(self._board.partitions)):
+            raise UsageError(
+                f"The order of {model!r} in epoch {epoch} is {list(order)}; it must name each of the "
+                f"{self._board.partitions} partitions once."
+            )
+        return tuple(order)
+
+
+def _checked(partitions: Iterable[int], count: int, what: str) -> list[int]:
+    found = list(partitions)
+    for partition in found:
+        if not 0 <= partition < count:
+            raise UsageError(f"The {what} is {partition}; there are {count}, counted from 0.")
+    return found
