@@ -250,9 +250,7 @@ class RunRecord:
         config = self.configs[record["config"]]
         config.error, config.traceback = record["error"], record.get("traceback")
         if "worker" in record:
-            self._clear(
-                record["worker"], record["kind"], config.id, record.get("epoch", 0), record.get("partition", 0)
-            )
+            self._clear(record["worker"], record["kind"], config.id, record.get("epoch", 0), record.get("partition", 0))
 
     def _on_note(self, record: Record) -> None:
         self.notes.append((record["level"], record["text"]))

@@ -1,1 +1,24 @@
-"""To be written."""
+"""Where units run. A pool takes tasks for named workers and gives back events; it decides nothing.
+
+base.py      the protocol that every pool keeps (regatta.testing.workers tests it)
+trainer.py   what a worker does with a task: the same code in every pool
+inline.py    in this process, one task after another: the reference
+process.py   a process per worker; states hop through mapped files
+"""
+
+from __future__ import annotations
+
+from regatta.cluster import Cluster
+from regatta.engine.events import Outfit
+from regatta.engine.workers.base import WorkerPool
+
+
+def open_pool(cluster: Cluster, outfit: Outfit) -> WorkerPool:
+    """The workers of a cluster, not yet started."""
+    if cluster.kind == "inline":
+        from regatta.engine.workers.inline import InlinePool
+
+        return InlinePool(cluster, outfit)
+    from regatta.engine.workers.process import ProcessPool
+
+    return ProcessPool(cluster, outfit)

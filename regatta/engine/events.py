@@ -1,0 +1,117 @@
+"""What a controller and its workers say to each other: plain data, the same for every kind of worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from regatta.configuration import Scalar
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The user's functions: how a configuration becomes a model and how it is trained and judged."""
+
+    model_fn: Callable[..., Any]
+    loss_fn: Callable[..., Any] | None = None
+    train_fn: Callable[..., Any] | None = None
+    input_fn: Callable[..., Any] | None = None
+    eval_fn: Callable[..., Any] | None = None
+    framework: str = "auto"
+
+
+@dataclass(frozen=True)
+class Outfit:
+    """What every worker of a run is given before its first task."""
+
+    recipe: Recipe
+    seed: int
+    train: tuple[Path, ...]
+    eval: tuple[Path, ...]
+    logs: Path  # the folder for what workers print
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing for one worker to do. A pilot measures a few batches and leaves nothing behind."""
+
+    kind: Literal["train", "eval", "pilot"]
+    config: str
+    values: Mapping[str, Scalar]
+    epoch: int
+    partition: int
+    state_in: Path | None = None  # None: the model is new
+    state_out: Path | None = None
+    ends_epoch: bool = False
+    judge_on: int | None = None  # the evaluation partition on which a pilot tries its hand
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    worker: str
+    info: dict[str, Any]  # pid, device, threads
+
+
+@dataclass(frozen=True)
+class TaskDone:
+    """A task is finished; of a training unit, the state can be read by others but need not be durable yet."""
+
+    worker: str
+    task: Task
+    start: float
+    end: float
+    rows: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    hop_bytes: int = 0
+    hop_seconds: float = 0.0
+    load_seconds: float = 0.0
+    save_seconds: float = 0.0
+    pilot: PilotResult | None = None
+
+
+@dataclass(frozen=True)
+class PilotResult:
+    """What a few batches tell: seconds per row, what a unit costs besides, the size of a state, names of metrics."""
+
+    train_seconds_per_row: float
+    eval_seconds_per_row: float
+    train_rows: int  # of the partitions that were tried
+    eval_rows: int
+    fixed_seconds: float
+    state_bytes: int
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TaskFailed:
+    """The user's code, or what it made of its input, raised: the fault of the configuration, not of the worker."""
+
+    worker: str
+    task: Task
+    start: float
+    end: float
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class StateDurable:
+    """A state that a worker published is on the disk now."""
+
+    worker: str
+    path: Path
+    hash: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerLost:
+    """A worker is gone, and with it the task it had: not the fault of a configuration."""
+
+    worker: str
+    reason: str
+
+
+Event: TypeAlias = WorkerReady | TaskDone | TaskFailed | StateDurable | WorkerLost

@@ -1,0 +1,141 @@
+"""Before a run: a few batches of each configuration, to learn what units cost and that the user's functions work.
+
+Pilots stop when they have cost a small part of what they predict the run to cost; the configurations left over are
+estimated by the mean of the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from regatta.configuration import Scalar
+from regatta.data import Dataset
+from regatta.engine.events import Event, PilotResult, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
+from regatta.engine.workers.base import WorkerPool
+from regatta.errors import RegattaError, UsageError, nearest
+from regatta.plan.estimates import Estimates
+
+SHARE = 0.02  # of the work that is foreseen
+
+Configs = Mapping[str, Mapping[str, Scalar]]
+
+
+@dataclass
+class PilotOutcome:
+    """What was learnt: estimates for the scheduler, the size of states, who failed, which workers are there."""
+
+    estimates: Estimates
+    results: dict[str, PilotResult] = field(default_factory=dict)
+    failed: dict[str, TaskFailed] = field(default_factory=dict)
+    ready: dict[str, WorkerReady] = field(default_factory=dict)
+
+    def state_bytes(self, config: str) -> int:
+        """The size of a configuration's state: measured, or the mean of those that were."""
+        if config in self.results:
+            return self.results[config].state_bytes
+        return round(sum(r.state_bytes for r in self.results.values()) / max(1, len(self.results)))
+
+
+def run_pilots(
+    pool: WorkerPool,
+    dataset: Dataset,
+    configs: Configs,
+    epochs: int,
+    metric: str,
+    heard: Callable[[Event], None] = lambda event: None,
+) -> PilotOutcome:
+    """Try configurations on the pool's workers, which are started; raises when not a single one works."""
+    pilots = _Pilots(pool, dataset, configs, epochs)
+    pool.start()
+    while not pilots.over():
+        for event in pool.events():
+            pilots.take(event)
+            heard(event)
+        pilots.dispatch()
+    pilots.check(metric)
+    return pilots.outcome
+
+
+class _Pilots:
+    def __init__(self, pool: WorkerPool, dataset: Dataset, configs: Configs, epochs: int) -> None:
+        self.pool = pool
+        self.configs = configs
+        self.known_rows = all(part.rows is not None for part in dataset.train + dataset.eval)
+        self.outcome = PilotOutcome(
+            Estimates([part.rows or 1 for part in dataset.train], [part.rows or 1 for part in dataset.eval])
+        )
+        self.visits = epochs * len(dataset.train)
+        self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
+        self.train, self.eval = dataset.holders(pool.workers)
+        self.left = list(configs)
+        random.Random(0).shuffle(self.left)  # the first few should stand for all of them
+        self.busy: set[str] = set()
+        self.losses = 0
+        self.spent = 0.0
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, WorkerReady):
+            self.outcome.ready[event.worker] = event
+        elif isinstance(event, WorkerLost):
+            self._lose(event)
+        elif isinstance(event, TaskDone | TaskFailed):
+            self.busy.discard(event.worker)
+            self.spent += event.end - event.start
+            if isinstance(event, TaskFailed):
+                self.outcome.failed[event.task.config] = event
+            elif event.pilot is not None:
+                self._learn(event.task.config, event.pilot)
+
+    def dispatch(self) -> None:
+        for worker in self.outcome.ready:
+            if worker in self.busy or not self.left or self._enough() or not self.train[worker]:
+                continue
+            config = self.left.pop()
+            judge_on = self.eval[worker][0] if self.eval[worker] else None
+            task = Task("pilot", config, self.configs[config], 0, self.train[worker][0], judge_on=judge_on)
+            self.busy.add(worker)
+            self.pool.submit(worker, task)
+
+    def over(self) -> bool:
+        everyone = len(self.outcome.ready) == len(self.pool.workers)
+        return everyone and not self.busy and (not self.left or self._enough())
+
+    def check(self, metric: str) -> None:
+        """A sweep of which nothing works, or that looks for a metric nobody gives, must not begin."""
+        if self.configs and not self.outcome.results:
+            first = next(iter(self.outcome.failed.values()))
+            raise UsageError(
+                f"No configuration can be trained. The first, {first.task.config}, failed with\n\n{first.traceback}",
+                hint=f"Its values: {dict(first.task.values)}.",
+            )
+        names = sorted({name for result in self.outcome.results.values() for name in result.metrics})
+        if self.configs and metric not in names:
+            raise UsageError(
+                f"No model reports the metric {metric!r}; they report {', '.join(names)}.",
+                candidates=nearest(metric, names),
+                hint="Give metric= one of these, or let eval_fn return it.",
+            )
+
+    def _lose(self, event: WorkerLost) -> None:
+        self.outcome.ready.pop(event.worker, None)
+        self.busy.discard(event.worker)
+        self.losses += 1
+        if self.losses >= 3:
+            raise RegattaError(f"Workers die while they try the first batches: {event.worker} {event.reason}.")
+
+    def _learn(self, config: str, result: PilotResult) -> None:
+        self.outcome.results[config] = result
+        train, judged = result.train_seconds_per_row, result.eval_seconds_per_row
+        if not self.known_rows:  # then a partition counts as one row
+            train, judged = train * result.train_rows, judged * result.eval_rows
+        self.outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds)
+
+    def _enough(self) -> bool:
+        results = self.outcome.results.values()
+        if len(results) < 2 * len(self.pool.workers):
+            return False
+        per_run = [r.train_seconds_per_row * self.rows + r.fixed_seconds * self.visits for r in results]
+        foreseen = sum(per_run) / len(per_run) * len(self.configs)
+        return self.spent > SHARE * foreseen

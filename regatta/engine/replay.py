@@ -1,0 +1,101 @@
+"""Train a run again in the order that its journal tells, and compare every state, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regatta.cluster import Cluster
+from regatta.configuration import Scalar
+from regatta.engine.record import ConfigRecord, RunRecord, UnitRecord
+from regatta.errors import UsageError
+from regatta.search.base import Action, Goal, Report, Train
+
+if TYPE_CHECKING:
+    from regatta.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """How many states were compared, how many are equal, and where the others are."""
+
+    units: int
+    equal: int
+    left_out: int = 0  # units of epochs that were not finished
+    differing: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.units == self.equal
+
+
+@dataclass
+class _Recorded:
+    """A search that asks for what was trained, no more and no less."""
+
+    configs: list[tuple[Mapping[str, Scalar], int]]
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "replay"}
+
+    def start(self, goal: Goal) -> list[Action]:
+        return [Train(dict(values), epochs) for values, epochs in self.configs]
+
+    def hear(self, report: Report) -> list[Action]:
+        return []
+
+
+def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
+    """Execute the sweep again, each model visiting the partitions in the recorded order."""
+    _check_same_data(sweep, record)
+    partitions = len(sweep.dataset.train)
+    whole = {config.id: _whole_epochs(config, partitions) for config in record.configs.values()}
+    wanted = [unit for unit in record.units if unit.kind == "train"]
+    compared = {_key(unit): unit for unit in wanted if unit.epoch <= whole[unit.config]}
+    again = copy.copy(sweep)
+    again.search = _Recorded([(c.values, whole[c.id]) for c in record.configs.values() if whole[c.id]])
+    again.cluster = Cluster(**record.header["cluster"])
+    orders = {c.id: {e: c.visits(e) for e in range(1, whole[c.id] + 1)} for c in record.configs.values()}
+    if not compared:
+        return ReplayReport(0, 0, len(wanted))
+    with tempfile.TemporaryDirectory(prefix="replay-") as folder:
+        result = again.execute(Path(folder), orders=orders)
+    found = {_key(unit): unit for unit in result.units if unit.kind == "train"}
+    differing = [_difference(unit, found.get(key)) for key, unit in compared.items() if not _same(unit, found.get(key))]
+    return ReplayReport(len(compared), len(compared) - len(differing), len(wanted) - len(compared), differing)
+
+
+def _check_same_data(sweep: Sweep, record: RunRecord) -> None:
+    sweep.dataset.check()
+    then, now = record.header["dataset"]["fingerprint"], sweep.dataset.describe()["fingerprint"]
+    if then != now:
+        raise UsageError(f"The data set is not the one of the run: its fingerprint was {then} and is {now}.")
+
+
+def _whole_epochs(config: ConfigRecord, partitions: int) -> int:
+    epoch = 0
+    while len(config.visits(epoch + 1)) == partitions:
+        epoch += 1
+    return epoch
+
+
+def _key(unit: UnitRecord) -> tuple[str, int, int]:
+    return unit.config, unit.epoch, unit.partition
+
+
+def _same(then: UnitRecord, now: UnitRecord | None) -> bool:
+    return now is not None and then.hash == now.hash
+
+
+def _difference(then: UnitRecord, now: UnitRecord | None) -> dict[str, Any]:
+    return {
+        "config": then.config,
+        "epoch": then.epoch,
+        "partition": then.partition,
+        "recorded": then.hash,
+        "replayed": None if now is None else now.hash,
+    }

@@ -1,0 +1,136 @@
+"""The units of a run: as rows, as a Chrome trace, and how far they were from the best possible.
+
+`chrome_trace` follows the Trace Event Format, so that Perfetto and chrome://tracing open it: a row for each
+worker, a slice for each unit, and an arrow for each hop from one worker to another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from regatta.engine.record import RunRecord, UnitRecord
+
+COLUMNS = ("kind", "config", "epoch", "partition", "worker", "start", "end", "hop_bytes", "hop_seconds")
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How long a run took against the least that its own units allow on its workers."""
+
+    makespan: float
+    bound: float
+    utilisation: float
+
+    @property
+    def ratio(self) -> float:
+        return self.makespan / self.bound if self.bound else 1.0
+
+
+def rows(record: RunRecord) -> list[dict[str, Any]]:
+    """A row for each unit, in the order in which they counted; times are seconds since 1970."""
+    return [{name: getattr(unit, name) for name in COLUMNS} for unit in record.units]
+
+
+def bound_from_trace(record: RunRecord) -> float:
+    """No schedule of these units ends sooner: a worker does one thing at a time, and so does a model."""
+    busy = _busy(record)
+    training: defaultdict[str, float] = defaultdict(float)
+    for unit in record.units:
+        if unit.kind == "train":
+            training[unit.config] += unit.seconds
+    return max([*busy.values(), *training.values()], default=0.0)
+
+
+def efficiency(record: RunRecord) -> Efficiency:
+    """The makespan from the first unit's start to the last one's end, beside its lower bound."""
+    makespan = max((u.end for u in record.units), default=0.0) - min((u.start for u in record.units), default=0.0)
+    busy = _busy(record)
+    available = makespan * len(busy)
+    return Efficiency(makespan, bound_from_trace(record), sum(busy.values()) / available if available else 0.0)
+
+
+def chrome_trace(record: RunRecord) -> dict[str, Any]:
+    """The run in the Trace Event Format, as a JSON object; times are microseconds from the first unit."""
+    threads = {worker: number for number, worker in enumerate(worker_names(record), 1)}
+    origin = min((unit.start for unit in record.units), default=record.started)
+    events = [*_names(record, threads), *_slices(record, threads, origin), *_arrows(record, threads, origin)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"run": record.name, "started": record.started, "status": record.status},
+    }
+
+
+def worker_names(record: RunRecord) -> list[str]:
+    """All workers of the run, those of the journal first, then any that only units name."""
+    return list(dict.fromkeys([*record.workers, *(unit.worker for unit in record.units)]))
+
+
+def _busy(record: RunRecord) -> dict[str, float]:
+    busy: defaultdict[str, float] = defaultdict(float)
+    for unit in record.units:
+        busy[unit.worker] += unit.seconds
+    return busy
+
+
+def _names(record: RunRecord, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+    yield _metadata("process_name", 0, {"name": f"regatta {record.name}".strip()})
+    for worker, thread in threads.items():
+        yield _metadata("thread_name", thread, {"name": worker})
+        yield _metadata("thread_sort_index", thread, {"sort_index": thread})
+
+
+def _metadata(name: str, thread: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": 1, "tid": thread, "args": args}
+
+
+def _slices(record: RunRecord, threads: dict[str, int], origin: float) -> Iterator[dict[str, Any]]:
+    for unit in record.units:
+        values = record.configs[unit.config].values if unit.config in record.configs else {}
+        details = {k: v for k, v in asdict(unit).items() if k not in ("worker", "start", "end", "metrics")}
+        yield {
+            "ph": "X",
+            "name": _title(unit),
+            "cat": unit.kind,
+            "pid": 1,
+            "tid": threads[unit.worker],
+            "ts": _micros(unit.start - origin),
+            "dur": _micros(unit.seconds),
+            "args": {**details, "values": dict(values), "metrics": _finite(unit.metrics)},
+        }
+
+
+def _arrows(record: RunRecord, threads: dict[str, int], origin: float) -> Iterator[dict[str, Any]]:
+    """A flow from each training unit to the model's next, where that ran on another worker."""
+    previous: dict[str, UnitRecord] = {}
+    number = 0
+    for unit in sorted((u for u in record.units if u.kind == "train"), key=lambda u: u.start):
+        before = previous.get(unit.config)
+        previous[unit.config] = unit
+        if before is None or before.worker == unit.worker:
+            continue
+        number += 1
+        hop = {"name": "hop", "cat": "hop", "id": number, "pid": 1}
+        # A flow binds to the slice that is open at its time, so it leaves just before the end of its unit.
+        leaves = (before.start + before.end) / 2 if before.seconds < 2e-6 else before.end - 1e-6
+        yield {**hop, "ph": "s", "tid": threads[before.worker], "ts": _micros(leaves - origin)}
+        yield {**hop, "ph": "f", "bp": "e", "tid": threads[unit.worker], "ts": _micros(unit.start - origin)}
+
+
+def _title(unit: UnitRecord) -> str:
+    if unit.kind == "pilot":
+        return f"{unit.config} pilot"
+    kind = "" if unit.kind == "train" else f" {unit.kind}"
+    return f"{unit.config}{kind} epoch {unit.epoch} partition {unit.partition}"
+
+
+def _micros(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
+    """JSON has no NaN; a viewer shows the word instead."""
+    return {k: v if abs(v) < float("inf") else str(v) for k, v in metrics.items()}

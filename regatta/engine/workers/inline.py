@@ -1,0 +1,51 @@
+"""Workers in this process, one task at a time: the definition of what the other pools do faster."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+from regatta.cluster import Cluster
+from regatta.engine.events import Event, Outfit, StateDurable, Task, TaskDone, WorkerReady
+from regatta.engine.workers.trainer import Trainer, choose_device, thread_count
+from regatta.store.states import make_durable
+
+
+class InlinePool:
+    """Takes tasks in the order in which they came, each when somebody waits for events."""
+
+    def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
+        self.workers = cluster.names()
+        self._trainers = {
+            name: Trainer(name, outfit, choose_device(cluster.device, index)) for index, name in enumerate(self.workers)
+        }
+        self._tasks: deque[tuple[str, Task]] = deque()
+        self._events: list[Event] = []
+
+    def start(self) -> None:
+        for name, trainer in self._trainers.items():
+            info = {"pid": os.getpid(), "device": trainer.device, "threads": thread_count()}
+            self._events.append(WorkerReady(name, info))
+
+    def submit(self, worker: str, task: Task) -> None:
+        self._tasks.append((worker, task))
+
+    def prefetch(self, worker: str, state: Path) -> None:
+        """Nothing to gain: while one unit trains, nothing else can read."""
+
+    def events(self) -> list[Event]:
+        if not self._events:
+            worker, task = self._tasks.popleft()
+            done = self._trainers[worker].run(task)
+            self._events.append(done)
+            if isinstance(done, TaskDone) and task.state_out is not None:
+                self._events.append(StateDurable(worker, task.state_out, *make_durable(task.state_out)))
+        found, self._events = self._events, []
+        return found
+
+    def wake(self) -> None:
+        """`events` never waits here."""
+
+    def close(self) -> None:
+        self._tasks.clear()

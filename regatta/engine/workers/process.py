@@ -1,0 +1,222 @@
+"""A process per worker on this machine.
+
+The controller speaks with each over a pair of sockets and hears of a death as the end of that stream. A state hops
+as a file that one worker wrote and the next one maps; the bytes pass through the page cache, not the controller.
+While a worker trains, one thread of it listens (and reads the state that comes next), another makes the state that
+was just published durable.
+
+`python -m regatta.engine.workers.process FD` is the worker's side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import cloudpickle
+
+from regatta.cluster import Cluster
+from regatta.engine.events import Event, Outfit, StateDurable, Task, TaskDone, WorkerLost, WorkerReady
+from regatta.errors import RegattaError
+
+Socket: TypeAlias = "Connection[Any, Any]"
+STARTS = 3  # how often a worker that dies before it is ready is started again
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """The first thing a worker is told; the user's functions travel in it, from our own controller."""
+
+    worker: str
+    index: int
+    device: str
+    threads: int
+    path: list[str]
+    outfit: bytes
+
+
+@dataclass
+class _Member:
+    process: subprocess.Popen[bytes]
+    socket: Socket
+    ready: bool = False
+
+
+class ProcessPool:
+    """Starts worker processes, and starts one again when it dies."""
+
+    def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
+        self.workers = cluster.names()
+        self._cluster = cluster
+        self._logs = outfit.logs
+        self._outfit = cloudpickle.dumps(outfit)
+        self._members: dict[str, _Member] = {}
+        self._failed_starts = dict.fromkeys(self.workers, 0)
+        self._woken, self._waker = Pipe(duplex=False)
+
+    def start(self) -> None:
+        for name in self.workers:
+            self._spawn(name)
+
+    def submit(self, worker: str, task: Task) -> None:
+        self._send(worker, task)
+
+    def prefetch(self, worker: str, state: Path) -> None:
+        self._send(worker, state)
+
+    def events(self) -> list[Event]:
+        sockets = {member.socket: name for name, member in self._members.items()}
+        found: list[Event] = []
+        for ready in wait([*sockets, self._woken]):
+            if ready is self._woken:
+                self._woken.recv_bytes()
+            else:
+                found.append(self._hear(sockets[ready]))  # type: ignore[index]
+        return found
+
+    def wake(self) -> None:
+        self._waker.send_bytes(b"")
+
+    def close(self) -> None:
+        for member in self._members.values():
+            member.process.kill()
+        for member in self._members.values():
+            member.process.wait()
+            member.socket.close()
+        self._members.clear()
+        self._woken.close()
+        self._waker.close()
+
+    def _spawn(self, name: str) -> None:
+        ours, theirs = Pipe()
+        threads = self._cluster.threads or 1
+        command = [sys.executable, "-m", "regatta.engine.workers.process", str(theirs.fileno())]
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+        with self._log(name).open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **limits},
+                start_new_session=True,  # Ctrl-C is for the controller alone
+            )
+        theirs.close()
+        self._members[name] = _Member(process, ours)
+        index = self.workers.index(name)
+        self._send(name, _Hello(name, index, self._cluster.device, threads, sys.path, self._outfit))
+
+    def _send(self, worker: str, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is heard of as an event
+            self._members[worker].socket.send(message)
+
+    def _hear(self, name: str) -> Event:
+        member = self._members[name]
+        try:
+            event: Event = member.socket.recv()
+        except (EOFError, ConnectionResetError):
+            return self._bury(name)
+        if isinstance(event, WorkerReady):
+            member.ready = True
+            self._failed_starts[name] = 0
+        return event
+
+    def _bury(self, name: str) -> WorkerLost:
+        member = self._members.pop(name)
+        member.socket.close()
+        member.process.kill()  # the stream ended; if the process has not, it is of no more use
+        reason = _how_it_ended(member.process.wait())
+        if not member.ready:
+            self._failed_starts[name] += 1
+            if self._failed_starts[name] >= STARTS:
+                raise RegattaError(
+                    f"Worker {name} {reason} before it could take work, {STARTS} times.\n{self._last_words(name)}",
+                    hint=f"All it said is in {self._log(name)}.",
+                )
+        self._spawn(name)
+        return WorkerLost(name, reason)
+
+    def _log(self, name: str) -> Path:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        return self._logs / f"{name}.log"
+
+    def _last_words(self, name: str) -> str:
+        text = self._log(name).read_text(errors="replace").strip()
+        return "\n".join(text.splitlines()[-20:])
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+class _Side:
+    """The worker's side of the stream, shared by its threads."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._lock = threading.Lock()
+
+    def say(self, event: Event) -> None:
+        with self._lock:
+            self._socket.send(event)
+
+    def hear(self) -> Any:
+        return self._socket.recv()
+
+
+def serve(file: int) -> None:
+    """Be a worker until the controller is gone."""
+    from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    side = _Side(Connection(file))
+    hello: _Hello = side.hear()
+    sys.path[:] = hello.path
+    limit_threads(hello.threads)
+    outfit: Outfit = cloudpickle.loads(hello.outfit)
+    trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
+    tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    published: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(side, trainer, tasks), daemon=True).start()
+    threading.Thread(target=_keep, args=(side, trainer.worker, published), daemon=True).start()
+    side.say(WorkerReady(hello.worker, {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads}))
+    while True:
+        done = trainer.run(tasks.get())
+        side.say(done)
+        if isinstance(done, TaskDone) and done.task.state_out is not None:
+            published.put(done.task.state_out)
+
+
+def _listen(side: _Side, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
+    while True:
+        try:
+            message = side.hear()
+        except (EOFError, ConnectionResetError):
+            os._exit(0)  # the controller is gone, and with it the reason to go on
+        if isinstance(message, Task):
+            tasks.put(message)
+        else:
+            trainer.prefetch(message)
+
+
+def _keep(side: _Side, worker: str, published: queue.SimpleQueue[Path]) -> None:
+    from regatta.store.states import make_durable
+
+    while True:
+        path = published.get()
+        side.say(StateDurable(worker, path, *make_durable(path)))
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

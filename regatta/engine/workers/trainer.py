@@ -1,0 +1,272 @@
+"""What a worker does with a task: read its data once, fetch the state, train or evaluate, leave the new state.
+
+A model is built anew for each unit and given its state from the file: what a unit computes then depends on nothing
+that the worker did before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
+from regatta.data import batch_order, read_partition
+from regatta.engine.events import Outfit, PilotResult, Task, TaskDone, TaskFailed
+from regatta.errors import RegattaError, UsageError
+from regatta.frameworks import Framework, framework_of, load_framework
+from regatta.frameworks.base import Indices
+from regatta.store.states import publish, state_framework, temporary
+
+PILOT_BATCHES = 5
+PILOT_ROWS = 256  # of data that only the user's own functions can cut into batches
+
+
+@dataclass
+class _Costs:
+    """Seconds and bytes of a task that are not its work proper."""
+
+    hop_bytes: int = 0
+    hop_seconds: float = 0.0
+    load_seconds: float = 0.0
+    save_seconds: float = 0.0
+
+
+@dataclass
+class _Result:
+    rows: int
+    metrics: dict[str, float]
+    costs: _Costs
+    pilot: PilotResult | None = None
+
+
+@dataclass
+class Trainer:
+    """The body of a worker."""
+
+    worker: str
+    outfit: Outfit
+    device: str = "cpu"
+    _data: dict[tuple[str, int], Any] = field(default_factory=dict)
+    _rehearsed: bool = False
+    _ahead: tuple[Path, Any] | None = None
+    _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, task: Task) -> TaskDone | TaskFailed:
+        """Do a task; whatever the user's functions raise is the configuration's failure."""
+        start = time.time()
+        try:
+            result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's code may raise anything)
+            return TaskFailed(
+                self.worker, task, start, time.time(), _headline(error), "".join(traceback.format_exception(error))
+            )
+        costs = vars(result.costs)
+        return TaskDone(self.worker, task, start, time.time(), result.rows, result.metrics, pilot=result.pilot, **costs)
+
+    def prefetch(self, path: Path) -> None:
+        """Read a state that will probably be asked for; called beside a running task."""
+        try:
+            state = load_framework(state_framework(path)).read(path)
+        except RegattaError:
+            return  # the task itself will say what is wrong with it
+        with self._ahead_lock:
+            self._ahead = path, state
+
+    def _train(self, task: Task) -> _Result:
+        recipe, values, costs = self.outfit.recipe, task.values, _Costs()
+        framework, trainee = self._fetch(task, costs)
+        data = self._partition("train", task.partition, framework, costs)
+        rows = framework.rows(data)
+        seed = unit_seed(self.outfit.seed, values, task.epoch, task.partition)
+        with framework.seeded(seed):
+            if recipe.loss_fn is not None:
+                batches = batch_order(rows, _batch_size(values), seed)
+                found = {"loss": framework.train(trainee, data, batches, recipe.loss_fn, dict(values))}
+            else:
+                assert recipe.train_fn is not None
+                found = _metrics(recipe.train_fn(data, trainee.model, trainee.optimizer, dict(values)), "train_fn")
+            if task.ends_epoch:
+                framework.end_epoch(trainee)
+        assert task.state_out is not None
+        self._leave(framework, trainee, task.state_out, costs)
+        return _Result(rows, {_train_name(name): value for name, value in found.items()}, costs)
+
+    def _evaluate(self, task: Task) -> _Result:
+        costs = _Costs()
+        framework, trainee = self._fetch(task, costs)
+        data = self._partition("eval", task.partition, framework, costs)
+        return _Result(framework.rows(data), self._judge(framework, trainee, data, task.values), costs)
+
+    def _judge(
+        self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar], batches: int | None = None
+    ) -> dict[str, float]:
+        """The metrics of a model on evaluation data, or on its first batches."""
+        recipe, metrics = self.outfit.recipe, {}
+        with framework.seeded(derive_seed(self.outfit.seed, "eval")):
+            if recipe.loss_fn is not None:
+                order = in_order(framework.rows(data), _batch_size(values))[:batches]
+                metrics["loss"] = framework.evaluate(trainee, data, order, recipe.loss_fn, dict(values))
+            if recipe.eval_fn is not None:
+                with framework.evaluating(trainee):
+                    metrics |= _metrics(recipe.eval_fn(data, trainee.model, dict(values)), "eval_fn")
+        return metrics
+
+    def _fetch(self, task: Task, costs: _Costs) -> tuple[Framework, Any]:
+        """The model of a task with its state."""
+        framework, trainee = self._build(task.values)
+        if task.state_in is not None:
+            start = time.perf_counter()
+            framework.restore(trainee, self._read(framework, task.state_in))
+            costs.hop_seconds = time.perf_counter() - start
+            costs.hop_bytes = task.state_in.stat().st_size
+        return framework, trainee
+
+    def _build(self, values: Mapping[str, Scalar]) -> tuple[Framework, Any]:
+        recipe = self.outfit.recipe
+        # PyTorch's scope seeds Python and NumPy too: right for a model_fn whose framework is not known yet.
+        named = load_framework("torch" if recipe.framework == "auto" else recipe.framework)
+        with named.seeded(initial_seed(self.outfit.seed, values)):
+            built = recipe.model_fn(dict(values))
+        framework = framework_of(built) if recipe.framework == "auto" else named
+        return framework, framework.assemble(built, self.device)
+
+    def _read(self, framework: Framework, path: Path) -> Any:
+        with self._ahead_lock:
+            ahead, self._ahead = self._ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == path else framework.read(path)
+
+    def _leave(self, framework: Framework, trainee: Any, path: Path, costs: _Costs) -> None:
+        start = time.perf_counter()
+        written = temporary(path)
+        framework.save(trainee, written)
+        publish(written, path)
+        costs.save_seconds = time.perf_counter() - start
+
+    def _partition(self, kind: Literal["train", "eval"], index: int, framework: Framework, costs: _Costs) -> Any:
+        """The data of a partition: read and prepared once, then kept."""
+        key = (kind, index)
+        if key not in self._data:
+            start = time.perf_counter()
+            path = (self.outfit.train if kind == "train" else self.outfit.eval)[index]
+            read = self.outfit.recipe.input_fn or read_partition
+            self._data[key] = framework.prepare(read(path), self.device)
+            costs.load_seconds += time.perf_counter() - start
+        return self._data[key]
+
+    def _pilot(self, task: Task) -> _Result:
+        """Measure a few batches of a new model; nothing of it is kept but the data."""
+        if not self._rehearsed:  # the very first model also pays for imports, caches and threads
+            self._rehearsed = True
+            self._pilot(task)
+        costs = _Costs()
+        start = time.perf_counter()
+        framework, trainee = self._fetch(task, costs)
+        fixed = time.perf_counter() - start
+        data = self._partition("train", task.partition, framework, costs)
+        train, found = self._pilot_train(framework, trainee, data, task.values)
+        judged, judged_rows, metrics = 0.0, 0, {}
+        if task.judge_on is not None:
+            held = self._partition("eval", task.judge_on, framework, costs)
+            judged_rows = framework.rows(held)
+            start = time.perf_counter()
+            metrics = self._judge(framework, trainee, held, task.values, PILOT_BATCHES)
+            judged = (time.perf_counter() - start) / self._judged(judged_rows, task.values)
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "pilot.safetensors"
+            framework.save(trainee, path)
+            size = path.stat().st_size
+        fixed += time.perf_counter() - start
+        names = (*map(_train_name, found), *metrics)
+        pilot = PilotResult(train, judged, framework.rows(data), judged_rows, fixed, size, names)
+        return _Result(0, {}, costs, pilot)
+
+    def _pilot_train(
+        self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar]
+    ) -> tuple[float, list[str]]:
+        """Seconds per row, and the names of the metrics that training gives."""
+        recipe, rows = self.outfit.recipe, framework.rows(data)
+        with framework.seeded(derive_seed(self.outfit.seed, "pilot")):
+            if recipe.loss_fn is None:
+                return self._pilot_opaque(trainee, data, rows, values)
+            order = batch_order(rows, _batch_size(values), 0)
+            framework.train(trainee, data, order[:1], recipe.loss_fn, dict(values))  # the first batch is slower
+            timed = order[1 : 1 + PILOT_BATCHES] or order[:1]
+            start = time.perf_counter()
+            framework.train(trainee, data, timed, recipe.loss_fn, dict(values))
+            return (time.perf_counter() - start) / sum(len(batch) for batch in timed), ["loss"]
+
+    def _pilot_opaque(
+        self, trainee: Any, data: Any, rows: int, values: Mapping[str, Scalar]
+    ) -> tuple[float, list[str]]:
+        assert self.outfit.recipe.train_fn is not None
+        cut = tuple(part[:PILOT_ROWS] for part in data) if isinstance(data, tuple) else data
+        start = time.perf_counter()
+        found = self.outfit.recipe.train_fn(cut, trainee.model, trainee.optimizer, dict(values))
+        seconds = time.perf_counter() - start
+        return seconds / min(rows, PILOT_ROWS if cut is not data else rows), list(_metrics(found, "train_fn"))
+
+    def _judged(self, rows: int, values: Mapping[str, Scalar]) -> int:
+        """How many rows a pilot's evaluation looks at: the user's own eval_fn takes them all."""
+        return rows if self.outfit.recipe.eval_fn is not None else min(rows, PILOT_BATCHES * _batch_size(values))
+
+
+def in_order(rows: int, batch_size: int) -> list[Indices]:
+    """All rows in batches, as they stand."""
+    return [np.arange(start, min(start + batch_size, rows)) for start in range(0, rows, batch_size)]
+
+
+def _batch_size(values: Mapping[str, Scalar]) -> int:
+    size = values.get("batch_size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise UsageError(f"batch_size is {size!r}; it is a whole number from 1.")
+    return size
+
+
+def _metrics(found: object, function: str) -> dict[str, float]:
+    if found is None and function == "train_fn":
+        return {}
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{function} returned {type(found).__name__}; it returns a dict of numbers.")
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{function} returned {found!r}; every value must be one number.") from error
+
+
+def _train_name(name: str) -> str:
+    return name if name.startswith("train_") else f"train_{name}"
+
+
+def _headline(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def choose_device(wanted: str, index: int) -> str:
+    """The device of the worker of that index; "auto" shares the GPUs out in turn, or takes the CPU."""
+    if wanted != "auto":
+        return wanted
+    import torch
+
+    return f"cuda:{index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+
+
+def thread_count() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def limit_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)

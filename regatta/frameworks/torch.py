@@ -1,0 +1,347 @@
+"""PyTorch: any module, any optimizer, any learning-rate schedule.
+
+A saved state is a safetensors file: the module's state_dict under `model/`, buffers that a state_dict leaves out
+under `buffers/`, the optimizer's tensors under `optimizer/`, and the rest as JSON in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regatta.configuration import Scalar
+from regatta.errors import UsageError
+from regatta.frameworks.base import Indices, LossFunction
+from regatta.frameworks.tree import flatten, unflatten
+from regatta.store.states import read_state, state_metadata
+
+if TYPE_CHECKING:
+    import torch
+
+NAME = "torch"
+
+
+@dataclass
+class TorchTrainee:
+    """A module, its optimizer and its schedules by how often they advance: "step" or "epoch"."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    schedules: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+
+
+def owns(model: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def assemble(built: Any, device: str) -> TorchTrainee:
+    parts = built if isinstance(built, tuple) else (built,)
+    if not 1 <= len(parts) <= 3:
+        raise UsageError(f"model_fn returned {len(parts)} things; it returns module, optimizer and schedule at most.")
+    model, optimizer, schedule = (*parts, None, None)[:3]
+    _check_parts(model, optimizer)
+    return TorchTrainee(model.to(device), optimizer, _schedules(schedule), device)
+
+
+def _check_parts(model: object, optimizer: object) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model_fn returned a {type(model).__name__} where a torch.nn.Module belongs.")
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"model_fn returned (module, {type(optimizer).__name__}); the second is a torch.optim.Optimizer."
+        )
+    owned = {id(p) for p in model.parameters()}
+    if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
+        raise UsageError(
+            "The optimizer that model_fn returned holds no parameter of the module beside it.",
+            hint="Make the optimizer from the parameters of the very module that is returned.",
+        )
+
+
+def _schedules(schedule: object) -> dict[str, Any]:
+    import torch
+
+    if schedule is None:
+        return {}
+    named = schedule if isinstance(schedule, dict) else {"epoch": schedule}
+    for every, scheduler in named.items():
+        if every not in ("step", "epoch"):
+            raise UsageError(f"A schedule advances every 'step' or every 'epoch', not every {every!r}.")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UsageError(
+                "ReduceLROnPlateau waits for a metric, which a unit does not have; choose another schedule."
+            )
+        if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+            raise UsageError(f"model_fn returned a {type(scheduler).__name__} where a learning-rate schedule belongs.")
+    return named
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    import torch
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def prepare(data: Any, device: str) -> Any:
+    import torch
+
+    if isinstance(data, tuple | list):
+        return tuple(prepare(part, device) for part in data)
+    if isinstance(data, dict):
+        return {name: prepare(part, device) for name, part in data.items()}
+    if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
+        with warnings.catch_warnings():  # a mapped file is read-only, and training only reads it
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+            return torch.from_numpy(data).to(device)
+    return data.to(device) if isinstance(data, torch.Tensor) else data
+
+
+def rows(data: Any) -> int:
+    first = data[0] if isinstance(data, tuple) else next(iter(data.values())) if isinstance(data, dict) else data
+    return len(first)
+
+
+def _take(data: Any, indices: torch.Tensor) -> Any:
+    if isinstance(data, tuple):
+        return tuple(part[indices] for part in data)
+    if isinstance(data, dict):
+        return {name: part[indices] for name, part in data.items()}
+    return data[indices]
+
+
+def train(
+    trainee: TorchTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction,
+    config: Mapping[str, Scalar],
+) -> float:
+    import torch
+
+    total = torch.zeros((), dtype=torch.float64, device=trainee.device)
+    seen = 0
+    trainee.model.train()
+    step = _stepper(trainee, loss_fn, config)
+    for indices in batches:
+        loss = step(_take(data, torch.from_numpy(indices).to(trainee.device)))
+        total += loss.double() * len(indices)
+        seen += len(indices)
+    return total.item() / max(1, seen)
+
+
+def _stepper(
+    trainee: TorchTrainee, loss_fn: LossFunction, config: Mapping[str, Scalar]
+) -> Callable[[Any], torch.Tensor]:
+    """The function that takes one optimizer step on a batch and returns its loss."""
+    model, optimizer, schedule = trainee.model, trainee.optimizer, trainee.schedules.get("step")
+    if optimizer is None:
+        raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (module, optimizer).")
+
+    def gradients(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = _check_loss(loss_fn(model, batch, config))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def step(batch: Any) -> torch.Tensor:
+        if wants_closure:
+            loss: Any = optimizer.step(lambda: gradients(batch))  # type: ignore[arg-type, return-value]
+        else:
+            loss = gradients(batch)
+            optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        return _check_loss(loss.detach(), needs_gradient=False)
+
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    wants_closure = closure is not None and closure.default is inspect.Parameter.empty
+    return step
+
+
+def _check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
+    import torch
+
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint="Take its mean.")
+    if needs_gradient and not loss.requires_grad:
+        raise UsageError("loss_fn returned a loss without a gradient.", hint="Do not detach it or use no_grad inside.")
+    return loss
+
+
+def end_epoch(trainee: TorchTrainee) -> None:
+    schedule = trainee.schedules.get("epoch")
+    if schedule is not None:
+        schedule.step()
+
+
+@contextmanager
+def evaluating(trainee: TorchTrainee) -> Iterator[None]:
+    import torch
+
+    modes = {module: module.training for module in trainee.model.modules()}
+    trainee.model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def evaluate(
+    trainee: TorchTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction,
+    config: Mapping[str, Scalar],
+) -> float:
+    import torch
+
+    total = torch.zeros((), dtype=torch.float64, device=trainee.device)
+    seen = 0
+    with evaluating(trainee):
+        for indices in batches:
+            batch = _take(data, torch.from_numpy(indices).to(trainee.device))
+            loss = _check_loss(loss_fn(trainee.model, batch, config), needs_gradient=False)
+            total += loss.double() * len(indices)
+            seen += len(indices)
+    return total.item() / max(1, seen)
+
+
+def save(trainee: TorchTrainee, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    tree: dict[str, Any] = {
+        "model": trainee.model.state_dict(),
+        "buffers": _unsaved_buffers(trainee.model),
+        "schedules": {every: schedule.state_dict() for every, schedule in trainee.schedules.items()},
+    }
+    if trainee.optimizer is not None:
+        tree["optimizer"] = trainee.optimizer.state_dict()
+    skeleton, tensors = {}, {}
+    for part, value in tree.items():
+        skeleton[part], found = flatten(value, part, _is_tensor)
+        tensors.update(found)
+    own, same_as = _own_storage(tensors)
+    on_device = sorted(name for name, tensor in tensors.items() if tensor.device.type != "cpu")
+    save_file(own, path, state_metadata(NAME, skeleton, same_as=same_as, on_device=on_device))
+
+
+def _unsaved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+
+
+def _own_storage(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors that share no memory, ready for a file; tied ones are written once, under their first name."""
+    own: dict[str, torch.Tensor] = {}
+    same_as: dict[str, str] = {}
+    first: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        storage = tensor.untyped_storage().data_ptr()
+        key = (storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and key in first:
+            same_as[name] = first[key]
+            continue
+        first[key] = name
+        own[name] = tensor.cpu().clone() if tensor.numel() and storage in storages else tensor.cpu().contiguous()
+        storages.add(storage)
+    return own, same_as
+
+
+@dataclass
+class TorchState:
+    """A saved state in memory: tensors on the CPU, and the tree they belong to."""
+
+    tensors: dict[str, torch.Tensor]
+    meta: dict[str, Any]
+
+    def tree(self, part: str, device: str) -> Any:
+        """A part of the state; tensors that were on a device are on it again, the others still the file's own."""
+        moved = set(self.meta["on_device"])
+
+        def tensor(name: str) -> torch.Tensor:
+            found = self.tensors[self.meta["same_as"].get(name, name)]
+            return found.to(device) if name in moved else found
+
+        return unflatten(self.meta["tree"][part], tensor)
+
+
+def read(path: Path) -> TorchState:
+    return TorchState(*read_state(path, "pt"))
+
+
+def restore(trainee: TorchTrainee, state: TorchState) -> None:
+    import torch
+
+    model, device = trainee.model, trainee.device
+    with torch.no_grad():
+        model.load_state_dict(state.tree("model", device), strict=True)
+        buffers = dict(model.named_buffers())
+        for name, value in state.tree("buffers", device).items():
+            buffers[name].copy_(value)
+    if trainee.optimizer is not None:
+        _restore_optimizer(trainee.optimizer, state.tree("optimizer", device))
+    for every, saved in state.tree("schedules", device).items():
+        trainee.schedules[every].load_state_dict(saved)
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """As load_state_dict, but without its cast of the state to the type of the parameter, which loses bits."""
+    import torch
+
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        optimizer.load_state_dict(saved)
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.state.clear()
+    for index, values in saved["state"].items():
+        optimizer.state[parameters[index]] = _copied(values)
+    for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        group.update({name: value for name, value in values.items() if name != "params"})
+
+
+def _copied(value: Any) -> Any:
+    """The same tree with tensors of its own: what was read may be a mapped file, or be restored again."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return value.clone() if _is_tensor(value) else value
+
+
+def _is_tensor(value: object) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)

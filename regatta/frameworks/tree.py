@@ -1,0 +1,71 @@
+"""Nested state as tensors and JSON: the form in which optimizers and schedules go into a file.
+
+Tensors are taken out under a name that tells their place; everything else becomes JSON from which the same
+Python objects come back: integers stay integers, floats keep every bit, keys keep their types. What has no
+such form is an error that names its place: nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from regatta.errors import CorruptError, UsageError
+
+TAG = "$"
+
+
+def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[Any, dict[str, Any]]:
+    """The JSON skeleton of a tree, and its tensors by name."""
+    tensors: dict[str, Any] = {}
+
+    def encode(value: Any, place: str) -> Any:
+        if is_tensor(value):
+            tensors[place] = value
+            return {TAG: "tensor", "v": place}
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
+        if isinstance(value, list):
+            return [encode(item, f"{place}/{i}") for i, item in enumerate(value)]
+        if isinstance(value, tuple):
+            return {TAG: "tuple", "v": [encode(item, f"{place}/{i}") for i, item in enumerate(value)]}
+        if isinstance(value, Mapping):
+            return encode_mapping(value, place)
+        raise UsageError(
+            f"{place} holds a {type(value).__name__}, which cannot travel with the model.",
+            hint="State may hold tensors, numbers, strings, None, lists, tuples and dicts of them.",
+        )
+
+    def encode_mapping(value: Mapping[Any, Any], place: str) -> Any:
+        plain = type(value) in (dict, OrderedDict) and all(isinstance(k, str) and k != TAG for k in value)
+        if plain:
+            return {key: encode(item, f"{place}/{key}") for key, item in value.items()}
+        pairs = [[encode(key, f"{place}/key"), encode(item, f"{place}/{key}")] for key, item in value.items()]
+        return {TAG: "counter" if isinstance(value, Counter) else "dict", "v": pairs}
+
+    return encode(tree, prefix), tensors
+
+
+def unflatten(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
+    """The tree of a skeleton, its tensors looked up by name."""
+    if isinstance(skeleton, list):
+        return [unflatten(item, tensor) for item in skeleton]
+    if not isinstance(skeleton, dict):
+        return skeleton
+    if TAG not in skeleton:
+        return {key: unflatten(item, tensor) for key, item in skeleton.items()}
+    kind, value = skeleton[TAG], skeleton["v"]
+    if kind == "tensor":
+        return tensor(value)
+    if kind == "float":
+        return float(value)
+    if kind == "tuple":
+        return tuple(unflatten(item, tensor) for item in value)
+    if kind in ("dict", "counter"):
+        pairs = {unflatten(key, tensor): unflatten(item, tensor) for key, item in value}
+        return Counter(pairs) if kind == "counter" else pairs
+    raise CorruptError(f"A saved state holds an unknown mark {kind!r}.")

@@ -1,0 +1,127 @@
+"""Where the states of models in training are kept: a safetensors file each, the last one and one per epoch.
+
+A state can be read by the next worker as soon as `publish` has named it; it is durable, and may be counted on, when
+`make_durable` has come back. The folder of a run:
+
+    states/<configuration>/<epoch>-<visits>.safetensors     after so many partitions of that epoch
+
+The parameter store will stand behind the same four verbs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from regatta.errors import CorruptError, NotFoundError
+
+_NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
+VERSION = 1
+
+
+class StateFolder:
+    """The states of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, config: str, epoch: int, visits: int) -> Path:
+        """Where the state of a configuration after so many visits of an epoch belongs."""
+        return self.folder / config / f"{epoch:04d}-{visits:03d}.safetensors"
+
+    def drop(self, path: Path) -> None:
+        """Forget a state that nothing will ask for again."""
+        path.unlink(missing_ok=True)
+
+    def of_epoch(self, config: str, epoch: int | None = None) -> Path:
+        """The state at the end of an epoch, or the last there is."""
+        found: dict[tuple[int, int], Path] = {}
+        for path in (self.folder / config).glob("*.safetensors"):
+            if match := _NAME.fullmatch(path.name):
+                found[int(match[1]), int(match[2])] = path
+        wanted = [key for key in found if epoch is None or key[0] == epoch]
+        if not wanted:
+            which = "no state" if epoch is None else f"no state of epoch {epoch}"
+            raise NotFoundError(f"Configuration {config} has {which} in {self.folder}.")
+        return found[max(wanted)]
+
+
+def temporary(path: Path) -> Path:
+    """The name under which a state is written, in the folder of its final one, which is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+def publish(written: Path, path: Path) -> None:
+    """Give a state that is wholly written its name: from now on others may read it."""
+    os.replace(written, path)
+
+
+def make_durable(path: Path) -> tuple[str, int]:
+    """Force a state and its name to the disk; its BLAKE3 digest and its size."""
+    digest = blake3().update_mmap(path).hexdigest() if path.stat().st_size else blake3().hexdigest()
+    for target in (path, path.parent, path.parent.parent):
+        handle = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return digest, path.stat().st_size
+
+
+def state_metadata(framework: str, tree: Any, **more: Any) -> dict[str, str]:
+    """The metadata of a state's file: one entry, so that equal states are equal files."""
+    meta = {"version": VERSION, "framework": framework, "tree": tree, **more}
+    return {"regatta": json.dumps(meta, separators=(",", ":"))}
+
+
+def state_framework(path: Path) -> str:
+    """The framework that wrote a state."""
+    with _opened(path, "np") as (_, meta):
+        return str(meta["framework"])
+
+
+def read_state(path: Path, library: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a state, for the library "pt" or "np", and its metadata."""
+    with _opened(path, library) as (file, meta):
+        return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118 (not a dict)
+
+
+@contextmanager
+def _opened(path: Path, library: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework=library) as file:
+            meta = json.loads((file.metadata() or {}).get("regatta", "{}"))
+            if meta.get("version") != VERSION:
+                raise CorruptError(f"Not a state of version {VERSION}, but {meta.get('version')}.", place=str(path))
+            yield file, meta
+    except FileNotFoundError as error:
+        raise NotFoundError("The state is not there.", place=str(path)) from error
+    except (SafetensorError, ValueError) as error:
+        raise CorruptError(f"The state cannot be read: {error}.", place=str(path)) from error
+
+
+def read_weights(path: Path) -> dict[str, NDArray[Any]]:
+    """The model's tensors in a state, by name; bfloat16 and float8, which NumPy lacks, widened to float32."""
+    tensors, meta = read_state(path, "pt")
+    tensors |= {name: tensors[first] for name, first in meta.get("same_as", {}).items()}
+    found = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    return {name: _as_array(tensor) for name, tensor in sorted(found.items())}
+
+
+def _as_array(tensor: Any) -> NDArray[Any]:
+    try:
+        return np.array(tensor.numpy())
+    except TypeError:
+        return np.array(tensor.float().numpy())

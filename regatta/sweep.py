@@ -1,0 +1,450 @@
+"""Sweep and Run: what to train, and one execution of it. Thin: planning, training and keeping are done elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import cloudpickle
+
+from regatta.cluster import Cluster
+from regatta.configuration import Scalar, config_id
+from regatta.data import Dataset
+from regatta.engine.events import Outfit, Recipe
+from regatta.engine.journal import VERSION
+from regatta.engine.record import ConfigRecord, RunRecord, find_journals
+from regatta.engine.runner import Listener, Orders, Runner
+from regatta.errors import ConflictError, NotFoundError, RegattaError, UsageError, nearest
+from regatta.frameworks import NAMES
+from regatta.location import ensure_repository, find_repository
+from regatta.plan.rules import check_rule
+from regatta.search.base import Goal, Search, Train
+from regatta.store.states import StateFolder, read_weights
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from regatta.engine.replay import ReplayReport
+
+JOURNAL = "journal.jsonl"
+_NAME = re.compile(r"\w[\w.-]*")
+_CALLS = {
+    "model_fn": ("config",),
+    "loss_fn": ("model", "batch", "config"),
+    "train_fn": ("data", "model", "optimizer", "config"),
+    "input_fn": ("path",),
+    "eval_fn": ("data", "model", "config"),
+}
+
+
+class Sweep:
+    """Which models to train, on what, and how: `launch` trains them, `explain` says what that would take.
+
+    - `model_fn(config)` returns a model, `(model, optimizer)`, or `(model, optimizer, schedule)`; a schedule is
+      advanced once per epoch, `{"step": schedule}` once per batch.
+    - `loss_fn(model, batch, config)` returns the loss of a batch of `config["batch_size"]` rows; or
+      `train_fn(data, model, optimizer, config)` trains one pass over a partition by itself and returns metrics.
+    - `eval_fn(data, model, config)` returns metrics of an evaluation partition, beside the loss of `loss_fn`.
+    - `input_fn(path)` reads one partition; without it, the files of the data set are read as arrays.
+    - `metric` is what models are judged by, `mode` whether it should be "min" or "max".
+    - `rule` names the hop scheduler's rule; `cluster` says where to train; `repo` is the folder that keeps it all.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        search: Search,
+        model_fn: Callable[[dict[str, Any]], Any],
+        *,
+        loss_fn: Callable[..., Any] | None = None,
+        train_fn: Callable[..., Any] | None = None,
+        input_fn: Callable[..., Any] | None = None,
+        eval_fn: Callable[..., Any] | None = None,
+        epochs: int = 1,
+        metric: str = "loss",
+        mode: Literal["min", "max"] | None = None,
+        seed: int = 0,
+        framework: str = "auto",
+        cluster: Cluster | None = None,
+        repo: str | Path | None = None,
+        name: str | None = None,
+        rule: str = "auto",
+    ) -> None:
+        _check_kind("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset")
+        _check_kind("search", search, hasattr(search, "hear"), "a search, such as regatta.search.grid(...)")
+        _check_kind("epochs", epochs, _is_count(epochs), "a whole number from 1")
+        _check_kind("seed", seed, isinstance(seed, int), "a whole number")
+        _check_kind("mode", mode, mode in ("min", "max", None), '"min" or "max"')
+        if framework != "auto" and framework not in NAMES:
+            raise UsageError(f"There is no framework {framework!r}.", candidates=nearest(framework, ("auto", *NAMES)))
+        check_rule(rule)
+        self.recipe = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
+        self.dataset = dataset
+        self.search = search
+        self.goal = Goal(metric, mode or _usual_mode(metric), epochs, seed)
+        self.cluster = cluster or Cluster.local()
+        self.repo = repo
+        self.name = name
+        self.rule = rule
+        self._check()
+
+    def __repr__(self) -> str:
+        count = len(self.configs())
+        return f"<Sweep of {count} configurations on {self.dataset.name}, {self.goal.epochs} epochs>"
+
+    def configs(self) -> dict[str, dict[str, Scalar]]:
+        """The configurations that the search begins with, by id."""
+        return {config_id(a.config): a.config for a in self.search.start(self.goal) if isinstance(a, Train)}
+
+    def launch(self, wait: bool = True, progress: bool = True) -> Run:
+        """Train. Without `wait` the run goes on in the background, and the `Run` is its future."""
+        folder = _new_folder(ensure_repository(self.repo) / "runs", self.name, self.dataset.name)
+        try:
+            (folder / "sweep.pkl").write_bytes(self._packed())
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        run = Run(folder)
+        if wait:
+            self._train(run, progress)
+        else:
+            run.begin(lambda: self._train(run, progress))
+        return run
+
+    def execute(self, folder: Path, *, listeners: tuple[Listener, ...] = (), orders: Orders | None = None) -> RunRecord:
+        """Train into a folder that is there already; what `launch` and `replay` share."""
+        from regatta.engine.workers import open_pool
+
+        cluster = self.cluster.sized(len(self.dataset.train))
+        return Runner(
+            folder=folder,
+            header=self._header(folder.name, cluster),
+            dataset=self.dataset,
+            search=self.search,
+            goal=self.goal,
+            pool=open_pool(cluster, self._outfit(folder)),
+            rule=self.rule,
+            orders=orders,
+            listeners=listeners,
+        ).run()
+
+    def _train(self, run: Run, progress: bool) -> None:
+        with _display(progress) as listeners:
+            run.record = self.execute(run.folder, listeners=(run.follow, *listeners))
+
+    def _outfit(self, folder: Path) -> Outfit:
+        train = tuple(part.path for part in self.dataset.train)
+        held_out = tuple(part.path for part in self.dataset.eval)
+        return Outfit(self.recipe, self.goal.seed, train, held_out, folder / "logs")
+
+    def _header(self, name: str, cluster: Cluster) -> dict[str, Any]:
+        libraries = {package: version(package) for package in ("regatta", "torch", "numpy")}
+        return {
+            "version": VERSION,
+            "name": name,
+            **vars(self.goal),
+            "rule": self.rule,
+            "search": self.search.describe(),
+            "dataset": self.dataset.describe(),
+            "cluster": cluster.describe(),
+            "versions": {"python": platform.python_version(), **libraries},
+        }
+
+    def _check(self) -> None:
+        """What can be known to be wrong before anything is started."""
+        self.dataset.check()
+        configs = self.configs()
+        if not configs:
+            raise UsageError("The search has no configuration to begin with.")
+        if self.name is not None and not _NAME.fullmatch(self.name):
+            raise UsageError(f"A run cannot be named {self.name!r}; use letters, digits, '.', '-' and '_'.")
+        if self.recipe.loss_fn is not None:
+            for config in configs.values():
+                _check_batch_size(config)
+
+    def _packed(self) -> bytes:
+        try:
+            packed: bytes = cloudpickle.dumps(self)
+        except (TypeError, AttributeError, RecursionError, ValueError) as error:
+            raise UsageError(
+                f"The sweep's functions cannot be sent to workers: {error}.",
+                hint="They must not hold on to open files, locks, connections and the like; open those inside.",
+            ) from error
+        return packed
+
+
+def launch(
+    dataset: Dataset,
+    search: Search,
+    model_fn: Callable[[dict[str, Any]], Any],
+    *,
+    wait: bool = True,
+    progress: bool = True,
+    **options: Any,
+) -> Run:
+    """Train all configurations of a search: `Sweep(dataset, search, model_fn, **options).launch()`."""
+    known = [name for name, p in inspect.signature(Sweep).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress"])
+            )
+    return Sweep(dataset, search, model_fn, **options).launch(wait=wait, progress=progress)
+
+
+class Run:
+    """One execution of a sweep, live or past; like a future: `done()`, `result()`."""
+
+    def __init__(self, folder: Path, record: RunRecord | None = None) -> None:
+        self.folder = folder
+        self.name = folder.name
+        self.record = record or RunRecord(folder.name)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, train: Callable[[], None]) -> None:
+        """Go on in the background."""
+
+        def body() -> None:
+            try:
+                train()
+            except BaseException as error:  # noqa: BLE001 (given to whoever asks for the result)
+                self._error = error
+
+        self._thread = threading.Thread(target=body, name=f"run {self.name}")
+        self._thread.start()
+
+    def follow(self, record: RunRecord, line: Mapping[str, Any]) -> None:
+        self.record = record
+
+    def done(self) -> bool:
+        return self._thread is None or not self._thread.is_alive()
+
+    def result(self, timeout: float | None = None) -> Run:
+        """Wait for the end; raises what ended it early, or TimeoutError."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                raise TimeoutError(f"Run {self.name} is not done after {timeout} seconds.")
+        if self._error is not None:
+            raise self._error
+        return self
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The configuration with the best value of the metric, and the epoch at which it had it."""
+        self.result()
+        for config in self.record.leaderboard():
+            found = config.best(self.record.metric, self.record.mode)
+            if found is not None:
+                return {"config": config.id, "values": config.values, self.record.metric: found[1], "epoch": found[0]}
+        return None
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row per configuration, best first."""
+        return [self._row(config) for config in self.record.leaderboard()]
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The table as a DataFrame, with a column per hyperparameter."""
+        from regatta.errors import MissingExtraError
+
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas", "to_pandas") from error
+        return pd.DataFrame([{**row.pop("values"), **row} for row in self.table()])
+
+    def trace(self) -> list[dict[str, Any]]:
+        """A row per unit: kind, config, epoch, partition, worker, start, end, hop_bytes, hop_seconds."""
+        from regatta.engine.trace import rows
+
+        return rows(self.record)
+
+    def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
+        """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""
+        return read_weights(StateFolder(self.folder / "states").of_epoch(self.find(config).id, epoch))
+
+    def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:
+        """The configuration with that id, or the start of one, or those values."""
+        wanted = config if isinstance(config, str) else config_id(config)
+        found = [c for c in self.record.configs.values() if c.id.startswith(wanted)]
+        if len(found) != 1:
+            count = "no" if not found else f"{len(found)} configurations"
+            raise NotFoundError(
+                f"Run {self.name} has {count} configuration {config!r}."
+                if not found
+                else f"Run {self.name} has {count} whose id starts with {wanted!r}.",
+                candidates=nearest(wanted, self.record.configs),
+            )
+        return found[0]
+
+    def replay(self) -> ReplayReport:
+        """Train it all again in the same order and compare every state, bit for bit."""
+        from regatta.engine.replay import replay
+
+        return replay(self.sweep(), self.record)
+
+    def sweep(self) -> Sweep:
+        """The sweep that this run executes, as it was saved when it began. Only for runs of your own: it is code."""
+        path = self.folder / "sweep.pkl"
+        if not path.is_file():
+            raise NotFoundError(f"Run {self.name} came without its sweep, so that it can be read but not trained.")
+        sweep: Sweep = cloudpickle.loads(path.read_bytes())
+        return sweep
+
+    def __repr__(self) -> str:
+        done, wanted = self.record.progress() if self.record.header else (0, 0)
+        return f"<Run {self.name}: {self.record.status}, {done} of {wanted} units, {len(self.record.configs)} models>"
+
+    def _repr_html_(self) -> str:
+        from regatta.web.table import table_html
+
+        return table_html(self.name, self.record)
+
+    def _row(self, config: ConfigRecord) -> dict[str, Any]:
+        metric = self.record.metric
+        best, series = config.best(metric, self.record.mode), config.series(metric)
+        return {
+            "config": config.id,
+            "values": dict(config.values),
+            "status": config.status,
+            "epoch": config.epoch,
+            metric: best[1] if best else None,
+            "best_epoch": best[0] if best else None,
+            "last": series[-1] if series else None,
+            "seconds": sum(unit.seconds for unit in config.units),
+            "error": config.error,
+        }
+
+
+def open_run(name: str, repo: str | Path | None = None) -> Run:
+    """A run of the repository, by its name."""
+    runs = _runs_folder(repo)
+    path = runs / name / JOURNAL
+    if not _NAME.fullmatch(name) or not path.is_file():
+        known = [journal.parent.name for journal in find_journals(runs)]
+        raise NotFoundError(
+            f"There is no run {name!r} in {runs}.",
+            candidates=nearest(name, known),
+            hint="`regatta runs` lists them." if known else "It has no runs yet.",
+        )
+    return Run(path.parent, RunRecord.read(path))
+
+
+def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
+    """What all runs of the repository came to, oldest first."""
+    return [RunRecord.read(path) for path in find_journals(_runs_folder(repo))]
+
+
+def _runs_folder(repo: str | Path | None) -> Path:
+    folder = Path(repo) if repo is not None else find_repository()
+    if folder is None or not folder.is_dir():
+        raise NotFoundError(
+            f"There is no repository {'here or above' if repo is None else 'at ' + str(repo)}.",
+            hint="The first run makes one: `regatta demo`, or regatta.launch(...).",
+        )
+    return folder / "runs"
+
+
+def _new_folder(runs: Path, name: str | None, stem: str) -> Path:
+    """A folder for a new run; two that start at once get two names."""
+    runs.mkdir(parents=True, exist_ok=True)
+    if name is not None:
+        try:
+            (runs / name).mkdir()
+        except FileExistsError:
+            raise ConflictError(
+                f"There is a run named {name!r} already.", place=str(runs), hint="Choose another name, or none."
+            ) from None
+        return runs / name
+    numbers = [int(entry.name.rpartition("-")[2]) for entry in os.scandir(runs) if re.search(r"-\d+$", entry.name)]
+    number = max(numbers, default=0) + 1
+    while True:
+        try:
+            (runs / f"{stem}-{number}").mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return runs / f"{stem}-{number}"
+
+
+@contextmanager
+def _display(progress: bool) -> Iterator[tuple[Listener, ...]]:
+    if not progress:
+        yield ()
+        return
+    from regatta.cli.display import open_display
+
+    with open_display() as listener:
+        yield (listener,)
+
+
+def _recipe(
+    model_fn: Callable[..., Any],
+    loss_fn: Callable[..., Any] | None,
+    train_fn: Callable[..., Any] | None,
+    input_fn: Callable[..., Any] | None,
+    eval_fn: Callable[..., Any] | None,
+    framework: str,
+) -> Recipe:
+    if (loss_fn is None) == (train_fn is None):
+        raise UsageError(
+            "Give either loss_fn or train_fn" + (", not both." if loss_fn is not None else "."),
+            hint="loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
+            "trains a whole pass over a partition by itself.",
+        )
+    recipe = Recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
+    for name, arguments in _CALLS.items():
+        function = getattr(recipe, name)
+        if function is not None:
+            _check_call(name, function, arguments)
+    return recipe
+
+
+def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None:
+    if not callable(function):
+        raise UsageError(f"{name} is {function!r}, which cannot be called.")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # builtins need not have one
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UsageError(f"{name} is called as {name}({', '.join(arguments)}), but {error}.") from error
+
+
+def _check_batch_size(config: Mapping[str, Scalar]) -> None:
+    if "batch_size" not in config:
+        raise UsageError(
+            f"The configuration {dict(config)} has no batch_size, which loss_fn's batches are made by.",
+            candidates=nearest("batch_size", config),
+            hint="Add it to the search, for instance batch_size=[32].",
+        )
+    _check_kind("batch_size", config["batch_size"], _is_count(config["batch_size"]), "a whole number from 1")
+
+
+def _check_kind(name: str, value: object, right: bool, wanted: str) -> None:
+    if not right:
+        raise UsageError(f"{name} is {value!r}; it must be {wanted}.")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _usual_mode(metric: str) -> Literal["min", "max"]:
+    small_is_good = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
+    return "min" if any(word in metric.lower() for word in small_is_good) else "max"
+
+
+__all__ = ["RegattaError", "Run", "Sweep", "launch", "list_runs", "open_run"]
