@@ -99,7 +99,10 @@ def seeded(seed: int) -> Iterator[None]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    # torch.manual_seed would also queue seeds for devices that are never used, a little more memory each time
+    torch.default_generator.manual_seed(seed)
+    if cuda is not None:
+        torch.cuda.manual_seed_all(seed)
     try:
         yield
     finally:
