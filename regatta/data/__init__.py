@@ -3,8 +3,10 @@
     dataset.py       Dataset: its partitions, checked, described and placed on workers
     partition.py     one partition: what its header says, and its arrays
     formats/         safetensors, npz, Parquet: the same two verbs, `inspect` and `read`
+    arrays.py        arrays as their caller gives them, checked
     split.py         how many rows each partition gets, and which
     write.py         partitions as files: whole or not there at all
+    fingerprint.py   what the data is, wherever it lies
     availability.py  which worker holds which partition
     order.py         the seeded order of rows
 

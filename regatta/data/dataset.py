@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from blake3 import blake3
 
+from regatta.data.arrays import Array, named_arrays
 from regatta.data.availability import Workers, place_partitions
+from regatta.data.fingerprint import hash_arrays, hash_files
 from regatta.data.formats import dtype_name
 from regatta.data.order import Indices
 from regatta.data.partition import Column, Partition, inspect, unknown_format
@@ -25,7 +25,6 @@ from regatta.errors import DataError, UsageError, nearest
 from regatta.location import ensure_repository, writable_folder
 
 PathLike: TypeAlias = str | os.PathLike[str]
-Array: TypeAlias = npt.NDArray[np.generic]
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -60,12 +59,13 @@ class Dataset:
         and parameters find the files of the last time. Without a `directory` they lie in the repository.
         """
         _check_name(name)
-        columns = _named_arrays((x, y, *more), names)
+        _check_counts(partitions=partitions, eval_partitions=eval_partitions or 0, seed=seed)
+        columns = named_arrays((x, y, *more), names)
         rows = len(next(iter(columns.values())))
         shares = [1.0] * partitions if proportions is None else [float(share) for share in proportions]
         train, held_out = split_rows(rows, partitions, eval_fraction, eval_partitions, seed, shares)
         sizes = [[len(part) for part in kind] for kind in (train, held_out)]
-        content = _content_hash(columns, [seed, *sizes])
+        content = hash_arrays(columns, [seed, *sizes])
         folder = _folder(directory, f"{name}-{content[:12]}")
         dataset = cls(
             name,
@@ -119,7 +119,7 @@ class Dataset:
     @cached_property
     def fingerprint(self) -> str:
         """What the data is, wherever it lies: a hash of all of it."""
-        return self.content or _hash_files([p.path for p in self.train], [p.path for p in self.eval])
+        return self.content or hash_files([p.path for p in self.train], [p.path for p in self.eval])
 
     def check(self, input_fn: bool = False) -> None:
         """Look at the partitions as they are now; `input_fn`: whether the user's own function reads them."""
@@ -161,40 +161,10 @@ def _check_name(name: str) -> None:
         raise UsageError(f"The data set's name is {name!r}; use letters, digits, '.', '_' and '-'.")
 
 
-def _named_arrays(arrays: Sequence[npt.ArrayLike], names: Sequence[str] | None) -> dict[str, Array]:
-    labels = ["x", "y", *map(str, range(2, len(arrays)))] if names is None else list(names)
-    if len(labels) != len(arrays) or len(set(labels)) != len(labels):
-        raise DataError(f"The names are {labels!r}; {len(arrays)} arrays need as many different ones.")
-    if not all(isinstance(label, str) and label and label != "__metadata__" for label in labels):
-        raise DataError(f"The names are {labels!r}; each must be a non-empty string.")
-    columns = {label: _array(label, values) for label, values in zip(labels, arrays, strict=True)}
-    lengths = {label: len(array) for label, array in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"The arrays have different numbers of rows: {lengths}.")
-    return columns
-
-
-def _array(label: str, values: npt.ArrayLike) -> Array:
-    try:
-        array = np.ascontiguousarray(values) if np.ndim(values) else np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{label!r} is not an array: {error}.") from error
-    if array.ndim == 0:
-        raise DataError(f"{label!r} is a single value, not one per row: {array!r}.")
-    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 8:
-        raise DataError(
-            f"{label!r} has the dtype {array.dtype}, which a partition cannot hold.",
-            hint="Give booleans, integers, floats of up to 64 bits or complex64; turn texts and objects into numbers.",
-        )
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _content_hash(columns: Mapping[str, Array], parameters: Sequence[Any]) -> str:
-    layout = [[label, str(array.dtype), list(array.shape)] for label, array in columns.items()]
-    digest = blake3(json.dumps([layout, parameters]).encode(), max_threads=blake3.AUTO)
-    for array in columns.values():
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest(length=16)
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 0:
+            raise DataError(f"{name} is {count!r}; it must be a whole number, not negative.")
 
 
 def _folder(directory: PathLike | None, default: str) -> Path:
@@ -217,6 +187,10 @@ def _inspected(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:
     parts = tuple(inspect(path) for path in paths)
     if not parts and what == "train":
         raise DataError("There are no training partitions: the list of paths is empty.")
+    paths_seen = [part.path for part in parts]
+    for path in paths_seen:
+        if paths_seen.count(path) > 1:
+            raise DataError(f"The list of {what} partitions names this one more than once.", place=str(path))
     return parts
 
 
@@ -254,23 +228,3 @@ def _summary(part: Partition) -> str:
         return "unknown contents"
     columns = ", ".join(map(str, part.columns))
     return f"{part.rows} rows of {len(part.columns)} columns ({columns})"
-
-
-def _hash_files(*kinds: Sequence[Path]) -> str:
-    digest = blake3(max_threads=blake3.AUTO)
-    for paths in kinds:
-        digest.update(f"{len(paths)}\n".encode())
-        for path in paths:
-            _hash_folder(digest, path) if path.is_dir() else _hash_file(digest, path)
-    return digest.hexdigest(length=16)
-
-
-def _hash_file(digest: blake3, path: Path) -> None:
-    digest.update(f"{path.stat().st_size}\n".encode())
-    digest.update_mmap(path)
-
-
-def _hash_folder(digest: blake3, folder: Path) -> None:
-    """Names and sizes only: a folder may hold millions of files."""
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\n".encode())

@@ -75,6 +75,9 @@ def _rows(stored: list[Stored], path: Path) -> int:
     for array in stored:
         if not array.shape:
             raise DataError(f"The column {array.name!r} is a single value, not one per row.", place=str(path))
+    names = [array.name for array in stored]
+    if len(set(names)) < len(names):
+        raise DataError(f"Several columns of this partition have the same name: {names}.", place=str(path))
     lengths = {array.name: array.shape[0] for array in stored}
     if len(set(lengths.values())) > 1:
         raise DataError(f"The columns of this partition have different lengths: {lengths}.", place=str(path))

@@ -20,6 +20,8 @@ def split_rows(
     proportions: Sequence[float],
 ) -> tuple[list[Indices], list[Indices]]:
     """Row numbers of the training and of the evaluation partitions, shuffled once."""
+    if rows == 0:
+        raise DataError("The arrays have no rows.")
     held_out = evaluation_rows(rows, eval_fraction)
     if eval_partitions is None:
         eval_partitions = min(partitions, held_out)

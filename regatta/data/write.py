@@ -52,6 +52,7 @@ def is_written(partition: Partition, fingerprint: str) -> bool:
 
 def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.generic]], fingerprint: str) -> None:
     """Write to a temporary name, make that durable, rename. The folder is made durable by `locked`."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     texts = {safetensors.COLUMNS_KEY: json.dumps(list(arrays)), FINGERPRINT_KEY: fingerprint}
@@ -62,5 +63,11 @@ def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.ge
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, partition.path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(
+            f"This partition could not be written: {error}.",
+            place=str(partition.path),
+            hint="Free some space, or pass another directory.",
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
