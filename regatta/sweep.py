@@ -26,7 +26,7 @@ from regatta.engine.runner import Listener, Orders, Runner
 from regatta.errors import ConflictError, NotFoundError, RegattaError, UsageError, nearest
 from regatta.frameworks import NAMES
 from regatta.location import ensure_repository, find_repository
-from regatta.plan.rules import check_rule
+from regatta.plan.hop import check_rule
 from regatta.search.base import Goal, Search, Train
 from regatta.store.states import StateFolder, read_weights
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from regatta.engine.replay import ReplayReport
+    from regatta.engine.trace import Efficiency
 
 JOURNAL = "journal.jsonl"
 _NAME = re.compile(r"\w[\w.-]*")
@@ -268,6 +269,18 @@ class Run:
         from regatta.engine.trace import rows
 
         return rows(self.record)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """The trace in the Trace Event Format, which Perfetto and chrome://tracing open."""
+        from regatta.engine.trace import chrome_trace
+
+        return chrome_trace(self.record)
+
+    def efficiency(self) -> Efficiency:
+        """How long the run took against the least that its own units allow on its workers."""
+        from regatta.engine.trace import efficiency
+
+        return efficiency(self.record)
 
     def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
         """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""

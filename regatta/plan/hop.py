@@ -14,7 +14,8 @@ from regatta.errors import UsageError, nearest
 from regatta.plan.board import Board, Choice, Model, Running
 from regatta.plan.estimates import Times
 from regatta.plan.invariants import check_board, check_story
-from regatta.plan.rules import Longest, Lpt, Lrm, Randomized, Rule
+from regatta.plan.rollout import step
+from regatta.plan.rules import Longest, Lpt, Lrm, Match, Randomized, Rule
 from regatta.plan.units import Assignment, Event, Finished, Unit
 
 RULES: dict[str, Callable[[int], Rule]] = {
@@ -22,9 +23,18 @@ RULES: dict[str, Callable[[int], Rule]] = {
     "lpt": lambda seed: Lpt(),
     "lrm": lambda seed: Lrm(),
     "longest": lambda seed: Longest(),
+    "match": lambda seed: Match(),
     "auto": lambda seed: Longest(),
 }
 MOVED = 0.05  # an estimate that moved by more than this is taken over
+
+
+def check_rule(rule: str) -> None:
+    """A UsageError unless there is a rule of that name."""
+    if rule not in RULES:
+        raise UsageError(
+            f"There is no hop rule {rule!r}.", candidates=nearest(rule, RULES), hint=f"Rules: {', '.join(RULES)}."
+        )
 
 
 class Hopper:
@@ -39,10 +49,7 @@ class Hopper:
     ) -> None:
         if partitions < 1 or eval_partitions < 0:
             raise UsageError(f"{partitions} partitions and {eval_partitions} evaluation partitions cannot be planned.")
-        if rule not in RULES:
-            raise UsageError(
-                f"There is no hop rule {rule!r}.", candidates=nearest(rule, RULES), hint=f"Rules: {', '.join(RULES)}."
-            )
+        check_rule(rule)
         self.rule = rule
         self._estimates = estimates
         self._rule = RULES[rule](seed)
@@ -149,26 +156,10 @@ class Hopper:
         board = self._board
         board.now = now
         self._settle()
-        started = [*self._start_evals(), *self._start_training()]
+        started = [(worker, board.running[worker]) for worker in step(board, self._rule)]
         for worker, running in started:
             self._tell("started", worker, running.model, running)
         return [Assignment(self._worker_names[worker], self._unit(running)) for worker, running in started]
-
-    def _start_evals(self) -> list[tuple[int, Running]]:
-        board = self._board
-        started = []
-        if board.evals_waiting:
-            for worker in sorted(board.idle):
-                partition = board.oldest_eval(worker)
-                if partition is not None:
-                    started.append((worker, board.start_eval(worker, partition)))
-        return started
-
-    def _start_training(self) -> list[tuple[int, Running]]:
-        board = self._board
-        idle = board.able(board.idle)
-        choices = self._rule.choose(board, idle) if idle else []
-        return [(choice.worker, board.start(choice)) for choice in choices]
 
     def finish(self, worker: str, now: float = 0.0, seconds: float | None = None) -> Finished:
         """The worker's unit is done and counts; `seconds` correct the estimates."""
