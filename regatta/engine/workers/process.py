@@ -177,13 +177,14 @@ class _Side:
 
 def serve(file: int) -> None:
     """Be a worker until the controller is gone."""
-    from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads
+    from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     side = _Side(Connection(file))
     hello: _Hello = side.hear()
     sys.path[:] = hello.path
     limit_threads(hello.threads)
+    warm_up()
     outfit: Outfit = cloudpickle.loads(hello.outfit)
     trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()

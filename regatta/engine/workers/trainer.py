@@ -270,3 +270,11 @@ def limit_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+
+def warm_up() -> None:
+    """Take one step of nothing: a first optimizer imports a second's worth of PyTorch, which no model should pay."""
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
+    optimizer.step()
