@@ -47,7 +47,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _check_counts(metadata: Any, path: Path) -> None:
-    """The footer against itself. Offsets and sizes are left to Arrow: asking it for them aborts on some damaged files."""
+    """The footer against itself; offsets are left to Arrow, which aborts when asked for those of some damaged files."""
     total = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if metadata.num_rows != total:
         raise _broken(path, f"its footer counts {metadata.num_rows} rows, its row groups {total}")

@@ -1,0 +1,178 @@
+"""What every search must hold to, whatever it hears and in whichever order.
+
+    class TestMine(SearchContract):
+        @pytest.fixture
+        def search(self) -> Search:
+            return mine(...)
+
+The suite plays the run: it hands in reports of configurations that the search asked for, in orders and with metrics
+that Hypothesis makes up, and checks each answer against what went before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from regatta.configuration import Scalar, check_configuration, config_id
+from regatta.search.base import Action, Goal, Report, Search, Stop, Train
+
+# `start` resets a search, so one instance may serve all examples; and subclasses share these tests by design.
+played = settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+)
+goals = st.builds(
+    Goal,
+    metric=st.just("loss"),
+    mode=st.sampled_from(["min", "max"]),
+    epochs=st.integers(1, 9),
+    seed=st.integers(0, 2**63 - 1),
+)
+metrics = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
+
+
+@dataclass
+class Play:
+    """A run as the search sees it: acts on its actions, makes reports, checks both."""
+
+    goal: Goal
+    wanted: dict[str, int] = field(default_factory=dict)
+    values: dict[str, dict[str, Scalar]] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    story: list[Report] = field(default_factory=list)
+
+    def act(self, actions: Iterable[Action]) -> None:
+        assert isinstance(actions, list)
+        for action in actions:
+            if isinstance(action, Train):
+                self._train(action)
+            else:
+                assert isinstance(action, Stop)
+                assert action.config in self.wanted, f"stopped {action.config}, which was never trained"
+                self.ended.add(action.config)
+
+    def open(self) -> list[str]:
+        """Configurations with epochs left, in the order in which they were first wanted."""
+        return [c for c, epochs in self.wanted.items() if self.reached[c] < epochs and c not in self.ended]
+
+    def report(self, config: str, metric: float | None) -> Report:
+        """The next epoch of a configuration; without a metric, its failure."""
+        self.reached[config] += 1
+        failed = metric is None
+        if failed:
+            self.ended.add(config)
+        values = {} if metric is None else {self.goal.metric: metric}
+        self.story.append(Report(config, self.values[config], self.reached[config], values, failed))
+        return self.story[-1]
+
+    def _train(self, action: Train) -> None:
+        assert check_configuration(action.config) == action.config
+        assert 1 <= action.epochs <= self.goal.epochs
+        assert action.parent is None or action.parent in self.wanted
+        config = config_id(action.config)
+        failed = {report.config for report in self.story if report.failed}
+        assert config not in failed, f"{action.config} failed and is trained again"
+        before = self.wanted.get(config, 0)
+        assert action.epochs >= before, f"the epochs of {action.config} shrink from {before} to {action.epochs}"
+        resumed = config in self.ended
+        assert action.epochs > before or resumed, f"{action.config} is asked for twice, which changes nothing"
+        self.wanted[config], self.values[config] = action.epochs, dict(action.config)
+        self.reached.setdefault(config, 0)
+        self.ended.discard(config)
+
+
+def play(search: Search, goal: Goal, data: st.DataObject, failures: bool = True, most: int = 60) -> Play:
+    """Run a search against made-up reports until nothing is left to train, or `most` reports were heard."""
+    run = Play(goal)
+    run.act(search.start(goal))
+    outcome = st.one_of(metrics, st.none()) if failures else metrics
+    while run.open() and len(run.story) < most:
+        config = data.draw(st.sampled_from(run.open()))
+        run.act(search.hear(run.report(config, data.draw(outcome))))
+    return run
+
+
+def answers(search: Search, goal: Goal, story: Iterable[Report]) -> list[list[Action]]:
+    return [search.start(goal), *(search.hear(report) for report in story)]
+
+
+class SearchContract:
+    """Inherit it and supply the fixture `search`."""
+
+    @pytest.fixture
+    def search(self) -> Search:
+        raise NotImplementedError("supply the fixture `search` in the subclass")
+
+    def test_describes_itself_in_plain_values(self, search: Search) -> None:
+        description = search.describe()
+        assert isinstance(description["kind"], str)
+        assert json.loads(json.dumps(description, allow_nan=False)) == description
+
+    @played
+    @given(goal=goals)
+    def test_starts_with_something_to_train(self, search: Search, goal: Goal) -> None:
+        run = Play(goal)
+        run.act(search.start(goal))
+        assert run.open()
+
+    @played
+    @given(goal=goals, data=st.data())
+    def test_keeps_its_word_whatever_it_hears(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+        play(search, goal, data)
+
+    @played
+    @given(goal=goals, data=st.data())
+    def test_the_same_reports_get_the_same_answers(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+        story = play(search, goal, data).story
+        assert answers(search, goal, story) == answers(search, goal, story)
+
+    @played
+    @given(goal=goals, other=goals, data=st.data())
+    def test_start_forgets(self, search: Search, goal: Goal, other: Goal, data: st.DataObject) -> None:
+        story = play(search, goal, data).story
+        first = answers(search, goal, story)
+        play(search, other, data, most=10)
+        assert answers(search, goal, story) == first
+
+    @played
+    @given(goal=goals, data=st.data())
+    def test_ends(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+        """Reports in the order in which epochs were asked for; every search has a last one."""
+        run = Play(goal)
+        run.act(search.start(goal))
+        for _ in range(10_000):
+            if not run.open():
+                return
+            run.act(search.hear(run.report(run.open()[0], data.draw(metrics) if len(run.story) < 20 else 1.0)))
+        pytest.fail("still training after 10,000 reports")
+
+    @played
+    @given(goal=goals)
+    def test_survives_the_failure_of_everything(self, search: Search, goal: Goal) -> None:
+        run = Play(goal)
+        run.act(search.start(goal))
+        for _ in range(10_000):
+            if not run.open():
+                return
+            run.act(search.hear(run.report(run.open()[-1], None)))
+        pytest.fail("still starting configurations after 10,000 failures")
+
+    @played
+    @given(goal=goals, data=st.data())
+    def test_what_it_gave_out_is_the_callers(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+        """Changing a configuration that was given out does not change the search."""
+        first = [a for a in search.start(goal) if isinstance(a, Train)]
+        expected = [dict(a.config) for a in first]
+        for action in first:
+            action.config["tampered"] = True
+        again = [a.config for a in search.start(goal) if isinstance(a, Train)]
+        assert again == expected
