@@ -139,8 +139,13 @@ class Sweep:
         ).run()
 
     def _train(self, run: Run, progress: bool) -> None:
-        with _display(progress) as listeners:
-            run.record = self.execute(run.folder, listeners=(run.follow, *listeners))
+        try:
+            with _display(progress) as listeners:
+                run.record = self.execute(run.folder, listeners=(run.follow, *listeners))
+        except UsageError:
+            if not any(unit.kind == "train" for unit in run.record.units):
+                shutil.rmtree(run.folder)  # the sweep was wrong and nothing was trained: there is nothing to keep
+            raise
 
     def _outfit(self, folder: Path) -> Outfit:
         train = tuple(part.path for part in self.dataset.train)

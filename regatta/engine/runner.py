@@ -95,7 +95,7 @@ class Runner:
         self._awaited: dict[Path, tuple[_Course, _Entry, str]] = {}  # states on their way to the disk
         self._epoch_states: dict[tuple[str, int], Path] = {}
         self._train, self._eval = dataset.holders(pool.workers)
-        self._hinted: dict[str, Path] = {}
+        self._hinted: set[str] = set()  # workers that know what probably comes next
         self._started = time.time()
 
     def run(self) -> RunRecord:
@@ -173,13 +173,19 @@ class Runner:
         for assignment in self._hopper.assign(self._now()):
             unit, worker = assignment.unit, assignment.worker
             self._write("start", worker=worker, **_place(unit))
+            self._hinted.discard(worker)
             self._pool.submit(worker, self._task(unit))
         for worker in self._hopper.running():
-            upcoming = self._hopper.likely_next(worker)
-            state = self._state_for(upcoming) if upcoming is not None else None
-            if state is not None and self._hinted.get(worker) != state:
-                self._hinted[worker] = state
-                self._pool.prefetch(worker, state)
+            if worker not in self._hinted:
+                self._hint(worker)
+
+    def _hint(self, worker: str) -> None:
+        """Let a busy worker read the state that it will probably need next."""
+        upcoming = self._hopper.likely_next(worker)
+        state = self._state_for(upcoming) if upcoming is not None else None
+        if state is not None:
+            self._hinted.add(worker)
+            self._pool.prefetch(worker, state)
 
     def _task(self, unit: Unit) -> Task:
         course = self._courses[unit.model]
@@ -273,6 +279,8 @@ class Runner:
                     self._hopper.add_model(course.id, course.epochs, order=self._orders.get(course.id))
 
     def _course(self, action: Train) -> _Course:
+        if action.parent is not None:
+            raise UsageError(f"The search wants {action.config} to start from {action.parent}; only fresh starts work.")
         name = config_id(action.config)
         course = self._courses.get(name)
         if course is None or course.epochs != action.epochs:
@@ -307,7 +315,7 @@ class Runner:
     def _lose(self, event: WorkerLost) -> None:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
         self._write("worker", worker=event.worker, state="down", reason=event.reason)
-        self._hinted.pop(event.worker, None)
+        self._hinted.discard(event.worker)
         if event.worker not in self._hopper.workers():
             return
         unit = self._hopper.remove_worker(event.worker)
