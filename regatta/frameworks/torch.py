@@ -261,7 +261,8 @@ def save(trainee: TorchTrainee, path: Path) -> None:
 
 def _unsaved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+    buffers = model.named_buffers(remove_duplicate=False)
+    return {name: buffer for name, buffer in buffers if name not in saved}
 
 
 def _own_storage(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -309,15 +310,29 @@ def restore(trainee: TorchTrainee, state: TorchState) -> None:
     import torch
 
     model, device = trainee.model, trainee.device
+    weights, buffers = state.tree("model", device), state.tree("buffers", device)
+    weights = {name: _copied(part) if name.endswith("_extra_state") else part for name, part in weights.items()}
     with torch.no_grad():
-        model.load_state_dict(state.tree("model", device), strict=True)
-        buffers = dict(model.named_buffers())
-        for name, value in state.tree("buffers", device).items():
-            buffers[name].copy_(value)
+        _match_buffers(model, {**weights, **buffers})
+        model.load_state_dict(weights, strict=True)
+        present = dict(model.named_buffers(remove_duplicate=False))
+        for name, value in buffers.items():
+            present[name].copy_(value)
     if trainee.optimizer is not None:
         _restore_optimizer(trainee.optimizer, state.tree("optimizer", device))
     for every, saved in state.tree("schedules", device).items():
-        trainee.schedules[every].load_state_dict(saved)
+        trainee.schedules[every].load_state_dict(_copied(saved))
+
+
+def _match_buffers(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Buffers come, go and grow while a model trains: give a fresh module those that were saved, to be filled."""
+    import torch
+
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            value = saved.get(f"{prefix}.{name}" if prefix else name)
+            if value is None or buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
+                module._buffers[name] = None if value is None else torch.empty_like(value)
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -329,16 +344,16 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) 
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
-    for index, values in saved["state"].items():
-        optimizer.state[parameters[index]] = _copied(values)
+    for key, values in saved["state"].items():  # the number of a parameter, or a name of the optimizer's own
+        optimizer.state[parameters[key] if isinstance(key, int) else key] = _copied(values)
     for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({name: value for name, value in values.items() if name != "params"})
+        group.update({name: _copied(value) for name, value in values.items() if name != "params"})
 
 
 def _copied(value: Any) -> Any:
     """The same tree with tensors of its own: what was read may be a mapped file, or be restored again."""
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return type(value)({key: _copied(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
         return type(value)(_copied(item) for item in value)
     return value.clone() if _is_tensor(value) else value

@@ -23,6 +23,8 @@ def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[A
 
     def encode(value: Any, place: str) -> Any:
         if is_tensor(value):
+            while place in tensors:  # two keys may be written alike, as 1 and "1"
+                place += "~"
             tensors[place] = value
             return {TAG: "tensor", "v": place}
         if value is None or isinstance(value, bool | int | str):
@@ -31,9 +33,9 @@ def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[A
             return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
         if isinstance(value, list):
             return [encode(item, f"{place}/{i}") for i, item in enumerate(value)]
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and not hasattr(value, "_fields"):
             return {TAG: "tuple", "v": [encode(item, f"{place}/{i}") for i, item in enumerate(value)]}
-        if isinstance(value, Mapping):
+        if type(value) in (dict, OrderedDict, Counter):
             return encode_mapping(value, place)
         raise UsageError(
             f"{place} holds a {type(value).__name__}, which cannot travel with the model.",
@@ -41,8 +43,9 @@ def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[A
         )
 
     def encode_mapping(value: Mapping[Any, Any], place: str) -> Any:
-        plain = type(value) in (dict, OrderedDict) and all(isinstance(k, str) and k != TAG for k in value)
-        if plain:
+        if any(is_tensor(key) for key in value):
+            raise UsageError(f"{place} has a tensor as a key, which cannot travel with the model.")
+        if type(value) is not Counter and all(type(key) is str and key != TAG for key in value):
             return {key: encode(item, f"{place}/{key}") for key, item in value.items()}
         pairs = [[encode(key, f"{place}/key"), encode(item, f"{place}/{key}")] for key, item in value.items()]
         return {TAG: "counter" if isinstance(value, Counter) else "dict", "v": pairs}
