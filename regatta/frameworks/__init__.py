@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 
 from regatta.errors import UsageError, nearest
-from regatta.frameworks.base import Framework
+from regatta.frameworks.base import Framework, described
 
 NAMES = ("torch", "numpy")
 
@@ -41,13 +41,7 @@ def framework_of(built: object) -> Framework:
         if framework.owns(model):
             return framework
     raise UsageError(
-        f"model_fn returned {_kind(built)}, which belongs to no known framework.",
+        f"model_fn returned {described(built)}, which belongs to no known framework.",
         hint="Return a torch.nn.Module, or (module, optimizer), or (module, optimizer, schedule); "
         "for the NumPy reference a dict of arrays and its optimizer.",
     )
-
-
-def _kind(built: object) -> str:
-    if isinstance(built, tuple):
-        return "(" + ", ".join(type(part).__name__ for part in built) + ")"
-    return "None (is a `return` missing?)" if built is None else type(built).__name__

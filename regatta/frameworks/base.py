@@ -78,3 +78,12 @@ class Framework(Protocol):
 
     def restore(self, trainee: Any, state: Any) -> None:
         """Put what `read` gave into a freshly assembled trainee of the same configuration, without loss."""
+
+
+def described(built: object) -> str:
+    """What `model_fn` returned, in words."""
+    if built is None:
+        return "None (is a `return` missing?)"
+    if isinstance(built, tuple):
+        return "(" + ", ".join(map(described, built)) + ")"
+    return f"the class {built.__name__}, not one of its objects" if isinstance(built, type) else type(built).__name__

@@ -11,6 +11,7 @@ def loss_fn(weights, batch, config):
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices, LossFunction
+from regatta.frameworks.base import Indices, LossFunction, described
 from regatta.frameworks.tree import flatten, unflatten
 from regatta.store.states import read_state, state_metadata
 
@@ -43,7 +44,7 @@ class SGD:
         for name, gradient in gradients.items():
             if self.momentum:
                 before = self.velocity.get(name, np.zeros_like(gradient))
-                gradient = self.velocity[name] = self.momentum * before + gradient
+                gradient = self.velocity[name] = np.asarray(self.momentum * before + gradient)
             weights[name] -= self.lr * gradient
 
 
@@ -60,7 +61,10 @@ def owns(model: object) -> bool:
 def assemble(built: Any, device: str) -> NumpyTrainee:
     model, optimizer = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not owns(model) or not (optimizer is None or isinstance(optimizer, SGD)):
-        raise UsageError("model_fn returns a dict of arrays, or that and a regatta.frameworks.numpy.SGD.")
+        raise UsageError(
+            f"model_fn returned {described(built)}, where a dict of arrays belongs, or that and an optimizer.",
+            hint="The optimizer is a regatta.frameworks.numpy.SGD.",
+        )
     return NumpyTrainee(model, optimizer)
 
 
@@ -81,11 +85,17 @@ def prepare(data: Any, device: str) -> Any:
 
 
 def rows(data: Any) -> int:
-    return len(data[0] if isinstance(data, tuple) else data)
+    while isinstance(data, tuple | dict):
+        data = data[0] if isinstance(data, tuple) else next(iter(data.values()))
+    return len(data)
 
 
 def _take(data: Any, indices: Indices) -> Any:
-    return tuple(part[indices] for part in data) if isinstance(data, tuple) else data[indices]
+    if isinstance(data, tuple):
+        return tuple(_take(part, indices) for part in data)
+    if isinstance(data, dict):
+        return {name: _take(part, indices) for name, part in data.items()}
+    return data[indices]
 
 
 def train(
@@ -139,8 +149,14 @@ def save(trainee: NumpyTrainee, path: Path) -> None:
     for part, value in tree.items():
         skeleton[part], found = flatten(value, part, lambda leaf: isinstance(leaf, np.ndarray))
         tensors.update(found)
-    own = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    own = {name: _storable(name, array) for name, array in tensors.items()}
     save_file(own, path, state_metadata(NAME, skeleton))
+
+
+def _storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise UsageError(f"{name} is an array of dtype {array.dtype}, which cannot travel with the model.")
+    return np.array(array, order="C")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -154,4 +170,4 @@ def restore(trainee: NumpyTrainee, state: dict[str, Any]) -> None:
         trainee.model[name] = array.copy()
     if trainee.optimizer is not None:
         for name, value in state["optimizer"].items():
-            setattr(trainee.optimizer, name, value)
+            setattr(trainee.optimizer, name, copy.deepcopy(value))  # the state may be restored again

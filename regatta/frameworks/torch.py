@@ -20,7 +20,7 @@ import numpy as np
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices, LossFunction
+from regatta.frameworks.base import Indices, LossFunction, described
 from regatta.frameworks.tree import flatten, unflatten
 from regatta.store.states import read_state, state_metadata
 
@@ -58,13 +58,11 @@ def _check_parts(model: object, optimizer: object) -> None:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model_fn returned a {type(model).__name__} where a torch.nn.Module belongs.")
+        raise UsageError(f"model_fn returned {described(model)}, where a torch.nn.Module belongs.")
     if optimizer is None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            f"model_fn returned (module, {type(optimizer).__name__}); the second is a torch.optim.Optimizer."
-        )
+        raise UsageError(f"model_fn returned (module, {described(optimizer)}); the second is a torch.optim.Optimizer.")
     owned = {id(p) for p in model.parameters()}
     if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
         raise UsageError(
@@ -87,7 +85,7 @@ def _schedules(schedule: object) -> dict[str, Any]:
                 "ReduceLROnPlateau waits for a metric, which a unit does not have; choose another schedule."
             )
         if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-            raise UsageError(f"model_fn returned a {type(scheduler).__name__} where a learning-rate schedule belongs.")
+            raise UsageError(f"model_fn returned {described(scheduler)}, where a learning-rate schedule belongs.")
     return named
 
 
@@ -123,20 +121,22 @@ def prepare(data: Any, device: str) -> Any:
     if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
         with warnings.catch_warnings():  # a mapped file is read-only, and training only reads it
             warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-            return torch.from_numpy(data).to(device)
+            backwards = any(stride < 0 for stride in data.strides)  # which tensors cannot be
+            return torch.from_numpy(data.copy() if backwards else data).to(device)
     return data.to(device) if isinstance(data, torch.Tensor) else data
 
 
 def rows(data: Any) -> int:
-    first = data[0] if isinstance(data, tuple) else next(iter(data.values())) if isinstance(data, dict) else data
-    return len(first)
+    while isinstance(data, tuple | dict):
+        data = data[0] if isinstance(data, tuple) else next(iter(data.values()))
+    return len(data)
 
 
 def _take(data: Any, indices: torch.Tensor) -> Any:
     if isinstance(data, tuple):
-        return tuple(part[indices] for part in data)
+        return tuple(_take(part, indices) for part in data)
     if isinstance(data, dict):
-        return {name: part[indices] for name, part in data.items()}
+        return {name: _take(part, indices) for name, part in data.items()}
     return data[indices]
 
 
@@ -197,7 +197,7 @@ def _check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
         raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint="Take its mean.")
     if needs_gradient and not loss.requires_grad:
         raise UsageError("loss_fn returned a loss without a gradient.", hint="Do not detach it or use no_grad inside.")
-    return loss
+    return loss.reshape(())
 
 
 def end_epoch(trainee: TorchTrainee) -> None:
@@ -272,7 +272,8 @@ def _own_storage(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
     first: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        tensor = tensor.detach()
+        _check_storable(name, tensor)
+        tensor = tensor.detach().resolve_conj().resolve_neg()
         storage = tensor.untyped_storage().data_ptr()
         key = (storage, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and key in first:
@@ -282,6 +283,13 @@ def _own_storage(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tens
         own[name] = tensor.cpu().clone() if tensor.numel() and storage in storages else tensor.cpu().contiguous()
         storages.add(storage)
     return own, same_as
+
+
+def _check_storable(name: str, tensor: torch.Tensor) -> None:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.dtype in (torch.complex32, torch.complex128):
+        raise UsageError(f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, which cannot travel with the model.")
 
 
 @dataclass
