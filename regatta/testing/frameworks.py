@@ -1,0 +1,248 @@
+"""What a framework must do, whatever it trains: inherit `FrameworkContract` and supply subjects.
+
+class TestMine(FrameworkContract):
+    @pytest.fixture
+    def subject(self) -> Subject:
+        return Subject(my_framework, model_fn, loss_fn, (x, y), draw=lambda: my_library.random())
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regatta.configuration import Configuration
+from regatta.data.order import batch_order
+from regatta.errors import CorruptError, NotFoundError, UsageError
+from regatta.frameworks.base import Framework, Indices
+
+UNITS = 4  # training passes of a test; every second one ends an epoch
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A small model on a framework. `draw` takes a number from the framework's own global generator."""
+
+    framework: Framework
+    model_fn: Callable[[dict[str, Any]], Any]
+    loss_fn: Callable[[Any, Any, Configuration], Any]
+    arrays: Any
+    draw: Callable[[], float]
+    config: dict[str, Any] = field(default_factory=lambda: {"batch_size": 8, "lr": 0.05})
+    device: str = "cpu"
+
+    def assemble(self, seed: int = 0) -> Any:
+        with self.framework.seeded(seed):
+            built = self.model_fn(dict(self.config))
+        return self.framework.assemble(built, self.device)
+
+    def data(self) -> Any:
+        return self.framework.prepare(self.arrays, self.device)
+
+    def batches(self, seed: int) -> list[Indices]:
+        return batch_order(self.framework.rows(self.data()), self.config["batch_size"], seed)
+
+    def train(self, trainee: Any, unit: int) -> float:
+        """One unit, as a worker does it."""
+        with self.framework.seeded(unit):
+            loss = self.framework.train(trainee, self.data(), self.batches(unit), self.loss_fn, self.config)
+            if unit % 2:
+                self.framework.end_epoch(trainee)
+        return loss
+
+    def evaluate(self, trainee: Any, batches: Iterable[Indices]) -> float:
+        with self.framework.seeded(0):
+            return self.framework.evaluate(trainee, self.data(), batches, self.loss_fn, self.config)
+
+    def bits(self, trainee: Any, folder: Path) -> bytes:
+        """The whole state of a trainee, as the file that a hop would carry."""
+        path = folder / "bits"
+        self.framework.save(trainee, path)
+        return path.read_bytes()
+
+    def moved(self, trainee: Any, folder: Path) -> Any:
+        """The trainee after a hop: its state in a model that was built anew, under another seed."""
+        path = folder / "hop"
+        self.framework.save(trainee, path)
+        fresh = self.assemble(seed=99)
+        self.framework.restore(fresh, self.framework.read(path))
+        return fresh
+
+
+class FrameworkContract:
+    """Everything that the engine relies on. Subclasses define the fixtures `subject` and, once, `wrong_build`."""
+
+    @pytest.fixture
+    def subject(self) -> Subject:
+        raise NotImplementedError("supply a Subject")
+
+    # -- state ------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("units", [0, 1, 2])
+    def test_a_state_survives_a_hop_bit_for_bit(self, subject: Subject, tmp_path: Path, units: int) -> None:
+        trainee = subject.assemble()
+        for unit in range(units):
+            subject.train(trainee, unit)
+        before = subject.bits(trainee, tmp_path)
+        assert subject.bits(subject.moved(trainee, tmp_path), tmp_path) == before
+
+    def test_hopping_changes_nothing_in_what_follows(self, subject: Subject, tmp_path: Path) -> None:
+        staying, hopping = subject.assemble(), subject.assemble()
+        for unit in range(UNITS):
+            hopping = subject.moved(hopping, tmp_path)
+            assert _same(subject.train(hopping, unit), subject.train(staying, unit))
+            assert subject.bits(hopping, tmp_path) == subject.bits(staying, tmp_path)
+
+    def test_a_state_can_be_restored_again_after_it_was_trained_on(self, subject: Subject, tmp_path: Path) -> None:
+        """What a worker read ahead must not be written to by the model that it went into."""
+        trainee = subject.assemble()
+        subject.train(trainee, 0)
+        subject.train(trainee, 1)
+        before = subject.bits(trainee, tmp_path)
+        subject.framework.save(trainee, tmp_path / "state")
+        state = subject.framework.read(tmp_path / "state")
+        for unit in (2, 3):
+            fresh = subject.assemble(seed=unit)
+            subject.framework.restore(fresh, state)
+            assert subject.bits(fresh, tmp_path) == before
+            subject.train(fresh, unit)
+            assert subject.bits(fresh, tmp_path) != before
+        assert (tmp_path / "state").read_bytes() == before
+
+    def test_saving_changes_nothing(self, subject: Subject, tmp_path: Path) -> None:
+        trainee = subject.assemble()
+        subject.train(trainee, 0)
+        assert subject.bits(trainee, tmp_path) == subject.bits(trainee, tmp_path)
+
+    def test_states_do_not_grow_with_steps(self, subject: Subject, tmp_path: Path) -> None:
+        trainee = subject.assemble()
+        subject.train(trainee, 0)
+        size = len(subject.bits(trainee, tmp_path))
+        for unit in range(1, UNITS):
+            subject.train(trainee, unit)
+        assert len(subject.bits(trainee, tmp_path)) == pytest.approx(size, abs=256)
+
+    def test_a_missing_state_is_not_found(self, subject: Subject, tmp_path: Path) -> None:
+        with pytest.raises(NotFoundError, match="not there"):
+            subject.framework.read(tmp_path / "nothing")
+
+    def test_a_damaged_state_is_refused(self, subject: Subject, tmp_path: Path) -> None:
+        whole = subject.bits(subject.assemble(), tmp_path)
+        for length in (0, 7, 8, len(whole) // 2, len(whole) - 1):
+            (tmp_path / "cut").write_bytes(whole[:length])
+            with pytest.raises(CorruptError, match="cut: The state cannot be read"):
+                subject.framework.read(tmp_path / "cut")
+
+    # -- training and evaluation -----------------------------------------------------------------------
+
+    def test_training_twice_gives_the_same_bits(self, subject: Subject, tmp_path: Path) -> None:
+        ends = []
+        for _ in range(2):
+            trainee = subject.assemble()
+            losses = [subject.train(trainee, unit) for unit in range(UNITS)]
+            ends.append((np.array(losses).tobytes(), subject.bits(trainee, tmp_path)))
+        assert ends[0] == ends[1]
+
+    def test_training_changes_the_model(self, subject: Subject, tmp_path: Path) -> None:
+        trainee = subject.assemble()
+        before = subject.bits(trainee, tmp_path)
+        loss = subject.train(trainee, 0)
+        assert math.isfinite(loss)
+        assert subject.bits(trainee, tmp_path) != before
+
+    def test_evaluation_changes_nothing(self, subject: Subject, tmp_path: Path) -> None:
+        judged, left_alone = subject.assemble(), subject.assemble()
+        for unit in range(UNITS):
+            before = subject.bits(judged, tmp_path)
+            values = {subject.evaluate(judged, subject.batches(7)) for _ in range(2)}
+            assert len(values) == 1
+            assert subject.bits(judged, tmp_path) == before
+            subject.train(judged, unit)
+            subject.train(left_alone, unit)
+            assert subject.bits(judged, tmp_path) == subject.bits(left_alone, tmp_path)
+
+    def test_the_mean_loss_weighs_rows_not_batches(self, subject: Subject) -> None:
+        trainee = subject.assemble()
+        subject.train(trainee, 0)
+        rows = subject.framework.rows(subject.data())
+        uneven = np.split(np.arange(rows), [rows // 2, rows // 2 + 3])
+        parts = [subject.evaluate(trainee, [part]) * len(part) for part in uneven]
+        assert subject.evaluate(trainee, uneven) == pytest.approx(sum(parts) / rows, rel=1e-12)
+
+    def test_a_model_without_an_optimizer_cannot_take_steps(self, subject: Subject) -> None:
+        model = subject.assemble().model
+        trainee = subject.framework.assemble(model, subject.device)
+        with pytest.raises(UsageError, match="model_fn returned none"):
+            subject.train(trainee, 0)
+        assert math.isfinite(subject.evaluate(trainee, subject.batches(0)))
+
+    # -- random numbers ----------------------------------------------------------------------------------
+
+    def test_seeded_draws_repeat(self, subject: Subject) -> None:
+        drawn = []
+        for seed in (7, 7, 8, 2**63 - 1):
+            with subject.framework.seeded(seed):
+                drawn.append(_draws(subject))
+        assert drawn[0] == drawn[1]
+        for mine, other in zip(drawn[0], drawn[2], strict=True):
+            assert mine != other
+
+    def test_nothing_random_leaks_out_of_a_seeded_scope(self, subject: Subject) -> None:
+        seeded = subject.framework.seeded
+        with seeded(1):
+            undisturbed = [_draws(subject), _draws(subject)]
+        with seeded(1):
+            first = _draws(subject)
+            with seeded(2):
+                _draws(subject)
+            with pytest.raises(ZeroDivisionError), seeded(3):
+                _draws(subject)
+                raise ZeroDivisionError
+            assert [first, _draws(subject)] == undisturbed
+
+    def test_what_was_drawn_before_changes_nothing(self, subject: Subject, tmp_path: Path) -> None:
+        ends = []
+        for draws in (0, 3):
+            for _ in range(draws):
+                _draws(subject)
+            trainee = subject.assemble()
+            subject.train(trainee, 0)
+            ends.append(subject.bits(trainee, tmp_path))
+        assert ends[0] == ends[1]
+
+    # -- what the user gives ---------------------------------------------------------------------------------
+
+    def test_data_has_as_many_rows_as_its_arrays(self, subject: Subject) -> None:
+        assert subject.framework.rows(subject.data()) == len(subject.arrays[0])
+
+    def test_the_framework_knows_its_own(self, subject: Subject) -> None:
+        assert subject.framework.owns(subject.assemble().model)
+        for stranger in (None, 1, "model", object(), [], {}, {"w": [1.0]}):
+            assert not subject.framework.owns(stranger)
+
+
+class WrongBuilds:
+    """Returns of `model_fn` that are refused, each with a word about what came. Subclasses give `wrong_build`."""
+
+    def test_a_wrong_return_of_model_fn_is_a_usage_error(
+        self, framework: Framework, wrong_build: tuple[Any, str]
+    ) -> None:
+        built, text = wrong_build
+        with pytest.raises(UsageError, match=text):
+            framework.assemble(built, "cpu")
+
+
+def _draws(subject: Subject) -> tuple[float, ...]:
+    return random.random(), float(np.random.rand()), float(np.random.standard_normal()), subject.draw()
+
+
+def _same(one: float, other: float) -> bool:
+    """Bitwise, so that NaN equals itself and zeros of different sign do not."""
+    return np.float64(one).tobytes() == np.float64(other).tobytes()
