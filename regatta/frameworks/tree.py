@@ -63,7 +63,10 @@ def unflatten(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
         return {key: unflatten(item, tensor) for key, item in skeleton.items()}
     kind, value = skeleton[TAG], skeleton["v"]
     if kind == "tensor":
-        return tensor(value)
+        try:
+            return tensor(value)
+        except KeyError as error:
+            raise CorruptError(f"A saved state lacks its tensor {value!r}.") from error
     if kind == "float":
         return float(value)
     if kind == "tuple":

@@ -102,14 +102,20 @@ def _opened(path: Path, library: str) -> Iterator[tuple[Any, dict[str, Any]]]:
 
     try:
         with safe_open(path, framework=library) as file:
-            meta = json.loads((file.metadata() or {}).get("regatta", "{}"))
-            if meta.get("version") != VERSION:
-                raise CorruptError(f"Not a state of version {VERSION}, but {meta.get('version')}.", place=str(path))
-            yield file, meta
+            yield file, _checked(json.loads((file.metadata() or {}).get("regatta", "{}")), path)
     except FileNotFoundError as error:
         raise NotFoundError("The state is not there.", place=str(path)) from error
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CorruptError(f"The state cannot be read: {error}.", place=str(path)) from error
+
+
+def _checked(meta: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(meta, dict) or meta.get("version") != VERSION:
+        found = meta.get("version") if isinstance(meta, dict) else None
+        raise CorruptError(f"Not a state of version {VERSION}, but {found}.", place=str(path))
+    if not isinstance(meta.get("framework"), str) or not isinstance(meta.get("tree"), dict):
+        raise CorruptError("The state does not say which framework wrote it, or what.", place=str(path))
+    return meta
 
 
 def read_weights(path: Path) -> dict[str, NDArray[Any]]:

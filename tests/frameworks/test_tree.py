@@ -129,3 +129,8 @@ def test_a_tensor_as_a_key_is_refused() -> None:
 def test_an_unknown_mark_is_refused() -> None:
     with pytest.raises(CorruptError, match="unknown mark 'code'"):
         unflatten([{"$": "code", "v": "print()"}], {}.get)
+
+
+def test_a_tensor_that_is_missing_is_named() -> None:
+    with pytest.raises(CorruptError, match="lacks its tensor 'model/w'"):
+        unflatten({"w": {"$": "tensor", "v": "model/w"}}, {}.__getitem__)
