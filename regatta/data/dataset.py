@@ -62,7 +62,7 @@ class Dataset:
         _check_counts(partitions=partitions, eval_partitions=eval_partitions or 0, seed=seed)
         columns = named_arrays((x, y, *more), names)
         rows = len(next(iter(columns.values())))
-        shares = [1.0] * partitions if proportions is None else [float(share) for share in proportions]
+        shares = [1.0] * partitions if proportions is None else list(proportions)
         train, held_out = split_rows(rows, partitions, eval_fraction, eval_partitions, seed, shares)
         sizes = [[len(part) for part in kind] for kind in (train, held_out)]
         content = hash_arrays(columns, [seed, *sizes])

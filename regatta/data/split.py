@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
+from numbers import Real
 
 from regatta.data.order import Indices, permutation
 from regatta.errors import DataError
@@ -51,8 +52,8 @@ def apportion(rows: int, partitions: int, proportions: Sequence[float], what: st
         )
     _check_proportions(proportions, partitions)
     # Exact fractions: with floats, a quota just below a whole number may round up and give out a row too many.
-    total = sum(map(Fraction, proportions))
-    quotas = [Fraction(share) * rows / total for share in proportions]
+    shares = [Fraction(float(share)) for share in proportions]
+    quotas = [share * rows / sum(shares) for share in shares]
     sizes = [math.floor(quota) for quota in quotas]
     by_remainder = sorted(range(partitions), key=lambda j: sizes[j] - quotas[j])
     for j in by_remainder[: rows - sum(sizes)]:
@@ -67,8 +68,12 @@ def _check_proportions(proportions: Sequence[float], partitions: int) -> None:
     received = f"proportions are {list(proportions)!r}"
     if len(proportions) != partitions:
         raise DataError(f"The {received}: {len(proportions)} numbers for {partitions} partitions.")
-    if not all(math.isfinite(share) and share > 0 for share in proportions):
+    if not all(map(_is_share, proportions)):
         raise DataError(f"The {received}; each must be a finite number greater than 0.")
+
+
+def _is_share(share: object) -> bool:
+    return isinstance(share, Real) and math.isfinite(share) and float(share) > 0
 
 
 def _cut(order: Indices, sizes: Sequence[int]) -> list[Indices]:

@@ -17,8 +17,6 @@ from regatta.data.formats import safetensors
 from regatta.data.partition import Partition, inspect
 from regatta.errors import ConflictError, DataError
 
-FINGERPRINT_KEY = "dataset"  # metadata: the data set that a file is part of
-
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
@@ -39,7 +37,7 @@ def is_written(partition: Partition, fingerprint: str) -> bool:
     if not partition.path.exists():
         return False
     try:
-        if safetensors.metadata(partition.path).get(FINGERPRINT_KEY) != fingerprint:
+        if safetensors.notes(partition.path).get("dataset") != fingerprint:
             raise ConflictError(
                 "This file belongs to other data, or to the same data cut up in another way.",
                 place=str(partition.path),
@@ -55,10 +53,10 @@ def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.ge
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    texts = {safetensors.COLUMNS_KEY: json.dumps(list(arrays)), FINGERPRINT_KEY: fingerprint}
+    noted = json.dumps({"columns": list(arrays), "dataset": fingerprint})
     temporary = partition.path.with_name(f".{partition.path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        save_file(dict(arrays), temporary, metadata=texts)
+        save_file(dict(arrays), temporary, metadata={safetensors.METADATA_KEY: noted})
         temporary.chmod(0o644)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())

@@ -103,14 +103,14 @@ def test_the_contract_notices_a_second_try_of_what_failed() -> None:
         run.act([Train({"lr": 0.1}, 3)])
 
 
-class Forgetful:
+class Remembering:
     """Breaks the rule that `start` begins anew."""
 
     def __init__(self) -> None:
         self.started = 0
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "forgetful"}
+        return {"kind": "remembering"}
 
     def start(self, goal: Goal) -> list[Action]:
         self.started += 1
@@ -122,4 +122,4 @@ class Forgetful:
 
 def test_the_contract_notices_a_search_that_remembers() -> None:
     with pytest.raises(AssertionError):
-        SearchContract().test_the_same_reports_get_the_same_answers(Forgetful())  # type: ignore[call-arg]
+        SearchContract().test_the_same_reports_get_the_same_answers(Remembering())  # type: ignore[call-arg]

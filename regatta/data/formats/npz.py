@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO
 
 import numpy as np
@@ -73,7 +74,7 @@ def _array_header(
         if version not in _KNOWN_VERSIONS:
             raise ValueError(f"version {version} of the format holds no plain arrays")
         shape, fortran, dtype = _KNOWN_VERSIONS[version](file)
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, SyntaxError, TokenError) as error:  # NumPy reads headers as Python literals
         raise _broken(path, f"the header of {member.filename!r} cannot be read ({error})") from error
     if dtype.kind not in "biufcSUmM" or dtype.itemsize == 0:
         raise DataError(

@@ -18,7 +18,9 @@ from regatta.data.formats import Stored, dtype_name
 from regatta.errors import DataError
 
 HEADER_LIMIT = 100_000_000  # the format's own
-COLUMNS_KEY = "columns"  # metadata: the order of the columns, which writers of this format do not keep
+# Our one entry in the metadata, itself JSON: {"columns": their order, which writers of the format do not keep,
+# "dataset": fingerprint}. One, because the library writes several in an order that changes from file to file.
+METADATA_KEY = "regatta"
 _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
     "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
@@ -40,9 +42,9 @@ def read(path: Path) -> tuple[npt.NDArray[np.generic], ...]:
     return tuple(_mapped(path, tensor) for tensor in tensors(path))
 
 
-def metadata(path: Path) -> dict[str, str]:
-    """The free texts of the header, even of a file whose data is cut off."""
-    return _metadata(_read_header(path)[0])
+def notes(path: Path) -> dict[str, Any]:
+    """What our writer noted in the header, even of a file whose data is cut off; empty for files of others."""
+    return _notes(_read_header(path)[0], path)
 
 
 def tensors(path: Path) -> list[Tensor]:
@@ -50,7 +52,7 @@ def tensors(path: Path) -> list[Tensor]:
     header, start = _read_header(path)
     found = {name: _tensor(name, entry, start, path) for name, entry in header.items() if name != "__metadata__"}
     _check_coverage(found.values(), start, path)
-    return [found[name] for name in _column_order(found, _metadata(header), path)]
+    return [found[name] for name in _column_order(found, _notes(header, path), path)]
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -78,7 +80,7 @@ def _tensor(name: str, entry: Any, start: int, path: Path) -> Tensor:
         raise _broken(path, f"the entry of {name!r} is not that of a tensor") from error
     if not numbers_hold:
         raise _broken(path, f"the entry of {name!r} has a length or offset that is not a whole number")
-    if kind not in _DTYPES:
+    if not isinstance(kind, str) or kind not in _DTYPES:
         raise DataError(
             f"The column {name!r} is of type {kind!r}, which NumPy does not have.",
             place=str(path),
@@ -103,22 +105,33 @@ def _check_coverage(found: Any, start: int, path: Path) -> None:
         raise _broken(path, f"its header describes {position} bytes, but the file has {size}: {state}")
 
 
-def _column_order(found: dict[str, Tensor], texts: dict[str, str], path: Path) -> list[str]:
-    """As the metadata says; else x, y, then the others by name."""
-    if COLUMNS_KEY not in texts:
-        return sorted(found, key=lambda name: ({"x": 0, "y": 1}.get(name, 2), len(name) if name.isdigit() else 0, name))
-    try:
-        order = json.loads(texts[COLUMNS_KEY])
-    except ValueError as error:
-        raise _broken(path, f"the metadata {COLUMNS_KEY!r} is not JSON ({error})") from error
-    if not isinstance(order, list) or sorted(map(str, order)) != sorted(found):
-        raise _broken(path, f"the metadata {COLUMNS_KEY!r} is {order!r}, but the columns are {sorted(found)}")
+def _column_order(found: dict[str, Tensor], noted: dict[str, Any], path: Path) -> list[str]:
+    """As noted; else x, y, the numbered ones, then the others by name."""
+    if "columns" not in noted:
+        return sorted(found, key=_usual_place)
+    order = noted["columns"]
+    if not isinstance(order, list) or sorted(order, key=str) != sorted(found):
+        raise _broken(path, f"its metadata lists the columns {order!r}, but they are {sorted(found)}")
     return order
 
 
-def _metadata(header: dict[str, Any]) -> dict[str, str]:
+def _usual_place(name: str) -> tuple[int, int, str]:
+    if name in ("x", "y"):
+        return 0, 0, name
+    return (1, len(name), name) if name.isdigit() else (2, 0, name)
+
+
+def _notes(header: dict[str, Any], path: Path) -> dict[str, Any]:
     texts = header.get("__metadata__")
-    return {k: v for k, v in texts.items() if isinstance(v, str)} if isinstance(texts, dict) else {}
+    if not isinstance(texts, dict) or METADATA_KEY not in texts:
+        return {}
+    try:
+        noted = json.loads(texts[METADATA_KEY])
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _broken(path, f"its metadata {METADATA_KEY!r} is not JSON ({error})") from error
+    if not isinstance(noted, dict):
+        raise _broken(path, f"its metadata {METADATA_KEY!r} is {noted!r}, not a JSON object")
+    return noted
 
 
 def _mapped(path: Path, tensor: Tensor) -> npt.NDArray[np.generic]:
