@@ -1,7 +1,8 @@
 """The units of a run: as rows, as a Chrome trace, and how far they were from the best possible.
 
 `chrome_trace` follows the Trace Event Format, so that Perfetto and chrome://tracing open it: a row for each
-worker, a slice for each unit, and an arrow for each hop from one worker to another.
+worker, a slice for each unit with the fetching and saving of its state inside it, and an arrow for each hop from one
+worker to another.
 """
 
 from __future__ import annotations
@@ -91,16 +92,18 @@ def _slices(record: RunRecord, threads: dict[str, int], origin: float) -> Iterat
     for unit in record.units:
         values = record.configs[unit.config].values if unit.config in record.configs else {}
         details = {k: v for k, v in asdict(unit).items() if k not in ("worker", "start", "end", "metrics")}
-        yield {
-            "ph": "X",
-            "name": _title(unit),
-            "cat": unit.kind,
-            "pid": 1,
-            "tid": threads[unit.worker],
-            "ts": _micros(unit.start - origin),
-            "dur": _micros(unit.seconds),
-            "args": {**details, "values": dict(values), "metrics": _finite(unit.metrics)},
-        }
+        args = {**details, "values": dict(values), "metrics": _finite(unit.metrics)}
+        thread, start = threads[unit.worker], unit.start - origin
+        yield _slice(_title(unit), unit.kind, thread, start, unit.seconds, args)
+        if unit.hop_seconds:
+            yield _slice("fetch state", "hop", thread, start, unit.hop_seconds, {"bytes": unit.hop_bytes})
+        if unit.save_seconds:
+            yield _slice("save state", "save", thread, unit.end - origin - unit.save_seconds, unit.save_seconds, {})
+
+
+def _slice(name: str, category: str, thread: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
+    times = {"ts": _micros(start), "dur": _micros(seconds)}
+    return {"ph": "X", "name": name, "cat": category, "pid": 1, "tid": thread, **times, "args": args}
 
 
 def _arrows(record: RunRecord, threads: dict[str, int], origin: float) -> Iterator[dict[str, Any]]:

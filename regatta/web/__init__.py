@@ -1,1 +1,8 @@
-"""To be written."""
+"""Pages that need nothing but a browser: a run enters, one HTML file with all it shows leaves.
+
+    gantt.py     what ran where, beside the learning curves; gantt.html, gantt.css, timeline.js, curves.js, gantt.js
+    table.py     the leaderboard in a notebook
+
+Scripts and styles are written into the page as they are: no build step, no network, no server. Data is embedded as
+JSON that cannot end its script element. The package knows runs, not workers or frameworks.
+"""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from html import escape
+from typing import TYPE_CHECKING
 
-from regatta.engine.record import ConfigRecord, RunRecord
+if TYPE_CHECKING:
+    from regatta.engine.record import ConfigRecord, RunRecord
 
 ROWS = 20
 
@@ -15,7 +17,8 @@ def table_html(name: str, record: RunRecord) -> str:
         return f"<p><b>{escape(name)}</b>: not begun</p>"
     board = record.leaderboard()
     varying = [key for key in _names(board) if len({str(c.values.get(key)) for c in board}) > 1]
-    head = "".join(f"<th>{escape(text)}</th>" for text in ("", "configuration", *varying, record.metric, "epoch", "status"))
+    titles = ("", "configuration", *varying, f"best {record.metric}", "epoch", "status")
+    head = "".join(f"<th>{escape(text)}</th>" for text in titles)
     rows = "".join(_row(rank, config, record, varying) for rank, config in enumerate(board[:ROWS], 1))
     more = f"<p>and {len(board) - ROWS} more</p>" if len(board) > ROWS else ""
     done, wanted = record.progress()

@@ -1,0 +1,51 @@
+"""`regatta demo`: the main job on a small scale, from a sweep to a picture of what ran where."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs
+
+PROGRAM = Path(__file__).parents[1] / "digits.py"
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "demo",
+        help="train eight small networks as one job and look at what happened",
+        description="Train eight small networks on four partitions of scikit-learn's digits, as one job.",
+    )
+    parser.add_argument("--program", action="store_true", help="print the program instead, to start from")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.program:
+        ui.write(PROGRAM.read_text().rstrip())
+        return 0
+    from regatta.cli.commands.run import execute, present
+    from regatta.cli.loading import load_sweep
+    from regatta.web.gantt import write_page
+
+    ui.message("Eight networks on scikit-learn's digits: 4 partitions, 3 epochs each, hopping between the workers.")
+    finished = execute(load_sweep(str(PROGRAM)))
+    present(finished)
+    page = finished.folder / "gantt.html"
+    write_page(finished, page)
+    name = finished.name
+    ui.message(f"What ran where: {os.path.relpath(page)} (open it in a browser)\n")
+    ui.steps(
+        "Try next:",
+        {
+            f"regatta show {name}": "this leaderboard again; --json for programs",
+            f"regatta show {name} --gantt gantt.html": "the picture: a row for each worker, a colour for each model",
+            f"regatta replay {name}": "train it all again and compare every state, bit for bit",
+            "regatta demo --program > digits.py": "the program, yours to change",
+            "regatta explain digits.py": "the plan before it is spent: units, times, bytes to hop",
+            "regatta run digits.py": "train your own version of it",
+        },
+    )
+    return 0 if finished.record.status == "done" else 1

@@ -1,0 +1,90 @@
+"""`regatta show RUN`: a run's leaderboard and resources, one of its configurations, or its picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
+from regatta.errors import UsageError
+
+if TYPE_CHECKING:
+    from regatta.engine.record import RunRecord
+    from regatta.sweep import Run
+
+SHOWN = 20
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "show",
+        help="a run's leaderboard, resources, and what ran where",
+        description="The leaderboard and the resources of a run, by the best value of each configuration.",
+    )
+    add_run(parser)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="one configuration: its epochs, its error")
+    parser.add_argument("--all", action="store_true", help=f"every configuration, not only the best {SHOWN}")
+    parser.add_argument("--gantt", metavar="FILE", type=Path, help="write a page that shows what ran where")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, for Perfetto")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = chosen_run(args)
+    written = _write_files(chosen, args.gantt, args.trace)
+    if args.config is not None:
+        _show_config(chosen, args)
+    elif args.json:
+        from regatta.cli.documents import run_document
+
+        ui.write_json(run_document(chosen.record, chosen.folder))
+    elif not written:
+        _show_run(chosen.record, args)
+    for path in written:
+        ui.message(f"Wrote {path}")
+    return 0
+
+
+def _write_files(chosen: Run, gantt: Path | None, trace: Path | None) -> list[Path]:
+    written = []
+    if gantt is not None:
+        from regatta.web.gantt import page
+
+        written.append(_write(gantt, page(chosen)))
+    if trace is not None:
+        written.append(_write(trace, json.dumps(chosen.chrome_trace())))
+    return written
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {str(path)!r}: {error.strerror}.") from error
+    return path
+
+
+def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
+    from regatta.cli.tables import leaderboard, resources
+
+    ui.write_table(leaderboard(record, limit=None if args.all else SHOWN))
+    ui.write("")
+    ui.write_table(resources(record))
+    for level, text in record.notes:
+        ui.message(f"{level}: {text}")
+
+
+def _show_config(chosen: Run, args: argparse.Namespace) -> None:
+    from regatta.cli import documents, tables
+
+    config = chosen.find(args.config)
+    if args.json:
+        content = documents.configuration(chosen.record, config)
+        ui.write_json(documents.document(run=chosen.name, configuration=content))
+    else:
+        ui.write_table(tables.configuration(chosen.record, config))

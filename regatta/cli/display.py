@@ -1,0 +1,183 @@
+"""A run while it goes on: a picture that stays in its place on a terminal, plain lines elsewhere.
+
+The runner calls the listener after each record of its journal, from its own thread. The display folds the records
+once more into a `RunRecord` of its own, under a lock: its refreshing thread never looks at the runner's.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from regatta.cli import figures
+from regatta.cli.picture import picture
+from regatta.cli.tables import remark
+
+if TYPE_CHECKING:
+    from regatta.engine.record import RunRecord
+
+Listener: TypeAlias = "Callable[[RunRecord, dict[str, Any]], None]"
+
+LINE_SECONDS = 2.0  # between lines of progress where there is no terminal
+RATE_WINDOW = 256  # units over which the rate is measured
+STYLES = {"warning": "yellow", "error": "red", "failed": "red"}
+
+
+@contextmanager
+def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
+    """A listener that shows a run on the stream (stderr) for as long as the context is open."""
+    console = Console(file=stream, stderr=stream is None, highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield Lines(console)
+        return
+    state = Watched()
+    live = Live(
+        console=console,
+        get_renderable=lambda: state.show(console),
+        refresh_per_second=8,
+        transient=True,
+        vertical_overflow="crop",
+    )
+    with live:
+        yield lambda record, line: _on_terminal(live, state, record, line)
+
+
+class Watched:
+    """The run as the display knows it, and the pace of its units."""
+
+    def __init__(self) -> None:
+        self.record: RunRecord | None = None
+        self.pace = Pace()
+        self._lock = threading.Lock()
+
+    def hear(self, record: RunRecord, line: dict[str, Any]) -> None:
+        with self._lock:
+            if self.record is None:
+                self.record = copy.deepcopy(record)  # it holds this line already, and what a resumed run had before
+            else:
+                self.record.apply(line)
+            self.pace.hear(line)
+
+    def show(self, console: Console) -> Any:
+        with self._lock:
+            if self.record is None or not self.record.header:
+                return Text("starting", style="dim")
+            return picture(self.record, self.pace, time.time(), console.width, console.height)
+
+
+class Pace:
+    """How many training units a second, over the last of them, and so the time left."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
+
+    def hear(self, line: dict[str, Any]) -> None:
+        if line["event"] == "unit" and line["kind"] == "train":
+            self._ends.append(line["time"])
+
+    @property
+    def rate(self) -> float | None:
+        """None until two units at two times are known."""
+        if len(self._ends) < 2 or self._ends[-1] <= self._ends[0]:
+            return None
+        return (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
+
+    def left(self, units: int, now: float) -> float | None:
+        rate = self.rate
+        return None if rate is None else max(0.0, units / rate - max(0.0, now - self._ends[-1]))
+
+
+class Lines:
+    """Where nobody can redraw: start, failures, notes and the end always, reports every few seconds."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._last = float("-inf")
+        self._started = False
+        self._pace = Pace()
+
+    def __call__(self, record: RunRecord, line: dict[str, Any]) -> None:
+        self._pace.hear(line)
+        if not self._started and line["event"] in ("pilot", "start", "unit", "end"):
+            self._started = True
+            self._say(opening(record))
+        remarkable = announcement(record, line)
+        if remarkable is not None:
+            self._say(remarkable)
+        elif line["event"] == "report" and self._clock() - self._last >= LINE_SECONDS:
+            self._last = self._clock()
+            self._say(Text(report_line(record, line, self._pace)))
+
+    def _say(self, text: Text) -> None:
+        self._console.print(text, soft_wrap=True)
+
+
+def _on_terminal(live: Live, state: Watched, record: RunRecord, line: dict[str, Any]) -> None:
+    state.hear(record, line)
+    text = announcement(record, line)
+    if text is not None:
+        live.console.print(text)
+
+
+def opening(record: RunRecord) -> Text:
+    """What is about to be trained, and on what."""
+    header = record.header
+    parts = [figures.count(len(record.configs), "configuration")]
+    if header:
+        parts.append(figures.count(len(header["dataset"]["train"]), "partition"))
+        parts.append(figures.count(header["epochs"], "epoch"))
+    workers = header.get("cluster", {}).get("workers") or len(record.workers)
+    return Text(f"{record.name}: {', '.join(parts)} on {figures.count(workers, 'worker')}")
+
+
+def announcement(record: RunRecord, line: dict[str, Any]) -> Text | None:
+    """What people should see at once and find again above the picture: failures, notes, lost workers, the end."""
+    event = line["event"]
+    if event == "failed":
+        lines = str(line["error"]).strip().splitlines()
+        return Text(f"failed: {line['config']}: {lines[-1] if lines else 'no message'}", style="red")
+    if event == "note":
+        return Text(f"{line['level']}: {line['text']}", style=STYLES.get(line["level"], ""))
+    if event == "worker" and line["state"] == "down" and line.get("reason"):
+        return Text(f"worker {line['worker']} is gone: {line['reason']}", style="yellow")
+    if event == "end":
+        return closing(record)
+    return None
+
+
+def closing(record: RunRecord) -> Text:
+    """One line that stays: how it ended and what is best."""
+    text = f"{record.name}: {record.status}"
+    if record.units:
+        used = record.resources()
+        text += f", {figures.count(used.units, 'unit')} in {figures.seconds(used.wall)}"
+    ranked = record.leaderboard() if record.header else []
+    best = ranked[0].best(record.metric, record.mode) if ranked else None
+    if best:
+        text += f", best {record.metric} {figures.metric(best[1])} (configuration {ranked[0].id}, epoch {best[0]})"
+    failed = sum(config.status == "failed" for config in record.configs.values())
+    if failed:
+        text += f", {figures.count(failed, 'configuration')} failed"
+    if record.error:
+        text += f": {record.error.strip().splitlines()[-1]}"
+    return Text(text, style="green" if record.status == "done" else "red")
+
+
+def report_line(record: RunRecord, line: dict[str, Any], pace: Pace) -> str:
+    config = record.configs[line["config"]]
+    done, wanted = record.progress()
+    value = figures.metric(line["metrics"].get(record.metric))
+    text = f"{done}/{wanted} units, {config.id} epoch {line['epoch']}/{config.epochs}: {record.metric} {value}"
+    left = pace.left(wanted - done, line["time"])
+    trouble = remark(config, record.metric)
+    return text + (f", {figures.seconds(left)} left" if left is not None else "") + (f" ({trouble})" if trouble else "")

@@ -1,0 +1,119 @@
+"""A user's Python file, executed to find the sweep that it defines.
+
+The file's functions are sent to the workers by value: they need not be importable there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
+
+from regatta.errors import RegattaError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from regatta.sweep import Sweep
+
+DEFAULT_NAME = "sweep"
+
+
+def load_sweep(target: str) -> Sweep:
+    """The sweep of FILE or FILE:name."""
+    path, name = split_target(target)
+    names = vars(load_file(path))
+    return _pick(names, name, path)
+
+
+def split_target(target: str) -> tuple[Path, str]:
+    """FILE:name taken apart; a path that has a colon itself stays whole if it exists."""
+    path, _, name = target.rpartition(":")
+    if path and name.isidentifier() and not Path(target).exists():
+        return Path(path), name
+    return Path(target), DEFAULT_NAME
+
+
+def looks_like_file(target: str) -> bool:
+    """Whether a word that may name a file or a run names a file."""
+    path, _ = split_target(target)
+    return path.suffix == ".py" or path.is_file()
+
+
+def load_file(path: Path) -> ModuleType:
+    """Execute a file as a module, not as `__main__`; its neighbours can be imported from it."""
+    if not path.is_file():
+        known = [str(p) for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UsageError(f"The file {str(path)!r} {what}.", candidates=nearest(str(path), known))
+    name = "regatta_file_" + re.sub(r"\W", "_", path.stem)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{str(path)!r} is not a Python file.", hint="Give it a name that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    _by_value(module)
+    _execute(spec.loader.exec_module, module, path)
+    return module
+
+
+def _by_value(module: ModuleType) -> None:
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
+
+
+def _execute(execute: Callable[[ModuleType], None], module: ModuleType, path: Path) -> None:
+    try:
+        execute(module)
+    except RegattaError as error:
+        error.place = error.place or _place(error, path)
+        raise
+    except Exception as error:
+        shown = "".join(traceback.format_exception(error.with_traceback(_own_frames(error, path))))
+        raise UsageError("The file did not run to its end.", place=_place(error, path), hint=shown) from error
+
+
+def _own_frames(error: Exception, path: Path) -> TracebackType | None:
+    """The traceback from the user's file on, without the way that led into it."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != str(path.resolve()):
+        frame = frame.tb_next
+    return frame
+
+
+def _place(error: Exception, path: Path) -> str:
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f"{error.filename}:{error.lineno}"
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
+    ]
+    return f"{path}:{lines[-1]}" if lines else str(path)
+
+
+def _pick(names: Mapping[str, object], name: str, path: Path) -> Sweep:
+    from regatta.sweep import Sweep
+
+    found = names.get(name)
+    if isinstance(found, Sweep):
+        return found
+    sweeps = [known for known, value in names.items() if isinstance(value, Sweep)]
+    if name in names:
+        problem = f"{name!r} is a {type(found).__name__}, not a regatta.Sweep."
+    else:
+        problem = f"There is no sweep named {name!r}."
+    raise UsageError(problem, place=str(path), hint=_remedy(names, sweeps, path))
+
+
+def _remedy(names: Mapping[str, object], sweeps: list[str], path: Path) -> str:
+    if sweeps:
+        return "It defines these sweeps; choose one: " + ", ".join(f"{path}:{name}" for name in sweeps)
+    defined = [n for n, value in names.items() if not n.startswith("_") and not isinstance(value, ModuleType)]
+    listed = f"It defines {', '.join(defined)}, but no sweep." if defined else "It defines nothing."
+    return f"{listed}\nPut a line like this into it: sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn)"

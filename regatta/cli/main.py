@@ -1,0 +1,99 @@
+"""The command `regatta` (and `dlv`): parses, runs one verb, and turns what it raises into an exit code.
+
+0 done, 1 failed or differs, 2 usage, 3 not found, 4 conflict, 130 interrupted, 141 the reader of a pipe went away.
+An exception that nobody meant to raise shows its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, cast
+
+from regatta import __version__
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs
+from regatta.cli.commands import demo, explain, replay, run, runs, show, simulate
+from regatta.errors import RegattaError, UsageError, nearest
+
+VERBS = (demo, run, explain, runs, show, replay, simulate)
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises our error for wrong arguments, so that all errors look alike."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message[:1].upper() + message[1:] + ".", hint=f"See: {self.prog} --help")
+
+
+def entry() -> NoReturn:
+    sys.exit(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except RegattaError as error:
+        ui.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        ui.message("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it exits; nobody reads it any longer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """The parser, and those of its verbs by name."""
+    parser = Parser(
+        prog="regatta",
+        description="Train many deep-learning models as one job, and keep every one of them.",
+        epilog="Begin with: regatta demo",
+    )
+    parser.add_argument("--version", action="version", version=f"regatta {__version__}")
+    parser.add_argument("--no-color", action="store_true", help="no colour, as with NO_COLOR in the environment")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+    by_name = {}
+    for verb in VERBS:
+        added = verb.add_parser(cast(Verbs, verbs))
+        added.set_defaults(run=verb.run)
+        added.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        by_name[added.prog.split()[-1]] = added
+    return parser, by_name
+
+
+def _dispatch(argv: list[str]) -> int:
+    parser, by_name = build_parser()
+    _check_verb(argv, by_name)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(unknown, by_name.get(args.command, parser))
+    if args.no_color:
+        ui.forbid_color()
+    if args.command is None:
+        parser.print_help()
+        return 0
+    return int(args.run(args))
+
+
+def _check_verb(argv: Sequence[str], known: Sequence[str] | dict[str, argparse.ArgumentParser]) -> None:
+    """argparse would list every command; the nearest ones help more."""
+    verb = next((word for word in argv if not word.startswith("-")), None)
+    if verb is not None and verb not in known:
+        raise UsageError(
+            f"There is no command {verb!r}.", candidates=nearest(verb, known), hint="See all of them: regatta --help"
+        )
+
+
+def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> NoReturn:
+    word = unknown[0].partition("=")[0]
+    options = [option for action in parser._actions for option in action.option_strings]
+    candidates = nearest(word, options) if word.startswith("-") else ()
+    raise UsageError(f"{parser.prog} does not take {word!r}.", candidates=candidates, hint=f"See: {parser.prog} --help")

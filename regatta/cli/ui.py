@@ -1,0 +1,97 @@
+"""The only module that prints: data to stdout, messages and errors to stderr.
+
+rich draws the tables and is imported when the first one is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from regatta.cli.tables import Cell, Table
+from regatta.errors import RegattaError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+RED, DIM, BOLD = "1;31", "2", "1"
+
+
+def forbid_color() -> None:
+    """No colour from here on, in this process and those it starts: https://no-color.org."""
+    os.environ["NO_COLOR"] = "1"
+
+
+def write(text: str) -> None:
+    print(text)
+
+
+def write_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def message(text: str = "") -> None:
+    print(text, file=sys.stderr)
+
+
+def error(problem: RegattaError) -> None:
+    """What went wrong, the nearest names, and what to do; each on its own line."""
+    place = f"{problem.place}: " if problem.place else ""
+    message(f"{_paint('error:', RED, sys.stderr)} {place}{problem.message}")
+    if problem.candidates:
+        message("  Did you mean " + " or ".join(problem.candidates) + "?")
+    for line in (problem.hint or "").splitlines():
+        message(f"  {line}")
+
+
+def steps(heading: str, commands: dict[str, str]) -> None:
+    """Commands to type next, each with what it does."""
+    message(_paint(heading, BOLD, sys.stderr))
+    width = max(map(len, commands))
+    for command, purpose in commands.items():
+        message(f"  {command:{width}}  {_paint(purpose, DIM, sys.stderr)}")
+
+
+def write_table(table: Table) -> None:
+    """Draw a table; in a pipe it is as wide as its content, so that no cell is cut there."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        _draw(table, Console(highlight=False))
+        return
+    buffer = io.StringIO()
+    _draw(table, Console(file=buffer, highlight=False, width=10_000))
+    print("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()))
+
+
+def _draw(table: Table, console: Console) -> None:
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    for line in table.above:
+        console.print(Text(line, style="bold" if line is table.above[0] else "dim"))
+    if table.rows:
+        grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+        for column in table.columns:
+            grid.add_column(Text(column.name), justify="right" if column.right else "left", no_wrap=True)
+        grid.columns[-1].no_wrap = False  # the last one holds sentences
+        for row in table.rows:
+            grid.add_row(*(_text(cell) for cell in row))
+        console.print(grid)
+    for line in table.below:
+        console.print(Text(line, style="dim"))
+
+
+def _text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    return Text(cell) if isinstance(cell, str) else Text(*cell)
+
+
+def _paint(text: str, code: str, stream: TextIO) -> str:
+    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\x1b[{code}m{text}\x1b[0m"
