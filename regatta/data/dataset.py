@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +19,7 @@ from regatta.data.formats import dtype_name
 from regatta.data.order import Indices
 from regatta.data.partition import Column, Partition, inspect, unknown_format
 from regatta.data.split import split_rows
-from regatta.data.write import is_written, locked, write_partition
+from regatta.data.write import check_owner, is_written, locked, write_partition
 from regatta.errors import DataError, UsageError, nearest
 from regatta.location import ensure_repository, writable_folder
 
@@ -116,9 +115,9 @@ class Dataset:
         """The columns that all partitions share; empty where only an `input_fn` can tell."""
         return next((part.columns for part in self.train + self.eval if part.columns), ())
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """What the data is, wherever it lies: a hash of all of it."""
+        """What the data is, wherever it lies: a hash of all of it, as it is now."""
         return self.content or hash_files([p.path for p in self.train], [p.path for p in self.eval])
 
     def check(self, input_fn: bool = False) -> None:
@@ -135,6 +134,8 @@ class Dataset:
                     place=str(part.path),
                     hint="Make the Dataset again.",
                 )
+            if self.content is not None:
+                check_owner(part.path, self.content)
         _check_alike(self.train + self.eval)
 
     def holders(self, worker_names: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:

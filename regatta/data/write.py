@@ -37,15 +37,19 @@ def is_written(partition: Partition, fingerprint: str) -> bool:
     if not partition.path.exists():
         return False
     try:
-        if safetensors.notes(partition.path).get("dataset") != fingerprint:
-            raise ConflictError(
-                "This file belongs to other data, or to the same data cut up in another way.",
-                place=str(partition.path),
-                hint="Pass another directory, or delete the file.",
-            )
+        check_owner(partition.path, fingerprint)
         return inspect(partition.path) == partition
     except DataError:
         return False
+
+
+def check_owner(path: Path, fingerprint: str) -> None:
+    if safetensors.notes(path).get("dataset") != fingerprint:
+        raise ConflictError(
+            "This file belongs to other data, or to the same data cut up in another way.",
+            place=str(path),
+            hint="Pass another directory, or delete the file.",
+        )
 
 
 def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.generic]], fingerprint: str) -> None:

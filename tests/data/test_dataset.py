@@ -370,6 +370,13 @@ def test_check_looks_at_the_files_as_they_are_now(tmp_path: Path) -> None:
         data.check()
 
 
+def test_check_notices_the_file_of_another_data_set(tmp_path: Path, made: Dataset) -> None:
+    other = Dataset.from_arrays(*arrays(), partitions=4, seed=1, directory=tmp_path / "other")
+    os.replace(other.train[2].path, made.train[2].path)
+    with pytest.raises(ConflictError, match="belongs to other data"):
+        made.check()
+
+
 def test_a_data_set_without_training_partitions() -> None:
     with pytest.raises(DataError, match="no training partitions"):
         Dataset("empty", ()).check()
@@ -389,6 +396,7 @@ def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path: Path) -> N
     assert Dataset.from_paths(paths[0][:1], paths[0][1:]).fingerprint != first.fingerprint
     savez(paths[1][0], x=np.ones((5, 3), np.float32), y=np.zeros(5, np.int64))
     assert Dataset.from_paths(paths[1]).fingerprint != first.fingerprint
+    assert pickle.loads(pickle.dumps(second)).fingerprint != first.fingerprint, "it is of the files as they are now"
 
 
 def test_the_fingerprint_of_a_folder(tmp_path: Path) -> None:
