@@ -167,7 +167,7 @@ class Sweep:
 
     def _check(self) -> None:
         """What can be known to be wrong before anything is started."""
-        self.dataset.check()
+        self.dataset.check(input_fn=self.recipe.input_fn is not None)
         configs = self.configs()
         if not configs:
             raise UsageError("The search has no configuration to begin with.")

@@ -70,7 +70,7 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
 
 
 def _check_same_data(sweep: Sweep, record: RunRecord) -> None:
-    sweep.dataset.check()
+    sweep.dataset.check(input_fn=sweep.recipe.input_fn is not None)
     then, now = record.header["dataset"]["fingerprint"], sweep.dataset.describe()["fingerprint"]
     if then != now:
         raise UsageError(f"The data set is not the one of the run: its fingerprint was {then} and is {now}.")
