@@ -67,12 +67,11 @@ def report(
     print_table(columns, rows)
     if bars:
         print()
-        verdicts = [
-            [b.name, b.measured, f"{b.sense} {b.limit:g}", "kept" if b.kept else "MISSED"] for b in bars
-        ]
+        verdicts = [[b.name, b.measured, f"{b.sense} {b.limit:g}", "kept" if b.kept else "MISSED"] for b in bars]
         print_table(["bar", "measured", "limit", ""], verdicts)
     path = _write(name, columns, rows, bars, peers, notes or {})
-    print(f"\nwritten to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    print(f"\n{_where(peers)}")
+    print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
     if not all(bar.kept for bar in bars):
         sys.exit(1)
 
@@ -99,6 +98,15 @@ def environment(peers: Sequence[str] = ()) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {package: _version(package) for package in dict.fromkeys((*PACKAGES, *peers))},
     }
+
+
+def _where(peers: Sequence[str]) -> str:
+    found = environment(peers)
+    machine = found["machine"]
+    versions = ", ".join(f"{package} {number}" for package, number in found["packages"].items() if number)
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; Python {found['python']}, {versions}"
+    )
 
 
 def _write(
