@@ -104,7 +104,7 @@ class _Pilots:
 
     def check(self, metric: str) -> None:
         """A sweep of which nothing works, or that looks for a metric nobody gives, must not begin."""
-        if self.configs and not self.outcome.results:
+        if self.configs and not self.outcome.results and self.outcome.failed:
             first = next(iter(self.outcome.failed.values()))
             raise UsageError(
                 f"No configuration can be trained. The first, {first.task.config}, failed with\n\n{first.traceback}",
@@ -119,10 +119,14 @@ class _Pilots:
             )
 
     def _lose(self, event: WorkerLost) -> None:
+        """The configuration that was tried gets no estimate; whether it is to blame, its units will show."""
         self.outcome.ready.pop(event.worker, None)
+        if event.worker not in self.busy:
+            return
         self.busy.discard(event.worker)
         self.losses += 1
-        if self.losses >= 3:
+        all_tried = not self.left and not self.busy
+        if not self.outcome.results and (all_tried or self.losses > 2 * len(self.pool.workers)):
             raise RegattaError(f"Workers die while they try the first batches: {event.worker} {event.reason}.")
 
     def _learn(self, config: str, result: PilotResult) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import deque
+import queue
 from pathlib import Path
 
 from regatta.cluster import Cluster
@@ -20,7 +20,7 @@ class InlinePool:
         self._trainers = {
             name: Trainer(name, outfit, choose_device(cluster.device, index)) for index, name in enumerate(self.workers)
         }
-        self._tasks: deque[tuple[str, Task]] = deque()
+        self._tasks: queue.SimpleQueue[tuple[str, Task] | None] = queue.SimpleQueue()  # None: wake up
         self._events: list[Event] = []
 
     def start(self) -> None:
@@ -29,14 +29,17 @@ class InlinePool:
             self._events.append(WorkerReady(name, info))
 
     def submit(self, worker: str, task: Task) -> None:
-        self._tasks.append((worker, task))
+        self._tasks.put((worker, task))
 
     def prefetch(self, worker: str, state: Path) -> None:
         """Nothing to gain: while one unit trains, nothing else can read."""
 
     def events(self) -> list[Event]:
         if not self._events:
-            worker, task = self._tasks.popleft()
+            given = self._tasks.get()
+            if given is None:
+                return []
+            worker, task = given
             done = self._trainers[worker].run(task)
             self._events.append(done)
             if isinstance(done, TaskDone) and task.state_out is not None:
@@ -45,7 +48,7 @@ class InlinePool:
         return found
 
     def wake(self) -> None:
-        """`events` never waits here."""
+        self._tasks.put(None)
 
     def close(self) -> None:
-        self._tasks.clear()
+        """There is nothing to end; tasks that nobody waited for were never begun."""

@@ -17,6 +17,8 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -89,7 +91,7 @@ class ProcessPool:
 
     def close(self) -> None:
         for member in self._members.values():
-            member.process.kill()
+            _end_group(member.process)
         for member in self._members.values():
             member.process.wait()
             member.socket.close()
@@ -100,7 +102,7 @@ class ProcessPool:
     def _spawn(self, name: str) -> None:
         ours, theirs = Pipe()
         threads = self._cluster.threads or 1
-        command = [sys.executable, "-m", "regatta.engine.workers.process", str(theirs.fileno())]
+        command = [sys.executable, "-u", "-m", "regatta.engine.workers.process", str(theirs.fileno())]
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         with self._log(name).open("ab") as log:
             process = subprocess.Popen(
@@ -135,7 +137,7 @@ class ProcessPool:
     def _bury(self, name: str) -> WorkerLost:
         member = self._members.pop(name)
         member.socket.close()
-        member.process.kill()  # the stream ended; if the process has not, it is of no more use
+        _end_group(member.process)  # the stream ended; if the process has not, it is of no more use
         reason = _how_it_ended(member.process.wait())
         if not member.ready:
             self._failed_starts[name] += 1
@@ -154,6 +156,12 @@ class ProcessPool:
     def _last_words(self, name: str) -> str:
         text = self._log(name).read_text(errors="replace").strip()
         return "\n".join(text.splitlines()[-20:])
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a worker, which leads a group of its own, with all that its user's code has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _how_it_ended(code: int) -> str:
@@ -183,14 +191,14 @@ def serve(file: int) -> None:
     side = _Side(Connection(file))
     hello: _Hello = side.hear()
     sys.path[:] = hello.path
+    outfit: Outfit = cloudpickle.loads(hello.outfit)  # first, for it may fail
     limit_threads(hello.threads)
     warm_up()
-    outfit: Outfit = cloudpickle.loads(hello.outfit)
     trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     published: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(side, trainer, tasks), daemon=True).start()
-    threading.Thread(target=_keep, args=(side, trainer.worker, published), daemon=True).start()
+    threading.Thread(target=_live_by, args=(_listen, side, trainer, tasks), daemon=True).start()
+    threading.Thread(target=_live_by, args=(_keep, side, trainer.worker, published), daemon=True).start()
     side.say(WorkerReady(hello.worker, {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads}))
     while True:
         done = trainer.run(tasks.get())
@@ -199,12 +207,21 @@ def serve(file: int) -> None:
             published.put(done.task.state_out)
 
 
+def _live_by(body: Callable[..., None], *arguments: Any) -> None:
+    """Whatever ends a part of a worker ends it all at once: one that is deaf, or keeps nothing, must not look alive."""
+    try:
+        body(*arguments)
+    except BaseException:  # noqa: BLE001 (told to the log; the controller hears of the death)
+        traceback.print_exc()
+        os._exit(1)  # before the socket is closed: the reason of the end is this exit code
+
+
 def _listen(side: _Side, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
     while True:
         try:
             message = side.hear()
         except (EOFError, ConnectionResetError):
-            os._exit(0)  # the controller is gone, and with it the reason to go on
+            os.killpg(os.getpid(), signal.SIGKILL)  # the controller is gone, and with it the reason to go on
         if isinstance(message, Task):
             tasks.put(message)
         else:
@@ -220,4 +237,4 @@ def _keep(side: _Side, worker: str, published: queue.SimpleQueue[Path]) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    _live_by(serve, int(sys.argv[1]))
