@@ -43,7 +43,7 @@ def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
     live = Live(
         console=console,
         get_renderable=lambda: state.show(console),
-        refresh_per_second=8,
+        refresh_per_second=5,
         transient=True,
         vertical_overflow="crop",
     )

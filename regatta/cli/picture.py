@@ -70,7 +70,7 @@ def _overall(record: RunRecord, pace: PaceLike, now: float, width: int) -> Rende
 
 
 def _choose_workers(record: RunRecord, limit: int) -> list[WorkerRecord]:
-    workers = list(record.workers.values())
+    workers = sorted(record.workers.values(), key=lambda worker: (len(worker.name), worker.name))
     if len(workers) <= limit:
         return workers
     busy_first = sorted(workers, key=lambda worker: worker.running is None)

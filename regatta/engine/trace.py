@@ -66,8 +66,8 @@ def chrome_trace(record: RunRecord) -> dict[str, Any]:
 
 
 def worker_names(record: RunRecord) -> list[str]:
-    """All workers of the run, those of the journal first, then any that only units name."""
-    return list(dict.fromkeys([*record.workers, *(unit.worker for unit in record.units)]))
+    """All workers that the journal names, w2 before w10."""
+    return sorted({*record.workers, *(unit.worker for unit in record.units)}, key=lambda name: (len(name), name))
 
 
 def _busy(record: RunRecord) -> dict[str, float]:

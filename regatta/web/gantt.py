@@ -45,7 +45,8 @@ def page_data(run: Run) -> dict[str, Any]:
     record = run.record
     origin = min((unit.start for unit in record.units), default=record.started)
     ranked = record.leaderboard()
-    workers = list(dict.fromkeys([*record.workers, *(unit.worker for unit in record.units)]))
+    named = {*record.workers, *(unit.worker for unit in record.units)}
+    workers = sorted(named, key=lambda name: (len(name), name))  # w2 before w10
     efficiency = run.efficiency()
     return {
         "version": VERSION,

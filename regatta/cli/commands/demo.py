@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from regatta.web.gantt import write_page
 
     ui.message("Eight networks on scikit-learn's digits: 4 partitions, 3 epochs each, hopping between the workers.")
+    ui.message("PyTorch takes a few seconds to load, here and in each worker.")
     finished = execute(load_sweep(str(PROGRAM)))
     present(finished)
     page = finished.folder / "gantt.html"

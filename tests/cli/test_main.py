@@ -1,0 +1,138 @@
+"""Exit codes, wrong arguments, and what `regatta --help` may cost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from made_journal import MadeRun
+
+from regatta import __version__
+from regatta.cli import main as cli
+from regatta.errors import ConflictError, CorruptError, NotFoundError, RegattaError, UsageError
+
+REGATTA = [sys.executable, "-c", "from regatta.cli.main import entry; entry()"]
+
+
+def call(*words: str) -> int:
+    return cli.main(list(words))
+
+
+def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
+    def run(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr("regatta.cli.commands.runs.run", run)
+    return call("runs")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RegattaError("no"), 1),
+        (CorruptError("no"), 1),
+        (UsageError("no"), 2),
+        (NotFoundError("no"), 3),
+        (ConflictError("no"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert raising(error, monkeypatch) == code
+
+
+def test_errors_go_to_stderr_with_place_candidates_and_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = UsageError("It is wrong.", place="sweep.py:3", candidates=["this", "that"], hint="Do one.\nThen another.")
+    raising(error, monkeypatch)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == ("error: sweep.py:3: It is wrong.\n  Did you mean this or that?\n  Do one.\n  Then another.\n")
+
+
+def test_an_unexpected_exception_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ZeroDivisionError):
+        raising(ZeroDivisionError("a fault of ours"), monkeypatch)
+
+
+def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("repaly", "digits-1") == 2
+    assert "Did you mean replay?" in capsys.readouterr().err
+
+
+def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("runs", "--jsno") == 2
+    assert "Did you mean --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["run"], ["simulate", "x.py", "--workers", "4,zero"], ["show", "a", "b", "c"]])
+def test_wrong_arguments_are_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        call("--version")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"regatta {__version__}\n"
+    assert call() == 0
+    listed = capsys.readouterr().out
+    _, verbs = cli.build_parser()
+    assert all(f"    {verb} " in listed for verb in verbs)
+
+
+def test_every_verb_has_help_and_every_reading_one_has_json(capsys: pytest.CaptureFixture[str]) -> None:
+    _, verbs = cli.build_parser()
+    assert set(verbs) >= {"demo", "run", "explain", "runs", "show", "replay", "simulate"}
+    for verb in verbs:
+        with pytest.raises(SystemExit):
+            call(verb, "--help")
+        assert verb == "demo" or "--json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--no-color", "runs"], ["runs", "--no-color"]])
+def test_colour_can_be_forbidden_before_and_after_the_verb(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.chdir(tmp_path)
+    call(*words)
+    assert os.environ["NO_COLOR"] == "1"
+
+
+def test_colour_marks_errors_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regatta.cli import ui
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert ui._paint("error:", ui.RED, Terminal()) == "\x1b[1;31merror:\x1b[0m"  # type: ignore[arg-type]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert ui._paint("error:", ui.RED, Terminal()) == "error:"  # type: ignore[arg-type]
+
+
+def test_a_reader_that_goes_away_is_not_an_error(tmp_path: Path) -> None:
+    MadeRun(configs=400, epochs=1, name="long").write(tmp_path / ".regatta" / "runs")
+    words = [*REGATTA, "show", "long", "--json"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
+    program = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(30)\n"
+    (tmp_path / "sweep.py").write_text(program)
+    done = subprocess.run([*REGATTA, "explain", "sweep.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 130, signal.Signals(-done.returncode)
+    assert done.stderr == "interrupted\n"
