@@ -1,82 +1,258 @@
-"""Byte planes as streams: the entropy coders, and what a hostile stream may not do.
+"""Entropy coders: values as streams of bytes, and what a hostile stream may not do.
 
-A stream tells by its length what it is, given the number of bytes that it stands for:
+A stream tells by its length what it is, given the number of values that it stands for:
 
-    as many bytes         the bytes themselves
-    one byte              that byte, over and over
-    anything else         a codec's number, then its data
+    as long as the values     the values themselves
+    as long as one value      that value, over and over
+    anything else             a codec's number, then its data
 
-Nothing is decoded before the length that it claims is found to be the one expected.
+    ZSTD     bytes, in one zstd frame
+    PAIRS    bytes of which nearly all lie close together: two to a byte, in a stream of their own; the others after it
+    PCODEC   integers or floats of 8 to 64 bits, as one chunk of pcodec: header, metadata, page
+
+Nothing is decoded before the length that it claims is found to be the one expected, and pcodec's metadata may name no
+mode but the one that is written here: the others could make it take memory that no stream of this length justifies.
 """
 
 from __future__ import annotations
 
+import struct
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
+from pcodec import ChunkConfig, DeltaSpec, ModeSpec, PagingSpec, wrapped
 
 from regatta.errors import CorruptError
 
-Bytes = NDArray[np.uint8]
+Bytes: TypeAlias = NDArray[np.uint8]
+Values: TypeAlias = NDArray[Any]
 
-ZSTD = 1
-SMALL = 64  # fewer bytes than this are kept as they are
+ZSTD, PAIRS, PCODEC = 1, 2, 3
+SMALL = 64  # fewer values than this are kept as they are
 
 # Almost no match is ever found in weights, and looking for one costs time and, where a false one is found, bytes. The
-# long minimal match and the tiny hash table leave the work to zstd's Huffman coder.
+# longest minimal match and the smallest hash table leave the work to zstd's Huffman coder.
 _HUFFMAN = zstandard.ZstdCompressionParameters.from_level(
-    1, min_match=7, hash_log=10, window_log=17, write_content_size=1, write_checksum=0, write_dict_id=0
+    1, min_match=7, hash_log=6, window_log=18, write_content_size=1, write_checksum=0, write_dict_id=0
 )
-_WINDOW = 1 << 20  # the largest window that a decoder will set up for a stream
+_MATCHING = zstandard.ZstdCompressionParameters.from_level(
+    9, window_log=18, write_content_size=1, write_checksum=0, write_dict_id=0
+)
+_WINDOW = 1 << 18  # the largest window that a decoder sets up for a stream
+
+_NEAR = 8  # how many neighbouring byte values PAIRS takes; one more code says "elsewhere"
+_NEAR_SHARE = 0.8
+_SAMPLE = 4096
+_PAIRS_HEADER = struct.Struct("<BBI")  # codec, lowest value, length of the stream of pairs
+
+_PCODEC_HEADER = struct.Struct("<BHI")  # codec, pcodec's format version, length of its metadata
+_PCODEC_FORMAT = 4  # the major version; additions of minor ones are never asked for
+_PCODEC_NAMES = {"f2": "f16", "f4": "f32", "f8": "f64"} | {f"{k}{w}": f"{k}{8 * w}" for k in "iu" for w in (1, 2, 4, 8)}
+_PCODEC_CONFIG = ChunkConfig(
+    compression_level=8,
+    enable_8_bit=True,
+    mode_spec=ModeSpec.classic(),
+    delta_spec=DeltaSpec.no_op(),
+    paging_spec=PagingSpec.equal_pages_up_to(1 << 24),
+)
 
 
 class _Coders(threading.local):
     """zstd's contexts, which threads may not share."""
 
     def __init__(self) -> None:
-        self.compress = zstandard.ZstdCompressor(compression_params=_HUFFMAN).compress
+        self.huffman = zstandard.ZstdCompressor(compression_params=_HUFFMAN).compress
+        self.matching = zstandard.ZstdCompressor(compression_params=_MATCHING).compress
         self.decompress = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompress
 
 
 _coders = _Coders()
 
 
-def encode_bytes(values: Bytes) -> bytes:
-    """The shortest stream for these bytes: constant, Huffman-coded by zstd, or as they are."""
-    count = len(values)
-    if count < SMALL:
-        return values.tobytes()
-    if values[0] == values[-1] and bool((values == values[0]).all()):
-        return values[:1].tobytes()
-    packed = _coders.compress(values.data)
-    return bytes((ZSTD,)) + packed if len(packed) + 1 < count else values.tobytes()
+def encode_bytes(values: Bytes, *, matching: bool = False, thorough: bool = False) -> bytes:
+    """The stream of these bytes.
+
+    `matching` looks for repeated passages, which integers have and weights have not; `thorough` also tries pcodec's
+    coder, which spends fractions of a bit and a few times as long.
+    """
+    plain = _encode_plain(values)
+    if plain is not None:
+        return plain
+    lowest = None if matching else _lowest_of_near_values(values)
+    packed = _encode_zstd(values, matching) if lowest is None else _encode_pairs(values, lowest)
+    if thorough and len(values) >= 256:
+        packed = min(packed, _encode_pcodec(values), key=len)
+    return packed if len(packed) < len(values) else values.tobytes()
 
 
 def decode_bytes(stream: memoryview, count: int) -> Bytes:
     """The bytes of a stream; raises CorruptError where it does not hold exactly `count` of them."""
+    plain = _decode_plain(stream, count, np.dtype(np.uint8))
+    if plain is not None:
+        return plain
+    if stream[0] == ZSTD:
+        return _decode_zstd(stream[1:], count)
+    if stream[0] == PAIRS:
+        return _decode_pairs(stream, count)
+    return _decode_pcodec(stream, count, np.dtype(np.uint8))
+
+
+def encode_values(values: Values) -> bytes:
+    """The stream of integers or floats, by pcodec, which models their magnitudes and not their bytes."""
+    plain = _encode_plain(values)
+    if plain is not None:
+        return plain
+    packed = _encode_pcodec(values)
+    return packed if len(packed) < values.nbytes else values.tobytes()
+
+
+def decode_values(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values:
+    """The values of a stream; raises CorruptError where it does not hold exactly `count` of them."""
+    plain = _decode_plain(stream, count, dtype)
+    return plain if plain is not None else _decode_pcodec(stream, count, dtype)
+
+
+def _encode_plain(values: Values) -> bytes | None:
+    """The stream of values that no codec is needed for: few, or all the same in every bit."""
+    if len(values) < SMALL:
+        return values.tobytes()
+    words = values.view(f"<u{values.itemsize}")
+    if words[0] == words[-1] and bool((words == words[0]).all()):
+        return values[:1].tobytes()
+    return None
+
+
+def _decode_plain(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values | None:
     size = len(stream)
-    if size == count:
-        return np.frombuffer(stream, np.uint8)
-    if size == 1:
-        return np.full(count, stream[0], np.uint8)
-    if size == 0:
-        raise CorruptError(f"A stream of {count} values is empty.")
-    if stream[0] != ZSTD:
-        raise CorruptError(f"A stream of {count} bytes starts with the codec number {stream[0]}, which is unknown.")
-    return _decode_zstd(stream[1:], count)
+    if size == count * dtype.itemsize:
+        return np.frombuffer(stream, dtype)
+    if size == dtype.itemsize and count:
+        return np.full(count, np.frombuffer(stream, dtype)[0])
+    if size == 0 or count == 0:
+        raise CorruptError(f"A stream of {size} bytes stands for {count} values.")
+    return None
+
+
+def _encode_zstd(values: Bytes, matching: bool) -> bytes:
+    frame = _coders.matching(values.data) if matching else _coders.huffman(values.data)
+    return bytes((ZSTD,)) + frame
 
 
 def _decode_zstd(frame: memoryview, count: int) -> Bytes:
     try:
         header: Any = zstandard.get_frame_parameters(frame)
         if header.content_size != count:
-            raise CorruptError(f"A zstd stream claims {header.content_size} bytes where {count} are expected.")
+            raise CorruptError(f"A zstd frame claims {header.content_size} bytes where {count} are expected.")
         values = _coders.decompress(frame, max_output_size=count, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CorruptError(f"A zstd stream of {len(frame)} bytes cannot be decoded: {error}.") from error
+        raise CorruptError(f"A zstd frame of {len(frame)} bytes cannot be decoded: {error}.") from error
     if len(values) != count:
-        raise CorruptError(f"A zstd stream holds {len(values)} bytes where {count} are expected.")
+        raise CorruptError(f"A zstd frame holds {len(values)} bytes where {count} are expected.")
     return np.frombuffer(values, np.uint8)
+
+
+def _lowest_of_near_values(values: Bytes) -> int | None:
+    """Where the run of neighbouring byte values starts that most bytes lie in; None where too few do."""
+    sample = values[:: max(1, len(values) // _SAMPLE)]
+    counts = np.bincount(sample, minlength=256)
+    shares = np.convolve(counts, np.ones(_NEAR, np.int64), "valid")
+    lowest = int(shares.argmax())
+    return lowest if shares[lowest] >= _NEAR_SHARE * len(sample) else None
+
+
+def _encode_pairs(values: Bytes, lowest: int) -> bytes:
+    """Huffman codes have whole numbers of bits: spent on pairs they lose half as much, in half the time."""
+    codes = np.minimum(values - np.uint8(lowest), np.uint8(_NEAR))
+    elsewhere = values[codes == _NEAR]
+    if len(codes) % 2:
+        codes = np.append(codes, np.uint8(0))
+    twos = codes.view("<u2")
+    pairs = (twos | twos >> np.uint16(4)).astype(np.uint8)
+    packed = _encode_plain(pairs) or _encode_zstd(pairs, matching=False)
+    if len(packed) >= len(pairs):
+        packed = pairs.tobytes()
+    return _PAIRS_HEADER.pack(PAIRS, lowest, len(packed)) + packed + encode_bytes(elsewhere)
+
+
+def _decode_pairs(stream: memoryview, count: int) -> Bytes:
+    if len(stream) < _PAIRS_HEADER.size:
+        raise CorruptError(f"A stream of pairs is cut off after {len(stream)} bytes.")
+    _, lowest, length = _PAIRS_HEADER.unpack(stream[: _PAIRS_HEADER.size])
+    packed, rest = stream[_PAIRS_HEADER.size :][:length], stream[_PAIRS_HEADER.size + length :]
+    twos = _decode_pair_bytes(packed, (count + 1) // 2).astype("<u2")
+    twos |= twos << np.uint16(4)
+    twos &= np.uint16(0x0F0F)
+    values = twos.view(np.uint8)[:count]
+    elsewhere = np.flatnonzero(values == _NEAR)
+    if int(values.max()) > _NEAR:
+        raise CorruptError(f"A stream of pairs holds the code {values.max()}; the greatest is {_NEAR}.")
+    values += np.uint8(lowest)
+    values[elsewhere] = decode_bytes(rest, len(elsewhere))
+    return values
+
+
+def _decode_pair_bytes(packed: memoryview, count: int) -> Bytes:
+    plain = _decode_plain(packed, count, np.dtype(np.uint8))
+    if plain is not None:
+        return plain
+    if packed[0] != ZSTD:
+        raise CorruptError(f"A stream of pairs is coded by {packed[0]}, not by zstd.")
+    return _decode_zstd(packed[1:], count)
+
+
+def _encode_pcodec(values: Values) -> bytes:
+    file = wrapped.FileCompressor()
+    header = file.write_header()
+    if header[0] != _PCODEC_FORMAT:
+        raise RuntimeError(f"pcodec writes format {header[0]}; the store keeps format {_PCODEC_FORMAT}.")
+    chunk = file.chunk_compressor(values, _PCODEC_CONFIG)
+    meta = chunk.write_meta()
+    return b"".join(
+        (_PCODEC_HEADER.pack(PCODEC, int.from_bytes(header, "little"), len(meta)), meta, chunk.write_page(0))
+    )
+
+
+def _decode_pcodec(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values:
+    if stream[0] != PCODEC or len(stream) <= _PCODEC_HEADER.size:
+        raise CorruptError(f"A stream of {len(stream)} bytes starts with the codec number {stream[0]}.")
+    _, version, length = _PCODEC_HEADER.unpack(stream[: _PCODEC_HEADER.size])
+    start = _PCODEC_HEADER.size + length
+    meta, page = bytes(stream[_PCODEC_HEADER.size : start]), bytes(stream[start:])
+    if version & 255 != _PCODEC_FORMAT or meta[:1] != b"\0":  # mode classic, delta none
+        raise CorruptError(f"A pcodec stream has format {version & 255} and mode {meta[:1].hex()}: not ours.")
+    values = np.empty(count, dtype)
+    try:
+        file, _ = wrapped.FileDecompressor.new(version.to_bytes(2, "little"))
+        chunk, used = file.chunk_decompressor(meta, _PCODEC_NAMES[dtype.str[1:]])
+        progress, read = chunk.read_page_into(page, count, values)
+    except RuntimeError as error:
+        raise CorruptError(f"A pcodec stream of {len(stream)} bytes cannot be decoded: {error}.") from error
+    if used != len(meta) or read != len(page) or not progress.finished or progress.n_processed != count:
+        raise CorruptError(f"A pcodec stream of {len(stream)} bytes does not end where its {count} values do.")
+    return values
+
+
+_LENGTH = struct.Struct("<I")
+
+
+def bundle(streams: Sequence[bytes]) -> bytes:
+    """Several streams in one: each with its length before it."""
+    return b"".join(part for stream in streams for part in (_LENGTH.pack(len(stream)), stream))
+
+
+def unbundle(stream: memoryview) -> list[memoryview]:
+    """The streams of a bundle."""
+    streams = []
+    while len(stream):
+        if len(stream) < _LENGTH.size:
+            raise CorruptError(f"A bundle of streams ends with {len(stream)} stray bytes.")
+        (length,) = _LENGTH.unpack(stream[: _LENGTH.size])
+        if length > len(stream) - _LENGTH.size:
+            raise CorruptError(f"A bundle has {len(stream) - _LENGTH.size} bytes left for a stream of {length}.")
+        streams.append(stream[_LENGTH.size : _LENGTH.size + length])
+        stream = stream[_LENGTH.size + length :]
+    return streams

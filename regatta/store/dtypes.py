@@ -53,6 +53,12 @@ class DType:
         """The unsigned integers that hold a word, little-endian whatever the machine."""
         return np.dtype(f"<u{self.width_bytes}")
 
+    @cached_property
+    def greatest(self) -> Any:
+        """The word of the greatest positive number, infinity where the type has one; floats only."""
+        infinity = ((1 << self.exponent_bits) - 1) << self.mantissa_bits
+        return self.word.type(0x7E if self.name == "F8_E4M3" else infinity)
+
     @property
     def numpy(self) -> np.dtype[Any] | None:
         """NumPy's own type, where it has one: bfloat16 and the float8 types have none."""
@@ -143,13 +149,14 @@ def floats_of(words: Words, dtype: DType) -> NDArray[np.floating[Any]]:
     return words.view(f"<f{dtype.width_bytes}").astype(np.float64 if dtype.width_bytes == 8 else np.float32)
 
 
-def _e4m3_values() -> NDArray[np.float32]:
+def _e4m3_values() -> NDArray[np.floating[Any]]:
     """The numbers of float8_e4m3fn: exponent bias 7, no infinities, NaN where all bits but the sign are set."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     magnitude = np.ldexp(np.where(exponent == 0, mantissa, mantissa + 8), np.maximum(exponent, 1) - 10)
     magnitude[code & 127 == 127] = np.nan
-    return np.where(code < 128, magnitude, -magnitude).astype(np.float32)
+    values: NDArray[np.float32] = np.copysign(magnitude, np.where(code < 128, 1.0, -1.0)).astype(np.float32)
+    return values
 
 
 _E4M3 = _e4m3_values()

@@ -93,19 +93,29 @@ class ZstdPlanes:
         return dtype.planes
 
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
-        return [codecs.encode_bytes(plane) for plane in planes.split(bits, dtype)]
+        return encode_planes(bits, dtype)
 
     def decode(self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None) -> Words:
-        return self.decode_planes(streams, dtype.planes, count, dtype, base)
+        return decode_planes(check_streams(self, streams, dtype), count, dtype)
 
     def decode_planes(
         self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
     ) -> Words:
-        check_streams(self, streams, dtype, planes)
-        return join_planes([codecs.decode_bytes(stream, count) for stream in streams[:planes]], count, dtype)
+        return decode_planes(check_streams(self, streams, dtype, planes)[:planes], count, dtype)
 
 
-join_planes = planes.join
+def encode_planes(bits: Words, dtype: DType) -> list[bytes]:
+    """A stream for each byte plane."""
+    matching = dtype.kind != "float"
+    return [codecs.encode_bytes(plane, matching=matching) for plane in planes.split(bits, dtype)]
+
+
+def decode_planes(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
+    """The words of these leading planes."""
+    if not streams:
+        return np.zeros(count, dtype.word)
+    known = [codecs.decode_bytes(stream, count) for stream in streams]
+    return planes.join([*known, *[None] * (dtype.planes - len(known))], dtype)
 
 
 def check_streams(
