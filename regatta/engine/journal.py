@@ -84,12 +84,12 @@ class Journal:
                 waiting, self._waiting = self._waiting, []
             try:
                 os.fsync(self._file)
+                for then in waiting:
+                    then()
             except OSError as error:
                 with self._changed:
                     self._error = error
                 return
-            for then in waiting:
-                then()
 
     def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY)
