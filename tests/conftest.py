@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,14 @@ def made() -> RunRecord:
 @pytest.fixture
 def root() -> Path:
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Results are bitwise the same only for the same number of threads, and the workers of the tests have one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
