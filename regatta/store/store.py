@@ -1,52 +1,56 @@
 """The parameter store: snapshots of tensors enter, the same bits leave, whatever was done to their encoding meanwhile.
 
-(The signatures; the bodies follow.)
+    <store>/index.sqlite    what is where (index.py)
+    <store>/packs/          the bytes (folder.py, pack.py; FORMAT.md)
+    <store>/tmp/            packs being written
+    <store>/quarantine/     bad ones that fsck moved aside
+
+A snapshot counts when `put` has come back. Many processes may write at once. What nothing refers to goes with `gc`,
+after a time of grace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from types import TracebackType
+from typing import Any, TypeVar
 
-from numpy.typing import NDArray
+import numpy as np
 
+from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
+from regatta.location import writable_folder
+from regatta.store import fsck, gc, rewrite
+from regatta.store.commit import Commit
 from regatta.store.dtypes import DType, Words
+from regatta.store.encodings import Encoding, by_name
+from regatta.store.folder import MissingPackError, PackFolder
+from regatta.store.identity import Tensor, as_tensor, check_name, word_count
+from regatta.store.index import Index, Stored
+from regatta.store.manifest import Manifest, Member, make_manifest, parse_manifest
+from regatta.store.pack import ManifestRecord
+from regatta.store.reader import ChunkCache, Reader, Request
+from regatta.store.remote import PackSource, Remote
+from regatta.store.slices import narrow
+from regatta.store.snapshot import Snapshot
+from regatta.store.writer import Encoded, Encoder, unpack_manifest
 
-MAX_CHAIN = 128  # the longest way from a tensor over its bases to one that needs none
-Index: TypeAlias = int | slice | tuple[int | slice, ...]
-
-
-class Bits(NamedTuple):
-    """A tensor of a type that NumPy lacks: what `get` gives for it and what `put` takes (any buffer will do)."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    buffer: Any
-
-
-@dataclass(frozen=True)
-class Member:
-    """A tensor as a manifest names it."""
-
-    id: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """A snapshot: its tensors by name, in order of their names, and a few words about it."""
-
-    tensors: Mapping[str, Member]
-    metadata: Mapping[str, str]
+FAST = "zstd-planes"
+CACHE_BYTES = 2**28
+GRACE = 14 * 86_400.0
+_ATTEMPTS = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How a tensor is stored now. `stored_bytes` are all of its streams, `remote_bytes` those kept only remotely."""
+    """How a tensor is stored now. `stored_bytes` are all of its streams, `remote_bytes` those that are only remote."""
 
     tensor: str
     dtype: DType
@@ -57,25 +61,58 @@ class Entry:
     remote_bytes: int
 
 
-@dataclass(frozen=True)
-class Partial:
-    """A tensor of which only the leading planes were read: exact bounds of every element."""
-
-    dtype: DType
-    shape: tuple[int, ...]
-    planes: int  # how many are known: all of them where the encoding cannot be read in part
-    words: Words
-
-    @property
-    def bounds(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        raise NotImplementedError
-
-
 class ParameterStore:
+    """A store in a folder; close it, or use it in a `with`."""
+
+    def __init__(
+        self, path: Path, remote: Remote | None, threads: int, cache_bytes: int, clock: Callable[[], float]
+    ) -> None:
+        self.path, self.remote, self.clock = path, remote, clock
+        self.folder = PackFolder(path)
+        self.folder.create()
+        self.index = Index(path / "index.sqlite")
+        self.source = PackSource(self.folder, remote)
+        self._pool = ThreadPoolExecutor(threads, "store") if threads > 1 else None
+        self._background = ThreadPoolExecutor(1, "store-put")
+        self.reader = Reader(self.source, self._pool, ChunkCache(cache_bytes))
+        self.encoder = Encoder(self._pool)
+
     @classmethod
-    def open(cls, path: str | Path, *, create: bool = True, threads: int | None = None) -> ParameterStore:
-        """The store in that folder, made when it is not there."""
-        raise NotImplementedError
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        create: bool = True,
+        remote: str | Remote | None = None,
+        threads: int | None = None,
+        cache_bytes: int = CACHE_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> ParameterStore:
+        """The store in that folder, made when it is not there. A remote, once given, is remembered."""
+        root = Path(path)
+        if not create and not (root / "index.sqlite").exists():
+            raise NotFoundError("There is no parameter store.", place=str(root))
+        writable_folder(root, "parameter store")
+        store = cls(root, None, threads or min(8, os.cpu_count() or 1), cache_bytes, clock)
+        store.set_remote(remote)
+        return store
+
+    def close(self) -> None:
+        """Finish what is being written and let go of the files."""
+        self._background.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
+        self.index.close()
+
+    def __enter__(self) -> ParameterStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Writing
 
     def put(
         self,
@@ -83,53 +120,255 @@ class ParameterStore:
         *,
         metadata: Mapping[str, str] | None = None,
         reference: str | None = None,
-        encoding: str = "zstd-planes",
+        encoding: str = FAST,
         scheme: str | None = None,
     ) -> str:
-        """Store a snapshot; its id. Tensors already there cost nothing. `scheme` is a lossy encoding's name."""
-        raise NotImplementedError
+        """Store a snapshot; its id. Tensors that the store has already cost nothing.
+
+        Values are arrays, numbers, PyTorch tensors or (type name, shape, buffer). `reference` names the snapshot and
+        keeps it. `scheme` is a lossy encoding for the tensors of floats: what it leaves of them is what is stored, and
+        the manifest says so.
+        """
+        named = {check_name(name, "tensor"): as_tensor(name, value) for name, value in tensors.items()}
+        if reference is not None:
+            check_name(reference, "reference")
+        plain = _encoding(encoding, lossy=False)
+        made = self._members(named, _encoding(scheme, lossy=True) if scheme is not None else None)
+        manifest = make_manifest({name: member for name, (member, _, _) in made.items()}, metadata)
+        contents = {member.id: (tensor, encoded) for member, tensor, encoded in made.values()}
+        return Commit(self, manifest, contents, plain, reference).run()
 
     def put_async(self, tensors: Mapping[str, Any], **options: Any) -> Future[str]:
-        raise NotImplementedError
+        """Store a snapshot in the background, as `put` does. The tensors are copied now and may change afterwards."""
+        copies = {name: _copy(as_tensor(check_name(name, "tensor"), value)) for name, value in tensors.items()}
+        return self._background.submit(self.put, copies, **options)
 
-    def manifest(self, snapshot: str) -> Manifest: ...
-
-    def snapshots(self) -> list[str]:
-        """The ids of all snapshots, oldest first."""
-        raise NotImplementedError
-
-    def get(
-        self, what: str, names: Sequence[str] | None = None, planes: int | None = None, slices: Any = None
-    ) -> Any:
-        """A snapshot's tensors as a dict, or one tensor by its id.
-
-        Arrays, or Bits where NumPy lacks the type; with `planes`, Partial. `slices` is an index as NumPy's basic
-        ones for a tensor, and for a snapshot a dict of them by name.
-        """
-        raise NotImplementedError
-
-    def words(self, tensor: str, start: int = 0, stop: int | None = None) -> Words:
-        """The words of a tensor, or a part of them: only the chunks that hold it are decoded."""
-        raise NotImplementedError
-
-    def entry(self, tensor: str) -> Entry:
-        """How the tensor is stored now."""
-        raise NotImplementedError
-
-    def entries(self) -> Iterator[Entry]:
-        """All tensors of the store."""
-        raise NotImplementedError
-
-    def reencode(self, plan: Mapping[str, tuple[int, str | None]]) -> None:
+    def reencode(self, plan: Mapping[str, tuple[int, str | None]], *, wait: bool = True) -> None:
         """Store tensors in another way: {tensor id: (encoding id, base's tensor id or None)}.
 
         Every tensor is decoded again and compared before the index is swapped, in one transaction; ids never change.
-        A base has the type and the number of elements of its tensor. Refused: unknown ids, cycles, chains of more
-        than MAX_CHAIN, lossy encodings.
+        A base has the type and the number of elements of its tensor. Refused are unknown ids, circles, chains longer
+        than MAX_CHAIN and lossy encodings.
         """
-        raise NotImplementedError
+        rewrite.reencode(self, plan, wait)
 
-    def reference(self, name: str, snapshot: str) -> None: ...
-    def release(self, name: str) -> None: ...
-    def references(self) -> dict[str, str]: ...
-    def close(self) -> None: ...
+    # Reading
+
+    def snapshots(self) -> list[str]:
+        """The ids of all snapshots, oldest first."""
+        return self.index.snapshots()
+
+    def manifest(self, snapshot: str) -> Manifest:
+        """What a snapshot is made of."""
+        found = self.resolve(snapshot, "snapshots")
+        return self._retrying(lambda: self.read_manifest(found, *self.index.manifest_record(found)))
+
+    def snapshot(self, snapshot: str) -> Snapshot:
+        """A snapshot as a mapping from names to tensors that are read when they are asked for."""
+        return Snapshot(self, self.resolve(snapshot, "snapshots"))
+
+    def get(self, what: str, names: Iterable[str] | None = None, planes: int | None = None, slices: Any = None) -> Any:
+        """A snapshot's tensors as a dict, all or some, or one tensor by its id.
+
+        Arrays, and Bits where NumPy lacks the type; with `planes`, Partial: the leading planes and the bounds that they
+        give. `slices` is an index as NumPy's basic ones, for a snapshot a dict of them by name.
+        """
+        if self.index.with_prefix(_hex(what), "snapshots"):
+            return self._get_snapshot(what, names, planes, slices or {})
+        tensor = self.resolve(what, "tensors")
+        return self._retrying(lambda: self._read({tensor: tensor}, planes, {tensor: slices})[tensor])
+
+    def words(self, tensor: str, start: int = 0, stop: int | None = None) -> Words:
+        """The words of a tensor, or some of them: no chunk without any of these is decoded."""
+
+        def read() -> Words:
+            with self.index.reading():
+                chain = self.index.chain(self.resolve(tensor, "tensors"))
+            total = word_count(chain[0].dtype, chain[0].shape)
+            low, high, _ = slice(start, stop).indices(total)
+            return self.reader.read([Request(chain, low, max(low, high))])[0]
+
+        return self._retrying(read)
+
+    def entry(self, tensor: str) -> Entry:
+        """How a tensor is stored now."""
+        with self.index.reading():
+            return _entry(self.index.stored(self.resolve(tensor, "tensors")))
+
+    def entries(self) -> Iterator[Entry]:
+        """How every tensor is stored that can be read."""
+        with self.index.reading():
+            lost = self.index.lost()
+            found = [_entry(self.index.stored(tensor)) for tensor in self.index.tensors() if tensor not in lost]
+        yield from found
+
+    def resolve(self, prefix: str, table: str) -> str:
+        """The id in "snapshots" or "tensors" that begins so."""
+        found = self.index.with_prefix(_hex(prefix), table)
+        if not found:
+            raise NotFoundError(f"The store has no {table.removesuffix('s')} {prefix}.", place=str(self.path))
+        if len(found) > 1:
+            raise UsageError(f"Several {table} begin with {prefix}.", hint="Give more of the id.")
+        return found[0]
+
+    # Keeping
+
+    def reference(self, name: str, snapshot: str, *, expected: str | None = None) -> None:
+        """Name a snapshot, and so keep it; with `expected`, only when the name means that one until now."""
+        check_name(name, "reference")
+        with self.index.transaction():
+            found, target = self.index.names().get(name), self.resolve(snapshot, "snapshots")
+            if expected is not None and found != expected:
+                raise ConflictError(f"{name!r} refers to {found}, not to {expected}.", place=str(self.path))
+            self.index.set_name(name, target, self.clock())
+
+    def release(self, name: str) -> None:
+        """Let go of a name; its snapshot stays for the time of grace."""
+        with self.index.transaction():
+            known = self.index.names()
+            if name not in known:
+                raise NotFoundError(f"There is no reference {name!r}.", candidates=nearest(name, known))
+            now = self.clock()
+            self.index.renew_snapshot(known[name], now)
+            self.index.set_name(name, None, now)
+
+    def references(self) -> dict[str, str]:
+        """{name: snapshot}"""
+        return self.index.names()
+
+    @contextmanager
+    def lease(self, snapshots: Sequence[str], seconds: float = 3600.0) -> Iterator[None]:
+        """Keep snapshots that have no name from gc, until the block ends or the time is over."""
+        name = f"{os.getpid()}-{secrets.token_hex(8)}"
+        with self.index.transaction():
+            held = [self.resolve(snapshot, "snapshots") for snapshot in snapshots]
+            self.index.set_lease(name, held, self.clock() + seconds)
+        try:
+            yield
+        finally:
+            with self.index.transaction():
+                self.index.set_lease(name, (), 0.0)
+
+    def gc(self, *, grace: float = GRACE, wait: bool = True) -> gc.Collected:
+        """Delete what no name, lease or delta needs, once it is older than `grace` seconds."""
+        return gc.collect(self, grace, wait)
+
+    def fsck(self, depth: fsck.Depth = "structure", *, repair: bool = False, wait: bool = True) -> fsck.Findings:
+        """Check the store: its "structure", all "checksums", or "deep": every tensor recreated and its id compared."""
+        return fsck.check(self, depth, repair, wait)
+
+    # Elsewhere
+
+    def set_remote(self, remote: str | Remote | None) -> None:
+        """Where packs may be kept beside this folder; None leaves what was set before."""
+        if isinstance(remote, str):
+            with self.index.transaction():
+                self.index.set("remote", remote)
+        known = self.index.setting("remote")
+        if remote is not None or known is not None:
+            self.remote = remote if isinstance(remote, Remote) else Remote(str(known))
+            self.source.remote = self.remote
+
+    def push(self, snapshots: Iterable[str] | None = None) -> int:
+        """Copy to the remote all that these snapshots need (all there are, unless told); how many packs it took."""
+        return rewrite.push(self, None if snapshots is None else [self.resolve(s, "snapshots") for s in snapshots])
+
+    def offload(self, snapshots: Iterable[str], keep_planes: int, *, wait: bool = True) -> int:
+        """Keep only the leading planes of these snapshots here, the others at the remote; the bytes freed here.
+
+        Planes of a delta's base go with it. Tensors that cannot be read in part stay whole.
+        """
+        return rewrite.offload(self, [self.resolve(s, "snapshots") for s in snapshots], keep_planes, wait)
+
+    def recall(self, snapshots: Iterable[str], *, wait: bool = True) -> int:
+        """Bring back from the remote what these snapshots need; how many packs it took."""
+        return rewrite.recall(self, [self.resolve(s, "snapshots") for s in snapshots], wait)
+
+    # How it is done
+
+    def _members(
+        self, named: Mapping[str, Tensor], scheme: Encoding | None
+    ) -> dict[str, tuple[Member, Tensor, Encoded | None]]:
+        made: dict[str, tuple[Member, Tensor, Encoded | None]] = {}
+        for name, tensor in named.items():
+            if scheme is not None and tensor.dtype.kind == "float" and tensor.words.size:
+                left, encoded = self.encoder.lossy(tensor, scheme)
+                member = Member(encoded.segment.tensor, left.dtype.name, left.shape, scheme.name, tensor.id)
+                made[name] = member, left, encoded
+            else:
+                made[name] = Member(tensor.id, tensor.dtype.name, tensor.shape), tensor, None
+        return made
+
+    def _get_snapshot(self, what: str, names: Iterable[str] | None, planes: int | None, slices: Any) -> dict[str, Any]:
+        snapshot = self.resolve(what, "snapshots")
+        known = self.manifest(snapshot).tensors
+        wanted = list(known if names is None else names)
+        for name in (*wanted, *slices):
+            if name not in known:
+                raise NotFoundError(f"The snapshot {snapshot} has no tensor {name!r}.", candidates=nearest(name, known))
+        tensors = {name: known[name].id for name in wanted}
+        return self._retrying(lambda: self._read(tensors, planes, slices))
+
+    def _read(self, tensors: Mapping[str, str], planes: int | None, slices: Mapping[str, Any]) -> dict[str, Any]:
+        """{name: value} for {name: tensor id}."""
+        if planes is not None and planes < 1:
+            raise UsageError(f"At least one plane is read, not {planes}.")
+        with self.index.reading():
+            chains = {name: self.index.chain(tensor) for name, tensor in tensors.items()}
+        windows = {name: narrow(chain[0].shape, slices.get(name)) for name, chain in chains.items()}
+        requests = []
+        for name, chain in chains.items():
+            start, stop = (lanes_at * chain[0].dtype.lanes for lanes_at in windows[name].span)
+            requests.append(Request(chain, start, stop, planes))
+        words = dict(zip(tensors, self.reader.read(requests), strict=True))
+        return {name: windows[name].value(words[name], chains[name][0], planes) for name in tensors}
+
+    def read_manifest(self, snapshot: str, record: ManifestRecord, pack: str, place: int) -> Manifest:
+        """The manifest that the record of a pack in that place stands for."""
+        (data,) = self.source.read(pack, place, [(record.offset, record.length)])
+        where = f"pack {pack}"
+        return parse_manifest(unpack_manifest(data, snapshot, where), snapshot, where)
+
+    def _retrying(self, read: Callable[[], T]) -> T:
+        """Look again where a pack was replaced by another between the look at the index and that at the file."""
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return read()
+            except MissingPackError:
+                continue
+        return read()
+
+
+def _encoding(name: str, lossy: bool) -> Encoding:
+    """An encoding that can stand alone."""
+    found = by_name(name)
+    if found.needs_base or found.lossy != lossy:
+        kind = "needs a base" if found.needs_base else "is lossy" if found.lossy else "is not lossy"
+        raise UsageError(
+            f"The encoding {name!r} {kind}.", hint="A lossy one is given as `scheme`, others as `encoding`."
+        )
+    return found
+
+
+def _entry(stored: Stored) -> Entry:
+    return Entry(
+        stored.tensor,
+        stored.dtype,
+        stored.shape,
+        stored.encoding,
+        stored.base,
+        stored.size,
+        stored.remote_size,
+    )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return Tensor(tensor.dtype, tensor.shape, np.array(tensor.words))
+
+
+def _hex(prefix: str) -> str:
+    """The beginning of an id, as it is written."""
+    text = prefix.lower() if isinstance(prefix, str) else ""
+    if not 4 <= len(text) <= 64 or any(digit not in "0123456789abcdef" for digit in text):
+        raise UsageError(f"{prefix!r:.100} is no id: 4 to 64 hexadecimal digits.")
+    return text

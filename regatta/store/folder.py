@@ -1,0 +1,271 @@
+"""The folder of a store: pack files that are being written, that are there to be read, and that were put aside.
+
+    packs/<BLAKE3 of the file>.pack     whole and durable, never changed
+    tmp/<process>-<random>.pack         being written; locked as long as its writer lives
+    quarantine/<pack>.<time>            what fsck moved aside
+
+A pack gets its name, and loses it, only while the writer of the index holds its transaction: nobody can take a file
+away between the moment that another finds it there and the moment that it counts on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from regatta.errors import CorruptError
+from regatta.store.identity import is_id
+from regatta.store.pack import (
+    HEADER,
+    MAGIC,
+    VERSION,
+    ManifestRecord,
+    Record,
+    Segment,
+    footer_of,
+    fsync_folder,
+    read_records,
+)
+
+OPEN_PACKS = 256
+SUFFIX = ".pack"
+PACK_BYTES = 2**30  # a pack is full when it has that many
+
+
+class MissingPackError(CorruptError):
+    """A pack that is not where it was looked for: it may have been replaced since."""
+
+
+@dataclass(frozen=True)
+class SealedPack:
+    """A pack that is wholly written and durable, under a temporary name."""
+
+    id: str
+    path: Path
+    bytes: int
+    records: tuple[Record, ...]
+    lock: BinaryIO  # keeps the temporary file from being swept
+
+
+class PackWriter:
+    """Writes one pack; `seal` it or `discard` it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = _temporary(folder)
+        self._file = open(self.path, "xb")  # noqa: SIM115 (closed by seal's user or by discard)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._digest = blake3()
+        self.bytes = 0
+        self.records: list[Record] = []
+        self._write(HEADER.pack(MAGIC, VERSION, 0))
+
+    def add(self, record: Record, data: Iterable[bytes | memoryview]) -> None:
+        """Append a record and its bytes."""
+        placed = record.moved(self.bytes)
+        for piece in data:
+            self._write(piece)
+        if self.bytes - placed.offset != record.size:
+            raise ValueError(f"The record claims {record.size} bytes and came with {self.bytes - placed.offset}.")
+        self.records.append(placed)
+
+    def seal(self) -> SealedPack:
+        """Finish the pack and make its content durable."""
+        self._write(footer_of(self.records, self.bytes))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return SealedPack(self._digest.hexdigest(), self.path, self.bytes, tuple(self.records), self._file)
+
+    def discard(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._file.close()
+
+    def _write(self, piece: bytes | memoryview) -> None:
+        self._file.write(piece)
+        self._digest.update(piece)
+        self.bytes += len(piece)
+
+
+class Packing:
+    """Packs being filled, a new one when the last is full. What is not placed in the end is thrown away."""
+
+    def __init__(self, folder: Path, limit: int = PACK_BYTES) -> None:
+        self._folder, self._limit = folder, limit
+        self._open: PackWriter | None = None
+        self.sealed: list[SealedPack] = []
+
+    def __enter__(self) -> Packing:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open is not None:
+            self._open.discard()
+        for pack in self.sealed:
+            pack.path.unlink(missing_ok=True)  # nothing, once it was placed
+            pack.lock.close()
+
+    def add(self, record: Record, data: Iterable[bytes | memoryview]) -> None:
+        if self._open is None:
+            self._open = PackWriter(self._folder)
+        self._open.add(record, data)
+        if self._open.bytes >= self._limit:
+            self.seal()
+
+    def receive(self, pack: str, fill: Callable[[BinaryIO], None]) -> None:
+        """Take in a pack of that name as `fill` writes it, which has to check that it is the one."""
+        path = _temporary(self._folder)
+        file = open(path, "xb")  # noqa: SIM115 (closed with the sealed pack)
+        sealed = SealedPack(pack, path, 0, (), file)
+        self.sealed.append(sealed)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+    def seal(self) -> list[SealedPack]:
+        """Everything added so far, whole and durable."""
+        if self._open is not None:
+            self.sealed.append(self._open.seal())
+            self._open = None
+        return self.sealed
+
+    def segments(self) -> dict[str, list[tuple[Segment, str]]]:
+        """What is sealed, by tensor: its segments and the pack of each."""
+        found: dict[str, list[tuple[Segment, str]]] = {}
+        for pack in self.sealed:
+            for record in pack.records:
+                if isinstance(record, Segment):
+                    found.setdefault(record.tensor, []).append((record, pack.id))
+        return found
+
+    def manifests(self) -> dict[str, tuple[ManifestRecord, str]]:
+        """What is sealed of manifests, by snapshot: its record and its pack."""
+        records = ((record, pack.id) for pack in self.sealed for record in pack.records)
+        return {record.snapshot: (record, pack) for record, pack in records if isinstance(record, ManifestRecord)}
+
+
+class PackFolder:
+    """The packs of a store that are on this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.packs, self.tmp, self.quarantine = root / "packs", root / "tmp", root / "quarantine"
+        self._views: OrderedDict[str, memoryview] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def create(self) -> None:
+        for folder in (self.packs, self.tmp, self.quarantine):
+            folder.mkdir(parents=True, exist_ok=True)
+        fsync_folder(self.packs.parent)
+
+    def path(self, pack: str) -> Path:
+        return self.packs / f"{pack}{SUFFIX}"
+
+    def packing(self) -> Packing:
+        """To write packs: `with folder.packing() as packing`."""
+        return Packing(self.tmp)
+
+    def place(self, sealed: Iterable[SealedPack]) -> None:
+        """Give sealed packs their names, durably. Only inside a transaction of the index."""
+        for pack in sealed:
+            os.replace(pack.path, self.path(pack.id))
+            pack.lock.close()
+        fsync_folder(self.packs)
+
+    def remove(self, packs: Iterable[str]) -> None:
+        """Delete packs that nothing names any more. Only inside a transaction of the index."""
+        for pack in packs:
+            self.forget(pack)
+            self.path(pack).unlink(missing_ok=True)
+
+    def put_aside(self, pack: str) -> Path | None:
+        """Move a bad pack, if it is there, out of the way. Only inside a transaction of the index."""
+        self.forget(pack)
+        target = self.quarantine / f"{pack}.{time.time_ns()}"
+        if not self.path(pack).exists():
+            return None
+        os.replace(self.path(pack), target)
+        fsync_folder(self.quarantine)
+        fsync_folder(self.packs)
+        return target
+
+    def forget(self, pack: str) -> None:
+        """Look at the file anew the next time."""
+        with self._lock:
+            self._views.pop(pack, None)
+
+    def view(self, pack: str) -> memoryview:
+        """The bytes of a pack, mapped into memory."""
+        with self._lock:
+            if (found := self._views.get(pack)) is not None:
+                self._views.move_to_end(pack)
+                return found
+            mapped = self._views[pack] = self._map(pack)
+            while len(self._views) > OPEN_PACKS:
+                self._views.popitem(last=False)  # unmapped when the last reader lets go of it
+            return mapped
+
+    def read(self, pack: str, offset: int, length: int) -> memoryview:
+        """A range of a pack; never less than asked for."""
+        view = self.view(pack)
+        if offset < 0 or length < 0 or offset + length > len(view):
+            raise CorruptError(
+                f"Bytes {offset} to {offset + length} are wanted of a file of {len(view)}.", place=str(self.path(pack))
+            )
+        return view[offset : offset + length]
+
+    def records(self, pack: str) -> list[Record]:
+        """What the pack says that it holds."""
+        size = len(self.view(pack))
+        return read_records(lambda offset, length: self.read(pack, offset, length), size, str(self.path(pack)))
+
+    def digest(self, pack: str) -> str:
+        """The name that the file should have."""
+        return blake3(self.view(pack)).hexdigest()
+
+    def present(self) -> Iterator[tuple[str, os.stat_result]]:
+        """All pack files there are, whether or not anything names them."""
+        for entry in os.scandir(self.packs):
+            if entry.name.endswith(SUFFIX) and is_id(entry.name.removesuffix(SUFFIX)):
+                yield entry.name.removesuffix(SUFFIX), entry.stat()
+
+    def sweep_tmp(self, before: float) -> int:
+        """Delete what dead writers left half written before that time; how many files it was."""
+        return sum(_remove_if_abandoned(Path(entry.path), before) for entry in os.scandir(self.tmp))
+
+    def _map(self, pack: str) -> memoryview:
+        try:
+            with self.path(pack).open("rb") as file:
+                if os.fstat(file.fileno()).st_size == 0:
+                    raise CorruptError("The pack is empty.", place=str(self.path(pack)))
+                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except FileNotFoundError as error:
+            raise MissingPackError("The pack is not there.", place=str(self.path(pack))) from error
+
+
+def _temporary(folder: Path) -> Path:
+    return folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+
+
+def _remove_if_abandoned(path: Path, before: float) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_mtime >= before:
+                return False
+            path.unlink()
+            return True
+    except (FileNotFoundError, BlockingIOError):
+        return False

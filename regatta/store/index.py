@@ -1,0 +1,401 @@
+"""The index of a store, in SQLite: which tensor lies where, which snapshot needs which, and who still wants them.
+
+Everything but names and leases can be rebuilt from the packs. What the index says is so: a tensor that it does not list
+is not in the store, even if its bytes still lie in some pack.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regatta.errors import ConflictError, CorruptError, NotFoundError
+from regatta.store.dtypes import DType
+from regatta.store.locks import exclusive
+from regatta.store.pack import ManifestRecord, Record, Segment, parse_record
+
+VERSION = 1
+MAX_CHAIN = 128  # the longest way from a tensor over its bases to one that needs none
+BUSY_SECONDS = 120.0
+LOCAL, REMOTE = 1, 2  # where a pack is; both may hold
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS store (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS packs (
+    pack BLOB PRIMARY KEY, bytes INTEGER NOT NULL, place INTEGER NOT NULL, created REAL NOT NULL,
+    retired REAL                                         -- since when nothing in it is needed
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tensors (
+    tensor BLOB PRIMARY KEY, encoding INTEGER NOT NULL, base BLOB,
+    lost TEXT                                            -- why it cannot be read, when fsck found that
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS segments (
+    tensor BLOB NOT NULL, first INTEGER NOT NULL, pack BLOB NOT NULL, bytes INTEGER NOT NULL, record BLOB NOT NULL,
+    PRIMARY KEY (tensor, first)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS snapshots (
+    snapshot BLOB PRIMARY KEY, pack BLOB NOT NULL, bytes INTEGER NOT NULL, record BLOB NOT NULL, created REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS members (
+    snapshot BLOB NOT NULL, tensor BLOB NOT NULL, PRIMARY KEY (snapshot, tensor)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS names (
+    name TEXT PRIMARY KEY, snapshot BLOB NOT NULL, created REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS leases (
+    lease TEXT NOT NULL, snapshot BLOB NOT NULL, expires REAL NOT NULL, PRIMARY KEY (lease, snapshot)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS segments_by_pack ON segments (pack);
+CREATE INDEX IF NOT EXISTS tensors_by_base ON tensors (base);
+CREATE INDEX IF NOT EXISTS snapshots_by_pack ON snapshots (pack);
+"""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A segment, the pack that holds it, and where that pack is."""
+
+    segment: Segment
+    pack: str
+    place: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How a tensor is stored: its segments in the order of their streams."""
+
+    tensor: str
+    encoding: int
+    base: str | None
+    segments: tuple[Located, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.segments[0].segment.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.segments[0].segment.shape
+
+    @property
+    def size(self) -> int:
+        return sum(located.segment.size for located in self.segments)
+
+    @property
+    def remote_size(self) -> int:
+        return sum(located.segment.size for located in self.segments if not located.place & LOCAL)
+
+
+class Index:
+    """One connection, shared by the threads of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        with exclusive(path.with_name("index.lock"), "opening the index"):
+            self._db = self._connect()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Change the index: all of it or nothing. One writer of all processes at a time."""
+        with self._between("BEGIN IMMEDIATE"):
+            yield
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """See the index as it is at one moment."""
+        with self._between("BEGIN"):
+            yield
+
+    # What is there
+
+    def setting(self, key: str) -> str | None:
+        rows = self._all("SELECT value FROM store WHERE key = ?", key)
+        return str(rows[0][0]) if rows else None
+
+    def missing(self, tensors: Iterable[str]) -> list[str]:
+        """Those of the tensors that the store does not hold."""
+        query = "SELECT 1 FROM tensors WHERE tensor = ? AND lost IS NULL"
+        return [tensor for tensor in tensors if not self._all(query, bytes.fromhex(tensor))]
+
+    def tensors(self) -> list[str]:
+        return [row[0].hex() for row in self._all("SELECT tensor FROM tensors ORDER BY tensor")]
+
+    def lost(self) -> dict[str, str]:
+        """The tensors that cannot be read, and why."""
+        return {row[0].hex(): row[1] for row in self._all("SELECT tensor, lost FROM tensors WHERE lost IS NOT NULL")}
+
+    def snapshots(self) -> list[str]:
+        """Oldest first."""
+        return [row[0].hex() for row in self._all("SELECT snapshot FROM snapshots ORDER BY created, snapshot")]
+
+    def has_snapshot(self, snapshot: str) -> bool:
+        """Whether its manifest can be read: fsck may have had to put the pack of it aside."""
+        return bool(
+            self._all("SELECT 1 FROM snapshots JOIN packs USING (pack) WHERE snapshot = ?", bytes.fromhex(snapshot))
+        )
+
+    def with_prefix(self, prefix: str, table: str) -> list[str]:
+        """The ids in that table that begin so; at most two, enough to tell whether there is just one."""
+        column = table.removesuffix("s")
+        query = f"SELECT lower(hex({column})) FROM {table} WHERE {column} >= ? AND lower(hex({column})) LIKE ? LIMIT 2"
+        whole = prefix[: len(prefix) // 2 * 2]
+        return [row[0] for row in self._all(query, bytes.fromhex(whole), f"{prefix}%")]
+
+    def stored(self, tensor: str, even_lost: bool = False) -> Stored:
+        """How a tensor is stored."""
+        rows = self._all("SELECT encoding, base, lost FROM tensors WHERE tensor = ?", bytes.fromhex(tensor))
+        if not rows:
+            raise NotFoundError(f"There is no tensor {tensor}.", place=str(self.path.parent))
+        encoding, base, lost = rows[0]
+        if lost is not None and not even_lost:
+            raise CorruptError(
+                f"The tensor {tensor} is lost: {lost}.",
+                place=str(self.path.parent),
+                hint="Store it again, or give the store a remote that has it and run fsck with repair.",
+            )
+        return Stored(tensor, encoding, base.hex() if base is not None else None, self._segments(tensor))
+
+    def chain(self, tensor: str) -> list[Stored]:
+        """A tensor, its base, the base's base and so on, down to one that needs none."""
+        found = [self.stored(tensor)]
+        while (base := found[-1].base) is not None:
+            if any(base == stored.tensor for stored in found):
+                raise CorruptError(f"The deltas of tensor {tensor} go in a circle at {base}.", place=str(self.path))
+            if len(found) >= MAX_CHAIN:
+                raise CorruptError(f"The deltas of tensor {tensor} go deeper than {MAX_CHAIN}.", place=str(self.path))
+            try:
+                found.append(self.stored(base))
+            except NotFoundError as error:
+                raise CorruptError(f"The base {base} of {found[-1].tensor} is gone.", place=str(self.path)) from error
+        return found
+
+    def bases(self) -> dict[str, str | None]:
+        """The whole graph of deltas: {tensor: base}."""
+        rows = self._all("SELECT tensor, base FROM tensors")
+        return {tensor.hex(): base.hex() if base is not None else None for tensor, base in rows}
+
+    def manifest_record(self, snapshot: str) -> tuple[ManifestRecord, str, int]:
+        """Where a manifest is: its record, its pack and the place of that."""
+        query = "SELECT record, pack, place FROM snapshots LEFT JOIN packs USING (pack) WHERE snapshot = ?"
+        rows = self._all(query, bytes.fromhex(snapshot))
+        if not rows:
+            raise NotFoundError(f"There is no snapshot {snapshot}.", place=str(self.path.parent))
+        if rows[0][2] is None:
+            raise CorruptError(f"The manifest of snapshot {snapshot} is lost.", place=str(self.path.parent))
+        record = parse_record(rows[0][0], str(self.path))
+        if not isinstance(record, ManifestRecord) or record.snapshot != snapshot:
+            raise CorruptError(f"The record of snapshot {snapshot} is another's.", place=str(self.path))
+        return record, rows[0][1].hex(), rows[0][2]
+
+    def members(self, snapshot: str) -> set[str]:
+        return {
+            row[0].hex() for row in self._all("SELECT tensor FROM members WHERE snapshot = ?", bytes.fromhex(snapshot))
+        }
+
+    def names(self) -> dict[str, str]:
+        return {name: snapshot.hex() for name, snapshot in self._all("SELECT name, snapshot FROM names ORDER BY name")}
+
+    def packs(self) -> dict[str, tuple[int, int, float | None]]:
+        """{pack: (bytes, place, since when it is not needed)}"""
+        rows = self._all("SELECT pack, bytes, place, retired FROM packs")
+        return {pack.hex(): (size, place, retired) for pack, size, place, retired in rows}
+
+    def contents(self, pack: str) -> tuple[list[Located], list[tuple[ManifestRecord, int]]]:
+        """What is needed of a pack: segments, and manifests with the place of the pack."""
+        key, place = bytes.fromhex(pack), self.packs()[pack][1]
+        tensors = self._all("SELECT record FROM segments WHERE pack = ?", key)
+        snapshots = self._all("SELECT record FROM snapshots WHERE pack = ?", key)
+        records = [parse_record(row[0], str(self.path)) for row in tensors + snapshots]
+        return (
+            [Located(record, pack, place) for record in records if isinstance(record, Segment)],
+            [(record, place) for record in records if isinstance(record, ManifestRecord)],
+        )
+
+    def used_bytes(self) -> dict[str, int]:
+        """Of each pack, the bytes that are still needed, records included."""
+        rows = self._all(
+            "SELECT pack, SUM(bytes + length(record) + 4) FROM (SELECT pack, bytes, record FROM segments "
+            "UNION ALL SELECT pack, bytes, record FROM snapshots) GROUP BY pack"
+        )
+        return {pack.hex(): used for pack, used in rows}
+
+    def check(self) -> list[str]:
+        """What SQLite itself finds wrong with the file."""
+        return [row[0] for row in self._all("PRAGMA quick_check") if row[0] != "ok"]
+
+    # Changing it, inside a transaction
+
+    def set(self, key: str, value: str | None) -> None:
+        self._run("DELETE FROM store WHERE key = ?", key)
+        if value is not None:
+            self._run("INSERT INTO store VALUES (?, ?)", key, value)
+
+    def add_pack(self, pack: str, size: int, place: int, now: float) -> None:
+        self._run(
+            "INSERT INTO packs VALUES (?, ?, ?, ?, NULL) "
+            "ON CONFLICT (pack) DO UPDATE SET place = place | excluded.place, retired = NULL",
+            bytes.fromhex(pack), size, place, now,
+        )  # fmt: skip
+
+    def move_pack(self, pack: str, place: int) -> None:
+        self._run("UPDATE packs SET place = ? WHERE pack = ?", place, bytes.fromhex(pack))
+
+    def drop_packs(self, packs: Iterable[str]) -> None:
+        for pack in packs:
+            self._run("DELETE FROM packs WHERE pack = ?", bytes.fromhex(pack))
+
+    def store_tensor(self, segments: Sequence[tuple[Segment, str]]) -> None:
+        """From now on the tensor is these segments, each in its pack."""
+        first, key = segments[0][0], bytes.fromhex(segments[0][0].tensor)
+        base = bytes.fromhex(first.base) if first.base is not None else None
+        self._run("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, NULL)", key, first.encoding, base)
+        self._run("DELETE FROM segments WHERE tensor = ?", key)
+        for segment, pack in segments:
+            values = key, segment.first, bytes.fromhex(pack), segment.size, segment.pack()
+            self._run("INSERT INTO segments VALUES (?, ?, ?, ?, ?)", *values)
+
+    def move_record(self, record: Record, pack: str) -> None:
+        """A copy of a segment or a manifest takes the place of what it was copied from."""
+        values = bytes.fromhex(pack), record.pack()
+        if isinstance(record, ManifestRecord):
+            key = bytes.fromhex(record.snapshot)
+            self._run("UPDATE snapshots SET pack = ?, record = ? WHERE snapshot = ?", *values, key)
+        else:
+            key = bytes.fromhex(record.tensor)
+            self._run(
+                "UPDATE segments SET pack = ?, record = ? WHERE tensor = ? AND first = ?", *values, key, record.first
+            )
+
+    def lose(self, tensor: str, reason: str | None) -> None:
+        """Say why a tensor cannot be read; None when it can again."""
+        self._run("UPDATE tensors SET lost = ? WHERE tensor = ?", reason, bytes.fromhex(tensor))
+
+    def drop_segments(self, pack: str) -> None:
+        self._run("DELETE FROM segments WHERE pack = ?", bytes.fromhex(pack))
+
+    def store_snapshot(self, record: ManifestRecord, pack: str, tensors: Iterable[str], now: float) -> None:
+        """A snapshot and what it needs; one that was there is as good as new."""
+        key = bytes.fromhex(record.snapshot)
+        self._run(
+            "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)",
+            key, bytes.fromhex(pack), record.size, record.pack(), now,
+        )  # fmt: skip
+        for tensor in set(tensors):
+            self._run("INSERT OR IGNORE INTO members VALUES (?, ?)", key, bytes.fromhex(tensor))
+
+    def renew_snapshot(self, snapshot: str, now: float) -> None:
+        """Count a snapshot's age from now."""
+        self._run("UPDATE snapshots SET created = ? WHERE snapshot = ?", now, bytes.fromhex(snapshot))
+
+    def drop_snapshot(self, snapshot: str) -> None:
+        for table in ("snapshots", "members"):
+            self._run(f"DELETE FROM {table} WHERE snapshot = ?", bytes.fromhex(snapshot))
+
+    def set_name(self, name: str, snapshot: str | None, now: float) -> None:
+        self._run("DELETE FROM names WHERE name = ?", name)
+        if snapshot is not None:
+            self._run("INSERT INTO names VALUES (?, ?, ?)", name, bytes.fromhex(snapshot), now)
+
+    def set_lease(self, lease: str, snapshots: Iterable[str], expires: float) -> None:
+        """Hold the snapshots until then; with none, let go of them."""
+        self._run("DELETE FROM leases WHERE lease = ?", lease)
+        for snapshot in set(snapshots):
+            self._run("INSERT INTO leases VALUES (?, ?, ?)", lease, bytes.fromhex(snapshot), expires)
+
+    def drop_unneeded(self, now: float, grace: float) -> tuple[int, int]:
+        """Forget snapshots that nothing holds and tensors that no snapshot and no delta needs; how many of each."""
+        self._run("DELETE FROM leases WHERE expires < ?", now)
+        snapshots = self._run(
+            "DELETE FROM snapshots WHERE created < ? AND snapshot NOT IN (SELECT snapshot FROM names) "
+            "AND snapshot NOT IN (SELECT snapshot FROM leases)",
+            now - grace,
+        )
+        self._run("DELETE FROM members WHERE snapshot NOT IN (SELECT snapshot FROM snapshots)")
+        tensors = self._run(
+            "DELETE FROM tensors WHERE tensor NOT IN (WITH RECURSIVE live (tensor) AS (SELECT tensor FROM members "
+            "UNION SELECT base FROM tensors JOIN live USING (tensor) WHERE base IS NOT NULL) SELECT tensor FROM live)"
+        )
+        self._run("DELETE FROM segments WHERE tensor NOT IN (SELECT tensor FROM tensors)")
+        return snapshots, tensors
+
+    def retire_packs(self, now: float) -> None:
+        """Date the packs in which nothing is needed any more."""
+        self._run(
+            "UPDATE packs SET retired = ? WHERE retired IS NULL AND pack NOT IN (SELECT pack FROM segments) "
+            "AND pack NOT IN (SELECT pack FROM snapshots)",
+            now,
+        )
+
+    # The database
+
+    def _segments(self, tensor: str) -> tuple[Located, ...]:
+        query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"
+        found = []
+        for record, pack, place in self._all(query, bytes.fromhex(tensor)):
+            segment = parse_record(record, str(self.path))
+            if not isinstance(segment, Segment) or segment.tensor != tensor:
+                raise CorruptError(f"A record of tensor {tensor} is another's.", place=str(self.path))
+            found.append(Located(segment, pack.hex(), place))
+        if not found:
+            raise CorruptError(f"The tensor {tensor} is listed, but no pack holds it.", place=str(self.path))
+        return tuple(found)
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.executescript(
+                f"BEGIN IMMEDIATE; {_SCHEMA} INSERT OR IGNORE INTO store VALUES ('format', '{VERSION}'); COMMIT;"
+            )
+            found = db.execute("SELECT value FROM store WHERE key = 'format'").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            raise _meaning(error, self.path) from error
+        if found != str(VERSION):
+            db.close()
+            raise CorruptError(f"The index has format {found}; this version reads {VERSION}.", place=str(self.path))
+        return db
+
+    @contextmanager
+    def _between(self, begin: str) -> Iterator[None]:
+        with self._lock:
+            self._run(begin)
+            try:
+                yield
+                self._run("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise _meaning(error, self.path) from error
+
+    def _run(self, statement: str, *values: Any) -> int:
+        with self._lock:
+            try:
+                return self._db.execute(statement, values).rowcount
+            except sqlite3.DatabaseError as error:
+                raise _meaning(error, self.path) from error
+
+
+def _meaning(error: sqlite3.DatabaseError, path: Path) -> ConflictError | CorruptError:
+    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        return ConflictError(f"Another process has held the index for {BUSY_SECONDS:g} seconds.", place=str(path))
+    return CorruptError(
+        f"The index cannot be read: {error}.", place=str(path), hint="fsck with repair builds it anew from the packs."
+    )

@@ -1,0 +1,240 @@
+"""From streams to words: the chunks of a tensor, decoded over its chain of bases, in parallel, no more than is wanted.
+
+What is read of a tensor: the streams of its leading planes, or all; of these, the chunks that hold the wanted words;
+and the same of each of its bases. Decoded bases stay in a cache, so that snapshots that share them pay once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from regatta.errors import CorruptError, RegattaError
+from regatta.store.dtypes import DType, Words
+from regatta.store.encodings import CHUNK, ENCODINGS, Encoding
+from regatta.store.identity import word_count
+from regatta.store.index import Located, Stored
+
+Range: TypeAlias = tuple[int, int]  # offset and length
+Key: TypeAlias = tuple[str, int, int | None]
+
+
+class Source(Protocol):
+    """Where the bytes of packs come from."""
+
+    def fetch(self, located: Located, ranges: Sequence[Range]) -> Sequence[memoryview]:
+        """Ranges of the segment's pack, each whole or not at all."""
+        ...
+
+    def where(self, located: Located) -> str:
+        """The place to name in an error."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """Words `start` to `stop` of the tensor at the head of a chain, all their planes or the leading ones."""
+
+    chain: Sequence[Stored]
+    start: int
+    stop: int
+    planes: int | None = None
+
+
+class ChunkCache:
+    """Decoded chunks of tensors that others are deltas to; the least recently used go first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.bytes = 0
+        self._chunks: OrderedDict[Key, Words] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Words | None:
+        with self._lock:
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+            return self._chunks.get(key)
+
+    def put(self, key: Key, words: Words) -> None:
+        with self._lock:
+            if key in self._chunks or words.nbytes > self.limit:
+                return
+            self._chunks[key] = words
+            self.bytes += words.nbytes
+            while self.bytes > self.limit:
+                self.bytes -= self._chunks.popitem(last=False)[1].nbytes
+
+
+    def clear(self) -> None:
+        with self._lock:
+            self._chunks.clear()
+            self.bytes = 0
+
+
+class Reader:
+    """Reads words through a source, over the threads of a pool where there is one."""
+
+    def __init__(self, source: Source, pool: Executor | None, cache: ChunkCache) -> None:
+        self.source = source
+        self.cache = cache
+        self._map: Callable[..., Any] = map if pool is None else pool.map
+
+    def read(self, requests: Sequence[Request]) -> list[Words]:
+        """The words of each request, in arrays of their own."""
+        prepared = [_Reading(request, self.source, self.cache) for request in requests]
+        tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
+        run = self._map if len(tasks) > 1 else map
+        for _ in run(lambda task: task[0].read_chunk(task[1]), tasks):
+            pass
+        return [reading.words for reading in prepared]
+
+
+class _Reading:
+    """One request under way."""
+
+    def __init__(self, request: Request, source: Source, cache: ChunkCache) -> None:
+        self.start, self.stop = request.start, request.stop
+        head = request.chain[0]
+        self.dtype, self.total = head.dtype, word_count(head.dtype, head.shape)
+        self.chunks = (
+            range(request.start // CHUNK, -(-request.stop // CHUNK)) if request.stop > request.start else range(0)
+        )
+        self.cache = cache
+        self.words = _room(request.stop - request.start, self.dtype, head.tensor)
+        self.cached: dict[int, Words] = {}
+        self.layers = self._prepare(request, source)
+
+    def read_chunk(self, chunk: int) -> None:
+        """Decode one chunk from the bottom of the chain up and keep what was asked for of it."""
+        words = self.cached.get(chunk)
+        count = min(CHUNK, self.total - chunk * CHUNK)
+        for layer in reversed(self.layers):
+            words = layer.decode(chunk, count, words)
+            if len(self.layers) > 1 or self.cached:
+                self.cache.put((layer.stored.tensor, chunk, layer.planes), words)
+        if words is None:
+            raise ValueError("A chain without layers holds nothing.")
+        low, high = max(self.start, chunk * CHUNK), min(self.stop, chunk * CHUNK + count)
+        self.words[low - self.start : high - self.start] = words[low - chunk * CHUNK : high - chunk * CHUNK]
+
+    def _prepare(self, request: Request, source: Source) -> list[_Layer]:
+        """The layers from the head down to the first whose chunks are all in the cache."""
+        layers: list[_Layer] = []
+        planes = request.planes
+        for stored in request.chain if self.chunks else ():
+            encoding = check_stored(stored, request.chain[0])
+            planes = planes if encoding.progressive else None
+            if layers and self._take_cached(stored.tensor, planes):
+                break
+            layers.append(_Layer(stored, encoding, planes, self.chunks, source))
+        return layers
+
+    def _take_cached(self, tensor: str, planes: int | None) -> bool:
+        found = {chunk: self.cache.get((tensor, chunk, planes)) for chunk in self.chunks}
+        if any(words is None for words in found.values()):
+            return False
+        self.cached = {chunk: words for chunk, words in found.items() if words is not None}
+        return True
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One stream over the chunks that are read."""
+
+    view: memoryview
+    ends: list[int]
+    checks: list[int]
+    located: Located
+
+
+class _Layer:
+    """One tensor of a chain: the bytes of its streams, and how they are decoded."""
+
+    def __init__(self, stored: Stored, encoding: Encoding, planes: int | None, chunks: range, source: Source) -> None:
+        self.stored, self.encoding, self.planes, self.source = stored, encoding, planes, source
+        self.first_chunk = chunks.start
+        wanted = encoding.streams(stored.dtype) if planes is None else min(planes, stored.dtype.planes)
+        self.columns = [column for part in stored.segments for column in self._columns(part, wanted, chunks)]
+
+    def decode(self, chunk: int, count: int, base: Words | None) -> Words:
+        streams = [self._stream(column, chunk - self.first_chunk) for column in self.columns]
+        dtype = self.stored.dtype
+        try:
+            if self.planes is None:
+                return self.encoding.decode(streams, count, dtype, base)
+            return self.encoding.decode_planes(streams, self.planes, count, dtype, base)
+        except CorruptError as error:
+            raise self._broken(f"chunk {chunk}: {error.message}", self.columns[0].located) from error
+
+    def _columns(self, located: Located, wanted: int, chunks: range) -> list[_Column]:
+        segment = located.segment
+        numbers = range(segment.first, min(segment.first + segment.count, wanted))
+        if not numbers:
+            return []
+        lengths = segment.table["length"].astype(np.int64).reshape(segment.count, segment.chunks)
+        starts = segment.offset + np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        ranges, tables = [], []
+        for number in numbers:
+            row = number - segment.first
+            at, end = int(starts[row * segment.chunks + chunks.start]), int(starts[row * segment.chunks + chunks.stop])
+            ranges.append((at, end - at))
+            checks = segment.table["check"].reshape(segment.count, segment.chunks)[row, chunks.start : chunks.stop]
+            tables.append((np.cumsum(lengths[row, chunks.start : chunks.stop]).tolist(), checks.tolist()))
+        views = self.source.fetch(located, ranges)
+        return [_Column(view, *table, located) for view, table in zip(views, tables, strict=True)]
+
+    def _stream(self, column: _Column, row: int) -> memoryview:
+        stream = column.view[column.ends[row - 1] if row else 0 : column.ends[row]]
+        if xxh3_64_intdigest(stream) != column.checks[row]:
+            raise self._broken(
+                f"a stream of chunk {row + self.first_chunk} does not match its checksum", column.located
+            )
+        return stream
+
+    def _broken(self, what: str, located: Located) -> CorruptError:
+        return CorruptError(
+            f"Tensor {self.stored.tensor}, {what}.",
+            place=self.source.where(located),
+            hint="Run fsck with repair: it moves bad data aside and fetches it again from the remote, if there is one.",
+        )
+
+
+def check_stored(stored: Stored, head: Stored) -> Encoding:
+    """The encoding of a tensor in the chain of `head`, when its records fit together and fit the head's."""
+    encoding, name = ENCODINGS.get(stored.encoding), f"Tensor {stored.tensor}"
+    if encoding is None:
+        raise CorruptError(f"{name} has the encoding {stored.encoding}, which this version does not know.")
+    if encoding.needs_base != (stored.base is not None):
+        raise CorruptError(f"{name} is encoded as {encoding.name} and has {'no' if encoding.needs_base else 'a'} base.")
+    at = 0
+    for located in stored.segments:
+        segment = located.segment
+        if (segment.encoding, segment.base, segment.first) != (stored.encoding, stored.base, at):
+            raise CorruptError(f"{name} is put together from segments that do not belong together.")
+        if (segment.dtype, segment.shape) != (stored.dtype, stored.shape):
+            raise CorruptError(f"{name} has segments of several types or shapes.")
+        at += segment.count
+    if at != encoding.streams(stored.dtype):
+        raise CorruptError(f"{name} has {at} streams; {encoding.name} has {encoding.streams(stored.dtype)}.")
+    if stored.dtype != head.dtype or word_count(stored.dtype, stored.shape) != word_count(head.dtype, head.shape):
+        raise CorruptError(f"Tensor {head.tensor} is a delta to {stored.tensor}, which has another type or size.")
+    return encoding
+
+
+def _room(count: int, dtype: DType, tensor: str) -> Words:
+    """Memory for so many words; it is taken up only as chunks are decoded."""
+    try:
+        return np.empty(count, dtype.word)
+    except MemoryError as error:
+        raise RegattaError(
+            f"{count * dtype.width_bytes} bytes of tensor {tensor} do not fit into memory.",
+            hint="Read it in slices.",
+        ) from error

@@ -1,0 +1,193 @@
+"""Packs somewhere else: a folder that fsspec can reach, on a disk, a server or in an object store.
+
+    <url>/packs/<pack>.pack
+
+Packs are named by their content, so a remote is a plain heap of them: pushing one twice is nothing, and whatever comes
+back can be checked against its name. Nothing counts as pushed before it was read back and matched.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from blake3 import blake3
+
+from regatta.errors import CorruptError, RegattaError
+from regatta.store.folder import SUFFIX, MissingPackError, PackFolder
+from regatta.store.identity import is_id
+from regatta.store.index import LOCAL, Located
+from regatta.store.pack import Record, read_records
+from regatta.store.reader import Range
+
+BLOCK = 2**23
+MERGE_GAP = 2**12  # ranges nearer to each other than this are asked for as one
+
+
+class Remote:
+    """The packs under a URL."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+        self.url = url
+        try:
+            self._fs, root = url_to_fs(url, **options)
+        except (ValueError, ImportError) as error:
+            raise RegattaError(f"The remote cannot be used: {error}.", place=url) from error
+        self._folder = f"{root.rstrip('/')}/packs"
+
+    def where(self, pack: str) -> str:
+        return f"{self.url.rstrip('/')}/packs/{pack}{SUFFIX}"
+
+    def packs(self) -> Iterator[tuple[str, int]]:
+        """The packs that are there, and their sizes."""
+        with self._reaching(self.url):
+            self._fs.invalidate_cache()
+            found = self._fs.ls(self._folder, detail=True) if self._fs.isdir(self._folder) else []
+        for entry in found:
+            name = entry["name"].rsplit("/", 1)[-1]
+            if name.endswith(SUFFIX) and is_id(name.removesuffix(SUFFIX)):
+                yield name.removesuffix(SUFFIX), int(entry["size"])
+
+    def size(self, pack: str) -> int | None:
+        """The size of a pack there, None when it is not."""
+        with self._reaching(self.where(pack)):
+            self._fs.invalidate_cache()
+            return int(self._fs.size(self._path(pack))) if self._fs.exists(self._path(pack)) else None
+
+    def push(self, path: Path, pack: str) -> None:
+        """Copy a pack there, unless it is there already, and read it back."""
+        if self.size(pack) == path.stat().st_size and self.digest(pack) == pack:
+            return
+        part = f"{self._path(pack)}.{secrets.token_hex(4)}"
+        with self._reaching(self.where(pack)):
+            self._fs.makedirs(self._folder, exist_ok=True)
+            self._fs.put_file(str(path), part)
+            self._fs.mv(part, self._path(pack))
+        if (found := self.digest(pack)) != pack:
+            raise CorruptError(f"The pack was pushed, but what came back is {found}.", place=self.where(pack))
+
+    def fetch(self, pack: str, file: BinaryIO) -> None:
+        """Copy a pack from there; what is not that pack is refused."""
+        if (found := self.digest(pack, file.write)) != pack:
+            raise CorruptError(f"The remote's copy is not that pack but {found}.", place=self.where(pack))
+
+    def read(self, pack: str, ranges: Sequence[Range]) -> list[memoryview]:
+        """Ranges of a pack; those that lie together come in one request."""
+        merged = _merge(ranges)
+        with self._reaching(self.where(pack)):
+            starts, ends = [at for at, _ in merged], [at + length for at, length in merged]
+            found = self._fs.cat_ranges([self._path(pack)] * len(merged), starts, ends, on_error="raise")
+        for (at, length), data in zip(merged, found, strict=True):
+            if len(data) != length:
+                raise CorruptError(f"{len(data)} bytes came for {length} at {at}.", place=self.where(pack))
+        return [_cut(merged, found, wanted) for wanted in ranges]
+
+    def records(self, pack: str, size: int) -> list[Record]:
+        """What a pack there says that it holds."""
+        return read_records(lambda at, length: self.read(pack, [(at, length)])[0], size, self.where(pack))
+
+    def remove(self, pack: str) -> None:
+        with self._reaching(self.where(pack)):
+            if self._fs.exists(self._path(pack)):
+                self._fs.rm_file(self._path(pack))
+
+    def _path(self, pack: str) -> str:
+        return f"{self._folder}/{pack}{SUFFIX}"
+
+    def digest(self, pack: str, write: Callable[[bytes], Any] | None = None) -> str:
+        """The name that a pack there should have; `write` is handed its blocks."""
+        digest = blake3()
+        with self._reaching(self.where(pack)), self._fs.open(self._path(pack), "rb") as source:
+            while block := source.read(BLOCK):
+                digest.update(block)
+                if write is not None:
+                    write(block)
+        return digest.hexdigest()
+
+    @contextmanager
+    def _reaching(self, place: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise MissingPackError("The remote does not have that pack.", place=place) from error
+        except (OSError, io.UnsupportedOperation) as error:
+            raise RegattaError(
+                f"The remote cannot be reached: {error}.",
+                place=place,
+                hint="Leading planes kept here can be read still.",
+            ) from error
+
+
+class PackSource:
+    """The bytes of packs: from this machine where they are here, else from the remote. Counts what it hands out."""
+
+    def __init__(self, folder: PackFolder, remote: Remote | None) -> None:
+        self.folder, self.remote = folder, remote
+        self.bytes_read = {"local": 0, "remote": 0}
+        self._lock = threading.Lock()
+
+    def fetch(self, located: Located, ranges: Sequence[Range]) -> list[memoryview]:
+        return self.read(located.pack, located.place, ranges)
+
+    def where(self, located: Located) -> str:
+        if located.place & LOCAL or self.remote is None:
+            return str(self.folder.path(located.pack))
+        return self.remote.where(located.pack)
+
+    def read(self, pack: str, place: int, ranges: Sequence[Range]) -> list[memoryview]:
+        """Ranges of a pack that is in that place."""
+        with self._lock:
+            self.bytes_read["local" if place & LOCAL else "remote"] += sum(length for _, length in ranges)
+        if place & LOCAL:
+            return [self.folder.read(pack, at, length) for at, length in ranges]
+        return self._remote(pack).read(pack, ranges)
+
+    def records(self, pack: str, place: int, size: int) -> list[Record]:
+        return self.folder.records(pack) if place & LOCAL else self._remote(pack).records(pack, size)
+
+    def size(self, pack: str, place: int) -> int:
+        """How many bytes a pack has."""
+        if place & LOCAL:
+            return len(self.folder.view(pack))
+        if (size := self._remote(pack).size(pack)) is None:
+            raise MissingPackError("The pack is not there.", place=self._remote(pack).where(pack))
+        return size
+
+    def digest(self, pack: str, place: int) -> str:
+        """The name that a pack should have."""
+        return self.folder.digest(pack) if place & LOCAL else self._remote(pack).digest(pack)
+
+    def _remote(self, pack: str) -> Remote:
+        if self.remote is None:
+            raise RegattaError(
+                f"The pack {pack} is kept only remotely, and the store has no remote.",
+                place=str(self.folder.packs.parent),
+                hint="Open the store with its remote.",
+            )
+        return self.remote
+
+
+def _merge(ranges: Sequence[Range]) -> list[Range]:
+    merged: list[Range] = []
+    for at, length in sorted(ranges):
+        if merged and at <= merged[-1][0] + merged[-1][1] + MERGE_GAP:
+            start = merged[-1][0]
+            merged[-1] = start, max(at + length, start + merged[-1][1]) - start
+        else:
+            merged.append((at, length))
+    return merged
+
+
+def _cut(merged: Sequence[Range], found: Sequence[bytes], wanted: Range) -> memoryview:
+    at, length = wanted
+    for (start, size), data in zip(merged, found, strict=True):
+        if start <= at and at + length <= start + size:
+            return memoryview(data)[at - start : at - start + length]
+    raise ValueError(f"No range holds {wanted}.")

@@ -1,0 +1,102 @@
+"""Which part of a tensor an index means, and what a part that was read is handed out as."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.errors import UsageError
+from regatta.store.dtypes import DType, Words, array_from
+from regatta.store.encodings import ENCODINGS
+from regatta.store.identity import Bits
+from regatta.store.index import Stored
+from regatta.store.planes import bounds
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A tensor of which the leading planes were read: `planes` of them are known, all where they cannot be had apart.
+
+    `words` are its bits, those of unknown planes zero; complex numbers have an axis more, of their two parts.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    planes: int
+    words: Words
+
+    @property
+    def exact(self) -> bool:
+        return self.planes >= self.dtype.planes
+
+    @property
+    def bounds(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The least and the greatest number that each element can be."""
+        lower, upper = bounds(self.words.reshape(-1), self.planes, self.dtype)
+        return lower.reshape(self.words.shape), upper.reshape(self.words.shape)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The elements `span` of a tensor, which have that shape, and the index that picks what was asked for of them."""
+
+    span: tuple[int, int]
+    shape: tuple[int, ...]
+    index: tuple[int | slice, ...]
+
+    def value(self, words: Words, stored: Stored, planes: int | None) -> Any:
+        """What was asked for, out of the words of the window."""
+        dtype = stored.dtype
+        if planes is not None:
+            apart = words.reshape(self.shape if dtype.lanes == 1 else (*self.shape, dtype.lanes))
+            apart = np.asarray(apart[self.index])
+            known = min(planes, dtype.planes) if ENCODINGS[stored.encoding].progressive else dtype.planes
+            shape = apart.shape if dtype.lanes == 1 else apart.shape[:-1]
+            return Partial(dtype, shape, known, apart)
+        picked = np.asarray(array_from(words, dtype, self.shape)[self.index])
+        return picked if dtype.numpy is not None else Bits(dtype.name, picked.shape, picked)
+
+
+def narrow(shape: tuple[int, ...], index: Any) -> Window:
+    """The window of an index, which is one of NumPy's basic ones: integers, slices and at most one Ellipsis."""
+    picks = () if index is None else index if isinstance(index, tuple) else (index,)
+    picks = _without_ellipsis(shape, picks)
+    if len(picks) > len(shape):
+        raise UsageError(f"The index {index!r} has more dimensions than the shape {list(shape)}.")
+    try:
+        start, inner, rest = _narrow(shape, picks)
+    except (IndexError, TypeError, ValueError) as error:
+        raise UsageError(f"The index {index!r} does not fit the shape {list(shape)}: {error}.") from error
+    return Window((start, start + math.prod(inner)), inner, rest)
+
+
+def _without_ellipsis(shape: tuple[int, ...], picks: tuple[Any, ...]) -> tuple[Any, ...]:
+    if Ellipsis not in picks:
+        return picks
+    at = picks.index(Ellipsis)
+    filler = (slice(None),) * (len(shape) - len(picks) + 1)
+    return (*picks[:at], *filler, *picks[at + 1 :])
+
+
+def _narrow(shape: tuple[int, ...], picks: tuple[Any, ...]) -> tuple[int, tuple[int, ...], tuple[int | slice, ...]]:
+    """Where the smallest contiguous block begins that holds what is picked, its shape, and the index into it."""
+    if not picks:
+        return 0, shape, ()
+    row, pick = math.prod(shape[1:]), picks[0]
+    chosen = range(shape[0])[pick]
+    if isinstance(chosen, int):
+        start, inner, rest = _narrow(shape[1:], picks[1:])
+        return chosen * row + start, inner, rest
+    if len(chosen) == 1:
+        start, inner, rest = _narrow(shape[1:], picks[1:])
+        return chosen[0] * row + start, (1, *inner), (slice(None), *rest)
+    if not chosen:
+        return 0, (0, *shape[1:]), (slice(None), *picks[1:])
+    low, high = min(chosen[0], chosen[-1]), max(chosen[0], chosen[-1])
+    stop = chosen.stop - low
+    within = slice(chosen.start - low, stop if stop >= 0 else None, chosen.step)
+    return low * row, (high - low + 1, *shape[1:]), (within, *picks[1:])

@@ -1,0 +1,118 @@
+"""A snapshot as a mapping from names to tensors, each read when it is asked for; and its way out to other formats."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regatta.errors import UsageError
+from regatta.store.dtypes import dtype_named
+from regatta.store.identity import as_tensor, word_count
+from regatta.store.manifest import Manifest
+from regatta.store.pack import fsync_folder
+from regatta.store.slices import Partial
+
+if TYPE_CHECKING:
+    import torch
+
+    from regatta.store.store import ParameterStore
+
+_TORCH = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+    "C128": "complex128",
+}
+
+
+class Snapshot(Mapping[str, Any]):
+    """The tensors of a snapshot by name; nothing is kept, each look reads again."""
+
+    def __init__(self, store: ParameterStore, snapshot: str) -> None:
+        self.id = snapshot
+        self._store = store
+        self.manifest: Manifest = store.manifest(snapshot)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._store.get(self.manifest.tensors[name].id)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.manifest.tensors)
+
+    def __len__(self) -> int:
+        return len(self.manifest.tensors)
+
+    def __repr__(self) -> str:
+        return f"<snapshot {self.id[:10]} of {len(self)} tensors>"
+
+    def part(self, name: str, index: Any) -> Any:
+        """A slice of a tensor; the rest of it is not decoded."""
+        return self._store.get(self.manifest.tensors[name].id, slices=index)
+
+    def partial(self, name: str, planes: int) -> Partial:
+        """The leading planes of a tensor."""
+        found: Partial = self._store.get(self.manifest.tensors[name].id, planes=planes)
+        return found
+
+    def to_torch(self) -> dict[str, torch.Tensor]:
+        """All tensors as PyTorch's, read in parallel."""
+        import torch
+
+        found: dict[str, torch.Tensor] = {}
+        for name, value in self._store.get(self.id).items():
+            tensor = as_tensor(name, value)
+            words = tensor.words.view(np.uint8)
+            flat = torch.from_numpy(words if words.flags.writeable else words.copy())
+            found[name] = flat.view(getattr(torch, _TORCH[tensor.dtype.name])).reshape(tensor.shape)
+        return found
+
+    def to_safetensors(self, path: str | Path) -> None:
+        """Write the snapshot as a safetensors file, which appears whole or not at all.
+
+        It is written tensor by tensor: a snapshot need not fit into memory.
+        """
+        target = Path(path)
+        written = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with written.open("wb") as file:
+                file.write(_safetensors_header(self.manifest))
+                for name, value in self.items():
+                    file.write(as_tensor(name, value).words.data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(written, target)
+        finally:
+            written.unlink(missing_ok=True)
+        fsync_folder(target.parent)
+
+
+def _safetensors_header(manifest: Manifest) -> bytes:
+    content: dict[str, Any] = {"__metadata__": dict(manifest.metadata)} if manifest.metadata else {}
+    end = 0
+    for name, member in manifest.tensors.items():
+        if member.dtype == "C128" or name == "__metadata__":
+            raise UsageError(f"safetensors has no place for {name!r} of type {member.dtype}.")
+        dtype = dtype_named(member.dtype)
+        start, end = end, end + word_count(dtype, member.shape) * dtype.width_bytes
+        content[name] = {"dtype": member.dtype, "shape": list(member.shape), "data_offsets": [start, end]}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,107 @@
+"""From words to streams: tensors encoded chunk by chunk, in parallel, and laid out plane by plane in a pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from regatta.errors import CorruptError
+from regatta.store.dtypes import DType, Words
+from regatta.store.encodings import CHUNK, Encoding
+from regatta.store.folder import Packing
+from regatta.store.identity import Tensor
+from regatta.store.manifest import MAX_MANIFEST, Manifest
+from regatta.store.pack import Segment, manifest_record, stream_table
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tensor's streams, each a list of its chunks."""
+
+    segment: Segment
+    streams: Sequence[Sequence[bytes]]
+
+    def write(self, packing: Packing) -> None:
+        packing.add(self.segment, (chunk for stream in self.streams for chunk in stream))
+
+
+class Encoder:
+    """Encodes tensors, over the threads of a pool where there is one."""
+
+    def __init__(self, pool: Executor | None) -> None:
+        self._map: Callable[..., Any] = map if pool is None else pool.map
+
+    def encode(
+        self,
+        tensor: Tensor,
+        name: str,
+        encoding: Encoding,
+        base: tuple[str, Words] | None = None,
+        verify: bool = False,
+    ) -> Encoded:
+        """The streams of the tensor of that id; `verify` decodes each chunk again and refuses what is not the same."""
+
+        def encode_at(at: int) -> list[bytes]:
+            words, against = tensor.words[at : at + CHUNK], None if base is None else base[1][at : at + CHUNK]
+            streams = encoding.encode(words, tensor.dtype, against)
+            if verify and not np.array_equal(_decode(encoding, streams, len(words), tensor.dtype, against), words):
+                raise CorruptError(f"Tensor {name} does not come back from the encoding {encoding.name}.")
+            return streams
+
+        chunks = list(self._map(encode_at, range(0, len(tensor.words), CHUNK)))
+        streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
+        return Encoded(_segment(tensor, name, encoding, base, streams), streams)
+
+    def lossy(self, tensor: Tensor, encoding: Encoding) -> tuple[Tensor, Encoded]:
+        """What a lossy scheme leaves of a tensor, and the streams of that."""
+        pieces = [tensor.words[at : at + CHUNK] for at in range(0, len(tensor.words), CHUNK)]
+        chunks = list(self._map(lambda words: encoding.encode(words, tensor.dtype, None), pieces))
+        kept = [
+            _decode(encoding, chunk, len(words), tensor.dtype, None)
+            for chunk, words in zip(chunks, pieces, strict=True)
+        ]
+        left = Tensor(tensor.dtype, tensor.shape, np.concatenate(kept) if kept else tensor.words)
+        streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
+        return left, Encoded(_segment(left, left.id, encoding, None, streams), streams)
+
+
+def write_manifest(packing: Packing, manifest: Manifest) -> None:
+    """Append a snapshot's manifest to a pack."""
+    data = zstandard.ZstdCompressor(level=9).compress(manifest.text())
+    packing.add(manifest_record(manifest.id, data), [data])
+
+
+def unpack_manifest(data: memoryview, snapshot: str, place: str) -> bytes:
+    """The text of a manifest as a pack holds it."""
+    try:
+        size = zstandard.get_frame_parameters(data).content_size
+        if not 0 < size <= MAX_MANIFEST:
+            raise CorruptError(f"The manifest of {snapshot} claims {size} bytes.", place=place)
+        return zstandard.ZstdDecompressor(max_window_size=2**27).decompress(data, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise CorruptError(f"The manifest of {snapshot} cannot be decoded: {error}.", place=place) from error
+
+
+def _segment(
+    tensor: Tensor, name: str, encoding: Encoding, base: tuple[str, Words] | None, streams: Sequence[Sequence[bytes]]
+) -> Segment:
+    return Segment(
+        tensor=name,
+        base=None if base is None else base[0],
+        encoding=encoding.id,
+        dtype=tensor.dtype,
+        shape=tensor.shape,
+        first=0,
+        count=len(streams),
+        offset=0,
+        table=stream_table(streams),
+    )
+
+
+def _decode(encoding: Encoding, streams: Sequence[bytes], count: int, dtype: DType, base: Words | None) -> Words:
+    return encoding.decode([memoryview(stream) for stream in streams], count, dtype, base)
