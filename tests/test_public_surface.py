@@ -1,0 +1,61 @@
+"""The public names and commands: all there, all documented."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import regatta
+from regatta.cli.main import build_parser
+
+
+@pytest.fixture
+def documents(root: Path) -> str:
+    return "\n".join(path.read_text() for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))])
+
+
+@pytest.mark.parametrize("name", regatta.__all__)
+def test_a_public_name_resolves_and_has_a_docstring(name: str) -> None:
+    found = getattr(regatta, name)
+    assert (inspect.getdoc(found) or "").strip(), f"regatta.{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", regatta.__all__)
+def test_a_public_name_is_in_the_documents(name: str, documents: str) -> None:
+    assert re.search(rf"\bregatta\.{name}\b|`{name}`", documents), f"regatta.{name} is in no document"
+
+
+def test_the_list_is_sorted_whole_and_what_dir_shows() -> None:
+    assert sorted(set(regatta.__all__)) == regatta.__all__
+    assert dir(regatta) == regatta.__all__
+
+
+def test_public_methods_have_docstrings() -> None:
+    """What completion offers says what it does; a name may say it all only where nothing is to be known."""
+    classes = [found for name in regatta.__all__ if inspect.isclass(found := getattr(regatta, name))]
+    assert classes
+    bare = [
+        f"{cls.__name__}.{name}"
+        for cls in classes
+        for name, method in vars(cls).items()
+        if not name.startswith("_") and callable(getattr(cls, name)) and not inspect.getdoc(getattr(cls, name))
+    ]
+    assert len(bare) <= 4, bare
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="launc"):
+        regatta.launc  # noqa: B018
+
+
+@pytest.mark.parametrize("name", regatta.search.__all__)
+def test_searches_and_spaces_are_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(regatta.search, name))
+
+
+@pytest.mark.parametrize("verb", build_parser()[1])
+def test_a_command_is_in_the_documents(verb: str, documents: str) -> None:
+    assert re.search(rf"\bregatta {verb}\b", documents), f"`regatta {verb}` is in no document"
