@@ -6,54 +6,16 @@ is not in the store, even if its bytes still lie in some pack.
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from regatta.errors import ConflictError, CorruptError, NotFoundError
+from regatta.errors import CorruptError, NotFoundError
+from regatta.store.database import Database
 from regatta.store.dtypes import DType
-from regatta.store.locks import exclusive
 from regatta.store.pack import ManifestRecord, Record, Segment, parse_record
 
-VERSION = 1
 MAX_CHAIN = 128  # the longest way from a tensor over its bases to one that needs none
-BUSY_SECONDS = 120.0
 LOCAL, REMOTE = 1, 2  # where a pack is; both may hold
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS store (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS packs (
-    pack BLOB PRIMARY KEY, bytes INTEGER NOT NULL, place INTEGER NOT NULL, created REAL NOT NULL,
-    retired REAL                                         -- since when nothing in it is needed
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS tensors (
-    tensor BLOB PRIMARY KEY, encoding INTEGER NOT NULL, base BLOB,
-    lost TEXT                                            -- why it cannot be read, when fsck found that
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS segments (
-    tensor BLOB NOT NULL, first INTEGER NOT NULL, pack BLOB NOT NULL, bytes INTEGER NOT NULL, record BLOB NOT NULL,
-    PRIMARY KEY (tensor, first)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS snapshots (
-    snapshot BLOB PRIMARY KEY, pack BLOB NOT NULL, bytes INTEGER NOT NULL, record BLOB NOT NULL, created REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS members (
-    snapshot BLOB NOT NULL, tensor BLOB NOT NULL, PRIMARY KEY (snapshot, tensor)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS names (
-    name TEXT PRIMARY KEY, snapshot BLOB NOT NULL, created REAL NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS leases (
-    lease TEXT NOT NULL, snapshot BLOB NOT NULL, expires REAL NOT NULL, PRIMARY KEY (lease, snapshot)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS segments_by_pack ON segments (pack);
-CREATE INDEX IF NOT EXISTS tensors_by_base ON tensors (base);
-CREATE INDEX IF NOT EXISTS snapshots_by_pack ON snapshots (pack);
-"""
 
 
 @dataclass(frozen=True)
@@ -91,30 +53,8 @@ class Stored:
         return sum(located.segment.size for located in self.segments if not located.place & LOCAL)
 
 
-class Index:
-    """One connection, shared by the threads of this process."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = threading.RLock()
-        with exclusive(path.with_name("index.lock"), "opening the index"):
-            self._db = self._connect()
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Change the index: all of it or nothing. One writer of all processes at a time."""
-        with self._between("BEGIN IMMEDIATE"):
-            yield
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """See the index as it is at one moment."""
-        with self._between("BEGIN"):
-            yield
+class Index(Database):
+    """What the store knows, and how that changes."""
 
     # What is there
 
@@ -336,8 +276,6 @@ class Index:
             now,
         )
 
-    # The database
-
     def _segments(self, tensor: str) -> tuple[Located, ...]:
         query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"
         found = []
@@ -349,53 +287,3 @@ class Index:
         if not found:
             raise CorruptError(f"The tensor {tensor} is listed, but no pack holds it.", place=str(self.path))
         return tuple(found)
-
-    def _connect(self) -> sqlite3.Connection:
-        try:
-            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = FULL")
-            db.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} INSERT OR IGNORE INTO store VALUES ('format', '{VERSION}'); COMMIT;"
-            )
-            found = db.execute("SELECT value FROM store WHERE key = 'format'").fetchone()[0]
-        except sqlite3.DatabaseError as error:
-            raise _meaning(error, self.path) from error
-        if found != str(VERSION):
-            db.close()
-            raise CorruptError(f"The index has format {found}; this version reads {VERSION}.", place=str(self.path))
-        return db
-
-    @contextmanager
-    def _between(self, begin: str) -> Iterator[None]:
-        with self._lock:
-            self._run(begin)
-            try:
-                yield
-                self._run("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    def _all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            try:
-                return self._db.execute(query, values).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise _meaning(error, self.path) from error
-
-    def _run(self, statement: str, *values: Any) -> int:
-        with self._lock:
-            try:
-                return self._db.execute(statement, values).rowcount
-            except sqlite3.DatabaseError as error:
-                raise _meaning(error, self.path) from error
-
-
-def _meaning(error: sqlite3.DatabaseError, path: Path) -> ConflictError | CorruptError:
-    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-        return ConflictError(f"Another process has held the index for {BUSY_SECONDS:g} seconds.", place=str(path))
-    return CorruptError(
-        f"The index cannot be read: {error}.", place=str(path), hint="fsck with repair builds it anew from the packs."
-    )

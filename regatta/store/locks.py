@@ -1,8 +1,8 @@
 """Who may do what at the same time.
 
 Writers never wait for each other but for the moment of the index's transaction. What takes data away or moves it
-(reencode, offload, gc, fsck) runs one at a time, under `maintenance`: a lock on a file, which the operating system lets
-go of when its holder dies, however that happens.
+(reencode, offload, gc, fsck) runs one at a time, under the lock of a file, which the operating system lets go of when
+its holder dies, however that happens. While a store is open anywhere, its index is not built anew.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from regatta.errors import ConflictError
+
+
+def shared(path: Path) -> int:
+    """Share the lock of that file with others until the handle is closed: `exclusive` is then refused."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    return handle
 
 
 @contextmanager

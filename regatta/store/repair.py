@@ -39,12 +39,14 @@ class Census:
     tensors: dict[str, list[Located]] = field(default_factory=dict)
     manifests: dict[str, list[tuple[ManifestRecord, str, int]]] = field(default_factory=dict)
     sizes: dict[tuple[str, int], int] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
 
     def add(self, store: ParameterStore, pack: str, place: int, size: int) -> None:
         """A pack that cannot be read has nothing to offer."""
         try:
             records = store.source.records(pack, place, size)
-        except RegattaError:
+        except RegattaError as error:
+            self.unreadable.append(str(error))
             return
         self.sizes[pack, place] = size
         for record in records:
@@ -81,7 +83,8 @@ def take_census(store: ParameterStore, remote: bool) -> Census:
     if remote and store.remote is not None:
         try:
             found = list(store.remote.packs())
-        except RegattaError:
+        except RegattaError as error:
+            census.unreadable.append(str(error))
             return census
         for pack, size in found:
             census.add(store, pack, REMOTE, size)

@@ -26,7 +26,7 @@ import numpy as np
 
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
 from regatta.location import writable_folder
-from regatta.store import fsck, gc, rewrite
+from regatta.store import fsck, gc, rebuild, rewrite
 from regatta.store.commit import Commit
 from regatta.store.dtypes import DType, Words
 from regatta.store.encodings import Encoding, by_name
@@ -96,6 +96,11 @@ class ParameterStore:
         store = cls(root, None, threads or min(8, os.cpu_count() or 1), cache_bytes, clock)
         store.set_remote(remote)
         return store
+
+    @classmethod
+    def rebuild(cls, path: str | Path, *, remote: str | None = None) -> rebuild.Rebuilt:
+        """Make a new index out of the packs, where the old one is lost or damaged; nobody may have the store open."""
+        return rebuild.rebuild(Path(path), lambda: cls.open(path, remote=remote))
 
     def close(self) -> None:
         """Finish what is being written and let go of the files."""
