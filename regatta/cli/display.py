@@ -169,8 +169,8 @@ def closing(record: RunRecord) -> Text:
     if failed:
         text += f", {figures.count(failed, 'configuration')} failed"
     if record.error:
-        text += f": {record.error.strip().splitlines()[-1]}"
-    return Text(text, style="green" if record.status == "done" else "red")
+        text += f": {record.error.strip().splitlines()[0]}"
+    return Text(text, style={"done": "green", "interrupted": "yellow"}.get(record.status, "red"))
 
 
 def report_line(record: RunRecord, line: dict[str, Any], pace: Pace) -> str:

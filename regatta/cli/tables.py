@@ -192,7 +192,7 @@ def _heading(record: RunRecord) -> tuple[str, ...]:
     better = "lower" if record.mode == "min" else "higher"
     configs = figures.count(len(record.configs), "configuration")
     line = f"{record.name}: {record.status}, {configs}, {record.metric} ({better} is better)"
-    return (line, record.error.strip().splitlines()[-1]) if record.error else (line,)
+    return (line, record.error.strip().splitlines()[0]) if record.error else (line,)
 
 
 def _shared_line(shared: dict[str, object]) -> tuple[str, ...]:
