@@ -248,7 +248,8 @@ class RunRecord:
 
     def _on_failed(self, record: Record) -> None:
         config = self.configs[record["config"]]
-        config.error, config.traceback = record["error"], record.get("traceback")
+        if config.error is None:  # what came first is the reason; units that ran beside it may fail as well
+            config.error, config.traceback = record["error"], record.get("traceback")
         if "worker" in record:
             self._clear(record["worker"], record["kind"], config.id, record.get("epoch", 0), record.get("partition", 0))
 

@@ -24,7 +24,7 @@ from regatta.engine.journal import Journal, Record
 from regatta.engine.pilot import PilotOutcome, run_pilots
 from regatta.engine.record import RunRecord
 from regatta.engine.workers.base import WorkerPool
-from regatta.errors import UsageError, nearest
+from regatta.errors import UsageError
 from regatta.plan.hop import Hopper
 from regatta.plan.units import Unit
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
@@ -79,6 +79,7 @@ class Runner:
         orders: Orders | None = None,
         listeners: Iterable[Listener] = (),
     ) -> None:
+        self._train, self._eval = dataset.holders(pool.workers)
         self.record = RunRecord()
         self._journal = Journal(folder / "journal.jsonl")
         self._states = StateFolder(folder / "states")
@@ -94,7 +95,6 @@ class Runner:
         self._courses: dict[str, _Course] = {}
         self._awaited: dict[Path, tuple[_Course, _Entry, str]] = {}  # states on their way to the disk
         self._epoch_states: dict[tuple[str, int], Path] = {}
-        self._train, self._eval = dataset.holders(pool.workers)
         self._hinted: set[str] = set()  # workers that know what probably comes next
         self._started = time.time()
 
@@ -138,6 +138,8 @@ class Runner:
                 "pilot", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
                 **{k: v for k, v in vars(event.pilot).items() if k != "metrics"},
             )  # fmt: skip
+        elif isinstance(event, WorkerLost):
+            self._write("worker", worker=event.worker, state="down", reason=event.reason)
 
     def _scheduler(self, outcome: PilotOutcome) -> Hopper:
         return Hopper(
@@ -243,12 +245,12 @@ class Runner:
 
     def _report(self, course: _Course, fields: Mapping[str, Any]) -> None:
         metrics, epoch = fields["metrics"], fields["epoch"]
+        if course.failed:  # in a later epoch, while this one was still judged
+            return
         if self._goal.metric not in metrics:
-            raise UsageError(
-                f"Configuration {course.id} reported {', '.join(metrics) or 'nothing'} after epoch {epoch}, "
-                f"but not the metric {self._goal.metric!r}.",
-                candidates=nearest(self._goal.metric, metrics),
-            )
+            error = f"reported {', '.join(metrics) or 'nothing'}, but not the metric {self._goal.metric!r}"
+            self._give_up(course, {"epoch": epoch}, error, "")
+            return
         broken = [name for name, value in metrics.items() if not math.isfinite(value)]
         if broken and not course.warned:
             course.warned = True
@@ -296,16 +298,16 @@ class Runner:
 
     def _fail(self, event: TaskFailed) -> None:
         """The configuration's own fault: it ends, the others go on."""
-        self._give_up(event.task, event.worker, event.error, event.traceback)
+        place = {"worker": event.worker, **_task_place(event.task)}
+        self._give_up(self._courses[event.task.config], place, event.error, event.traceback)
 
-    def _give_up(self, task: Task, worker: str, error: str, traceback: str) -> None:
-        course = self._courses[task.config]
-        if course.failed:
+    def _give_up(self, course: _Course, place: dict[str, Any], error: str, traceback: str) -> None:
+        self._write("failed", **{**place, "config": course.id}, error=error, traceback=traceback)
+        if course.failed:  # by another of its units
             return
         course.failed = True
-        self._write("failed", worker=worker, **_task_place(task), error=error, traceback=traceback)
         self._hopper.stop_model(course.id)
-        self._act(self._search.hear(Report(course.id, course.values, task.epoch, {}, failed=True)))
+        self._act(self._search.hear(Report(course.id, course.values, place["epoch"], {}, failed=True)))
 
     def _add_worker(self, worker: str, info: Mapping[str, Any]) -> None:
         train, held = self._train[worker], self._eval[worker]
@@ -327,7 +329,7 @@ class Runner:
         course.kills += 1
         if course.kills >= KILLS:
             error = f"took {KILLS} workers with it; the last, {event.worker}, {event.reason}"
-            self._give_up(self._task(unit), event.worker, error, "")
+            self._give_up(course, {"worker": event.worker, **_place(unit)}, error, "")
 
     def _verdict(self) -> dict[str, Any]:
         configs = self.record.configs.values()
