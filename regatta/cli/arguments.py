@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from regatta.errors import NotFoundError
@@ -17,6 +20,16 @@ class Verbs(Protocol):
     """What a command adds itself to: argparse's subparsers."""
 
     def add_parser(self, name: str, *, help: str, description: str) -> argparse.ArgumentParser: ...
+
+
+def command() -> str:
+    """How to call this command again: its name, or its path where the shell would not find the name."""
+    from shutil import which
+
+    called = Path(sys.argv[0])
+    if called.name not in ("regatta", "dlv") or which(called.name) is not None:
+        return called.name if called.name == "dlv" else "regatta"
+    return os.path.relpath(called)
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:

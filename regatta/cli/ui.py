@@ -11,12 +11,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from regatta.cli.tables import Cell, Table
 from regatta.errors import RegattaError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+    from regatta.cli.tables import Cell, Table
 
 RED, DIM, BOLD = "1;31", "2", "1"
 

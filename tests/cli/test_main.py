@@ -136,3 +136,20 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
     done = subprocess.run([*REGATTA, "explain", "sweep.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 130, signal.Signals(-done.returncode)
     assert done.stderr == "interrupted\n"
+
+
+def test_advice_names_the_command_so_that_the_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from regatta.cli.arguments import command
+
+    installed = tmp_path / "venv" / "bin" / "regatta"
+    installed.parent.mkdir(parents=True)
+    installed.write_text("#!/bin/sh\n")
+    installed.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(installed)])
+    monkeypatch.setenv("PATH", str(installed.parent))
+    assert command() == "regatta"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command() == "venv/bin/regatta"
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    assert command() == "regatta"

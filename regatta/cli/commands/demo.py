@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs
+from regatta.cli.arguments import Verbs, command
 
 PROGRAM = Path(__file__).parents[1] / "digits.py"
 
@@ -36,17 +36,17 @@ def run(args: argparse.Namespace) -> int:
     present(finished)
     page = finished.folder / "gantt.html"
     write_page(finished, page)
-    name = finished.name
     ui.message(f"What ran where: {os.path.relpath(page)} (open it in a browser)\n")
-    ui.steps(
-        "Try next:",
-        {
-            f"regatta show {name}": "this leaderboard again; --json for programs",
-            f"regatta show {name} --gantt gantt.html": "the picture: a row for each worker, a colour for each model",
-            f"regatta replay {name}": "train it all again and compare every state, bit for bit",
-            "regatta demo --program > digits.py": "the program, yours to change",
-            "regatta explain digits.py": "the plan before it is spent: units, times, bytes to hop",
-            "regatta run digits.py": "train your own version of it",
-        },
-    )
+    ui.steps("Try next:", _next(command(), finished.name))
     return 0 if finished.record.status == "done" else 1
+
+
+def _next(regatta: str, name: str) -> dict[str, str]:
+    return {
+        f"{regatta} show {name}": "this leaderboard again; --json for programs",
+        f"{regatta} show {name} --gantt gantt.html": "the picture: a row for each worker, a colour for each model",
+        f"{regatta} replay {name}": "train it all again and compare every state, bit for bit",
+        f"{regatta} demo --program > digits.py": "the program, yours to change",
+        f"{regatta} explain digits.py": "the plan before it is spent: units, times, bytes to hop",
+        f"{regatta} run digits.py": "train your own version of it",
+    }

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_file, add_json
+from regatta.cli.arguments import Verbs, add_file, add_json, command
 
 if TYPE_CHECKING:
     from regatta.sweep import Run, Sweep
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         ui.write_json(run_document(finished.record, finished.folder))
     else:
         present(finished)
-        ui.message(f"More: regatta show {finished.name} --gantt gantt.html")
+        ui.message(f"More: {command()} show {finished.name} --gantt gantt.html")
     return 0 if finished.record.status == "done" else 1
 
 
@@ -47,6 +47,7 @@ def present(finished: Run) -> None:
     """Leaderboard, resources, and where the run is kept."""
     from regatta.cli.tables import leaderboard, resources
 
+    ui.message()
     ui.write_table(leaderboard(finished.record, limit=SHOWN))
     ui.write("")
     ui.write_table(resources(finished.record))

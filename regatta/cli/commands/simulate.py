@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from regatta.cli import figures, ui
+from regatta.cli import ui
 from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
-from regatta.cli.tables import Column, Table
+
+if TYPE_CHECKING:
+    from regatta.cli.tables import Table
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
@@ -48,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    from regatta.cli.tables import Column, Table
+
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = [Column(name.replace("_", " "), right=True) for name in names]
     return Table(columns, [[_cell(name, row.get(name)) for name in names] for row in rows])
@@ -55,6 +59,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _cell(name: str, value: Any) -> str:
     """A number as its name says it should be read."""
+    from regatta.cli import figures
+
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "-" if value is None else str(value)
     if name.endswith("bytes"):
