@@ -80,10 +80,10 @@ class ConfigRecord:
         return [self.reports[epoch].get(metric, math.nan) for epoch in sorted(self.reports)]
 
     def best(self, metric: str, mode: str) -> tuple[int, float] | None:
-        """The epoch and value at which the metric was best; None while there is no number."""
+        """The epoch and value at which the metric was best; None while there is no finite number."""
         sign = 1.0 if mode == "min" else -1.0
         values = ((sign * m.get(metric, math.nan), epoch) for epoch, m in self.reports.items())
-        finite = [(value, epoch) for value, epoch in values if not math.isnan(value)]
+        finite = [(value, epoch) for value, epoch in values if math.isfinite(value)]
         if not finite:
             return None
         value, epoch = min(finite)

@@ -310,7 +310,7 @@ class Runner:
         self._act(self._search.hear(Report(course.id, course.values, place["epoch"], {}, failed=True)))
 
     def _add_worker(self, worker: str, info: Mapping[str, Any]) -> None:
-        train, held = self._train[worker], self._eval[worker]
+        train, held = list(self._train[worker]), list(self._eval[worker])
         self._write("worker", worker=worker, state="up", **info, train=train, eval=held)
         self._hopper.add_worker(worker, train, held)
 
