@@ -98,7 +98,9 @@ def decode_bytes(stream: memoryview, count: int) -> Bytes:
         return _decode_zstd(stream[1:], count)
     if stream[0] == PAIRS:
         return _decode_pairs(stream, count)
-    return _decode_pcodec(stream, count, np.dtype(np.uint8))
+    values = np.empty(count, np.uint8)
+    _decode_pcodec(stream, values)
+    return values
 
 
 def encode_values(values: Values) -> bytes:
@@ -113,7 +115,20 @@ def encode_values(values: Values) -> bytes:
 def decode_values(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values:
     """The values of a stream; raises CorruptError where it does not hold exactly `count` of them."""
     plain = _decode_plain(stream, count, dtype)
-    return plain if plain is not None else _decode_pcodec(stream, count, dtype)
+    if plain is not None:
+        return plain
+    values = np.empty(count, dtype)
+    _decode_pcodec(stream, values)
+    return values
+
+
+def decode_values_into(stream: memoryview, values: Values) -> None:
+    """The values of a stream, put into an array that they exactly fill."""
+    plain = _decode_plain(stream, len(values), values.dtype)
+    if plain is not None:
+        values[:] = plain
+    else:
+        _decode_pcodec(stream, values)
 
 
 def _encode_plain(values: Values) -> bytes | None:
@@ -166,7 +181,7 @@ def _lowest_of_near_values(values: Bytes) -> int | None:
 
 def _encode_pairs(values: Bytes, lowest: int) -> bytes:
     """Huffman codes have whole numbers of bits: spent on pairs they lose half as much, in half the time."""
-    codes = np.minimum(values - np.uint8(lowest), np.uint8(_NEAR))
+    codes = np.clip(values - np.uint8(lowest), np.uint8(0), np.uint8(_NEAR))  # ten times as fast as np.minimum
     elsewhere = values[codes == _NEAR]
     if len(codes) % 2:
         codes = np.append(codes, np.uint8(0))
@@ -216,7 +231,8 @@ def _encode_pcodec(values: Values) -> bytes:
     )
 
 
-def _decode_pcodec(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values:
+def _decode_pcodec(stream: memoryview, values: Values) -> None:
+    """Fill the array, which has to be contiguous, from a stream."""
     if stream[0] != PCODEC or len(stream) <= _PCODEC_HEADER.size:
         raise CorruptError(f"A stream of {len(stream)} bytes starts with the codec number {stream[0]}.")
     _, version, length = _PCODEC_HEADER.unpack(stream[: _PCODEC_HEADER.size])
@@ -224,16 +240,14 @@ def _decode_pcodec(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Valu
     meta, page = bytes(stream[_PCODEC_HEADER.size : start]), bytes(stream[start:])
     if version & 255 != _PCODEC_FORMAT or meta[:1] != b"\0":  # mode classic, delta none
         raise CorruptError(f"A pcodec stream has format {version & 255} and mode {meta[:1].hex()}: not ours.")
-    values = np.empty(count, dtype)
     try:
         file, _ = wrapped.FileDecompressor.new(version.to_bytes(2, "little"))
-        chunk, used = file.chunk_decompressor(meta, _PCODEC_NAMES[dtype.str[1:]])
-        progress, read = chunk.read_page_into(page, count, values)
+        chunk, used = file.chunk_decompressor(meta, _PCODEC_NAMES[values.dtype.str[1:]])
+        progress, read = chunk.read_page_into(page, len(values), values)
     except RuntimeError as error:
         raise CorruptError(f"A pcodec stream of {len(stream)} bytes cannot be decoded: {error}.") from error
-    if used != len(meta) or read != len(page) or not progress.finished or progress.n_processed != count:
-        raise CorruptError(f"A pcodec stream of {len(stream)} bytes does not end where its {count} values do.")
-    return values
+    if used != len(meta) or read != len(page) or not progress.finished or progress.n_processed != len(values):
+        raise CorruptError(f"A pcodec stream of {len(stream)} bytes does not end where its {len(values)} values do.")
 
 
 _LENGTH = struct.Struct("<I")

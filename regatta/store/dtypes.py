@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from regatta.errors import UsageError, nearest
 
+CHUNK = 2**18  # the most words that are encoded at a time
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
 Kind: TypeAlias = Literal["float", "signed", "unsigned"]
 

@@ -7,35 +7,58 @@
 plane, and its leading streams alone give the leading planes, exactly: `decode_planes`. Anything wrong with a stream is
 a CorruptError, and no stream makes a decoder take more memory than `count` elements justify.
 
+    number  name                what
+    0       raw                 the words
+    1       zstd-planes         byte planes, Huffman-coded by zstd: fast to write, for the moment of a commit
+    2       pcodec              the numbers, by pcodec: the smallest without a base
+    3       xor                 byte planes of the bits that differ from the base
+    4       subtract            differences of ordered bits, by pcodec: the fastest to add up again
+    5       subtract-grouped    the same in groups with like differences: the smallest
+    6       subtract-planes     differences of byte planes in the same groups
+    16..    see lossy.py
+
 A number, once given, keeps its meaning for ever; a changed encoding takes a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from regatta.errors import CorruptError, UsageError, nearest
-from regatta.store import codecs, planes
-from regatta.store.dtypes import DType, Words
+from regatta.store import codecs, deltas, planes
+from regatta.store.dtypes import CHUNK, DType, Words
 from regatta.store.planes import bounds, leading
-
-CHUNK = 2**18
 
 __all__ = ["CHUNK", "ENCODINGS", "Encoding", "bounds", "by_name", "leading"]
 
+Encoder: TypeAlias = Callable[[Words, DType], list[bytes]]
+Decoder: TypeAlias = Callable[[Sequence[memoryview], int, DType], Words]
+DeltaEncoder: TypeAlias = Callable[[Words, DType, Words], list[bytes]]
+DeltaDecoder: TypeAlias = Callable[[Sequence[memoryview], int, DType, Words], Words]
+
 
 class Encoding(Protocol):
-    id: int
-    name: str
-    needs_base: bool
-    progressive: bool
-    lossy: bool
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs_base(self) -> bool: ...
+
+    @property
+    def progressive(self) -> bool: ...
+
+    @property
+    def lossy(self) -> bool: ...
 
     def streams(self, dtype: DType) -> int:
-        """How many streams a chunk has."""
+        """How many streams a chunk has; for progressive encodings one for each plane, most significant first."""
         ...
 
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
@@ -49,92 +72,138 @@ class Encoding(Protocol):
     def decode_planes(
         self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
     ) -> Words:
-        """The bits that the leading planes tell, the others zero; `base` needs no more than its own leading planes."""
+        """The bits of the leading planes, the others zero; `base` needs no more than its own leading planes.
+
+        A progressive encoding needs no more than the leading streams, one that is not needs all of them and all of
+        the base.
+        """
         ...
 
 
-class Raw:
-    """The words as they are, little-endian."""
+@dataclass(frozen=True)
+class Direct:
+    """An encoding of the words alone. The decoder of a progressive one takes any number of leading streams."""
 
-    id = 0
-    name = "raw"
-    needs_base = False
-    progressive = False
-    lossy = False
+    id: int
+    name: str
+    encoder: Encoder
+    decoder: Decoder
+    progressive: bool = False
+    lossy: bool = False
+    needs_base: bool = False
 
     def streams(self, dtype: DType) -> int:
-        return 1
+        return dtype.planes if self.progressive else 1
 
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
-        return [bits.tobytes()]
+        return self.encoder(_checked(bits, dtype), dtype)
 
     def decode(self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None) -> Words:
-        (stream,) = check_streams(self, streams, dtype)
-        if len(stream) != count * dtype.width_bytes:
-            raise CorruptError(f"A raw stream of {count} {dtype.name} words has {len(stream)} bytes.")
-        return np.frombuffer(stream, dtype.word)
+        return self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), count, dtype)
 
     def decode_planes(
         self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
     ) -> Words:
-        return leading(self.decode(streams, count, dtype, base), planes, dtype)
+        if not self.progressive:
+            return leading(self.decode(streams, count, dtype, base), planes, dtype)
+        return self.decoder(_leading_streams(self, streams, planes, dtype), count, dtype)
 
 
-class ZstdPlanes:
-    """Byte planes, each Huffman-coded by zstd: fast to write, for the moment of a commit."""
+@dataclass(frozen=True)
+class Delta:
+    """An encoding of the words by those of a base. The decoder of a progressive one takes any number of planes > 0."""
 
-    id = 1
-    name = "zstd-planes"
-    needs_base = False
-    progressive = True
-    lossy = False
+    id: int
+    name: str
+    encoder: DeltaEncoder
+    decoder: DeltaDecoder
+    progressive: bool = False
+    lossy: bool = False
+    needs_base: bool = True
 
     def streams(self, dtype: DType) -> int:
-        return dtype.planes
+        return dtype.planes if self.progressive else 1
 
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
-        return encode_planes(bits, dtype)
+        return self.encoder(_checked(bits, dtype), dtype, _checked_base(self, base, len(bits), dtype))
 
     def decode(self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None) -> Words:
-        return decode_planes(check_streams(self, streams, dtype), count, dtype)
+        base = _checked_base(self, base, count, dtype)
+        return self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), count, dtype, base)
 
     def decode_planes(
         self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
     ) -> Words:
-        return decode_planes(check_streams(self, streams, dtype, planes)[:planes], count, dtype)
+        if not self.progressive:
+            return leading(self.decode(streams, count, dtype, base), planes, dtype)
+        if planes == 0:
+            return np.zeros(count, dtype.word)
+        base = _checked_base(self, base, count, dtype)
+        return self.decoder(_leading_streams(self, streams, planes, dtype), count, dtype, base)
 
 
-def encode_planes(bits: Words, dtype: DType) -> list[bytes]:
-    """A stream for each byte plane."""
-    matching = dtype.kind != "float"
-    return [codecs.encode_bytes(plane, matching=matching) for plane in planes.split(bits, dtype)]
-
-
-def decode_planes(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
-    """The words of these leading planes."""
-    if not streams:
-        return np.zeros(count, dtype.word)
-    known = [codecs.decode_bytes(stream, count) for stream in streams]
-    return planes.join([*known, *[None] * (dtype.planes - len(known))], dtype)
-
-
-def check_streams(
-    encoding: Encoding, streams: Sequence[memoryview], dtype: DType, at_least: int | None = None
-) -> Sequence[memoryview]:
-    """The streams, when there are as many as the encoding has, or at least the leading ones that are wanted."""
-    expected = encoding.streams(dtype)
-    if len(streams) != expected and not (at_least is not None and at_least <= len(streams) <= expected):
-        raise CorruptError(
-            f"A chunk of {dtype.name} in the encoding {encoding.name} has {expected} streams, not {len(streams)}."
+def _checked(bits: Words, dtype: DType) -> Words:
+    if bits.dtype != dtype.word or bits.ndim != 1 or len(bits) > CHUNK:
+        raise UsageError(
+            f"A chunk of {dtype.name} is one dimension of at most {CHUNK} {dtype.word}, not {bits.shape} {bits.dtype}."
         )
-    return streams
+    return np.ascontiguousarray(bits)
 
 
-def _registry(all_encodings: Iterable[Encoding]) -> dict[int, Encoding]:
-    return {encoding.id: encoding for encoding in all_encodings}
+def _checked_base(encoding: Encoding, base: Words | None, count: int, dtype: DType) -> Words:
+    if base is None or base.dtype != dtype.word or base.shape != (count,):
+        found = "none" if base is None else f"{base.shape} {base.dtype}"
+        raise UsageError(f"The encoding {encoding.name} needs a base of {count} {dtype.word}; there is {found}.")
+    return np.ascontiguousarray(base)
 
 
-ENCODINGS: dict[int, Encoding] = _registry([Raw(), ZstdPlanes()])
+def _leading_streams(
+    encoding: Encoding, streams: Sequence[memoryview], wanted: int, dtype: DType
+) -> Sequence[memoryview]:
+    if not wanted <= len(streams) <= encoding.streams(dtype):
+        raise CorruptError(
+            f"A chunk of {dtype.name} in the encoding {encoding.name} has {encoding.streams(dtype)} streams, "
+            f"of which {wanted} are needed; there are {len(streams)}."
+        )
+    return streams[:wanted]
+
+
+def _encode_raw(bits: Words, dtype: DType) -> list[bytes]:
+    return [bits.tobytes()]
+
+
+def _decode_raw(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
+    if len(streams[0]) != count * dtype.width_bytes:
+        raise CorruptError(f"A raw stream of {count} {dtype.name} words has {len(streams[0])} bytes.")
+    return np.frombuffer(streams[0], dtype.word)
+
+
+def _encode_pcodec(bits: Words, dtype: DType) -> list[bytes]:
+    return [codecs.encode_values(bits.view(_number(dtype)))]
+
+
+def _decode_pcodec(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
+    return codecs.decode_values(streams[0], count, _number(dtype)).view(dtype.word)
+
+
+def _number(dtype: DType) -> np.dtype[Any]:
+    """What pcodec takes a word for. It sorts by bits alone, so that a float16 stands for a bfloat16 as well."""
+    kind = {"float": "f" if dtype.planes > 1 else "u", "signed": "i", "unsigned": "u"}[dtype.kind]
+    return np.dtype(f"<{kind}{dtype.width_bytes}")
+
+
+ENCODINGS: dict[int, Encoding] = {
+    encoding.id: encoding
+    for encoding in (
+        Direct(0, "raw", _encode_raw, _decode_raw),
+        Direct(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
+        Direct(2, "pcodec", _encode_pcodec, _decode_pcodec),
+        Delta(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
+        Delta(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
+        Delta(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),
+        Delta(6, "subtract-planes", deltas.encode_subtract_planes, deltas.decode_subtract_planes, progressive=True),
+    )
+}
 
 
 def by_name(name: str) -> Encoding:

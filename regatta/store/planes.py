@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from regatta.store import codecs
 from regatta.store.dtypes import DType, Words, floats_of
 
 Bounds: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]
@@ -24,81 +25,138 @@ Bounds: TypeAlias = tuple[NDArray[np.floating[Any]], NDArray[np.floating[Any]]]
 _NARROWER: dict[int, np.dtype[Any]] = {8: np.dtype("<u4"), 4: np.dtype("<u2"), 2: np.dtype("u1")}
 
 
+def encode(bits: Words, dtype: DType) -> list[bytes]:
+    """A stream for each byte plane, leading plane first."""
+    matching = dtype.kind != "float"
+    return [codecs.encode_bytes(plane, matching=matching) for plane in split(bits, dtype)]
+
+
+def decode(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
+    """The words of as many leading planes as there are streams; the bits of the others are zero."""
+    if not streams:
+        return np.zeros(count, dtype.word)
+    known = [codecs.decode_bytes(stream, count) for stream in streams]
+    return join([*known, *[None] * (dtype.planes - len(known))], dtype)
+
+
 def split(bits: Words, dtype: DType) -> list[Words]:
     """The byte planes of the words, leading plane first."""
-    if dtype.width_bytes == 1:
-        return [bits]
-    return _cut(bits, dtype)
-
-
-def _cut(words: Words, dtype: DType, leading: bool = True) -> list[Words]:
-    """Halves of halves: the narrower the words, the cheaper each pass over them; exponent and sign are on top."""
-    if words.dtype.itemsize == 1:
-        return [words]
-    narrow = _NARROWER[words.dtype.itemsize]
-    if words.dtype.itemsize == 2 and leading and dtype.kind == "float":
-        words = _sign_behind_exponent(words, dtype)
-    high = (words >> words.dtype.type(8 * narrow.itemsize)).astype(narrow)
-    return _cut(high, dtype, leading) + _cut(words.astype(narrow), dtype, leading=False)
+    if not is_rotated(dtype):
+        return cut(bits)
+    if dtype.width_bytes == 2:
+        return _split_top(bits, dtype)
+    if dtype.width_bytes == 4:
+        return _split_top(_high(bits), dtype) + cut(bits.astype("<u2"))
+    high = _high(bits)
+    return _split_top(_high(high), dtype) + cut(high.astype("<u2")) + cut(bits.astype("<u4"))
 
 
 def join(planes: Sequence[Words | None], dtype: DType) -> Words:
     """The words of these planes; the bits of planes that are None are zero."""
-    level: list[Words | None] = [*planes]
+    if not is_rotated(dtype):
+        return paste(planes)
+    leading, second, *rest = planes
+    top = _join_top(leading, second, dtype)
+    low = [_widen(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
+    return paste([top, *low])
+
+
+def is_rotated(dtype: DType) -> bool:
+    """Whether plane order differs from the order of the bits in a word."""
+    return dtype.kind == "float" and dtype.planes > 1
+
+
+def cut(words: Words) -> list[Words]:
+    """The bytes of the words, most significant first: halves of halves, as narrow words are cheap to go through."""
+    if words.dtype.itemsize == 1:
+        return [words]
+    return cut(_high(words)) + cut(words.astype(_NARROWER[words.dtype.itemsize]))
+
+
+def paste(parts: Sequence[Words | None]) -> Words:
+    """The words that consist of these parts, most significant first; None stands for zeros."""
+    level = [*parts]
     while len(level) > 1:
         level = [_widen(high, low) for high, low in zip(level[::2], level[1::2], strict=True)]
-        leading = level[0]
-        if leading is not None and leading.dtype.itemsize == 2 and dtype.kind == "float":
-            level[0] = _sign_before_exponent(leading, dtype)
-    (words,) = level
-    if words is None:
-        raise ValueError("join needs at least one plane")
-    return words
+    if level[0] is None:
+        raise ValueError("Not one part of the words is known.")
+    return level[0]
+
+
+def _high(words: Words) -> Words:
+    narrow = _NARROWER[words.dtype.itemsize]
+    return (words >> words.dtype.type(8 * narrow.itemsize)).astype(narrow)
 
 
 def _widen(high: Words | None, low: Words | None) -> Words | None:
-    if high is None and low is None:
+    known = low if high is None else high
+    if known is None:
         return None
-    first = high if high is not None else low
-    assert first is not None
-    wide = np.dtype(f"<u{2 * first.dtype.itemsize}")
-    if high is None:
-        return first.astype(wide)
-    words: Words = high.astype(wide)
-    words <<= wide.type(8 * first.dtype.itemsize)
-    if low is not None:
-        words |= low
+    wide: np.dtype[Any] = np.dtype(f"<u{2 * known.dtype.itemsize}")
+    words: Words = known.astype(wide)
+    if high is not None:
+        words <<= wide.type(8 * known.dtype.itemsize)
+        if low is not None:
+            words |= low
     return words
 
 
-def _sign_behind_exponent(top: Words, dtype: DType) -> Words:
-    """The top 16 bits of floats in plane order."""
-    exponent, mantissa = _masks_of_top(dtype)
-    ordered: Words = top << np.uint16(1)
-    ordered &= np.uint16(exponent << 1)
-    sign = top >> np.uint16(15)
-    sign <<= np.uint16(15 - dtype.exponent_bits)
+def _split_top(top: Words, dtype: DType) -> list[Words]:
+    """The two leading planes, from the top 16 bits of floats."""
+    if dtype.exponent_bits != 8:
+        return cut(to_plane_order(top, dtype))
+    second: Words = top.astype(np.uint8)
+    second &= np.uint8(0x7F)
+    second |= _high(top) & np.uint8(0x80)
+    return [(top >> np.uint16(7)).astype(np.uint8), second]
+
+
+def _join_top(leading: Words | None, second: Words | None, dtype: DType) -> Words | None:
+    """The inverse of `_split_top`."""
+    if leading is None or second is None or dtype.exponent_bits != 8:
+        top = _widen(leading, second)
+        return top if top is None else from_plane_order(top, dtype)
+    high: Words = second & np.uint8(0x80)
+    high |= leading >> np.uint8(1)
+    low: Words = leading << np.uint8(7)
+    low |= second & np.uint8(0x7F)
+    return _widen(high, low)
+
+
+def to_plane_order(words: Words, dtype: DType) -> Words:
+    """The words of floats, or the top 16 bits of them, with the sign behind the exponent."""
+    if not is_rotated(dtype):
+        return words
+    one, places = words.dtype.type, 8 * words.dtype.itemsize
+    exponent, mantissa = _fields(dtype, places)
+    ordered: Words = words << one(1)
+    ordered &= one(exponent << 1)
+    sign = words >> one(places - 1)
+    sign <<= one(places - 1 - dtype.exponent_bits)
     ordered |= sign
-    ordered |= top & np.uint16(mantissa)
+    ordered |= words & one(mantissa)
     return ordered
 
 
-def _sign_before_exponent(ordered: Words, dtype: DType) -> Words:
-    """The inverse of `_sign_behind_exponent`."""
-    exponent, mantissa = _masks_of_top(dtype)
-    top: Words = ordered >> np.uint16(1)
-    top &= np.uint16(exponent)
-    sign = ordered << np.uint16(dtype.exponent_bits)
-    sign &= np.uint16(0x8000)
-    top |= sign
-    top |= ordered & np.uint16(mantissa)
-    return top
+def from_plane_order(ordered: Words, dtype: DType) -> Words:
+    """The inverse of `to_plane_order`."""
+    if not is_rotated(dtype):
+        return ordered
+    one, places = ordered.dtype.type, 8 * ordered.dtype.itemsize
+    exponent, mantissa = _fields(dtype, places)
+    words: Words = ordered >> one(1)
+    words &= one(exponent)
+    sign = ordered << one(dtype.exponent_bits)
+    sign &= one(1 << (places - 1))
+    words |= sign
+    words |= ordered & one(mantissa)
+    return words
 
 
-def _masks_of_top(dtype: DType) -> tuple[int, int]:
-    """Where the exponent and the mantissa lie in the top 16 bits of a float."""
-    mantissa = (1 << (15 - dtype.exponent_bits)) - 1
-    return 0x7FFF - mantissa, mantissa
+def _fields(dtype: DType, places: int) -> tuple[int, int]:
+    """The masks of the exponent and of the mantissa in the top so many bits of a float."""
+    mantissa = (1 << (places - 1 - dtype.exponent_bits)) - 1
+    return (1 << (places - 1)) - 1 - mantissa, mantissa
 
 
 def known_bits(dtype: DType, planes: int) -> int:
