@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Listener: TypeAlias = "Callable[[RunRecord, dict[str, Any]], None]"
 
 LINE_SECONDS = 2.0  # between lines of progress where there is no terminal
+FRAME_SECONDS = 0.2  # between pictures on a terminal
+FRAME_SHARE = 0.04  # of a core, at most, goes into drawing them
 RATE_WINDOW = 256  # units over which the rate is measured
 STYLES = {"warning": "yellow", "error": "red", "failed": "red"}
 
@@ -43,12 +45,33 @@ def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
     live = Live(
         console=console,
         get_renderable=lambda: state.show(console),
-        refresh_per_second=5,
+        auto_refresh=False,
         transient=True,
         vertical_overflow="crop",
     )
-    with live:
+    with live, _refreshing(live):
         yield lambda record, line: _on_terminal(live, state, record, line)
+
+
+@contextmanager
+def _refreshing(live: Live) -> Iterator[None]:
+    """Redraw the picture now and then, but never for more than a small part of the time: the models need it."""
+    over = threading.Event()
+
+    def redraw() -> None:
+        pause = FRAME_SECONDS
+        while not over.wait(pause):
+            begun = time.thread_time()
+            live.refresh()
+            pause = max(FRAME_SECONDS, (time.thread_time() - begun) / FRAME_SHARE)
+
+    thread = threading.Thread(target=redraw, name="display", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Watched:
