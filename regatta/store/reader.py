@@ -128,7 +128,7 @@ class _Reading:
     def _prepare(self, request: Request, source: Source) -> list[_Layer]:
         """The layers from the head down to the first whose chunks are all in the cache."""
         layers: list[_Layer] = []
-        planes = request.planes
+        planes = None if request.planes is None or request.planes >= self.dtype.planes else request.planes
         for stored in request.chain if self.chunks else ():
             encoding = check_stored(stored, request.chain[0])
             planes = planes if encoding.progressive else None
@@ -161,7 +161,7 @@ class _Layer:
     def __init__(self, stored: Stored, encoding: Encoding, planes: int | None, chunks: range, source: Source) -> None:
         self.stored, self.encoding, self.planes, self.source = stored, encoding, planes, source
         self.first_chunk = chunks.start
-        wanted = encoding.streams(stored.dtype) if planes is None else min(planes, stored.dtype.planes)
+        wanted = encoding.streams(stored.dtype) if planes is None else planes
         self.columns = [column for part in stored.segments for column in self._columns(part, wanted, chunks)]
 
     def decode(self, chunk: int, count: int, base: Words | None) -> Words:
@@ -172,7 +172,7 @@ class _Layer:
                 return self.encoding.decode(streams, count, dtype, base)
             return self.encoding.decode_planes(streams, self.planes, count, dtype, base)
         except CorruptError as error:
-            raise self._broken(f"chunk {chunk}: {error.message}", self.columns[0].located) from error
+            raise self._broken(f"chunk {chunk}: {error.message.rstrip('.')}", self.columns[0].located) from error
 
     def _columns(self, located: Located, wanted: int, chunks: range) -> list[_Column]:
         segment = located.segment

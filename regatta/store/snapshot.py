@@ -54,6 +54,9 @@ class Snapshot(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._store.get(self.manifest.tensors[name].id)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.manifest.tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.manifest.tensors)
 

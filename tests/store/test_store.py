@@ -1,0 +1,396 @@
+"""The store against its contract, stored in every way, and against a model that plays at random."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
+from regatta.store.encodings import ENCODINGS, by_name
+from regatta.store.identity import Bits, word_count
+from regatta.store.index import MAX_CHAIN
+from regatta.store.store import ParameterStore
+from regatta.testing.store import PlainStore, Store, StoreContract, bits_of, snapshots
+
+DIRECT = [encoding.id for encoding in ENCODINGS.values() if not encoding.needs_base and not encoding.lossy]
+DELTAS = [encoding.id for encoding in ENCODINGS.values() if encoding.needs_base and not encoding.lossy]
+LOSSY = [encoding.name for encoding in ENCODINGS.values() if encoding.lossy]
+
+
+def random_plan(store: ParameterStore, rng: random.Random) -> dict[str, tuple[int, str | None]]:
+    """Some tensors, each as a delta to one that comes before it in a random order, or directly."""
+    entries = list(store.entries())
+    rng.shuffle(entries)
+    plan: dict[str, tuple[int, str | None]] = {}
+    alike: dict[tuple[str, int], list[str]] = {}
+    for entry in entries:
+        before = alike.setdefault((entry.dtype.name, word_count(entry.dtype, entry.shape)), [])
+        if before and DELTAS and rng.random() < 0.7:
+            plan[entry.tensor] = rng.choice(DELTAS), rng.choice(before[-3:])
+        else:
+            plan[entry.tensor] = rng.choice(DIRECT), None
+        before.append(entry.tensor)
+    return plan
+
+
+class ArchivedStore(ParameterStore):
+    """Everything in it is stored anew, another way, after each snapshot."""
+
+    rng = random.Random(0)
+
+    def put(self, tensors: Any, **options: Any) -> str:
+        snapshot = super().put(tensors, **options)
+        if len(self.index.tensors()) < 40:  # hypothesis puts many into one store
+            self.reencode(random_plan(self, self.rng))
+        return snapshot
+
+
+class OffloadedStore(ParameterStore):
+    """All but the first plane is kept elsewhere."""
+
+    def put(self, tensors: Any, **options: Any) -> str:
+        snapshot = super().put(tensors, **options)
+        self.offload([snapshot], keep_planes=1)
+        return snapshot
+
+
+class TestPlain(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return PlainStore()
+
+
+class TestDirect(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        with ParameterStore.open(tmp_path) as store:
+            yield store
+
+
+class TestArchived(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        with ArchivedStore.open(tmp_path, threads=2) as store:
+            yield store
+
+
+class TestOffloaded(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        with OffloadedStore.open(tmp_path / "here", remote=str(tmp_path / "there")) as store:
+            yield store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ParameterStore]:
+    with ParameterStore.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def weights(seed: int = 0, count: int = 3000) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=count).astype(np.float32)
+
+
+def other_than(store: ParameterStore) -> int:
+    """All bytes of its files but the index."""
+    return sum(path.stat().st_size for path in store.folder.packs.iterdir())
+
+
+def test_tensors_that_are_there_cost_nothing(store: ParameterStore) -> None:
+    store.put({"w": weights(), "b": weights(1, 10)})
+    before = other_than(store)
+    store.put({"w": weights(), "another name": weights()}, metadata={"epoch": "2"})
+    assert other_than(store) - before < 1000  # a manifest
+
+
+def test_a_snapshot_that_is_there_writes_nothing(store: ParameterStore) -> None:
+    snapshot = store.put({"w": weights()})
+    before = other_than(store)
+    assert store.put({"w": weights()}) == snapshot
+    assert other_than(store) == before
+
+
+def test_tensors_are_kept_small(store: ParameterStore) -> None:
+    store.put({"w": weights(count=300_000)})
+    assert other_than(store) < 0.87 * 4 * 300_000
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "bool", "complex64"]
+)
+def test_from_torch_and_back(store: ParameterStore, dtype: str) -> None:
+    import torch
+
+    value = (torch.randn(70, 30) * 10).to(getattr(torch, dtype))
+    given = {"w": value, "t": value.t(), "s": value[3, 4], "e": value[:0], "p": torch.nn.Parameter(torch.ones(3))}
+    found = store.snapshot(store.put(given)).to_torch()
+    assert all(torch.equal(found[name].view(torch.uint8), given[name].detach().clone().contiguous().view(torch.uint8))
+               for name in ("w", "t", "e", "p"))  # fmt: skip
+    assert found["s"].shape == ()
+    assert found["w"].dtype == value.dtype
+
+
+def test_to_safetensors(store: ParameterStore, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    given = {"w": torch.randn(300, 7), "half": torch.randn(5).bfloat16(), "n": torch.arange(3), "e": torch.zeros(0, 4)}
+    snapshot = store.snapshot(store.put(given, metadata={"epoch": "3"}))
+    snapshot.to_safetensors(tmp_path / "w.safetensors")
+    found = load_file(tmp_path / "w.safetensors")
+    assert set(found) == set(given)
+    assert all(torch.equal(found[name], given[name]) for name in given)
+    with pytest.raises(UsageError, match="C128"):
+        store.snapshot(store.put({"c": np.zeros(3, complex)})).to_safetensors(tmp_path / "c.safetensors")
+    assert [path.name for path in tmp_path.glob("*safetensors*")] == ["w.safetensors"]
+
+
+def test_a_snapshot_reads_when_asked(store: ParameterStore) -> None:
+    snapshot = store.snapshot(store.put({"a": weights(0), "b": weights(1)}))
+    read = store.source.bytes_read["local"]
+    assert (list(snapshot), len(snapshot), "a" in snapshot, "c" in snapshot) == (["a", "b"], 2, True, False)
+    assert store.source.bytes_read["local"] == read
+    assert np.array_equal(snapshot["a"], weights(0))
+    assert store.source.bytes_read["local"] > read
+    assert np.array_equal(snapshot.part("b", slice(5, 9)), weights(1)[5:9])
+    assert snapshot.partial("b", 2).planes == 2
+
+
+def test_written_in_the_background(store: ParameterStore) -> None:
+    value = weights()
+    futures = [store.put_async({"w": value + i}, reference=f"epoch/{i}") for i in range(4)]
+    value[:] = 0  # the caller may train on
+    found = [store.get(future.result())["w"] for future in futures]
+    assert all(np.array_equal(w, weights() + i) for i, w in enumerate(found))
+    with pytest.raises(UsageError):
+        store.put_async({"../w": value})
+
+
+def test_ids_may_be_shortened(store: ParameterStore) -> None:
+    snapshot = store.put({"w": weights()})
+    assert store.manifest(snapshot[:9]).id == snapshot
+    with pytest.raises(NotFoundError):
+        store.get("0123456789" if not snapshot.startswith("0123456789") else "9876543210")
+    for wrong in ("", "abc", "../../etc", snapshot + "0"):
+        with pytest.raises(UsageError):
+            store.get(wrong)
+
+
+def test_names_are_compared_and_swapped(store: ParameterStore) -> None:
+    one, two = store.put({"w": weights(1)}), store.put({"w": weights(2)})
+    store.reference("best", one)
+    with pytest.raises(ConflictError):
+        store.reference("best", two, expected=two)
+    store.reference("best", two, expected=one)
+    assert store.references() == {"best": two}
+    with pytest.raises(NotFoundError, match="best"):
+        store.release("bset")
+    with pytest.raises(UsageError):
+        store.reference("../best", one)
+    with pytest.raises(NotFoundError):
+        store.reference("best", "0" * 64)
+
+
+def series(store: ParameterStore, count: int) -> list[str]:
+    """Tensors of one shape, none a delta."""
+    found = [store.manifest(store.put({"w": weights(i)})).tensors["w"].id for i in range(count)]
+    assert len(set(found)) == count
+    return found
+
+
+delta = pytest.mark.skipif(not DELTAS, reason="there are no deltas")
+
+
+@delta
+def test_reencoding_changes_bytes_not_ids(store: ParameterStore) -> None:
+    tensors = series(store, 4)
+    plan = {tensor: (DELTAS[0], base) for base, tensor in itertools.pairwise(tensors)}
+    store.reencode(plan)
+    assert {t: (store.entry(t).encoding, store.entry(t).base) for t in plan} == plan
+    assert all(np.array_equal(store.get(tensor), weights(i)) for i, tensor in enumerate(tensors))
+    written = set(store.folder.packs.iterdir())
+    store.reencode(plan)  # is so already
+    assert set(store.folder.packs.iterdir()) == written
+    # Turned round: the last becomes the base of all.
+    turned = {
+        tensors[0]: (DELTAS[-1], tensors[1]),
+        tensors[1]: (DELTAS[-1], tensors[2]),
+        tensors[2]: (DELTAS[-1], tensors[3]),
+    }
+    store.reencode({**turned, tensors[3]: (DIRECT[0], None)})
+    assert all(np.array_equal(store.get(tensor), weights(i)) for i, tensor in enumerate(tensors))
+    assert store.fsck("deep").clean
+
+
+@delta
+def test_plans_that_cannot_be(store: ParameterStore) -> None:
+    a, b, c = series(store, 3)
+    short = store.manifest(store.put({"w": weights(0, 10)})).tensors["w"].id
+    doubles = store.manifest(store.put({"w": np.zeros(3000)})).tensors["w"].id
+    store.reencode({b: (DELTAS[0], a)})
+    before = {entry.tensor: entry for entry in store.entries()}
+    wrong: list[tuple[dict[str, tuple[int, str | None]], type[Exception], str]] = [
+        ({a: (DELTAS[0], b)}, UsageError, "circle"),
+        ({c: (DELTAS[0], c)}, UsageError, "circle"),
+        ({c: (DELTAS[0], "0" * 64)}, NotFoundError, "0000"),
+        ({"f" * 64: (DIRECT[0], None)}, NotFoundError, "ffff"),
+        ({c: (DELTAS[0], None)}, UsageError, "no base"),
+        ({c: (DIRECT[0], a)}, UsageError, "a base"),
+        ({c: (60_000, None)}, UsageError, "60000"),
+        ({c: (DELTAS[0], short)}, UsageError, "10 words"),
+        ({c: (DELTAS[0], doubles)}, UsageError, "F64"),
+    ]
+    for plan, kind, message in wrong:
+        with pytest.raises(kind, match=message):
+            store.reencode({**plan, doubles: (DIRECT[0], None)})
+    assert {entry.tensor: entry for entry in store.entries()} == before
+
+
+@delta
+def test_chains_are_bounded(store: ParameterStore) -> None:
+    tensors = [
+        store.manifest(store.put({"w": np.full(3, i, np.float32)})).tensors["w"].id for i in range(MAX_CHAIN + 1)
+    ]
+    plan = {tensor: (DELTAS[0], base) for base, tensor in itertools.pairwise(tensors)}
+    with pytest.raises(UsageError, match=str(MAX_CHAIN)):
+        store.reencode(plan)
+    del plan[tensors[64]]
+    store.reencode(plan)
+    assert [float(store.get(tensor)[0]) for tensor in tensors] == list(range(MAX_CHAIN + 1))
+
+
+def test_a_damaged_tensor_is_not_stored_anew(store: ParameterStore) -> None:
+    tensor = series(store, 1)[0]
+    flip(store, tensor)
+    with pytest.raises(CorruptError, match=tensor):
+        store.reencode({tensor: (DIRECT[0], None)})
+
+
+@pytest.mark.parametrize("scheme", LOSSY)
+def test_lossy_schemes_say_so(store: ParameterStore, scheme: str) -> None:
+    given = {"w": weights() * 0.05, "n": np.arange(5)}
+    snapshot = store.put(given, scheme=scheme)
+    member, found = store.manifest(snapshot).tensors["w"], store.get(snapshot)
+    assert member.scheme == scheme
+    assert member.original == store.manifest(store.put(given)).tensors["w"].id != member.id
+    assert store.manifest(snapshot).tensors["n"].scheme is None
+    assert np.array_equal(found["n"], given["n"])
+    assert 0 < np.abs(found["w"] - given["w"]).max() < 0.2
+    assert store.fsck("deep").clean
+    with pytest.raises(UsageError, match="lossy"):
+        store.put(given, encoding=scheme)
+    with pytest.raises(UsageError, match="lossy"):
+        store.reencode({member.original: (by_name(scheme).id, None)})
+
+
+def test_a_scheme_has_to_be_one(store: ParameterStore) -> None:
+    with pytest.raises(UsageError, match="not lossy"):
+        store.put({"w": weights()}, scheme="raw")
+    with pytest.raises(UsageError):
+        store.put({"w": weights()}, encoding="zstd-plains")
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        ParameterStore.open(tmp_path / "none", create=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_index_of_another_format(tmp_path: Path) -> None:
+    with ParameterStore.open(tmp_path) as store, store.index.transaction():
+        store.index.set("format", "2")
+    with pytest.raises(CorruptError, match="format 2"):
+        ParameterStore.open(tmp_path)
+
+
+def flip(store: ParameterStore, tensor: str) -> Path:
+    """Change one bit in the first stream of a tensor."""
+    part = store.index.stored(tensor).segments[0]
+    path = store.folder.path(part.pack)
+    data = bytearray(path.read_bytes())
+    data[part.segment.offset] ^= 4
+    path.write_bytes(data)
+    store.folder.forget(part.pack)
+    return path
+
+
+class Play(RuleBasedStateMachine):
+    """Snapshots come and go, are stored anew and collected; what has a name is always there, bit for bit."""
+
+    held = Bundle("held")
+
+    @initialize(folder=st.just(None))
+    def open(self, folder: None) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.now = 1e9
+        self.store = ParameterStore.open(Path(self.folder.name), threads=1, clock=lambda: self.now)
+        self.expected: dict[str, dict[str, Any]] = {}
+        self.count = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            self.folder.cleanup()
+
+    @rule(target=held, snapshot=snapshots)
+    def put(self, snapshot: dict[str, Bits]) -> str:
+        self.count += 1
+        name = f"run/{self.count}"
+        self.store.put(snapshot, reference=name)
+        self.expected[name] = {key: bits_of(value) for key, value in snapshot.items()}
+        return name
+
+    @rule(target=held, name=held, change=st.integers(1, 255))
+    def put_neighbour(self, name: str, change: int) -> str:
+        """The same shapes, other numbers: something to make deltas of."""
+        if name not in self.expected:
+            return name
+        changed = {
+            key: Bits(dtype, shape, bytes(b ^ (change & 1 if dtype == "BOOL" else change) for b in data))
+            for key, (dtype, shape, data) in self.expected[name].items()
+        }
+        return self.put(changed)
+
+    @rule(name=consumes(held))
+    def release(self, name: str) -> None:
+        if self.expected.pop(name, None) is not None:
+            self.store.release(name)
+
+    @rule(seed=st.integers(0, 2**32))
+    def reencode(self, seed: int) -> None:
+        self.store.reencode(random_plan(self.store, random.Random(seed)))
+
+    @rule(seconds=st.sampled_from([0.0, 5.0, 100.0]))
+    def collect(self, seconds: float) -> None:
+        self.now += seconds
+        self.store.gc(grace=10.0)
+
+    @rule()
+    def reopen(self) -> None:
+        self.store.close()
+        self.store = ParameterStore.open(Path(self.folder.name), threads=1, clock=lambda: self.now)
+
+    @rule()
+    def check(self) -> None:
+        assert self.store.fsck("deep").problems == ()
+
+    @invariant()
+    def everything_named_is_there(self) -> None:
+        if hasattr(self, "store"):
+            for name, snapshot in self.store.references().items():
+                found = self.store.get(snapshot)
+                assert {key: bits_of(value) for key, value in found.items()} == self.expected[name]
+
+
+TestPlay = Play.TestCase
+TestPlay.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
