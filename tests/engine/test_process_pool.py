@@ -112,36 +112,6 @@ def test_an_interrupt_is_for_the_controller_alone(rough: Harness) -> None:
     rough.check_state(task, [1])
 
 
-CONTROLLER = """
-import sys, time, pathlib
-from regatta.cluster import Cluster
-from regatta.engine.workers import open_pool
-from regatta.testing.workers import Harness, write_outfit
-
-if __name__ == "__main__":
-    folder = pathlib.Path(sys.argv[1])
-    outfit = write_outfit(folder)
-    harness = Harness(open_pool(Cluster.local(2, threads=1).sized(3), outfit), outfit, folder)
-    harness.pool.submit("w0", harness.train(harness.values(sleeps=600.0), 0))
-    print(*(ready.info["pid"] for ready in harness.ready.values()), flush=True)
-    harness.pool.events()
-"""
-
-
-def test_workers_end_with_their_controller(tmp_path: Path) -> None:
-    script = tmp_path / "controller.py"
-    script.write_text(CONTROLLER)
-    controller = subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert controller.stdout is not None
-    workers = [int(pid) for pid in controller.stdout.readline().split()]
-    assert len(workers) == 2
-    assert all(map(is_running, workers))
-    controller.kill()
-    controller.wait()
-    controller.stdout.close()
-    assert soon(lambda: not any(map(is_running, workers)), seconds=5.0)
-
-
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions are in a module that the worker does not find."""
     (tmp_path / "vanishing.py").write_text("def model_fn(config):\n    return {}\n")
