@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import platform
 import re
 import shutil
@@ -25,7 +26,7 @@ from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.engine.runner import Listener, Orders, Runner
 from regatta.errors import ConflictError, NotFoundError, RegattaError, UsageError, nearest
 from regatta.frameworks import NAMES
-from regatta.location import ensure_repository, find_repository
+from regatta.location import ensure_repository, find_repository, writable_folder
 from regatta.plan.hop import check_rule
 from regatta.search.base import Goal, Search, Train
 from regatta.store.states import StateFolder, read_weights
@@ -84,6 +85,9 @@ class Sweep:
         _check_kind("search", search, hasattr(search, "hear"), "a search, such as regatta.search.grid(...)")
         _check_kind("epochs", epochs, _is_count(epochs), "a whole number from 1")
         _check_kind("seed", seed, isinstance(seed, int), "a whole number")
+        _check_kind(
+            "cluster", cluster, isinstance(cluster, Cluster | None), "a Cluster, such as Cluster.local(workers=2)"
+        )
         _check_kind("mode", mode, mode in ("min", "max", None), '"min" or "max"')
         if framework != "auto" and framework not in NAMES:
             raise UsageError(f"There is no framework {framework!r}.", candidates=nearest(framework, ("auto", *NAMES)))
@@ -171,7 +175,7 @@ class Sweep:
         configs = self.configs()
         if not configs:
             raise UsageError("The search has no configuration to begin with.")
-        if self.name is not None and not _NAME.fullmatch(self.name):
+        if self.name is not None and not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
             raise UsageError(f"A run cannot be named {self.name!r}; use letters, digits, '.', '-' and '_'.")
         if self.recipe.loss_fn is not None:
             for config in configs.values():
@@ -180,7 +184,7 @@ class Sweep:
     def _packed(self) -> bytes:
         try:
             packed: bytes = cloudpickle.dumps(self)
-        except (TypeError, AttributeError, RecursionError, ValueError) as error:
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError) as error:
             raise UsageError(
                 f"The sweep's functions cannot be sent to workers: {error}.",
                 hint="They must not hold on to open files, locks, connections and the like; open those inside.",
@@ -375,7 +379,7 @@ def _runs_folder(repo: str | Path | None) -> Path:
 
 def _new_folder(runs: Path, name: str | None, stem: str) -> Path:
     """A folder for a new run; two that start at once get two names."""
-    runs.mkdir(parents=True, exist_ok=True)
+    writable_folder(runs, "folder of runs")
     if name is not None:
         try:
             (runs / name).mkdir()
