@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from regatta.errors import CorruptError
 from regatta.store import codecs, planes
-from regatta.store.dtypes import CHUNK, DType, Words
+from regatta.store.dtypes import DType, Words
 
 Keys: TypeAlias = NDArray[np.uint8]
 Differences: TypeAlias = NDArray[np.signedinteger[Any]]
@@ -37,6 +36,8 @@ Order: TypeAlias = NDArray[np.int64]
 RUN = 64
 _KEYS = 128
 _MOST = _KEYS // 2 - 1  # the greatest distance of exponents, and the greatest scale
+_CENTRE = 128  # a difference of nothing, in planes: steps up and down are next to one another
+_SAMPLED = 7  # one element in so many decides whether scales pay
 _GROUP = 2048  # pcodec's tables cost more than fewer elements gain
 
 
@@ -75,7 +76,7 @@ def decode_xor(streams: Sequence[memoryview], count: int, dtype: DType, base: Wo
 
 
 def encode_subtract(bits: Words, dtype: DType, base: Words) -> list[bytes]:
-    return [codecs.encode_values(difference(bits, base, dtype))]
+    return [codecs.encode_values(difference(bits, base, dtype), quick=True)]
 
 
 def decode_subtract(streams: Sequence[memoryview], count: int, dtype: DType, base: Words) -> Words:
@@ -102,6 +103,7 @@ def encode_subtract_planes(bits: Words, dtype: DType, base: Words) -> list[bytes
     header: list[bytes] = [*groups.header]
     streams = []
     for plane in planes.cut(groups.sort(gaps)):
+        plane ^= np.uint8(_CENTRE)
         parts = [codecs.encode_bytes(room, thorough=True) for room in groups.rooms(plane)]
         streams.append(codecs.bundle(header + parts))
         header = []
@@ -116,7 +118,7 @@ def decode_subtract_planes(streams: Sequence[memoryview], count: int, dtype: DTy
         if len(parts) != len(groups.sizes):
             raise CorruptError(f"Plane {number} of a delta has {len(parts)} groups, not {len(groups.sizes)}.")
         decoded = [codecs.decode_bytes(part, size) for part, size in zip(parts, groups.sizes, strict=True)]
-        known[number] = decoded[0] if len(decoded) == 1 else np.concatenate(decoded)
+        known[number] = np.concatenate(decoded) ^ np.uint8(_CENTRE)
     gaps = groups.restore(planes.paste(known))
     moved = _without_carry(gaps, planes.to_plane_order(base, dtype), np.add)
     return planes.leading(planes.from_plane_order(moved, dtype), len(streams), dtype)
@@ -169,7 +171,7 @@ def _group(gaps: Differences, base: Words, dtype: DType) -> _Groups:
         if _bits_of(lengths, scaled) + 8 * len(stream) < _bits_of(lengths, distance):
             keys, header = scaled, stream
     sizes = _sizes(np.bincount(keys, minlength=_KEYS))
-    order = _sorted_by(keys) if len(sizes) > 1 else None
+    order = keys.argsort(kind="stable") if len(sizes) > 1 else None
     return _Groups(order, sizes, (header, np.array(sizes, "<u4").tobytes()))
 
 
@@ -187,7 +189,7 @@ def _regroup(stream: memoryview, count: int, dtype: DType, base: Words) -> tuple
     keys = _distances(base, dtype)
     if len(scales):
         keys = _scaled(keys, codecs.decode_bytes(scales, -(-count // RUN)))
-    return _Groups(_sorted_by(keys), sizes), parts
+    return _Groups(keys.argsort(kind="stable"), sizes), parts
 
 
 def _distances(base: Words, dtype: DType) -> Keys:
@@ -236,8 +238,9 @@ def _scaled(distance: Keys, scales: NDArray[np.uint8]) -> Keys:
 
 def _bits_of(lengths: NDArray[np.int16], keys: Keys) -> float:
     """The entropy of the lengths of differences, given their keys: what of their cost the keys decide."""
-    joint = np.bincount(keys.astype(np.intp) << 7 | lengths, minlength=_KEYS << 7).reshape(_KEYS, 128)
-    return _entropy(joint.ravel()) - _entropy(joint.sum(axis=1))
+    some = slice(None, None, _SAMPLED)
+    joint = np.bincount(keys[some].astype(np.intp) << 7 | lengths[some], minlength=_KEYS << 7).reshape(_KEYS, 128)
+    return _SAMPLED * (_entropy(joint.ravel()) - _entropy(joint.sum(axis=1)))
 
 
 def _entropy(counts: NDArray[np.intp]) -> float:
@@ -257,25 +260,6 @@ def _sizes(counts: NDArray[np.intp]) -> list[int]:
         last = sizes.pop()
         sizes[-1] += last
     return sizes
-
-
-def _sorted_by(keys: Keys) -> Order:
-    """The stable order of the keys: a counting sort, three times as fast as NumPy's argsort.
-
-    A matrix with one entry in each column, in the row of the column's key, is turned from columns to rows.
-    """
-    from scipy.sparse import csc_array
-
-    count = len(keys)
-    places, ends = _places()
-    by_column = csc_array((places[:count], keys.astype(np.int32), ends[: count + 1]), shape=(_KEYS, count))
-    order: Order = by_column.tocsr().data
-    return order
-
-
-@cache
-def _places() -> tuple[Order, NDArray[np.int32]]:
-    return np.arange(CHUNK), np.arange(CHUNK + 1, dtype=np.int32)
 
 
 def _signed(dtype: DType) -> np.dtype[np.signedinteger[Any]]:
