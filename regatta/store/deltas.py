@@ -1,16 +1,17 @@
 """Deltas: a chunk as what has to be done to the same chunk of another tensor, its base.
 
-Floats are never subtracted as floats: b + (a - b) is not a. Their bits are put in the order of the numbers, which makes
-them integers with the same neighbours, and integers of a fixed width subtract and add without loss, whatever they
-stand for: NaN payloads, infinities, both zeros.
+Floats are never subtracted as floats: b + (a - b) is not a. Their bits are, as integers that wrap around: exact
+whatever they stand for: NaN payloads, infinities, both zeros. The bits of floats of one sign are in the order of their
+magnitudes, so that near numbers have small differences; where the sign changes, the difference is half the range away.
+(Putting the bits of both signs into one order first costs six more passes over a chunk, and bytes as well.)
 
-    xor               the bits that differ, in byte planes                          exact in leading planes alone
-    subtract          ordered bits, subtracted; pcodec models the differences       the fastest to add up again
-    subtract grouped  the same, elements with like differences modelled together    the smallest
-    subtract planes   each byte plane subtracted by itself, grouped the same way    exact in leading planes alone
+    xor               the bits that differ, in byte planes                           exact in leading planes alone
+    subtract          pcodec, or a Huffman code, models the differences              the fastest to add up again
+    subtract grouped  the same, elements with like differences modelled together     the smallest
+    subtract planes   each byte plane subtracted by itself, in the same groups       exact in leading planes alone
 
 Groups. A step of training changes a large weight and a small one by about as much, and the smaller the weight, the
-more ordered numbers lie in that much: the exponent of the base tells how large a difference will be. Weights that
+more numbers lie in that much: the exponent of the base tells how large a difference will be. Weights that
 follow one another, of one neuron mostly, change alike: each run of RUN elements has a scale, kept with the chunk where
 that pays. Exponent and scale make the key of an element. The elements are sorted by key, cut into groups, and each
 group is coded by itself. The decoder knows base and scales, so it knows the sorting.
@@ -41,28 +42,15 @@ _SAMPLED = 7  # one element in so many decides whether scales pay
 _GROUP = 2048  # pcodec's tables cost more than fewer elements gain
 
 
-def ordered(bits: Words) -> Words:
-    """The bits of floats as integers, two's complement, in the order of the numbers; its own inverse."""
-    width = 8 * bits.dtype.itemsize
-    flip: Words = (bits.view(f"<i{bits.dtype.itemsize}") >> (width - 1)).view(bits.dtype)
-    flip >>= flip.dtype.type(1)
-    flip ^= bits
-    return flip
+def difference(bits: Words, base: Words) -> Differences:
+    """How far the words are from their base; wraps around."""
+    return (bits - base).view(f"<i{bits.dtype.itemsize}")
 
 
-def difference(bits: Words, base: Words, dtype: DType) -> Differences:
-    """How far the numbers are from their base, counted in numbers of their type; wraps around."""
-    gap = ordered(bits) - ordered(base) if dtype.kind == "float" else bits - base
-    return gap.view(_signed(dtype))
-
-
-def moved(base: Words, gap: Differences, dtype: DType) -> Words:
+def moved(base: Words, gap: Differences) -> Words:
     """The inverse of `difference`."""
-    if dtype.kind != "float":
-        return base + gap.view(dtype.word)
-    there = ordered(base)
-    there += gap.view(dtype.word)
-    return ordered(there)
+    words: Words = base + gap.view(base.dtype)
+    return words
 
 
 def encode_xor(bits: Words, dtype: DType, base: Words) -> list[bytes]:
@@ -76,15 +64,15 @@ def decode_xor(streams: Sequence[memoryview], count: int, dtype: DType, base: Wo
 
 
 def encode_subtract(bits: Words, dtype: DType, base: Words) -> list[bytes]:
-    return [codecs.encode_values(difference(bits, base, dtype), quick=True)]
+    return [codecs.encode_values(difference(bits, base), quick=True)]
 
 
 def decode_subtract(streams: Sequence[memoryview], count: int, dtype: DType, base: Words) -> Words:
-    return moved(base, codecs.decode_values(streams[0], count, _signed(dtype)), dtype)
+    return moved(base, codecs.decode_values(streams[0], count, _signed(dtype)))
 
 
 def encode_grouped(bits: Words, dtype: DType, base: Words) -> list[bytes]:
-    gaps = difference(bits, base, dtype)
+    gaps = difference(bits, base)
     groups = _group(gaps, base, dtype)
     return [codecs.bundle([*groups.header, *map(codecs.encode_values, groups.cut(gaps))])]
 
@@ -94,11 +82,11 @@ def decode_grouped(streams: Sequence[memoryview], count: int, dtype: DType, base
     gaps = np.empty(count, _signed(dtype))
     for part, room in zip(parts, groups.rooms(gaps), strict=True):
         codecs.decode_values_into(part, room)
-    return moved(base, groups.restore(gaps), dtype)
+    return moved(base, groups.restore(gaps))
 
 
 def encode_subtract_planes(bits: Words, dtype: DType, base: Words) -> list[bytes]:
-    groups = _group(difference(bits, base, dtype), base, dtype)
+    groups = _group(difference(bits, base), base, dtype)
     gaps = _without_carry(planes.to_plane_order(bits, dtype), planes.to_plane_order(base, dtype), np.subtract)
     header: list[bytes] = [*groups.header]
     streams = []
@@ -120,8 +108,8 @@ def decode_subtract_planes(streams: Sequence[memoryview], count: int, dtype: DTy
         decoded = [codecs.decode_bytes(part, size) for part, size in zip(parts, groups.sizes, strict=True)]
         known[number] = np.concatenate(decoded) ^ np.uint8(_CENTRE)
     gaps = groups.restore(planes.paste(known))
-    moved = _without_carry(gaps, planes.to_plane_order(base, dtype), np.add)
-    return planes.leading(planes.from_plane_order(moved, dtype), len(streams), dtype)
+    words = _without_carry(gaps, planes.to_plane_order(base, dtype), np.add)
+    return planes.leading(planes.from_plane_order(words, dtype), len(streams), dtype)
 
 
 def _without_carry(first: Words, second: Words, operation: np.ufunc) -> Words:
