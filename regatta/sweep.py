@@ -8,8 +8,9 @@ import pickle
 import platform
 import re
 import shutil
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from regatta.engine.replay import ReplayReport
     from regatta.engine.trace import Efficiency
+    from regatta.plan.explain import Explanation, Holdings, Workload
 
 JOURNAL = "journal.jsonl"
 _NAME = re.compile(r"\w[\w.-]*")
@@ -124,6 +126,39 @@ class Sweep:
         else:
             run.begin(lambda: self._train(run, progress))
         return run
+
+    def explain(self) -> Explanation:
+        """The plan, from a few batches of each configuration; nothing is trained or kept."""
+        from regatta.plan.explain import explain
+
+        work, holdings = self._pilot()
+        return explain(work, holdings, self.rule, self.goal.seed)
+
+    def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
+        """What the sweep would take on so many workers like those of its cluster: a row for each number."""
+        from regatta.plan.explain import what_if
+
+        work, _ = self._pilot()
+        return what_if(work, workers, self.rule, self.goal.seed)
+
+    def _pilot(self) -> tuple[Workload, Holdings]:
+        """What there is to do, with times from pilots, and which worker holds what."""
+        from regatta.engine.pilot import run_pilots
+        from regatta.engine.workers import open_pool
+        from regatta.plan.explain import Workload
+
+        configs = self.configs()
+        with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
+            pool = open_pool(self.cluster.sized(len(self.dataset.train)), self._outfit(Path(folder)))
+            try:
+                found = run_pilots(pool, self.dataset, configs, self.goal.epochs, self.goal.metric)
+            finally:
+                pool.close()
+        train, held_out = self.dataset.holders(pool.workers)
+        epochs = {config: self.goal.epochs for config in configs if config not in found.failed}
+        sizes = {config: found.state_bytes(config) for config in epochs}
+        work = Workload(epochs, len(self.dataset.train), len(self.dataset.eval), found.estimates, sizes)
+        return work, {worker: (train[worker], held_out[worker]) for worker in pool.workers}
 
     def execute(self, folder: Path, *, listeners: tuple[Listener, ...] = (), orders: Orders | None = None) -> RunRecord:
         """Train into a folder that is there already; what `launch` and `replay` share."""
@@ -308,6 +343,13 @@ class Run:
                 candidates=nearest(wanted, self.record.configs),
             )
         return found[0]
+
+    def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
+        """What this run, with the unit times that it measured, would take on so many workers."""
+        from regatta.engine.trace import workload
+        from regatta.plan.explain import what_if
+
+        return what_if(workload(self.record), workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
 
     def replay(self) -> ReplayReport:
         """Train it all again in the same order and compare every state, bit for bit."""

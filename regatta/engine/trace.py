@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from regatta.engine.record import RunRecord, UnitRecord
+from regatta.plan.estimates import KnownTimes
+from regatta.plan.explain import Workload
 
 COLUMNS = ("kind", "config", "epoch", "partition", "worker", "start", "end", "hop_bytes", "hop_seconds")
 
@@ -137,3 +139,22 @@ def _micros(seconds: float) -> float:
 def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
     """JSON has no NaN; a viewer shows the word instead."""
     return {k: v if abs(v) < float("inf") else str(v) for k, v in metrics.items()}
+
+
+def workload(record: RunRecord) -> Workload:
+    """What the run had to do, with the times that its units took: the mean of each model on each partition."""
+    seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for unit in record.units:
+        if unit.kind != "pilot":
+            seconds[unit.kind, unit.config, unit.partition].append(unit.seconds)
+    tables: dict[str, dict[tuple[str, int] | tuple[str, int, str], float]] = {"train": {}, "eval": {}}
+    for (kind, config, partition), found in seconds.items():
+        tables[kind][config, partition] = sum(found) / len(found)
+    parts, held_out = len(record.header["dataset"]["train"]), len(record.header["dataset"]["eval"])
+    whole = {c.id: c for c in record.configs.values() if all((c.id, p) in tables["train"] for p in range(parts))}
+    sizes = {c.id: max((u.hop_bytes for u in c.units), default=0) for c in whole.values()}
+    epochs = {c.id: max(1, c.epoch) for c in whole.values()}
+    for config in whole:  # an evaluation that is not there yet counts for nothing
+        for partition in range(held_out):
+            tables["eval"].setdefault((config, partition), 0.0)
+    return Workload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]), sizes)

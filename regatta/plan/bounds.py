@@ -81,11 +81,12 @@ def _least_makespan(shares: list[tuple[int, int, float]], units: int, workers: i
     numbers, indices, seconds = zip(*shares, strict=True)
     load: Any = coo_array((seconds, (indices, range(count))), shape=(workers, count))
     whole: Any = coo_array((np.ones(count), (numbers, range(count))), shape=(units, count))
-    found = linprog(
+    solve: Any = linprog  # its stubs know no sparse matrices
+    found = solve(
         np.append(np.zeros(count), 1.0),
-        A_ub=hstack([load, -np.ones((workers, 1))]),
+        A_ub=hstack([load, coo_array(-np.ones((workers, 1)))]),
         b_ub=np.zeros(workers),
-        A_eq=hstack([whole, np.zeros((units, 1))]),
+        A_eq=hstack([whole, coo_array((units, 1))]),
         b_eq=np.ones(units),
         method="highs",
     )
