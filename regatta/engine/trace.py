@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regatta.engine.record import RunRecord, UnitRecord
-from regatta.plan.estimates import KnownTimes
-from regatta.plan.explain import Workload
+
+if TYPE_CHECKING:
+    from regatta.plan.explain import Workload
 
 COLUMNS = ("kind", "config", "epoch", "partition", "worker", "start", "end", "hop_bytes", "hop_seconds")
 
@@ -143,6 +144,9 @@ def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
 
 def workload(record: RunRecord) -> Workload:
     """What the run had to do, with the times that its units took: the mean of each model on each partition."""
+    from regatta.plan.estimates import KnownTimes
+    from regatta.plan.explain import Workload
+
     seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
     for unit in record.units:
         if unit.kind != "pilot":
