@@ -1,0 +1,75 @@
+"""Kill -9 at any moment: nothing that was promised is lost, and the store is sound."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory, where there is one: what a process leaves behind is the same there, and sooner."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def drill(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
+    command = [
+        sys.executable,
+        "-m",
+        "regatta.testing.kills",
+        str(folder),
+        str(rounds),
+        str(seed),
+        str(folder / "result"),
+    ]
+    subprocess.run(command, check=True, timeout=600)
+    result: dict[str, Any] = json.loads((folder / "result").read_text())
+    return result
+
+
+def dying(folder: Path, every: int) -> dict[str, list[Any]]:
+    command = [sys.executable, str(HERE / "dies.py"), str(folder), str(every)]
+    done = subprocess.run(command, check=True, timeout=1200, stdout=subprocess.PIPE)
+    result: dict[str, list[Any]] = json.loads(done.stdout)
+    return result
+
+
+def test_writers_and_an_archiver_are_killed_at_random(tmp_path: Path) -> None:
+    result = drill(tmp_path, rounds=8, seed=11)
+    assert result["problems"] == []
+    assert result["kills"] == 8
+    assert result["checked"] > 8
+    assert result["promised"] > 20
+    assert result["archiver_at_work"] > 0
+
+
+def test_a_drill_notices_what_is_missing(tmp_path: Path) -> None:
+    """The drill itself: a pack that vanishes is a problem that it tells of."""
+    drill(tmp_path, rounds=1, seed=3)
+    for pack in (tmp_path / "store" / "packs").iterdir():
+        pack.unlink()
+    assert drill(tmp_path, rounds=1, seed=4)["problems"] != []
+
+
+def test_dying_at_some_steps_of_every_operation(memory: Path) -> None:
+    for operation, (moments, *problems) in dying(memory, every=13).items():
+        assert problems == [], operation
+        assert moments > 13, operation
+
+
+@pytest.mark.slow
+def test_dying_at_every_step_of_every_operation(memory: Path) -> None:
+    for operation, (moments, *problems) in dying(memory, every=1).items():
+        assert problems == [], operation
+        assert moments > 15, operation
