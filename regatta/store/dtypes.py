@@ -150,6 +150,17 @@ def floats_of(words: Words, dtype: DType) -> NDArray[np.floating[Any]]:
     return words.view(f"<f{dtype.width_bytes}").astype(np.float64 if dtype.width_bytes == 8 else np.float32)
 
 
+def words_of_floats(values: NDArray[np.floating[Any]], dtype: DType) -> Words:
+    """Numbers as words of a float type of 16 bits or more: the nearest ones, ties to even, NaN payloads cut off."""
+    with np.errstate(over="ignore", under="ignore"):
+        if dtype.name != "BF16":
+            return values.astype(f"<f{dtype.width_bytes}").view(dtype.word)
+        words = values.astype("<f4").view("<u4")
+    rounded = (words + (np.uint32(0x7FFF) + (words >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)
+    quiet = words >> np.uint32(16) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype(np.uint16)
+
+
 def _e4m3_values() -> NDArray[np.floating[Any]]:
     """The numbers of float8_e4m3fn: exponent bias 7, no infinities, NaN where all bits but the sign are set."""
     code = np.arange(256)

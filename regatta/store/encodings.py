@@ -12,7 +12,7 @@ a CorruptError, and no stream makes a decoder take more memory than `count` elem
     1       zstd-planes         byte planes, Huffman-coded by zstd: fast to write, for the moment of a commit
     2       pcodec              the numbers, by pcodec: the smallest without a base
     3       xor                 byte planes of the bits that differ from the base
-    4       subtract            differences of ordered bits, by pcodec: the fastest to add up again
+    4       subtract            differences of the bits as integers: the fastest to add up again
     5       subtract-grouped    the same in groups with like differences: the smallest
     6       subtract-planes     differences of byte planes in the same groups
     16..    see lossy.py
@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from regatta.errors import CorruptError, UsageError, nearest
-from regatta.store import codecs, deltas, planes
+from regatta.store import codecs, deltas, lossy, planes
 from regatta.store.dtypes import CHUNK, DType, Words
 from regatta.store.planes import bounds, leading
 
@@ -192,18 +192,17 @@ def _number(dtype: DType) -> np.dtype[Any]:
     return np.dtype(f"<{kind}{dtype.width_bytes}")
 
 
-ENCODINGS: dict[int, Encoding] = {
-    encoding.id: encoding
-    for encoding in (
-        Direct(0, "raw", _encode_raw, _decode_raw),
-        Direct(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
-        Direct(2, "pcodec", _encode_pcodec, _decode_pcodec),
-        Delta(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
-        Delta(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
-        Delta(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),
-        Delta(6, "subtract-planes", deltas.encode_subtract_planes, deltas.decode_subtract_planes, progressive=True),
-    )
-}
+_ALL: tuple[Encoding, ...] = (
+    Direct(0, "raw", _encode_raw, _decode_raw),
+    Direct(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
+    Direct(2, "pcodec", _encode_pcodec, _decode_pcodec),
+    Delta(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
+    Delta(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
+    Delta(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),
+    Delta(6, "subtract-planes", deltas.encode_subtract_planes, deltas.decode_subtract_planes, progressive=True),
+    *(Direct(number, name, encode, decode, lossy=True) for number, name, encode, decode in lossy.schemes()),
+)
+ENCODINGS: dict[int, Encoding] = {encoding.id: encoding for encoding in _ALL}
 
 
 def by_name(name: str) -> Encoding:
