@@ -32,7 +32,7 @@ from regatta.store.states import StateFolder, make_durable
 
 Listener: TypeAlias = Callable[[RunRecord, Record], None]
 Orders: TypeAlias = Mapping[str, Mapping[int, Sequence[int]]]  # configuration, epoch: the partitions in order
-KILLS = 3  # a unit that takes so many workers with it fails its configuration
+KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
 
 
 @dataclass
@@ -55,9 +55,9 @@ class _Course:
     epochs: int
     state: Path | None = None  # the newest that can be read
     visits: int = 0  # of the present epoch
-    measured: dict[int, list[tuple[str, int, dict[str, float]]]] = field(default_factory=dict)
+    measured: dict[int, list[TaskDone]] = field(default_factory=dict)  # what each epoch's units found
     entries: deque[_Entry] = field(default_factory=deque)
-    kills: int = 0
+    kills: int = 0  # workers lost since it last got on
     scheduled: bool = False
     failed: bool = False
     warned: bool = False
@@ -210,12 +210,13 @@ class Runner:
         task = event.task
         course = self._courses[task.config]
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
-        course.measured.setdefault(task.epoch, []).append((task.kind, event.rows, event.metrics))
+        course.measured.setdefault(task.epoch, []).append(event)
         entry = _Entry("unit", _unit_fields(event, self._folder))
         course.entries.append(entry)
         if task.state_out is not None:
             entry.state, entry.ready = task.state_out, False
             self._awaited[task.state_out] = (course, entry, event.worker)
+            course.kills = 0  # it can be trained; what died under it died of something else
             entry.spent = task.state_in if course.visits > 0 else None  # the states at ends of epochs stay
             course.state, course.visits = task.state_out, course.visits + 1
         if finished.trained:
@@ -259,12 +260,12 @@ class Runner:
         self._act(self._search.hear(Report(course.id, course.values, epoch, metrics)))
 
     def _summary(self, course: _Course, epoch: int) -> dict[str, Any]:
-        """The metrics of an epoch: means over its units, weighted by rows."""
+        """The metrics of an epoch: means over its units, weighted by rows; the same whatever came first."""
         sums: dict[str, tuple[float, int]] = {}
-        for _, rows, metrics in course.measured.pop(epoch):
-            for name, value in metrics.items():
+        for done in sorted(course.measured.pop(epoch), key=lambda done: (done.task.kind, done.task.partition)):
+            for name, value in done.metrics.items():
                 total, seen = sums.get(name, (0.0, 0))
-                sums[name] = total + value * rows, seen + rows
+                sums[name] = total + value * done.rows, seen + done.rows
         metrics = {name: total / max(1, seen) for name, (total, seen) in sorted(sums.items())}
         return {"config": course.id, "epoch": epoch, "metrics": metrics}
 
