@@ -1,19 +1,32 @@
 """Which configurations to train: a search hears reports and answers with actions.
 
-    base.py      the protocol, and the words that a search and a run exchange
-    spaces.py    choice, uniform, loguniform, integers: where the values of an axis come from
-    grid.py      all combinations
-    random.py    some, drawn
-    configs.py   those that you list
+    base.py        the protocol, and the words that a search and a run exchange
+    spaces.py      choice, uniform, loguniform, integers: where the values of an axis come from
+    domain.py      axes together, and which combinations are valid
+    grid.py        all combinations
+    random.py      some, drawn
+    configs.py     those that you list
+    hyperband.py   successive halving with several trade-offs, all at once
+    asha.py        successive halving without a barrier
+    pbt.py         a population whose better half has mutated children
+    mutations.py   step, factor, resample: how a child's value differs from its parent's
+    optuna.py      what Optuna's samplers propose
+    stopping.py    limits that combine with any search
 
 A search knows neither the engine nor the clock, and draws nothing but from the seeds it is given.
 """
 
+from regatta.search.asha import asha, asha_rungs
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 from regatta.search.configs import configs
 from regatta.search.grid import grid
+from regatta.search.hyperband import hyperband, hyperband_brackets
+from regatta.search.mutations import factor, resample, step
+from regatta.search.optuna import optuna
+from regatta.search.pbt import pbt
 from regatta.search.random import random
 from regatta.search.spaces import choice, integers, loguniform, uniform
+from regatta.search.stopping import stopping
 
 __all__ = [
     "Action",
@@ -22,11 +35,21 @@ __all__ = [
     "Search",
     "Stop",
     "Train",
+    "asha",
+    "asha_rungs",
     "choice",
     "configs",
+    "factor",
     "grid",
+    "hyperband",
+    "hyperband_brackets",
     "integers",
     "loguniform",
+    "optuna",
+    "pbt",
     "random",
+    "resample",
+    "step",
+    "stopping",
     "uniform",
 ]

@@ -8,11 +8,15 @@ answers with nothing yet. The run is over when no action is left to be done.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 from regatta.configuration import Scalar, canonical, check_configuration
+from regatta.errors import UsageError
+
+Rank: TypeAlias = tuple[bool, float]
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,13 @@ class Goal:
     mode: Literal["min", "max"]
     epochs: int
     seed: int
+
+    def rank(self, metrics: Mapping[str, float]) -> Rank:
+        """A key that sorts the best metrics first; where the metric is missing or NaN they are equal, and last."""
+        value = metrics.get(self.metric, math.nan)
+        if math.isnan(value):
+            return True, 0.0
+        return False, value if self.mode == "min" else -value
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,9 @@ class Stop:
 class Report:
     """A configuration was trained and evaluated up to an epoch, or raised: then `failed`, without metrics.
 
-    `config` is its id, `values` the configuration itself; `epoch` counts from 1.
+    `config` is its id, `values` the configuration itself; `epoch` counts from 1. `time` is how many seconds the run had
+    been going on, `device_seconds` how many seconds its workers had trained and evaluated, all together: a search has
+    no clock of its own. A configuration that was stopped may still report an epoch that was on its way.
     """
 
     config: str
@@ -56,6 +69,8 @@ class Report:
     epoch: int
     metrics: Mapping[str, float]
     failed: bool = False
+    time: float = 0.0
+    device_seconds: float = 0.0
 
 
 Action: TypeAlias = Train | Stop
@@ -98,3 +113,24 @@ def distinct(configurations: Iterable[Mapping[str, Scalar]]) -> list[dict[str, S
     """The configurations as plain dicts, equal ones once, where they came first."""
     checked = map(check_configuration, configurations)
     return list({canonical(config): config for config in checked}.values())
+
+
+def check_count(call: str, name: str, value: object, least: int = 1) -> None:
+    """A UsageError unless the argument of that name is a whole number from `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{call}({name}={value!r}): {name} must be a whole number from {least}.")
+
+
+def check_seed(call: str, seed: object) -> None:
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        raise UsageError(f"{call}(seed={seed!r}): the seed must be a whole number, or None for the run's.")
+
+
+def epochs_of(call: str, R: int | None, goal: Goal) -> int:
+    """The most epochs of a configuration: R, or as many as the run allows."""
+    if R is not None and goal.epochs < R:
+        raise UsageError(
+            f"{call}(R={R}) trains up to {R} epochs, but the sweep allows epochs={goal.epochs}.",
+            hint=f"Give the sweep epochs={R}, or leave R out.",
+        )
+    return goal.epochs if R is None else R

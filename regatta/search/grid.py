@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Mapping
 
 from regatta.errors import UsageError
 from regatta.search.base import Listed
-from regatta.search.spaces import Choice, space_of
+from regatta.search.domain import Where, domain_of, name_of
+from regatta.search.spaces import Choice, Space
 
 
-def grid(**axes: object) -> Listed:
-    """All combinations, the last axis varying fastest. An axis is a list of values, or one value."""
-    if not axes:
-        raise UsageError("The grid has no axes.", hint="Name them, for example: grid(lr=[0.1, 0.01], batch_size=32)")
-    lists = {name: _values(name, axis) for name, axis in axes.items()}
-    description = {"kind": "grid", "axes": {name: choice.describe() for name, choice in lists.items()}}
-    combinations = product(*(choice.values for choice in lists.values()))
-    return Listed(description, (dict(zip(lists, values, strict=True)) for values in combinations))
+def grid(space: Mapping[str, object] | None = None, *, where: Where | None = None, **axes: object) -> Listed:
+    """All combinations, the last axis varying fastest. An axis is a list of values, or one value.
+
+    `where(config)` says which combinations are valid; the others are left out.
+    """
+    domain = domain_of("grid", space, axes, where)
+    for name, axis in domain.axes.items():
+        _check_listed(name, axis)
+    valid = list(domain.every())
+    if not valid:
+        raise UsageError(f"where={name_of(where)} excludes all {domain.size} combinations of the grid.")
+    return Listed({"kind": "grid", **domain.describe()}, valid)
 
 
-def _values(name: str, axis: object) -> Choice:
-    space = space_of(name, axis)
-    if not isinstance(space, Choice):
+def _check_listed(name: str, axis: Space) -> None:
+    if not isinstance(axis, Choice):
         raise UsageError(
             f"The axis {name!r} is {axis!r}; a grid needs the values themselves.",
             hint=f"Give a list, or draw with search.random(n=..., {name}=...).",
         )
-    return space

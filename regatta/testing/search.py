@@ -11,10 +11,12 @@ that Hypothesis makes up, and checks each answer against what went before.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -37,6 +39,8 @@ goals = st.builds(
     seed=st.integers(0, 2**63 - 1),
 )
 metrics = st.one_of(st.floats(-1e6, 1e6), st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
+Outcome: TypeAlias = float | Literal["missing"] | None  # a metric, a report without it, a failure
+outcomes: st.SearchStrategy[Outcome] = st.one_of(metrics, st.none(), st.just("missing"))
 
 
 @dataclass
@@ -48,6 +52,8 @@ class Play:
     values: dict[str, dict[str, Scalar]] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)  # stopped while an epoch of theirs was on its way
+    parents: dict[str, str | None] = field(default_factory=dict)
     story: list[Report] = field(default_factory=list)
 
     def act(self, actions: Iterable[Action]) -> None:
@@ -58,27 +64,34 @@ class Play:
             else:
                 assert isinstance(action, Stop)
                 assert action.config in self.wanted, f"stopped {action.config}, which was never trained"
+                if action.config in self.open():
+                    self.late.add(action.config)
                 self.ended.add(action.config)
 
     def open(self) -> list[str]:
         """Configurations with epochs left, in the order in which they were first wanted."""
         return [c for c, epochs in self.wanted.items() if self.reached[c] < epochs and c not in self.ended]
 
-    def report(self, config: str, metric: float | None) -> Report:
+    def report(self, config: str, metric: Outcome) -> Report:
         """The next epoch of a configuration; without a metric, its failure."""
         self.reached[config] += 1
+        self.late.discard(config)
         failed = metric is None
         if failed:
             self.ended.add(config)
-        values = {} if metric is None else {self.goal.metric: metric}
-        self.story.append(Report(config, self.values[config], self.reached[config], values, failed))
-        return self.story[-1]
+        values = {self.goal.metric: metric} if isinstance(metric, int | float) else {}
+        clock = float(len(self.story))
+        report = Report(config, self.values[config], self.reached[config], values, failed, clock, 2 * clock)
+        self.story.append(report)
+        return report
 
     def _train(self, action: Train) -> None:
         assert check_configuration(action.config) == action.config
         assert 1 <= action.epochs <= self.goal.epochs
-        assert action.parent is None or action.parent in self.wanted
         config = config_id(action.config)
+        if action.parent is not None:
+            assert config not in self.wanted, f"{action.config} is there already and cannot get a parent"
+            assert self.reached.get(action.parent, 0) > 0, f"the parent {action.parent} was never trained"
         failed = {report.config for report in self.story if report.failed}
         assert config not in failed, f"{action.config} failed and is trained again"
         before = self.wanted.get(config, 0)
@@ -87,17 +100,29 @@ class Play:
         assert action.epochs > before or resumed, f"{action.config} is asked for twice, which changes nothing"
         self.wanted[config], self.values[config] = action.epochs, dict(action.config)
         self.reached.setdefault(config, 0)
+        self.parents.setdefault(config, action.parent)
         self.ended.discard(config)
+        self.late.discard(config)
 
 
-def play(search: Search, goal: Goal, data: st.DataObject, failures: bool = True, most: int = 60) -> Play:
+def play(search: Search, goal: Goal, data: st.DataObject, most: int = 60) -> Play:
     """Run a search against made-up reports until nothing is left to train, or `most` reports were heard."""
     run = Play(goal)
     run.act(search.start(goal))
-    outcome = st.one_of(metrics, st.none()) if failures else metrics
     while run.open() and len(run.story) < most:
-        config = data.draw(st.sampled_from(run.open()))
-        run.act(search.hear(run.report(config, data.draw(outcome))))
+        config = data.draw(st.sampled_from([*run.open(), *sorted(run.late)]))
+        run.act(search.hear(run.report(config, data.draw(outcomes))))
+    return run
+
+
+def run_to_end(search: Search, goal: Goal, metric: Callable[[Mapping[str, Scalar], int], Outcome]) -> Play:
+    """Run a search to its end: every configuration gets an epoch in turn, and `metric(values, epoch)` says how good."""
+    run = Play(goal)
+    run.act(search.start(goal))
+    while waiting := run.open():
+        for config in waiting:
+            if config in run.open():  # its last report may have stopped others
+                run.act(search.hear(run.report(config, metric(run.values[config], run.reached[config] + 1))))
     return run
 
 
@@ -145,6 +170,18 @@ class SearchContract:
 
     @played
     @given(goal=goals, data=st.data())
+    def test_rebuilt_from_a_journal_it_goes_on_as_before(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+        """What another process makes of the reports read back, at any point, decides as the first one does."""
+        fresh = copy.deepcopy(search)
+        story = play(search, goal, data).story
+        undisturbed = answers(search, goal, story)
+        cut = data.draw(st.integers(0, len(story)))
+        journalled = [Report(**json.loads(json.dumps(asdict(report)))) for report in story[:cut]]
+        assert answers(fresh, goal, journalled) == undisturbed[: cut + 1]
+        assert [fresh.hear(report) for report in story[cut:]] == undisturbed[cut + 1 :]
+
+    @played
+    @given(goal=goals, data=st.data())
     def test_ends(self, search: Search, goal: Goal, data: st.DataObject) -> None:
         """Reports in the order in which epochs were asked for; every search has a last one."""
         run = Play(goal)
@@ -170,9 +207,13 @@ class SearchContract:
     @given(goal=goals, data=st.data())
     def test_what_it_gave_out_is_the_callers(self, search: Search, goal: Goal, data: st.DataObject) -> None:
         """Changing a configuration that was given out does not change the search."""
-        first = [a for a in search.start(goal) if isinstance(a, Train)]
-        expected = [dict(a.config) for a in first]
-        for action in first:
-            action.config["tampered"] = True
-        again = [a.config for a in search.start(goal) if isinstance(a, Train)]
-        assert again == expected
+        story = play(search, goal, data).story
+        expected = copy.deepcopy(answers(search, goal, story))
+        given_out = search.start(goal)
+        assert given_out == expected[0]
+        for report, answer in zip(story, expected[1:], strict=True):
+            for action in given_out:
+                if isinstance(action, Train):
+                    action.config["tampered"] = True
+            given_out = search.hear(report)
+            assert given_out == answer

@@ -1,0 +1,119 @@
+"""ASHA: successive halving without waiting for a rung to be complete.
+
+After Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020). A configuration goes on as soon as
+it is among the best 1/eta of those that have come as far, and new ones begin where none can. What is promoted too
+early counts against the rung's share, so that never more than 1/eta of a rung are promoted.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, epochs_of
+from regatta.search.domain import Domain, Where, domain_of
+from regatta.search.hyperband import depth
+
+
+class _Rung:
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+        self.arrived = 0  # configurations that came so far, or failed on the way from the rung below
+        self.promoted = 0
+        self.waiting: list[tuple[Rank, int, str]] = []  # best first; of equals, the one drawn first
+
+    def promote(self, eta: int) -> list[str]:
+        """Who goes on now. The first in the queue is always among the best 1/eta: fewer than that were promoted."""
+        chosen = []
+        while self.waiting and self.promoted < self.arrived // eta:
+            self.promoted += 1
+            chosen.append(self.waiting.pop(0)[2])
+        return chosen
+
+
+class Asha:
+    def __init__(self, n: int, R: int | None, eta: int, at_once: int, seed: int | None, domain: Domain) -> None:
+        self._n, self._R, self._eta, self._at_once = n, R, eta, at_once
+        self._seed, self._domain = seed, domain
+
+    def __len__(self) -> int:
+        return self._n
+
+    def describe(self) -> dict[str, Any]:
+        parameters = {"n": self._n, "R": self._R, "eta": self._eta, "at_once": self._at_once, "seed": self._seed}
+        return {"kind": "asha", **parameters, **self._domain.describe()}
+
+    def start(self, goal: Goal) -> list[Action]:
+        self._goal = goal
+        self._rungs = [_Rung(epochs) for epochs in asha_rungs(self._n, epochs_of("asha", self._R, goal), self._eta)]
+        seed = goal.seed if self._seed is None else self._seed
+        random = Random(derive_seed(seed, "search", "asha"))
+        drawn = self._domain.draw(self._n, random, f"asha(n={self._n})")
+        self._fresh = [(config_id(config), config) for config in reversed(drawn)]
+        self._begun: dict[str, tuple[int, dict[str, Scalar]]] = {}
+        self._level: dict[str, int] = {}  # of those in training: the rung that they are on their way to
+        return self._fill()
+
+    def hear(self, report: Report) -> list[Action]:
+        level = self._level.get(report.config)
+        if level is None:
+            return []
+        rung = self._rungs[level]
+        if not report.failed and report.epoch < rung.epochs:
+            return []
+        del self._level[report.config]
+        rung.arrived += 1
+        if not report.failed:
+            number = self._begun[report.config][0]
+            insort(rung.waiting, (self._goal.rank(report.metrics), number, report.config))
+        is_last = level + 1 == len(self._rungs)
+        promoted = [] if is_last else [self._ask(config, level + 1) for config in rung.promote(self._eta)]
+        return [*promoted, *self._fill()]
+
+    def _fill(self) -> list[Action]:
+        actions = []
+        while self._fresh and len(self._level) < self._at_once:
+            config, values = self._fresh.pop()
+            self._begun[config] = (len(self._begun), values)
+            actions.append(self._ask(config, 0))
+        return actions
+
+    def _ask(self, config: str, level: int) -> Action:
+        self._level[config] = level
+        return Train(dict(self._begun[config][1]), self._rungs[level].epochs)
+
+
+def asha_rungs(n: int, R: int, eta: int = 3) -> list[int]:
+    """The epochs of the rungs: R, and below it as many as n configurations can fill so that somebody reaches R."""
+    below = min(depth(n, eta), depth(R, eta))
+    return [R // eta**i for i in range(below, -1, -1)]
+
+
+def asha(
+    space: Mapping[str, object] | None = None,
+    *,
+    n: int,
+    R: int | None = None,
+    eta: int = 3,
+    at_once: int = 16,
+    seed: int | None = None,
+    where: Where | None = None,
+    **axes: object,
+) -> Asha:
+    """n configurations, of which the best 1/eta go on from rung to rung, up to R epochs, as soon as they are known.
+
+    R is the sweep's `epochs` unless given. At most `at_once` are in training: twice as many as there are workers keep
+    them all busy, more only delay the promotions. `where(config)` says which combinations are valid.
+    """
+    check_count("asha", "n", n)
+    if R is not None:
+        check_count("asha", "R", R)
+    check_count("asha", "eta", eta, least=2)
+    check_count("asha", "at_once", at_once)
+    check_seed("asha", seed)
+    domain = domain_of("asha", space, axes, where)
+    domain.check_size(n, f"asha(n={n})")
+    return Asha(n, R, eta, at_once, seed, domain)

@@ -1,0 +1,125 @@
+"""Hyperband: successive halving with several trade-offs between many configurations and many epochs.
+
+After Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization (JMLR 18, 2018). There one
+bracket follows another; here all are asked for at once, and a rung waits for nobody but its own members. Survivors
+go on from their states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, epochs_of
+from regatta.search.domain import Domain, Where, domain_of
+
+
+class Rung(NamedTuple):
+    """So many configurations of a bracket are trained until they have so many epochs."""
+
+    size: int
+    epochs: int
+
+
+def hyperband_brackets(R: int, eta: int = 3) -> list[list[Rung]]:
+    """The rungs of every bracket, the one with the most configurations first.
+
+    Bracket s begins with floor((s_max + 1) / (s + 1)) * eta**s configurations: what the paper's table has for R=81,
+    eta=3. Its formula, rounded as it is printed, would begin the middle brackets with up to two thirds more.
+    """
+    deepest = depth(R, eta)
+    return [_rungs((deepest + 1) // (s + 1) * eta**s, R, eta, s) for s in range(deepest, -1, -1)]
+
+
+def depth(count: int, eta: int) -> int:
+    """How often a count can be divided by eta before it is less than 1: the logarithm, without its rounding."""
+    found = 0
+    while eta ** (found + 1) <= count:
+        found += 1
+    return found
+
+
+def _rungs(n: int, R: int, eta: int, s: int) -> list[Rung]:
+    return [Rung(n // eta**i, R // eta ** (s - i)) for i in range(s + 1)]
+
+
+class Bracket:
+    """One successive halving: the best of each rung go on to the next, once all of its members are heard."""
+
+    def __init__(self, rungs: list[Rung], configs: Iterable[dict[str, Scalar]]) -> None:
+        self._rungs = rungs
+        self._level = 0
+        self._members = {config_id(config): config for config in configs}
+        self._ranks: dict[str, Rank] = {}
+
+    def ask(self) -> list[Action]:
+        return [Train(dict(config), self._rungs[self._level].epochs) for config in self._members.values()]
+
+    def hear(self, report: Report, rank: Rank) -> list[Action]:
+        if report.config not in self._members:
+            return []
+        if report.failed:
+            del self._members[report.config]
+            self._ranks.pop(report.config, None)
+        elif report.epoch >= self._rungs[self._level].epochs:
+            self._ranks[report.config] = rank
+        is_last = self._level + 1 == len(self._rungs)
+        return [] if is_last or len(self._ranks) < len(self._members) else self._promote()
+
+    def _promote(self) -> list[Action]:
+        self._level += 1
+        ranked = sorted(self._members, key=self._ranks.__getitem__)  # of equals, the one drawn first
+        self._members = {config: self._members[config] for config in ranked[: self._rungs[self._level].size]}
+        self._ranks = {}
+        return self.ask()
+
+
+class Hyperband:
+    def __init__(self, R: int | None, eta: int, seed: int | None, domain: Domain) -> None:
+        self._R, self._eta, self._seed, self._domain = R, eta, seed, domain
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "hyperband", "R": self._R, "eta": self._eta, "seed": self._seed, **self._domain.describe()}
+
+    def start(self, goal: Goal) -> list[Action]:
+        self._goal = goal
+        R = epochs_of("hyperband", self._R, goal)
+        plan = hyperband_brackets(R, self._eta)
+        seed = goal.seed if self._seed is None else self._seed
+        total = sum(rungs[0].size for rungs in plan)
+        random = Random(derive_seed(seed, "search", "hyperband"))
+        configs = iter(self._domain.draw(total, random, f"hyperband(R={R}, eta={self._eta})"))
+        brackets = [(rungs, [next(configs) for _ in range(rungs[0].size)]) for rungs in plan]
+        return self._begin([Bracket(rungs, members) for rungs, members in brackets])
+
+    def _begin(self, brackets: list[Bracket]) -> list[Action]:
+        asked = [(bracket, bracket.ask()) for bracket in brackets]
+        self._bracket = {config_id(a.config): b for b, actions in asked for a in actions if isinstance(a, Train)}
+        return [action for _, actions in asked for action in actions]
+
+    def hear(self, report: Report) -> list[Action]:
+        bracket = self._bracket.get(report.config)
+        return [] if bracket is None else bracket.hear(report, self._goal.rank(report.metrics))
+
+
+def hyperband(
+    space: Mapping[str, object] | None = None,
+    *,
+    R: int | None = None,
+    eta: int = 3,
+    seed: int | None = None,
+    where: Where | None = None,
+    **axes: object,
+) -> Hyperband:
+    """Many configurations for a few epochs, few for up to R, and what lies between, all at once.
+
+    Of each rung the best 1/eta go on, from their states. R is the sweep's `epochs` unless given; `hyperband_brackets`
+    lists what will be trained. `where(config)` says which combinations are valid.
+    """
+    if R is not None:
+        check_count("hyperband", "R", R)
+    check_count("hyperband", "eta", eta, least=2)
+    check_seed("hyperband", seed)
+    return Hyperband(R, eta, seed, domain_of("hyperband", space, axes, where))

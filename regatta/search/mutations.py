@@ -1,0 +1,137 @@
+"""How a value of a parent becomes that of its child: a step, a factor, or a new draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeAlias
+
+from regatta.configuration import Scalar
+from regatta.errors import UsageError
+from regatta.search.spaces import Choice, Space
+
+
+@dataclass(frozen=True)
+class Step:
+    """Adds one of the amounts."""
+
+    amounts: tuple[float, ...]
+    low: float | None = None
+    high: float | None = None
+
+    def mutate(self, value: Scalar, axis: Space, random: Random) -> Scalar:
+        amount = _pick(self.amounts, random)
+        return _within(_number(value) + amount, value, self, axis)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "step", "amounts": list(self.amounts), "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Multiplies by one of the factors."""
+
+    factors: tuple[float, ...]
+    low: float | None = None
+    high: float | None = None
+
+    def mutate(self, value: Scalar, axis: Space, random: Random) -> Scalar:
+        return _within(_number(value) * _pick(self.factors, random), value, self, axis)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "factor", "factors": list(self.factors), "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True)
+class Resample:
+    """Draws from the axis again."""
+
+    def mutate(self, value: Scalar, axis: Space, random: Random) -> Scalar:
+        return axis.draw(random)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "resample"}
+
+
+Mutation: TypeAlias = Step | Factor | Resample
+
+
+def step(*amounts: float, low: float | None = None, high: float | None = None) -> Step:
+    """Add one of the amounts, each as likely: `step(16, -16, low=16)` for a batch size.
+
+    The result stays between low and high, or else within the axis where that is a range.
+    """
+    _check_numbers("step", amounts, low, high)
+    return Step(amounts, low, high)
+
+
+def factor(*factors: float, low: float | None = None, high: float | None = None) -> Factor:
+    """Multiply by one of the factors, each as likely: `factor(0.8, 1.25)` for a learning rate.
+
+    The result stays between low and high, or else within the axis where that is a range; whole numbers stay whole.
+    """
+    _check_numbers("factor", factors, low, high)
+    return Factor(factors, low, high)
+
+
+def resample() -> Resample:
+    """Draw a new value from the axis, whatever the parent's was."""
+    return Resample()
+
+
+def check_mutation(name: str, rule: object, axis: Space) -> None:
+    """A UsageError unless the rule can be applied to every value of the axis, and keeps to sensible ones."""
+    if not isinstance(rule, Step | Factor | Resample):
+        raise UsageError(
+            f"The mutation of {name!r} is {rule!r}.", hint="Use search.step(...), search.factor(...) or resample()."
+        )
+    if isinstance(rule, Resample) or not isinstance(axis, Choice):
+        return
+    odd = [value for value in axis.values if not _is_number(value)]
+    if odd:
+        raise UsageError(
+            f"The axis {name!r} has the value {odd[0]!r}, which is no number to mutate by {rule!r}.",
+            hint=f"Write {name}=search.resample().",
+        )
+    if isinstance(rule, Step) and rule.low is None and min(rule.amounts) < 0:
+        raise UsageError(
+            f"The mutation of {name!r} takes steps down by {min(rule.amounts)!r} from listed values and has no end.",
+            hint="Give step(..., low=...).",
+        )
+
+
+def _check_numbers(call: str, amounts: Sequence[object], low: object, high: object) -> None:
+    if not amounts or not all(_is_number(amount) for amount in amounts):
+        raise UsageError(f"{call}{amounts!r}: give at least one number, and nothing else.")
+    for name, bound in (("low", low), ("high", high)):
+        if bound is not None and not _is_number(bound):
+            raise UsageError(f"{call}({name}={bound!r}): a bound is a number, or None.")
+    if low is not None and high is not None and low > high:  # type: ignore[operator]
+        raise UsageError(f"{call}(low={low}, high={high}): the lower bound is above the upper one.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number(value: Scalar) -> float:
+    assert isinstance(value, int | float), "check_mutation lets numbers through alone"
+    return value
+
+
+def _pick(values: Sequence[float], random: Random) -> float:
+    return values[int(random.random() * len(values))]
+
+
+def _within(number: float, before: Scalar, rule: Step | Factor, axis: Space) -> Scalar:
+    """The number, between the bounds, and whole where the value was whole before."""
+    if not math.isfinite(number):
+        return before
+    low, high = (None, None) if isinstance(axis, Choice) else (axis.low, axis.high)
+    low = low if rule.low is None else rule.low
+    high = high if rule.high is None else rule.high
+    number = number if low is None else max(low, number)
+    number = number if high is None else min(high, number)
+    return round(number) if isinstance(before, int) else float(number)

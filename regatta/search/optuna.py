@@ -1,0 +1,308 @@
+"""Optuna's samplers and pruners, many configurations at a time.
+
+Optuna proposes, hears every epoch's metric, and is told how each configuration ended; the study lives in memory and
+is rebuilt, as every search is, by being told again. What it proposes twice is trained once, and what it proposes
+against `where` not at all: it is told so in its own terms, and goes on proposing.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from regatta.configuration import Scalar, check_configuration, config_id, derive_seed
+from regatta.errors import MissingExtraError, UsageError, nearest
+from regatta.search.base import Action, Goal, Report, Stop, Train, check_count, check_seed
+from regatta.search.domain import Domain, Where, domain_of, name_of
+from regatta.search.spaces import Choice, Integers, Space
+
+SAMPLERS = {
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "nsgaii": "NSGAIISampler",
+    "qmc": "QMCSampler",
+    "random": "RandomSampler",
+}
+USELESS = 20  # so many proposals in a row that cannot be trained: the next is drawn at random
+
+
+@dataclass
+class _Course:
+    """A configuration in training, and the trials that wait for how it ends."""
+
+    trials: list[Any]
+    value: float | None = None  # the best so far
+
+
+@dataclass(frozen=True)
+class _Ending:
+    state: str
+    value: float | None = None
+
+
+@dataclass
+class _Dialogue:
+    """One run's conversation with a study."""
+
+    study: Any
+    states: Any  # Optuna's names for how a trial can end
+    domain: Domain
+    distributions: dict[str, Any]
+    goal: Goal
+    n: int
+    at_once: int
+    seed: int
+    open: dict[str, _Course] = field(default_factory=dict)
+    ended: dict[str, _Ending] = field(default_factory=dict)
+    exhausted: bool = False
+
+    def fill(self) -> list[Action]:
+        """New configurations until there are enough in training, or n in all."""
+        actions: list[Action] = []
+        while len(self.open) < self.at_once and len(self.open) + len(self.ended) < self.n and not self.exhausted:
+            config, trial = self._next()
+            self.open[config_id(config)] = _Course([trial])
+            actions.append(Train(config, self.goal.epochs))
+        return actions
+
+    def hear(self, report: Report) -> list[Action]:
+        course = self.open.get(report.config)
+        if course is None:
+            return []
+        actions: list[Action] = []
+        if report.failed:
+            self._end(report.config, _Ending("FAIL"))
+        else:
+            pruned = self._take(course, report)
+            if report.epoch >= self.goal.epochs:
+                self._end(report.config, _Ending("PRUNED" if course.value is None else "COMPLETE", course.value))
+            elif pruned:
+                actions.append(Stop(report.config))
+                self._end(report.config, _Ending("PRUNED"))
+        return [*actions, *self.fill()]
+
+    def _take(self, course: _Course, report: Report) -> bool:
+        """Pass an epoch's metric on; returns whether the pruner wants no more of it."""
+        value = float(report.metrics.get(self.goal.metric, float("nan")))
+        no_number, _ = self.goal.rank(report.metrics)
+        if not no_number:
+            better = min if self.goal.mode == "min" else max
+            course.value = value if course.value is None else better(course.value, value)
+        for trial in course.trials:
+            trial.report(value, report.epoch)
+        return bool(course.trials[0].should_prune())
+
+    def _end(self, config: str, ending: _Ending) -> None:
+        for trial in self.open.pop(config).trials:
+            self._tell(trial, ending)
+        self.ended[config] = ending
+
+    def _tell(self, trial: Any, ending: _Ending) -> None:
+        self.study.tell(trial, ending.value, state=self.states[ending.state])
+
+    def _next(self) -> tuple[dict[str, Scalar], Any]:
+        """A new valid configuration and its trial: the next useful proposal, or else one drawn at random."""
+        for _ in range(USELESS):
+            config, trial = self._propose()
+            name = config_id(config)
+            if not self.domain.allows(config):
+                self._tell(trial, _Ending("PRUNED"))  # samplers that heed pruned trials learn to stay away
+            elif name in self.open:
+                self.open[name].trials.append(trial)
+            elif name in self.ended:
+                self._tell(trial, self.ended[name])
+            else:
+                return config, trial
+        self.study.enqueue_trial(self._drawn())
+        return self._propose()
+
+    def _propose(self) -> tuple[dict[str, Scalar], Any]:
+        trial = self.study.ask(self.distributions)
+        values = {name: trial.params.get(name, _only(axis)) for name, axis in self.domain.axes.items()}
+        return check_configuration(values), trial
+
+    def _drawn(self) -> dict[str, Scalar]:
+        """A configuration that was never trained, by the names that Optuna chooses values for."""
+        known = self.open.keys() | self.ended.keys()
+        random = Random(derive_seed(self.seed, "search", "optuna", len(known)))
+        candidates = self.domain.draw(len(known) + 1, random, f"optuna(n={self.n})")
+        fresh = next(config for config in candidates if config_id(config) not in known)
+        return {name: fresh[name] for name in self.distributions}
+
+
+class OptunaSearch:
+    def __init__(
+        self,
+        n: int,
+        sampler: str | Callable[..., Any],
+        pruner: Any,
+        at_once: int,
+        seed: int | None,
+        domain: Domain,
+    ) -> None:
+        self._n, self._sampler, self._pruner, self._at_once = n, sampler, pruner, at_once
+        self._seed, self._domain = seed, domain
+        self._dialogue: _Dialogue | None = None
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dialogue": None}  # `start` makes it anew
+
+    @property
+    def study(self) -> Any:
+        """Optuna's study of the run, for its plots and importances; None before the start."""
+        return self._dialogue.study if self._dialogue else None
+
+    def describe(self) -> dict[str, Any]:
+        sampler = self._sampler if isinstance(self._sampler, str) else name_of(self._sampler)
+        pruner = None if self._pruner is None else type(self._pruner).__name__
+        parameters = {"n": self._n, "sampler": sampler, "pruner": pruner, "at_once": self._at_once, "seed": self._seed}
+        return {"kind": "optuna", **parameters, **self._domain.describe()}
+
+    def start(self, goal: Goal) -> list[Action]:
+        seed = goal.seed if self._seed is None else self._seed
+        optuna = _package()
+        count = self._domain.count()
+        if count is not None and count < self._n:
+            raise UsageError(f"optuna(n={self._n}): the space has only {count} valid configurations.")
+        study = _study(self._made_sampler(optuna, seed), copy.deepcopy(self._pruner), goal)
+        distributions = _distributions(optuna, self._domain)
+        dialogue = _Dialogue(
+            study, optuna.trial.TrialState, self._domain, distributions, goal, self._n, self._at_once, seed
+        )
+        # A sampler that has no more to propose stops the study, which Optuna allows inside `optimize` alone.
+        study.stop = lambda: setattr(dialogue, "exhausted", True)
+        self._dialogue = dialogue
+        return dialogue.fill()
+
+    def hear(self, report: Report) -> list[Action]:
+        return [] if self._dialogue is None else self._dialogue.hear(report)
+
+    def _made_sampler(self, optuna: Any, seed: int) -> Any:
+        make, options = self._sampler, {}
+        if isinstance(make, str):
+            options = {"constant_liar": True} if make == "tpe" else {}  # it knows what is still in training
+            make = getattr(optuna.samplers, SAMPLERS[make])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = make(seed=derive_seed(seed, "search", "optuna") % 2**32, **options)
+        if not isinstance(sampler, optuna.samplers.BaseSampler):
+            raise UsageError(f"optuna(sampler={name_of(make)}) made {sampler!r}, which is no Optuna sampler.")
+        return sampler
+
+
+def optuna(
+    space: Mapping[str, object] | None = None,
+    *,
+    n: int,
+    sampler: str | Callable[..., Any] = "tpe",
+    pruner: Any = None,
+    at_once: int = 16,
+    seed: int | None = None,
+    where: Where | None = None,
+    **axes: object,
+) -> OptunaSearch:
+    """n configurations that an Optuna sampler proposes, at most `at_once` of them in training.
+
+    `sampler` is "tpe", "gp", "cmaes", "nsgaii", "qmc" or "random", or whatever makes one from a seed: a class of
+    `optuna.samplers`, `functools.partial` of one, `lambda seed: ...`. `pruner` is one of `optuna.pruners`; it hears the
+    metric of every epoch. A configuration counts by its best epoch. `where(config)` says which combinations are valid.
+    """
+    check_count("optuna", "n", n)
+    check_count("optuna", "at_once", at_once)
+    check_seed("optuna", seed)
+    package = _package()
+    _check_sampler(sampler)
+    if pruner is not None and not isinstance(pruner, package.pruners.BasePruner):
+        raise UsageError(f"optuna(pruner={pruner!r}): give one of optuna.pruners, for example MedianPruner().")
+    domain = domain_of("optuna", space, axes, where)
+    for name, axis in domain.axes.items():
+        _check_categories(name, axis)
+    domain.check_size(n, f"optuna(n={n})")
+    return OptunaSearch(n, sampler, pruner, at_once, seed, domain)
+
+
+def _package() -> Any:
+    try:
+        return importlib.import_module("optuna")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("optuna", "optuna", "search.optuna") from error
+
+
+def _check_sampler(sampler: object) -> None:
+    if isinstance(sampler, str):
+        if sampler not in SAMPLERS:
+            raise UsageError(
+                f"There is no sampler {sampler!r}.",
+                candidates=nearest(sampler, SAMPLERS),
+                hint=f"Samplers: {', '.join(SAMPLERS)}; or give a class of optuna.samplers.",
+            )
+        if sampler == "cmaes" and importlib.util.find_spec("cmaes") is None:
+            raise MissingExtraError("cmaes", "optuna", "The sampler 'cmaes'")
+    elif not callable(sampler) or not _takes_seed(sampler):
+        raise UsageError(
+            f"optuna(sampler={sampler!r}): a sampler is made from a seed, so that a resumed run can make it again.",
+            hint="Give the class, functools.partial(TPESampler, ...), or lambda seed: TPESampler(seed=seed, ...).",
+        )
+
+
+def _takes_seed(make: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(make).parameters
+    return "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _check_categories(name: str, axis: Space) -> None:
+    if isinstance(axis, Choice) and len(set(axis.values)) < len(axis.values):
+        raise UsageError(
+            f"The axis {name!r} has values that Optuna cannot tell apart: {list(axis.values)!r}.",
+            hint="Give values that are not equal as numbers, or as strings.",
+        )
+
+
+def _only(axis: Space) -> Scalar:
+    """The value of an axis that has one alone, which is not worth proposing."""
+    return axis.values[0] if isinstance(axis, Choice) else None
+
+
+def _distributions(optuna: Any, domain: Domain) -> dict[str, Any]:
+    return {name: _distribution(optuna.distributions, axis) for name, axis in domain.axes.items() if axis.size != 1}
+
+
+def _distribution(kinds: Any, axis: Space) -> Any:
+    if isinstance(axis, Choice):
+        return kinds.CategoricalDistribution(axis.values)
+    kind = kinds.IntDistribution if isinstance(axis, Integers) else kinds.FloatDistribution
+    return kind(axis.low, axis.high, log=axis.log)
+
+
+def _study(sampler: Any, pruner: Any, goal: Goal) -> Any:
+    optuna = _package()
+    direction = "minimize" if goal.mode == "min" else "maximize"
+    with _quiet(optuna):
+        return optuna.create_study(
+            study_name="regatta",  # pruners that deal trials to brackets do so by the name
+            direction=direction,
+            sampler=sampler,
+            pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
+        )
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Iterator[None]:
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)
