@@ -50,23 +50,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    from regatta.cli.figures import seconds
     from regatta.cli.tables import Column, Table
 
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [Column(name.replace("_", " "), right=True) for name in names]
-    return Table(columns, [[_cell(name, row.get(name)) for name in names] for row in rows])
-
-
-def _cell(name: str, value: Any) -> str:
-    """A number as its name says it should be read."""
-    from regatta.cli import figures
-
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return "-" if value is None else str(value)
-    if name.endswith("bytes"):
-        return figures.size(value)
-    if name == "utilisation":
-        return f"{value:.0%}"
-    if name.endswith("seconds") or name in ("makespan", "bound"):
-        return figures.seconds(value)
-    return str(value) if isinstance(value, int) else f"{value:.3f}"
+    names = ("workers", "expected", "at least", "ratio", "speed-up", "busy")
+    cells = [
+        [
+            str(row["workers"]),
+            seconds(row["makespan"]),
+            seconds(row["bound"]),
+            f"{row['ratio']:.3f}",
+            f"{row['speedup']:.2f}",
+            f"{row['utilisation']:.0%}",
+            row["bound_by"],
+        ]
+        for row in rows
+    ]
+    return Table([*(Column(name, right=True) for name in names), Column("bound by")], cells)
