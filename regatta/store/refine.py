@@ -1,0 +1,118 @@
+"""Makes a storage plan that keeps its budgets cheaper, by moves that keep them too."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TypeAlias
+
+import numpy as np
+
+from regatta.store.graph import Floats, Integers, Scheme, StorageGraph
+from regatta.store.tree import Tree, meter
+
+Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target
+ROUNDS = 8_000
+ROUNDS_PER_NODE = 50  # more bring next to nothing
+_ENOUGH = 20  # rounds per node from which on it pays to accept losses
+_HOT, _COLD = 0.5, 0.02  # the loss that is accepted at first and at last, as a part of the mean matrix
+_LARGEST = 60  # nodes below one that is lifted: trying more costs more than it finds
+
+
+class Refinement:
+    """A tree within its budgets that gets cheaper and stays within them."""
+
+    def __init__(self, graph: StorageGraph, chosen: list[int], scheme: Scheme, budgets: Floats) -> None:
+        self.graph, self.scheme, self.budgets = graph, scheme, budgets
+        self.into = [np.arange(edges.start, edges.stop) for edges in graph.into]
+        self._start(chosen)
+
+    def _start(self, chosen: list[int]) -> None:
+        self.tree = Tree(self.graph, chosen)
+        self.meter = meter(self.tree, self.scheme, self.budgets)
+
+    def climb(self) -> None:
+        """Take every edge that stores less and fits, those first that save most for what they use up."""
+        while self._improve(np.arange(len(self.graph.edges)), []) > 0:
+            pass
+
+    def anneal(self, rounds: int = ROUNDS) -> None:
+        """Lift random nodes nearer to the null node and see whether that lets their neighbours save more.
+
+        With enough rounds for the size of the graph, losses are accepted too, ever smaller ones.
+        """
+        nodes = len(self.graph) - 1
+        rounds = min(rounds, ROUNDS_PER_NODE * nodes)
+        mean = float(self.tree.stored.sum()) / max(nodes, 1)
+        heat = mean * _HOT if rounds >= _ENOUGH * nodes else 0.0
+        draw = random.Random(nodes)
+        gained, most, best = 0.0, 0.0, list(self.tree.chosen)
+        for round_ in range(rounds):
+            gained += self._lift(draw, heat * (_COLD / _HOT) ** (round_ / rounds))
+            if heat and gained > most + 1e-9 * mean:
+                most, best = gained, list(self.tree.chosen)
+        if heat:
+            self._start(best)
+
+    def _lift(self, draw: random.Random, heat: float) -> float:
+        """Store a random node by an edge that brings it nearer, then improve what that touches; what it saved."""
+        tree, graph = self.tree, self.graph
+        node = draw.randrange(1, len(graph))
+        nearer = [edge for edge in graph.into[node] if tree.change(edge) < 0]
+        below = tree.below(node)
+        if not nearer or len(below) > _LARGEST:
+            return 0.0
+        edge = draw.choice(nearer)
+        spent = float(graph.storage[edge] - tree.stored[node])
+        done: Undo = []
+        self._move(edge, below, done)
+        saved = self._improve(self._touched(node, below), done) - spent
+        if saved > heat * math.log(1 - draw.random()):
+            return saved
+        for old, nodes in reversed(done):
+            tree.move(old, nodes)
+            self.meter.update(nodes)
+        return 0.0
+
+    def _touched(self, node: int, below: list[int]) -> Integers:
+        """The edges that may fit now that these nodes are nearer: out of them, and into what shares their budgets."""
+        graph = self.graph
+        beside = set(below)
+        if self.scheme == "independent":
+            beside.update(one for b in below for snapshot in graph.owners[b] for one in graph.members[snapshot])
+        edges = np.concatenate([*(graph.out[b] for b in below), *(self.into[one] for one in sorted(beside))])
+        found: Integers = np.unique(edges[graph.targets[edges] != node])
+        return found
+
+    def _improve(self, edges: Integers, done: Undo) -> float:
+        """Try the edges, each once; what was saved."""
+        tree, graph = self.tree, self.graph
+        edges = edges[graph.storage[edges] < tree.stored[graph.targets[edges]]]
+        saving = tree.stored[graph.targets[edges]] - graph.storage[edges]
+        farther = tree.distances[graph.sources[edges]] + graph.recreation[edges] - tree.distances[graph.targets[edges]]
+        scale = float(graph.recreation.mean()) * 1e-12 or 1.0
+        order = np.argsort(-saving / np.maximum(farther, scale), kind="stable")
+        return math.fsum(self._try(edge, done) for edge in edges[order].tolist())
+
+    def _try(self, edge: int, done: Undo) -> float:
+        """Take an edge if it saves something and no budget minds; what it saves."""
+        tree = self.tree
+        node, source = tree.targets[edge], tree.sources[edge]
+        saved = float(tree.stored[node] - self.graph.storage[edge])
+        farther = tree.change(edge)
+        if saved <= 0 or (farther > 0 and self.meter.room([node]) < farther):
+            return 0.0
+        below = tree.below(node)
+        if source in below or (farther > 0 and self.meter.room(below) < farther):
+            return 0.0
+        self._move(edge, below, done)
+        if any(self.meter.weight(one) for one in below):  # what rounding made of "just fits"
+            old, _ = done.pop()
+            tree.move(old, below)
+            self.meter.update(below)
+            return 0.0
+        return saved
+
+    def _move(self, edge: int, below: list[int], done: Undo) -> None:
+        done.append((self.tree.move(edge, below), below))
+        self.meter.update(below)
