@@ -25,7 +25,7 @@ from regatta.engine.events import Outfit, Recipe
 from regatta.engine.journal import VERSION
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.engine.runner import Listener, Orders, Runner
-from regatta.errors import ConflictError, NotFoundError, RegattaError, UsageError, nearest
+from regatta.errors import ConflictError, CorruptError, NotFoundError, RegattaError, UsageError, nearest
 from regatta.frameworks import NAMES
 from regatta.location import ensure_repository, find_repository, writable_folder
 from regatta.plan.hop import check_rule
@@ -405,8 +405,16 @@ def open_run(name: str, repo: str | Path | None = None) -> Run:
 
 
 def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
-    """What all runs of the repository came to, oldest first."""
-    return [RunRecord.read(path) for path in find_journals(_runs_folder(repo))]
+    """What all runs of the repository came to, oldest first; one whose journal is damaged counts as failed."""
+    return [_read_or_say(path) for path in find_journals(_runs_folder(repo)) if path.stat().st_size]
+
+
+def _read_or_say(path: Path) -> RunRecord:
+    try:
+        return RunRecord.read(path)
+    except CorruptError as error:
+        header = {"metric": "-", "mode": "min", "dataset": {"train": [], "eval": []}}
+        return RunRecord(path.parent.name, header, "failed", str(error), started=path.stat().st_mtime)
 
 
 def _runs_folder(repo: str | Path | None) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+import regatta
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
 from regatta.engine.events import Outfit, PilotResult, Task, TaskDone, TaskFailed
@@ -25,6 +26,7 @@ from regatta.frameworks import Framework, framework_of, load_framework
 from regatta.frameworks.base import Indices
 from regatta.store.states import publish, state_framework, temporary
 
+_PACKAGE = Path(regatta.__file__).parent
 PILOT_BATCHES = 5
 PILOT_ROWS = 256  # of data that only the user's own functions can cut into batches
 
@@ -65,9 +67,7 @@ class Trainer:
         try:
             result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's code may raise anything)
-            return TaskFailed(
-                self.worker, task, start, time.time(), _headline(error), "".join(traceback.format_exception(error))
-            )
+            return TaskFailed(self.worker, task, start, time.time(), _headline(error), _users_traceback(error))
         costs = vars(result.costs)
         return TaskDone(self.worker, task, start, time.time(), result.rows, result.metrics, pilot=result.pilot, **costs)
 
@@ -249,6 +249,16 @@ def _train_name(name: str) -> str:
 def _headline(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback from the user's own code on; of an error that we found, what it says."""
+    frames = error.__traceback__
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename).is_relative_to(_PACKAGE):
+        frames = frames.tb_next
+    if frames is None and isinstance(error, RegattaError):
+        return str(error)
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
 
 
 def choose_device(wanted: str, index: int) -> str:
