@@ -75,9 +75,11 @@ class Board:
         self.held_evals: list[tuple[int, ...]] = []
         self.holders: list[tuple[int, ...]] = [()] * partitions  # workers by partition
         self.running: dict[int, Running] = {}
+        self.until: dict[int, float] = {}  # when a worker's unit is expected to end
         self.idle: set[int] = set()
         self.waiting: list[deque[tuple[int, int, int]]] = [deque() for _ in range(eval_partitions)]
         self.evals_waiting = 0
+        self.returned = 0  # units given back so far
         self._ticket = 0  # evaluation units are served in the order in which they appeared
         self.open = np.zeros((partitions, 0), bool)
         self.wanted = np.zeros((partitions, 0), np.int32)  # visits that are left, of all epochs
@@ -96,6 +98,7 @@ class Board:
         other = copy.copy(self)
         other.models = [model.copy() for model in self.models]
         other.running = dict(self.running)
+        other.until = dict(self.until)
         other.idle = set(self.idle)
         other.waiting = [deque(queue) for queue in self.waiting]
         for name in ("open", "wanted", "ready", "left", "count", "here", "load"):
@@ -201,6 +204,7 @@ class Board:
     def start(self, choice: Choice) -> Running:
         worker, index, partition = choice
         model = self.models[index]
+        assert self.ready[index] and self.open[partition, index], "a rule chose a unit that cannot start"
         model.worker = worker
         model.rest.remove(partition)
         self.ready[index] = False
@@ -222,6 +226,7 @@ class Board:
     def _run(self, worker: int, running: Running) -> Running:
         self.idle.discard(worker)
         self.running[worker] = running
+        self.until[worker] = self.now + self.seconds(worker, running)
         return running
 
     def finish(self, worker: int) -> tuple[Running, bool, bool]:
@@ -273,6 +278,7 @@ class Board:
 
     def give_back(self, worker: int) -> Running:
         """The unit of this worker did not happen."""
+        self.returned += 1
         running = self._release(worker)
         model = self.models[running.model]
         if running.evaluates:
@@ -288,6 +294,7 @@ class Board:
 
     def _release(self, worker: int) -> Running:
         self.idle.add(worker)
+        del self.until[worker]
         return self.running.pop(worker)
 
     def _requeue(self, running: Running) -> None:

@@ -23,6 +23,11 @@ EVAL_SHARE = 1 / 3  # an evaluation is a forward pass; training adds the backwar
 class Times(Protocol):
     """What the scheduler asks: seconds of a unit on a worker. It tells how long units really took."""
 
+    @property
+    def noise(self) -> float:
+        """How far units stray from `seconds`: the deviation of the logarithm of real over estimated time."""
+        ...
+
     def seconds(self, unit: Unit, worker: str) -> float: ...
 
     def observe(self, unit: Unit, worker: str, seconds: float) -> None: ...
@@ -55,6 +60,7 @@ class Estimates:
     """Seconds of units from pilots, corrected as units finish. A model without a pilot gets the mean of the others."""
 
     MODEL, WORKER, NOISE = 0.3, 0.3, 0.1  # deviations expected of pilots, of worker speeds, from unit to unit
+    FORGET = 0.02  # the last fifty units or so tell how noisy times are
 
     def __init__(self, train_rows: Sequence[int], eval_rows: Sequence[int] = ()) -> None:
         self._rows = {"train": tuple(train_rows), "eval": tuple(eval_rows)}
@@ -62,6 +68,11 @@ class Estimates:
         self._models: dict[tuple[str, str], _Correction] = {}  # by kind and model
         self._workers: dict[str, _Correction] = {}
         self._mean: Pilot | None = None
+        self._square = self.NOISE**2  # of surprises, a running mean that forgets
+
+    @property
+    def noise(self) -> float:
+        return math.sqrt(self._square)
 
     def set_pilot(
         self,
@@ -91,6 +102,7 @@ class Estimates:
         model = self._models.setdefault((unit.kind, unit.model), _Correction(self.MODEL))
         pace = self._workers.setdefault(worker, _Correction(self.WORKER))
         surprise = math.log(seconds / base) - model.value - pace.value
+        self._square += self.FORGET * (surprise**2 - self._square)
         spread = model.variance + pace.variance + self.NOISE**2
         model.take(surprise, spread)
         pace.take(surprise, spread)
@@ -147,7 +159,9 @@ class KnownTimes:
         self,
         train: Mapping[tuple[str, int] | tuple[str, int, str], float],
         evals: Mapping[tuple[str, int] | tuple[str, int, str], float] | None = None,
+        noise: float = 0.0,
     ) -> None:
+        self.noise = noise
         self._tables = {"train": dict(train), "eval": dict(evals or {})}
 
     def seconds(self, unit: Unit, worker: str) -> float:

@@ -8,33 +8,31 @@ next epoch, and before training units, because searches wait for them. There is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from regatta.errors import UsageError, nearest
-from regatta.plan.board import Board, Choice, Model, Running
+from regatta.plan.board import Board, Choice, Floats, Model, Running
 from regatta.plan.estimates import Times
 from regatta.plan.invariants import check_board, check_story
-from regatta.plan.rollout import step
-from regatta.plan.rules import Longest, Lpt, Lrm, Match, Randomized, Rule
+from regatta.plan.planned import PATIENCE, Plan, Planned
+from regatta.plan.planners import planner
+from regatta.plan.rollout import Start, earliest_end, step
+from regatta.plan.rules import Request, Rule, Verdict
 from regatta.plan.units import Assignment, Event, Finished, Unit
 
-RULES: dict[str, Callable[[int], Rule]] = {
-    "randomized": Randomized,
-    "lpt": lambda seed: Lpt(),
-    "lrm": lambda seed: Lrm(),
-    "longest": lambda seed: Longest(),
-    "match": lambda seed: Match(),
-    "auto": lambda seed: Longest(),
-}
 MOVED = 0.05  # an estimate that moved by more than this is taken over
+OUTDATED = 0.2  # one that moved by more than this since the plan was made asks for another
+FULL_EFFORT = 20_000  # simulated decisions: within a second
+DECISION = 30e-6  # seconds that one takes, about
+SHARE = 0.003  # of a run's time that planning may take
 
 
 def check_rule(rule: str) -> None:
-    """A UsageError unless there is a rule of that name."""
-    if rule not in RULES:
-        raise UsageError(
-            f"There is no hop rule {rule!r}.", candidates=nearest(rule, RULES), hint=f"Rules: {', '.join(RULES)}."
-        )
+    """A UsageError unless there is a rule of that name, and what it needs is installed."""
+    planner(rule)
 
 
 class Hopper:
@@ -46,13 +44,21 @@ class Hopper:
         estimates: Times,
         rule: str = "auto",
         seed: int = 0,
+        effort: int | None = None,
+        solver_seconds: float = 10.0,
     ) -> None:
+        """`effort` is the number of decisions that planning may simulate; by default a small share of the run."""
         if partitions < 1 or eval_partitions < 0:
             raise UsageError(f"{partitions} partitions and {eval_partitions} evaluation partitions cannot be planned.")
-        check_rule(rule)
-        self.rule = rule
+        self._planner = planner(rule)
         self._estimates = estimates
-        self._rule = RULES[rule](seed)
+        self._request = Request(effort or 0, 0.0, seed, solver_seconds)
+        self._scales_effort = effort is None
+        self._spent = 0
+        self._origin: float | None = None  # when the first decision was asked for
+        self._verdict: Verdict | None = None
+        self._outdated = True
+        self._planned_times: Floats = np.zeros((partitions, 0))
         self._board = Board(partitions, eval_partitions)
         self._models: dict[str, int] = {}
         self._model_names: list[str] = []
@@ -79,7 +85,7 @@ class Hopper:
         self._workers[worker] = index
         board.hold(index, train, evals)
         board.idle.add(index)
-        self._workers_changed = True
+        self._workers_changed = self._outdated = True
         self._tell("worker came", worker=index)
 
     def remove_worker(self, worker: str) -> Unit | None:
@@ -89,7 +95,7 @@ class Hopper:
         self._board.hold(index, (), ())
         self._board.idle.discard(index)
         del self._workers[worker]
-        self._workers_changed = True
+        self._workers_changed = self._outdated = True
         self._tell("worker left", worker=index)
         return unit
 
@@ -125,6 +131,7 @@ class Hopper:
         if epochs > done and not rest:
             board.complete_epoch(index)
         self._units_left += self._left_of(index)
+        self._outdated = True
         self._tell("model added", model=index)
         self.refresh(model)
 
@@ -134,6 +141,7 @@ class Hopper:
         self._units_left -= self._left_of(index)
         self._board.extend(index, epochs)
         self._units_left += self._left_of(index)
+        self._outdated = True
         self._tell(f"extended to {epochs} epochs", model=index)
 
     def stop_model(self, model: str) -> None:
@@ -149,14 +157,23 @@ class Hopper:
         if not self._workers_changed:  # otherwise all are taken over before the next decision
             self._set_times(self._model(model))
 
+    def follow(self, starts: Iterable[tuple[float, str, Unit]], patience: float = PATIENCE) -> None:
+        """Keep to this schedule, as (planned start, worker, unit), as long as it has something to say."""
+        planned = []
+        for time, worker, unit in starts:
+            running = Running(False, self._model(unit.model), unit.epoch, unit.partition)
+            if unit.kind == "train":
+                planned.append(Start(time, self._worker(worker), running))
+        self._verdict = Verdict(Planned(Plan(planned, patience)), "planned", "a schedule was given")
+
     # -- decisions ---------------------------------------------------------------------------------
 
     def assign(self, now: float = 0.0) -> list[Assignment]:
         """All that can start now; it counts as running from here on."""
         board = self._board
         board.now = now
-        self._settle()
-        started = [(worker, board.running[worker]) for worker in step(board, self._rule)]
+        rule = self._settle()
+        started = [(worker, board.running[worker]) for worker in step(board, rule)]
         for worker, running in started:
             self._tell("started", worker, running.model, running)
         return [Assignment(self._worker_names[worker], self._unit(running)) for worker, running in started]
@@ -189,20 +206,27 @@ class Hopper:
         """What this busy worker would take if it became idle now, of the models that are idle now."""
         index = self._worker(worker)
         board = self._board
-        self._settle()
+        rule = self._settle()
         partition = board.oldest_eval(index)
         if partition is not None:
             _, model, epoch = board.waiting[partition][0]
             return self._unit(Running(True, model, epoch, partition))
         if not board.able([index]):
             return None
-        choices = self._rule.choose(board, [index], peek=True)
+        choices = rule.choose(board, [index], peek=True)
         return self._unit(self._preview(choices[0])) if choices else None
 
     def _preview(self, choice: Choice) -> Running:
         return Running(False, choice.model, self._board.models[choice.model].epoch, choice.partition)
 
     # -- what others ask ----------------------------------------------------------------------------
+
+    @property
+    def choice(self) -> Verdict:
+        """The rule that is gone by at present: its name, and why it was chosen."""
+        self._settle()
+        assert self._verdict is not None
+        return self._verdict
 
     def workers(self) -> dict[str, tuple[list[int], list[int]]]:
         """The workers that are here, with the partitions and evaluation partitions that they hold."""
@@ -244,18 +268,41 @@ class Hopper:
         return [
             self._event(time, what, w, m, running)
             for time, what, w, m, running in self._story
-            if w == worker or m == model
+            if w == worker or m == model or w == m == -1
         ]
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Workers came or went: take over who holds what, and every estimate with it."""
+    def _settle(self) -> Rule:
+        """Take over what changed since the last decision, and plan anew where it matters; the rule to go by."""
         if self._workers_changed:
             self._workers_changed = False
             self._board.rebuild()
             for index in range(len(self._model_names)):
                 self._set_times(index)
+        if self._outdated or self._verdict is None:
+            self._outdated = False
+            self._verdict = self._plan()
+            self._planned_times = self._board.time.copy()
+        return self._verdict.rule
+
+    def _plan(self) -> Verdict:
+        present = self._verdict.rule if self._verdict else None
+        noise = self._estimates.noise
+        self._request = dataclasses.replace(self._request, noise=noise, present=present, effort=self._effort())
+        verdict = self._planner(self._board, self._request)
+        self._spent += verdict.decisions
+        self._tell(f"goes by {verdict.name}: {verdict.why}")
+        return verdict
+
+    def _effort(self) -> int:
+        """What was asked for, or else what takes a small share of the run so far and to come."""
+        if not self._scales_effort:
+            return self._request.effort
+        if self._origin is None:
+            self._origin = self._board.now
+        allowed = SHARE / DECISION * (earliest_end(self._board) - self._origin)
+        return max(0, min(FULL_EFFORT, (int(allowed) - self._spent) // 2))  # the other half is for later
 
     def _set_times(self, index: int) -> None:
         board, name = self._board, self._model_names[index]
@@ -268,6 +315,9 @@ class Hopper:
         holder = self._eval_holders()
         evals = [ask(Unit("eval", name, 1, j), holder[j]) if j in holder else 0.0 for j in range(board.eval_partitions)]
         board.set_times(index, train, evals)
+        if index < self._planned_times.shape[1]:
+            planned = self._planned_times[:, index]
+            self._outdated |= bool((abs(board.time[:, index] - planned) > OUTDATED * planned).any())
 
     def _eval_holders(self) -> dict[int, str]:
         held = self._board.held_evals
@@ -277,6 +327,8 @@ class Hopper:
         used = self._board.seconds(index, running)
         if abs(self._estimates.seconds(unit, worker) - used) > MOVED * used:
             self.refresh(unit.model)
+        noise, expected = self._estimates.noise, self._request.noise
+        self._outdated |= noise > 2 * expected or 2 * noise < expected
 
     def _left_of(self, index: int) -> int:
         """Units of a model that are wanted and not finished."""

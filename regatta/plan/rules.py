@@ -9,23 +9,52 @@ that is ready, and answers with what to start, at most one unit per worker and p
 | lpt        | the longest unit                                                                                 |
 | lrm        | the model with the most work left; workers with the most work left choose first                  |
 | longest    | the model with the most work left on other workers; nobody stays idle who need not               |
+| match      | what a maximum-weight matching of all idle workers and ready models gives it                     |
+| backlog    | from its fullest partition, unless another holder would be done with that unit sooner            |
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
-from regatta.plan.board import Board, Choice, Floats
+from regatta.plan.board import Board, Choice, Floats, Running
 
 
 class Rule(Protocol):
     """Chooses what idle workers start; `peek` is set when the answer is only a forecast."""
 
     def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a planner may spend and should know: the noise to expect, and the rule in use so far."""
+
+    effort: int = 0
+    noise: float = 0.0
+    seed: int = 0
+    seconds: float = 10.0  # for solvers
+    present: Rule | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The rule to go by from now on, and why."""
+
+    rule: Rule
+    name: str
+    why: str
+    decisions: int = 0
+
+
+Planner = Callable[[Board, Request], Verdict]
 
 
 class Randomized:
@@ -94,29 +123,105 @@ class Longest:
 
     A model with much to do elsewhere is best begun now. Where several workers are idle at one instant and one of
     them finds no model, those already chosen are exchanged so that it does: as many workers as possible start.
-    `weights` bend the preferences, one factor per model: roll-outs try several.
+    `weights` bend the preferences, one factor per worker and model: roll-outs try many.
     """
 
     def __init__(self, weights: Floats | None = None) -> None:
         self._weights = weights
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+    def choose(
+        self, board: Board, idle: Sequence[int], *, peek: bool = False, without: Iterable[int] = ()
+    ) -> list[Choice]:
         free = board.ready.copy()
+        free[list(without)] = False
         taken: dict[int, int] = {}  # model: worker
         missed = []
         for worker in busiest_first(board, idle):
-            elsewhere = board.left - board.here[worker]
-            if self._weights is not None:
-                elsewhere *= self._weights
-            model = best_model(board, worker, free, elsewhere)
+            model = best_model(board, worker, free, self._score(board, worker))
             if model >= 0:
                 free[model] = False
                 taken[model] = worker
             else:
                 missed.append(worker)
         for worker in missed:
-            _augment(board, worker, taken, set())
+            _augment(board, worker, taken, set(without))
         return [Choice(worker, model, board.partition(worker, model)) for model, worker in taken.items()]
+
+    def _score(self, board: Board, worker: int) -> Floats:
+        elsewhere: Floats = board.left - board.here[worker]
+        if self._weights is not None and worker < len(self._weights):
+            row = self._weights[worker]
+            elsewhere[: len(row)] *= row  # workers and models that came later keep theirs
+        return elsewhere
+
+
+class Match:
+    """Maximum-weight matching of idle workers and ready models, by work left of both.
+
+    Where all units take equally long this is the constructive proof of Koenig's edge-colouring theorem: each round
+    must reach every worker and every model that has the most left to do, and then no worker idles before its time.
+    """
+
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+        if len(idle) == 1:
+            models = [best_model(board, idle[0], board.ready, board.left)]
+            return [Choice(idle[0], models[0], board.partition(idle[0], models[0]))]
+        columns = np.flatnonzero(board.ready)
+        workers = np.asarray(idle)
+        possible = board.count[np.ix_(workers, columns)] > 0
+        weights = np.where(possible, board.left[columns] + board.load[workers][:, None], 0.0)
+        rows, places = linear_sum_assignment(weights, maximize=True)
+        pairs = [
+            (idle[i], int(columns[k])) for i, k in zip(rows.tolist(), places.tolist(), strict=True) if possible[i, k]
+        ]
+        return [Choice(worker, model, board.partition(worker, model)) for worker, model in pairs]
+
+
+class Backlog:
+    """For replicated partitions on workers of unlike speed: MaxWeight with a tail guard.
+
+    A worker serves the partition with the most work left, the longest remaining model first. Towards the end it
+    leaves a unit alone that would outlast everything else while a faster holder could still be done with it sooner.
+    """
+
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+        horizon = self._horizon(board)
+        chosen = self._serve(board, idle, horizon)
+        if not chosen and not board.running:
+            chosen = self._serve(board, idle, math.inf)
+        return chosen
+
+    @staticmethod
+    def _horizon(board: Board) -> float:
+        """When all could be done at best: work shared out evenly, and no chain of one model cut short."""
+        here = sum(1 for held in board.held if held)
+        busy = sum(max(0.0, end - board.now) for end in board.until.values())
+        return board.now + max((float(board.load.sum()) + busy) / here, float(board.left.max(initial=0.0)))
+
+    def _serve(self, board: Board, idle: Sequence[int], horizon: float) -> list[Choice]:
+        free = board.ready.copy()
+        backlog = (board.wanted * board.time).sum(axis=1)
+        chosen = []
+        for worker in idle:
+            for partition in sorted(board.held[worker], key=lambda j: (-backlog[j], j)):
+                possible = board.open[partition] & free
+                model = int(np.where(possible, board.left, -1.0).argmax())
+                if not possible[model] or self._better_elsewhere(board, worker, model, partition, horizon):
+                    continue
+                free[model] = False
+                backlog[partition] -= board.time[partition, model]
+                chosen.append(Choice(worker, model, partition))
+                break
+        return chosen
+
+    @staticmethod
+    def _better_elsewhere(board: Board, worker: int, model: int, partition: int, horizon: float) -> bool:
+        unit = Running(False, model, 0, partition)
+        end = board.now + board.seconds(worker, unit)
+        if end <= horizon:
+            return False
+        others = (other for other in board.holders[partition] if other != worker)
+        return any(board.until.get(v, board.now) + board.seconds(v, unit) < end for v in others)
 
 
 def _augment(board: Board, worker: int, taken: dict[int, int], tried: set[int]) -> bool:
