@@ -85,14 +85,15 @@ class Database:
             yield
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            self._set_up(db)
-        except BaseException as error:
-            db.close()
-            if isinstance(error, sqlite3.DatabaseError):
-                raise _meaning(error, self.path) from error
-            raise
+            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            try:
+                self._set_up(db)
+            except BaseException:
+                db.close()
+                raise
+        except sqlite3.DatabaseError as error:
+            raise _meaning(error, self.path) from error
         return db
 
     def _set_up(self, db: sqlite3.Connection) -> None:

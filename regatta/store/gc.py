@@ -42,8 +42,9 @@ def collect(store: ParameterStore, grace: float, wait: bool) -> Collected:
             snapshots, tensors = store.index.drop_unneeded(now, grace)
             store.index.retire_packs(now)
         copied = _compact(store)
-        packs, size = _sweep(store, now - grace)
-        store.folder.sweep_tmp(now - grace)
+        before = store.clock() - grace
+        packs, size = _sweep(store, before)
+        store.folder.sweep_tmp(before)
     return Collected(snapshots, tensors, packs, copied, size)
 
 

@@ -269,12 +269,10 @@ class Index(Database):
         return snapshots, tensors
 
     def retire_packs(self, now: float) -> None:
-        """Date the packs in which nothing is needed any more."""
-        self._run(
-            "UPDATE packs SET retired = ? WHERE retired IS NULL AND pack NOT IN (SELECT pack FROM segments) "
-            "AND pack NOT IN (SELECT pack FROM snapshots)",
-            now,
-        )
+        """Date the packs in which nothing is needed any more; one that is needed again has no date."""
+        needed = "pack IN (SELECT pack FROM segments UNION SELECT pack FROM snapshots)"
+        self._run(f"UPDATE packs SET retired = ? WHERE retired IS NULL AND NOT {needed}", now)
+        self._run(f"UPDATE packs SET retired = NULL WHERE retired IS NOT NULL AND {needed}")
 
     def _segments(self, tensor: str) -> tuple[Located, ...]:
         query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"

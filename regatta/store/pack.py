@@ -194,13 +194,13 @@ def read_records(read: Reads, size: int, place: str) -> list[Record]:
 def _read_footer(read: Reads, size: int, place: str) -> tuple[memoryview, int]:
     if size < HEADER.size + TRAILER.size:
         raise CorruptError(f"A pack has at least {HEADER.size + TRAILER.size} bytes, this one {size}.", place=place)
-    magic, version, _ = HEADER.unpack(read(0, HEADER.size))
+    magic, version, zero = HEADER.unpack(read(0, HEADER.size))
     if magic != MAGIC:
         raise CorruptError(f"The file starts with {magic!r}: it is no pack.", place=place)
-    if version != VERSION:
+    if version != VERSION or zero:
         raise CorruptError(f"The pack has version {version}; this version reads {VERSION}.", place=place)
-    offset, length, check, records, _, magic = TRAILER.unpack(read(size - TRAILER.size, TRAILER.size))
-    if magic != MAGIC:
+    offset, length, check, records, zero, magic = TRAILER.unpack(read(size - TRAILER.size, TRAILER.size))
+    if magic != MAGIC or zero:
         raise CorruptError(f"The file ends with {magic!r}: the pack is cut off.", place=place)
     if length > MAX_FOOTER or offset + length + TRAILER.size != size:
         raise CorruptError(f"A footer of {length} bytes at {offset} is not in a file of {size}.", place=place)

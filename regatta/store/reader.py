@@ -6,6 +6,7 @@ and the same of each of its bases. Decoded bases stay in a cache, so that snapsh
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from regatta.store.index import Located, Stored
 
 Range: TypeAlias = tuple[int, int]  # offset and length
 Key: TypeAlias = tuple[str, int, int | None]
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Source(Protocol):
@@ -230,11 +232,12 @@ def check_stored(stored: Stored, head: Stored) -> Encoding:
 
 
 def _room(count: int, dtype: DType, tensor: str) -> Words:
-    """Memory for so many words; it is taken up only as chunks are decoded."""
+    """Memory for so many words: a few bytes can claim to be a tensor that no machine holds."""
     try:
-        return np.empty(count, dtype.word)
-    except MemoryError as error:
-        raise RegattaError(
-            f"{count * dtype.width_bytes} bytes of tensor {tensor} do not fit into memory.",
-            hint="Read it in slices.",
-        ) from error
+        if count * dtype.width_bytes < _MEMORY:
+            return np.empty(count, dtype.word)
+    except MemoryError:
+        pass
+    raise RegattaError(
+        f"{count * dtype.width_bytes} bytes of tensor {tensor} do not fit into memory.", hint="Read it in slices."
+    )

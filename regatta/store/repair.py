@@ -197,13 +197,19 @@ class Repair:
         """Find the manifests of bad snapshots."""
         found = {}
         for snapshot in self.bad_snapshots:
-            for record, pack, place in self.census.manifests.get(snapshot, ()):
+            for record, pack, place in (*self._current_manifest(snapshot), *self.census.manifests.get(snapshot, ())):
                 try:
                     found[snapshot] = self.store.read_manifest(snapshot, record, pack, place), record, pack, place
                     break
                 except RegattaError:
                     continue
         return found
+
+    def _current_manifest(self, snapshot: str) -> list[tuple[ManifestRecord, str, int]]:
+        try:
+            return [self.index.manifest_record(snapshot)]
+        except RegattaError:
+            return []
 
     def _copy(self, packing: Packing, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
         """Copy what lies in a bad pack, or in one that this store does not have."""

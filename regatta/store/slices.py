@@ -68,6 +68,8 @@ def narrow(shape: tuple[int, ...], index: Any) -> Window:
     if len(picks) > len(shape):
         raise UsageError(f"The index {index!r} has more dimensions than the shape {list(shape)}.")
     try:
+        for size, pick in zip(shape, picks, strict=False):
+            range(size)[pick]
         start, inner, rest = _narrow(shape, picks)
     except (IndexError, TypeError, ValueError) as error:
         raise UsageError(f"The index {index!r} does not fit the shape {list(shape)}: {error}.") from error

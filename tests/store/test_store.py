@@ -17,30 +17,15 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
 from regatta.store.encodings import ENCODINGS, by_name
-from regatta.store.identity import Bits, word_count
+from regatta.store.identity import Bits
 from regatta.store.index import MAX_CHAIN
 from regatta.store.store import ParameterStore
+from regatta.testing.kills import random_plan
 from regatta.testing.store import PlainStore, Store, StoreContract, bits_of, snapshots
 
 DIRECT = [encoding.id for encoding in ENCODINGS.values() if not encoding.needs_base and not encoding.lossy]
 DELTAS = [encoding.id for encoding in ENCODINGS.values() if encoding.needs_base and not encoding.lossy]
 LOSSY = [encoding.name for encoding in ENCODINGS.values() if encoding.lossy]
-
-
-def random_plan(store: ParameterStore, rng: random.Random) -> dict[str, tuple[int, str | None]]:
-    """Some tensors, each as a delta to one that comes before it in a random order, or directly."""
-    entries = list(store.entries())
-    rng.shuffle(entries)
-    plan: dict[str, tuple[int, str | None]] = {}
-    alike: dict[tuple[str, int], list[str]] = {}
-    for entry in entries:
-        before = alike.setdefault((entry.dtype.name, word_count(entry.dtype, entry.shape)), [])
-        if before and DELTAS and rng.random() < 0.7:
-            plan[entry.tensor] = rng.choice(DELTAS), rng.choice(before[-3:])
-        else:
-            plan[entry.tensor] = rng.choice(DIRECT), None
-        before.append(entry.tensor)
-    return plan
 
 
 class ArchivedStore(ParameterStore):
