@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from regatta.cluster import Cluster
     from regatta.data import Dataset
     from regatta.errors import RegattaError
-    from regatta.sweep import Run, Sweep, launch, open_run
+    from regatta.run import Run, open_run
+    from regatta.sweep import Sweep, launch
 
 __version__ = "0.1.0"
 
@@ -20,10 +21,10 @@ _HOME = {
     "Cluster": "regatta.cluster",
     "Dataset": "regatta.data",
     "RegattaError": "regatta.errors",
-    "Run": "regatta.sweep",
+    "Run": "regatta.run",
     "Sweep": "regatta.sweep",
     "launch": "regatta.sweep",
-    "open_run": "regatta.sweep",
+    "open_run": "regatta.run",
 }
 
 

@@ -1,4 +1,4 @@
-"""Sweep and Run: what to train, and one execution of it. Thin: planning, training and keeping are done elsewhere."""
+"""Sweep: what to train, and how. Thin: planning, training and keeping are done elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -23,24 +22,18 @@ from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
 from regatta.engine.events import Outfit, Recipe
 from regatta.engine.journal import VERSION
-from regatta.engine.record import ConfigRecord, RunRecord, find_journals
+from regatta.engine.record import RunRecord
 from regatta.engine.runner import Listener, Orders, Runner
-from regatta.errors import ConflictError, CorruptError, NotFoundError, RegattaError, UsageError, nearest
+from regatta.errors import ConflictError, UsageError, nearest
 from regatta.frameworks import NAMES
-from regatta.location import ensure_repository, find_repository, writable_folder
+from regatta.location import ensure_repository, writable_folder
 from regatta.plan.hop import check_rule
+from regatta.run import RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
-from regatta.store.states import StateFolder, read_weights
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from regatta.engine.replay import ReplayReport
-    from regatta.engine.trace import Efficiency
     from regatta.plan.explain import Explanation, Holdings, Workload
 
-JOURNAL = "journal.jsonl"
-_NAME = re.compile(r"\w[\w.-]*")
 _CALLS = {
     "model_fn": ("config",),
     "loss_fn": ("model", "batch", "config"),
@@ -210,7 +203,7 @@ class Sweep:
         configs = self.configs()
         if not configs:
             raise UsageError("The search has no configuration to begin with.")
-        if self.name is not None and not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
+        if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
             raise UsageError(f"A run cannot be named {self.name!r}; use letters, digits, '.', '-' and '_'.")
         if self.recipe.loss_fn is not None:
             for config in configs.values():
@@ -244,187 +237,6 @@ def launch(
                 f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress"])
             )
     return Sweep(dataset, search, model_fn, **options).launch(wait=wait, progress=progress)
-
-
-class Run:
-    """One execution of a sweep, live or past; like a future: `done()`, `result()`."""
-
-    def __init__(self, folder: Path, record: RunRecord | None = None) -> None:
-        self.folder = folder
-        self.name = folder.name
-        self.record = record or RunRecord(folder.name)
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def begin(self, train: Callable[[], None]) -> None:
-        """Go on in the background."""
-
-        def body() -> None:
-            try:
-                train()
-            except BaseException as error:  # noqa: BLE001 (given to whoever asks for the result)
-                self._error = error
-
-        self._thread = threading.Thread(target=body, name=f"run {self.name}")
-        self._thread.start()
-
-    def follow(self, record: RunRecord, line: Mapping[str, Any]) -> None:
-        self.record = record
-
-    def done(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
-
-    def result(self, timeout: float | None = None) -> Run:
-        """Wait for the end; raises what ended it early, or TimeoutError."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                raise TimeoutError(f"Run {self.name} is not done after {timeout} seconds.")
-        if self._error is not None:
-            raise self._error
-        return self
-
-    @property
-    def best(self) -> dict[str, Any] | None:
-        """The configuration with the best value of the metric, and the epoch at which it had it."""
-        self.result()
-        for config in self.record.leaderboard():
-            found = config.best(self.record.metric, self.record.mode)
-            if found is not None:
-                return {"config": config.id, "values": config.values, self.record.metric: found[1], "epoch": found[0]}
-        return None
-
-    def table(self) -> list[dict[str, Any]]:
-        """A row per configuration, best first."""
-        return [self._row(config) for config in self.record.leaderboard()]
-
-    def to_pandas(self) -> pd.DataFrame:
-        """The table as a DataFrame, with a column per hyperparameter."""
-        from regatta.errors import MissingExtraError
-
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingExtraError("pandas", "pandas", "to_pandas") from error
-        return pd.DataFrame([{**row.pop("values"), **row} for row in self.table()])
-
-    def trace(self) -> list[dict[str, Any]]:
-        """A row per unit: kind, config, epoch, partition, worker, start, end, hop_bytes, hop_seconds."""
-        from regatta.engine.trace import rows
-
-        return rows(self.record)
-
-    def chrome_trace(self) -> dict[str, Any]:
-        """The trace in the Trace Event Format, which Perfetto and chrome://tracing open."""
-        from regatta.engine.trace import chrome_trace
-
-        return chrome_trace(self.record)
-
-    def efficiency(self) -> Efficiency:
-        """How long the run took against the least that its own units allow on its workers."""
-        from regatta.engine.trace import efficiency
-
-        return efficiency(self.record)
-
-    def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
-        """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""
-        return read_weights(StateFolder(self.folder / "states").of_epoch(self.find(config).id, epoch))
-
-    def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:
-        """The configuration with that id, or the start of one, or those values."""
-        wanted = config if isinstance(config, str) else config_id(config)
-        found = [c for c in self.record.configs.values() if c.id.startswith(wanted)]
-        if len(found) != 1:
-            count = "no" if not found else f"{len(found)} configurations"
-            raise NotFoundError(
-                f"Run {self.name} has {count} configuration {config!r}."
-                if not found
-                else f"Run {self.name} has {count} whose id starts with {wanted!r}.",
-                candidates=nearest(wanted, self.record.configs),
-            )
-        return found[0]
-
-    def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
-        """What this run, with the unit times that it measured, would take on so many workers."""
-        from regatta.engine.trace import workload
-        from regatta.plan.explain import what_if
-
-        return what_if(workload(self.record), workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
-
-    def replay(self) -> ReplayReport:
-        """Train it all again in the same order and compare every state, bit for bit."""
-        from regatta.engine.replay import replay
-
-        return replay(self.sweep(), self.record)
-
-    def sweep(self) -> Sweep:
-        """The sweep that this run executes, as it was saved when it began. Only for runs of your own: it is code."""
-        path = self.folder / "sweep.pkl"
-        if not path.is_file():
-            raise NotFoundError(f"Run {self.name} came without its sweep, so that it can be read but not trained.")
-        sweep: Sweep = cloudpickle.loads(path.read_bytes())
-        return sweep
-
-    def __repr__(self) -> str:
-        done, wanted = self.record.progress() if self.record.header else (0, 0)
-        return f"<Run {self.name}: {self.record.status}, {done} of {wanted} units, {len(self.record.configs)} models>"
-
-    def _repr_html_(self) -> str:
-        from regatta.web.table import table_html
-
-        return table_html(self.name, self.record)
-
-    def _row(self, config: ConfigRecord) -> dict[str, Any]:
-        metric = self.record.metric
-        best, series = config.best(metric, self.record.mode), config.series(metric)
-        return {
-            "config": config.id,
-            "values": dict(config.values),
-            "status": config.status,
-            "epoch": config.epoch,
-            metric: best[1] if best else None,
-            "best_epoch": best[0] if best else None,
-            "last": series[-1] if series else None,
-            "seconds": sum(unit.seconds for unit in config.units),
-            "error": config.error,
-        }
-
-
-def open_run(name: str, repo: str | Path | None = None) -> Run:
-    """A run of the repository, by its name."""
-    runs = _runs_folder(repo)
-    path = runs / name / JOURNAL
-    if not _NAME.fullmatch(name) or not path.is_file():
-        known = [journal.parent.name for journal in find_journals(runs)]
-        raise NotFoundError(
-            f"There is no run {name!r} in {runs}.",
-            candidates=nearest(name, known),
-            hint="`regatta runs` lists them." if known else "It has no runs yet.",
-        )
-    return Run(path.parent, RunRecord.read(path))
-
-
-def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
-    """What all runs of the repository came to, oldest first; one whose journal is damaged counts as failed."""
-    return [_read_or_say(path) for path in find_journals(_runs_folder(repo)) if path.stat().st_size]
-
-
-def _read_or_say(path: Path) -> RunRecord:
-    try:
-        return RunRecord.read(path)
-    except CorruptError as error:
-        header = {"metric": "-", "mode": "min", "dataset": {"train": [], "eval": []}}
-        return RunRecord(path.parent.name, header, "failed", str(error), started=path.stat().st_mtime)
-
-
-def _runs_folder(repo: str | Path | None) -> Path:
-    folder = Path(repo) if repo is not None else find_repository()
-    if folder is None or not folder.is_dir():
-        raise NotFoundError(
-            f"There is no repository {'here or above' if repo is None else 'at ' + str(repo)}.",
-            hint="The first run makes one: `regatta demo`, or regatta.launch(...).",
-        )
-    return folder / "runs"
 
 
 def _new_folder(runs: Path, name: str | None, stem: str) -> Path:
@@ -517,6 +329,3 @@ def _is_count(value: object) -> bool:
 def _usual_mode(metric: str) -> Literal["min", "max"]:
     small_is_good = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
     return "min" if any(word in metric.lower() for word in small_is_good) else "max"
-
-
-__all__ = ["RegattaError", "Run", "Sweep", "launch", "list_runs", "open_run"]

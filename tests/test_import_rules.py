@@ -20,7 +20,7 @@ FRAMEWORKS = ("torch", "keras", "tensorflow", "jax")
 MAY_USE_FRAMEWORKS = ("regatta.frameworks", "regatta.pack", "regatta.engine.workers")
 LOWER = ("regatta.plan", "regatta.search", "regatta.dql", "regatta.store")
 FRONT = ("regatta.cli", "regatta.hub", "regatta.web")
-FRONT_MAY_USE = (*FRONT, "regatta.sweep", "regatta.repo", "regatta.errors")
+FRONT_MAY_USE = (*FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors")
 KNOW_THE_CLI = ("regatta.cli", "regatta.sweep")  # a sweep opens the display, when it is launched
 IMPURE = (
     "asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "shutil", "signal", "socket",

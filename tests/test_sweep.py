@@ -19,7 +19,7 @@ import regatta
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.configuration import config_id
 from regatta.errors import ConflictError, DataError, NotFoundError, UsageError
-from regatta.sweep import list_runs
+from regatta.run import list_runs
 
 SPACE = {"lr": [0.01, 0.1], "batch_size": [5]}
 

@@ -9,6 +9,7 @@
     figures.py   numbers for people
     ui.py        the only module that prints
 
-It reaches runs through `regatta.sweep` and knows nothing of workers. `regatta --help` imports neither torch nor numpy:
+It reaches runs through `regatta.run` and `regatta.sweep`, and knows nothing of workers. `regatta --help` imports
+neither torch nor numpy:
 commands import what they need when they run.
 """

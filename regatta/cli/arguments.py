@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from regatta.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from regatta.sweep import Run
+    from regatta.run import Run
 
 FILE_HELP = "a Python file that defines `sweep = regatta.Sweep(...)`; FILE:name chooses another name"
 
@@ -50,7 +50,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def chosen_run(args: argparse.Namespace) -> Run:
     """The run that was named, or the newest of the repository."""
-    from regatta.sweep import list_runs, open_run
+    from regatta.run import list_runs, open_run
 
     if args.run_name is not None:
         return open_run(args.run_name, repo=args.repo)

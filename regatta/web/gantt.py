@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regatta.engine.record import ConfigRecord, RunRecord, UnitRecord
-    from regatta.sweep import Run
+    from regatta.run import Run
 
 SCRIPTS = ("timeline.js", "curves.js", "gantt.js")
 VERSION = 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from regatta.cli.main import main
-from regatta.sweep import open_run
+from regatta.run import open_run
 
 PROGRAM = """
 import numpy as np

@@ -13,7 +13,7 @@ import pytest
 from made_journal import MadeRun
 
 from regatta.engine.record import RunRecord
-from regatta.sweep import Run
+from regatta.run import Run
 from regatta.web.gantt import embed, page, page_data, write_page
 from regatta.web.table import table_html
 

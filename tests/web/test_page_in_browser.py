@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from made_journal import MadeRun
 
-from regatta.sweep import Run
+from regatta.run import Run
 from regatta.web.gantt import page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")

@@ -10,7 +10,8 @@ from regatta.cli import ui
 from regatta.cli.arguments import Verbs, add_file, add_json, command
 
 if TYPE_CHECKING:
-    from regatta.sweep import Run, Sweep
+    from regatta.run import Run
+    from regatta.sweep import Sweep
 
 SHOWN = 20
 

@@ -18,7 +18,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.documents import runs_document
     from regatta.cli.tables import run_list
-    from regatta.sweep import list_runs
+    from regatta.run import list_runs
 
     records = list_runs(repo=args.repo)
     if args.json:

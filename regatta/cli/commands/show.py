@@ -13,7 +13,7 @@ from regatta.errors import UsageError
 
 if TYPE_CHECKING:
     from regatta.engine.record import RunRecord
-    from regatta.sweep import Run
+    from regatta.run import Run
 
 SHOWN = 20
 

@@ -38,7 +38,7 @@ def worker_counts(text: str) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.documents import document
     from regatta.cli.loading import load_sweep, looks_like_file
-    from regatta.sweep import open_run
+    from regatta.run import open_run
 
     source = load_sweep(args.target) if looks_like_file(args.target) else open_run(args.target, repo=args.repo)
     rows = source.what_if(args.workers)
