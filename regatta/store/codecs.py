@@ -220,10 +220,11 @@ def _decode_pairs(stream: memoryview, count: int) -> Bytes:
     twos = _decode_unpaired(packed, (count + 1) // 2).astype("<u2")
     twos |= twos << np.uint16(4)
     twos &= np.uint16(0x0F0F)
-    values = twos.view(np.uint8)[:count]
+    codes = twos.view(np.uint8)
+    values = codes[:count]
     elsewhere = np.flatnonzero(values == _NEAR)
-    if int(values.max()) > _NEAR:
-        raise CorruptError(f"A stream of pairs holds the code {values.max()}; the greatest is {_NEAR}.")
+    if int(codes.max()) > _NEAR or codes[count:].any():
+        raise CorruptError(f"A stream of pairs holds a code above {_NEAR}, or more codes than its {count}.")
     values += np.uint8(lowest)
     values[elsewhere] = _decode_unpaired(rest, len(elsewhere))
     return values
@@ -258,7 +259,9 @@ def _encode_narrow(values: Values, quick: bool) -> bytes:
     outside = np.flatnonzero((values > 126) | (values < -128))
     inside[outside] = 127
     shifted = inside.view(np.uint8) ^ np.uint8(128)
-    packed = _encode_unpaired(shifted) if quick else encode_bytes(shifted)
+    packed = _encode_unpaired(shifted)
+    if not quick:
+        packed = min(packed, encode_bytes(shifted), key=len)
     return _NARROW_HEADER.pack(NARROW, len(packed)) + packed + _encode_wide(values[outside])
 
 
@@ -331,12 +334,12 @@ def bundle(streams: Sequence[bytes]) -> bytes:
     return b"".join(part for stream in streams for part in (_LENGTH.pack(len(stream)), stream))
 
 
-def unbundle(stream: memoryview) -> list[memoryview]:
-    """The streams of a bundle."""
-    streams = []
+def unbundle(stream: memoryview, most: int) -> list[memoryview]:
+    """The streams of a bundle, of which there are `most` at most."""
+    streams: list[memoryview] = []
     while len(stream):
-        if len(stream) < _LENGTH.size:
-            raise CorruptError(f"A bundle of streams ends with {len(stream)} stray bytes.")
+        if len(stream) < _LENGTH.size or len(streams) == most:
+            raise CorruptError(f"A bundle has {len(stream)} stray bytes after {len(streams)} streams.")
         (length,) = _LENGTH.unpack(stream[: _LENGTH.size])
         if length > len(stream) - _LENGTH.size:
             raise CorruptError(f"A bundle has {len(stream) - _LENGTH.size} bytes left for a stream of {length}.")

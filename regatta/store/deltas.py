@@ -102,7 +102,7 @@ def decode_subtract_planes(streams: Sequence[memoryview], count: int, dtype: DTy
     """The words of as many leading planes as there are streams; the base needs to be known in as many."""
     groups, first = _regroup(streams[0], count, dtype, base)
     known: list[Words | None] = [None] * dtype.planes
-    for number, parts in enumerate([first, *map(codecs.unbundle, streams[1:])]):
+    for number, parts in enumerate([first, *(codecs.unbundle(stream, _KEYS) for stream in streams[1:])]):
         if len(parts) != len(groups.sizes):
             raise CorruptError(f"Plane {number} of a delta has {len(parts)} groups, not {len(groups.sizes)}.")
         decoded = [codecs.decode_bytes(part, size) for part, size in zip(parts, groups.sizes, strict=True)]
@@ -148,7 +148,7 @@ class _Groups:
 
 def _group(gaps: Differences, base: Words, dtype: DType) -> _Groups:
     """Choose the groups for these differences."""
-    if len(gaps) < 2 * _GROUP:
+    if len(gaps) < 2 * _GROUP or not gaps.any():
         return _Groups(None, [len(gaps)], (b"", np.array([len(gaps)], "<u4").tobytes()))
     distance = _distances(base, dtype)
     lengths = _bit_lengths(gaps)
@@ -165,7 +165,7 @@ def _group(gaps: Differences, base: Words, dtype: DType) -> _Groups:
 
 def _regroup(stream: memoryview, count: int, dtype: DType, base: Words) -> tuple[_Groups, list[memoryview]]:
     """The groups that a stream tells of, and their own streams."""
-    bundle = codecs.unbundle(stream)
+    bundle = codecs.unbundle(stream, _KEYS + 2)
     if len(bundle) < 3 or len(bundle[1]) != 4 * (len(bundle) - 2):
         raise CorruptError(f"A delta in groups has {len(bundle)} parts, and does not tell the sizes of its groups.")
     scales, packed, *parts = bundle

@@ -141,18 +141,21 @@ def floats_of(words: Words, dtype: DType) -> NDArray[np.floating[Any]]:
     if dtype.kind != "float":
         values = words.view(f"<{'i' if dtype.kind == 'signed' else 'u'}{dtype.width_bytes}")
         return values.astype(np.float32 if dtype.width_bytes <= 2 else np.float64)
+    if dtype.name == "F8_E4M3":
+        return _E4M3[words]
     if dtype.name == "BF16":
         return (words.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype.name == "F8_E5M2":
-        return (words.astype(np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
-    if dtype.name == "F8_E4M3":
-        return _E4M3[words]
-    return words.view(f"<f{dtype.width_bytes}").astype(np.float64 if dtype.width_bytes == 8 else np.float32)
+        words = words.astype(np.uint16) << np.uint16(8)
+    if words.dtype.itemsize > 2:
+        return words.view(f"<f{words.dtype.itemsize}")
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return words.view("<f2").astype(np.float32)
 
 
 def words_of_floats(values: NDArray[np.floating[Any]], dtype: DType) -> Words:
     """Numbers as words of a float type of 16 bits or more: the nearest ones, ties to even, NaN payloads cut off."""
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if dtype.name != "BF16":
             return values.astype(f"<f{dtype.width_bytes}").view(dtype.word)
         words = values.astype("<f4").view("<u4")

@@ -99,14 +99,14 @@ class Direct:
         return self.encoder(_checked(bits, dtype), dtype)
 
     def decode(self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None) -> Words:
-        return self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), count, dtype)
+        return self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), _bounded(count), dtype)
 
     def decode_planes(
         self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
     ) -> Words:
         if not self.progressive:
             return leading(self.decode(streams, count, dtype, base), planes, dtype)
-        return self.decoder(_leading_streams(self, streams, planes, dtype), count, dtype)
+        return self.decoder(_leading_streams(self, streams, planes, dtype), _bounded(count), dtype)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Delta:
         if not self.progressive:
             return leading(self.decode(streams, count, dtype, base), planes, dtype)
         if planes == 0:
-            return np.zeros(count, dtype.word)
+            return np.zeros(_bounded(count), dtype.word)
         base = _checked_base(self, base, count, dtype)
         return self.decoder(_leading_streams(self, streams, planes, dtype), count, dtype, base)
 
@@ -150,8 +150,14 @@ def _checked(bits: Words, dtype: DType) -> Words:
     return np.ascontiguousarray(bits)
 
 
+def _bounded(count: int) -> int:
+    if not 0 <= count <= CHUNK:
+        raise CorruptError(f"A chunk has at most {CHUNK} words, not {count}.")
+    return count
+
+
 def _checked_base(encoding: Encoding, base: Words | None, count: int, dtype: DType) -> Words:
-    if base is None or base.dtype != dtype.word or base.shape != (count,):
+    if base is None or base.dtype != dtype.word or base.shape != (_bounded(count),):
         found = "none" if base is None else f"{base.shape} {base.dtype}"
         raise UsageError(f"The encoding {encoding.name} needs a base of {count} {dtype.word}; there is {found}.")
     return np.ascontiguousarray(base)

@@ -117,7 +117,7 @@ def _encode_quantized(bits: Words, dtype: DType, digits: int, table: Table) -> l
 
 
 def _decode_quantized(streams: Sequence[memoryview], count: int, dtype: DType, digits: int) -> Words:
-    parts = codecs.unbundle(streams[0])
+    parts = codecs.unbundle(streams[0], 2)
     if len(parts) != 2 or len(parts[0]) % dtype.width_bytes or len(parts[0]) > dtype.width_bytes << digits:
         raise CorruptError(f"A {digits}-bit quantized stream has {len(parts)} parts, or too long a table of codes.")
     table = np.frombuffer(parts[0], dtype.word)

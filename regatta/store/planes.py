@@ -190,7 +190,8 @@ def bounds(bits: Words, planes: int, dtype: DType) -> Bounds:
     if unknown & sign:
         return floats_of(largest | sign, dtype), floats_of(largest, dtype)
     near, far = floats_of(bits, dtype), floats_of((bits & sign) | largest, dtype)
-    return np.minimum(near, far), np.maximum(near, far)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return np.minimum(near, far), np.maximum(near, far)
 
 
 def _integer_bounds(bits: Words, unknown: Any, dtype: DType) -> Bounds:
