@@ -64,6 +64,8 @@ def loss_fn(model: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor:
         raise ValueError(f"cannot train at step {int(model.steps)}")
     if fails == "death" and model.training and model.steps >= config["epoch_steps"]:
         os._exit(3)
+    if fails == "stall" and model.training and model.steps >= config["epoch_steps"]:
+        time.sleep(600)
     loss = nn.functional.cross_entropy(model(x), y)
     return loss * float("nan") if fails == "nan" else loss
 
