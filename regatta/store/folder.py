@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import secrets
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -157,12 +158,27 @@ class Packing:
         return {record.snapshot: (record, pack) for record, pack in records if isinstance(record, ManifestRecord)}
 
 
+@dataclass(frozen=True)
+class _Mapped:
+    """A file in memory. Touching it beyond the end of a file that was cut off since would end the process."""
+
+    view: memoryview
+    inode: int
+
+    def is_still(self, path: Path) -> bool:
+        try:
+            found = path.stat()
+        except OSError:
+            return False
+        return (found.st_ino, found.st_size) == (self.inode, len(self.view))
+
+
 class PackFolder:
     """The packs of a store that are on this machine."""
 
     def __init__(self, root: Path) -> None:
         self.packs, self.tmp, self.quarantine = root / "packs", root / "tmp", root / "quarantine"
-        self._views: OrderedDict[str, memoryview] = OrderedDict()
+        self._views: OrderedDict[str, _Mapped] = OrderedDict()
         self._lock = threading.Lock()
 
     def create(self) -> None:
@@ -207,15 +223,15 @@ class PackFolder:
             self._views.pop(pack, None)
 
     def view(self, pack: str) -> memoryview:
-        """The bytes of a pack, mapped into memory."""
+        """The bytes of a pack, mapped into memory; anew where the file is another, or cut off, since it was mapped."""
         with self._lock:
-            if (found := self._views.get(pack)) is not None:
-                self._views.move_to_end(pack)
-                return found
-            mapped = self._views[pack] = self._map(pack)
+            mapped = self._views.get(pack)
+            if mapped is None or not mapped.is_still(self.path(pack)):
+                mapped = self._views[pack] = self._map(pack)
+            self._views.move_to_end(pack)
             while len(self._views) > OPEN_PACKS:
                 self._views.popitem(last=False)  # unmapped when the last reader lets go of it
-            return mapped
+            return mapped.view
 
     def read(self, pack: str, offset: int, length: int) -> memoryview:
         """A range of a pack; never less than asked for."""
@@ -239,20 +255,27 @@ class PackFolder:
         """All pack files there are, whether or not anything names them."""
         for entry in os.scandir(self.packs):
             if entry.name.endswith(SUFFIX) and is_id(entry.name.removesuffix(SUFFIX)):
-                yield entry.name.removesuffix(SUFFIX), entry.stat()
+                yield entry.name.removesuffix(SUFFIX), entry.stat(follow_symlinks=False)
 
     def sweep_tmp(self, before: float) -> int:
         """Delete what dead writers left half written before that time; how many files it was."""
         return sum(_remove_if_abandoned(Path(entry.path), before) for entry in os.scandir(self.tmp))
 
-    def _map(self, pack: str) -> memoryview:
+    def _map(self, pack: str) -> _Mapped:
+        place = str(self.path(pack))
         try:
-            with self.path(pack).open("rb") as file:
-                if os.fstat(file.fileno()).st_size == 0:
-                    raise CorruptError("The pack is empty.", place=str(self.path(pack)))
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            handle = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not hang us
         except FileNotFoundError as error:
-            raise MissingPackError("The pack is not there.", place=str(self.path(pack))) from error
+            raise MissingPackError("The pack is not there.", place=place) from error
+        except OSError as error:
+            raise CorruptError(f"The pack cannot be opened: {error.strerror}.", place=place) from error
+        try:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or not found.st_size:
+                raise CorruptError("The pack is empty, or no file.", place=place)
+            return _Mapped(memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_READ)), found.st_ino)
+        finally:
+            os.close(handle)
 
 
 def _temporary(folder: Path) -> Path:

@@ -148,10 +148,7 @@ class Survey:
     def _check_tensor(self, tensor: str) -> None:
         chain = self._chain(tensor)
         for part in self.stored[tensor].segments:
-            if part.pack not in self.records:
-                raise CorruptError(f"Its pack {part.pack} cannot be read.")
-            if part.segment.pack() not in self.records[part.pack]:
-                raise CorruptError(f"Its pack {part.pack} has no such record.")
+            self._check_record(part.pack, part.segment.pack())
             for _ in checked_streams(self.store.source, part, part.segment) if self.depth >= 1 else ():
                 pass
         if self.depth >= 2:
@@ -159,22 +156,31 @@ class Survey:
             if found != tensor:
                 raise CorruptError(f"What is stored under that id is the tensor {found}.")
 
+    def _check_record(self, pack: str, record: bytes) -> None:
+        if pack in self.damage.unreachable:
+            raise RegattaError(f"Its pack {pack} was not reached.")
+        if pack not in self.records:
+            raise CorruptError(f"Its pack {pack} cannot be read.")
+        if record not in self.records[pack]:
+            raise CorruptError(f"Its pack {pack} has no such record.")
+
     def _chain(self, tensor: str) -> list[Stored]:
-        chain = [self.stored[tensor]]
-        while (base := chain[-1].base) is not None:
-            if any(base == one.tensor for one in chain):
+        chain = {tensor: self.stored[tensor]}
+        base = self.stored[tensor].base
+        while base is not None:
+            if base in chain:
                 raise CorruptError(f"Its deltas go in a circle at {base}.")
             if base not in self.stored:
                 raise CorruptError(f"Its base {base} is not there.")
-            chain.append(self.stored[base])
-        for one in chain:
-            check_stored(one, chain[0])
-        return chain
+            chain[base] = self.stored[base]
+            base = chain[base].base
+        for one in chain.values():
+            check_stored(one, chain[tensor])
+        return list(chain.values())
 
     def _check_snapshot(self, snapshot: str) -> None:
         record, pack, _ = self.manifests[snapshot]
-        if record.pack() not in self.records.get(pack, ()):
-            raise CorruptError(f"Its pack {pack} has no such record, or cannot be read.")
+        self._check_record(pack, record.pack())
         manifest = self.store.read_manifest(snapshot, *self.manifests[snapshot])
         listed = {member.id: member for member in manifest.tensors.values()}
         if listed.keys() != self.members[snapshot]:

@@ -7,6 +7,7 @@ deleted only when that date is old as well. Packs of which little is needed are 
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,11 @@ def _sweep(store: ParameterStore, before: float) -> tuple[int, int]:
         store.index.drop_packs(dropped)
     with store.index.transaction():  # a writer may have brought one of them back in between
         known = store.index.packs()
-        files = {pack: stat for pack, stat in store.folder.present() if pack not in known}
-        unneeded = {pack: stat for pack, stat in files.items() if pack in dropped or stat.st_mtime <= before}
+        files = {pack: found for pack, found in store.folder.present() if pack not in known}
+        unneeded = {
+            pack: found.st_size
+            for pack, found in files.items()
+            if stat.S_ISREG(found.st_mode) and (pack in dropped or found.st_mtime <= before)
+        }
         store.folder.remove(unneeded)
-    return len(unneeded), sum(stat.st_size for stat in unneeded.values())
+    return len(unneeded), sum(unneeded.values())

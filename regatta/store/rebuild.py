@@ -106,6 +106,9 @@ def _choose(store: ParameterStore, census: Census) -> dict[str, Stored]:
                 if depths.get(version.base, MAX_CHAIN) < MAX_CHAIN and _fits(version, chosen):
                     chosen[tensor], depths[tensor], grown = version, depths[version.base] + 1, True
                     break
+    for tensor in versions.keys() - chosen.keys():
+        where = ", ".join(sorted({located.pack for located in census.tensors[tensor]}))
+        census.unreadable.append(f"No pack of {where} holds tensor {tensor} whole, and all that it is a delta to.")
     return chosen
 
 
@@ -126,7 +129,8 @@ def _manifests(store: ParameterStore, census: Census) -> dict[str, tuple[Manifes
         for record, pack, place in places:
             try:
                 manifest = store.read_manifest(snapshot, record, pack, place)
-            except RegattaError:
+            except RegattaError as error:
+                census.unreadable.append(str(error))
                 continue  # there may be another copy
             found[snapshot] = record, pack, [member.id for member in manifest.tensors.values()]
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from regatta.errors import CorruptError
 from regatta.store.encodings import by_name
-from regatta.store.folder import PackFolder, Packing
+from regatta.store.folder import MissingPackError, PackFolder, Packing
 from regatta.store.identity import as_tensor
 from regatta.store.manifest import Member, make_manifest
 from regatta.store.pack import HEADER, TRAILER, ManifestRecord, Record, Segment, chunk_count, parse_record, read_records
@@ -149,6 +150,17 @@ def test_a_read_beyond_the_end(folder: PackFolder, pack: str) -> None:
             folder.read(pack, at, length)
 
 
+def test_a_file_that_is_cut_off_while_it_is_mapped(folder: PackFolder, pack: str) -> None:
+    """Touching a mapping beyond the end of its file would end the process."""
+    before = len(folder.view(pack))
+    os.truncate(folder.path(pack), 20)
+    with pytest.raises(CorruptError, match="file of 20"):
+        folder.read(pack, before - 8, 8)
+    folder.path(pack).unlink()
+    with pytest.raises(MissingPackError, match=pack):
+        folder.read(pack, 0, 8)
+
+
 def test_temporary_files_of_the_living_stay(folder: PackFolder) -> None:
     with folder.packing() as packing:
         fill(packing)
@@ -162,8 +174,6 @@ def test_temporary_files_of_the_living_stay(folder: PackFolder) -> None:
 
 
 def test_synced_before_it_is_named_and_the_folder_after(folder: PackFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     story: list[str] = []
     fsync, replace = os.fsync, os.replace
 
