@@ -122,12 +122,6 @@ def test_a_data_set_that_is_none(tmp_path: Path) -> None:
     refused(tmp_path, UsageError, ("dataset is 'digits'", "a regatta.Dataset"), lambda: launch("digits", tmp_path))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": -1}, {"workers": 1.5}, {"workers": True}])
-def test_a_wrong_cluster(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"workers is .* a whole number from 1"):
-        Cluster.local(**options)
-
-
 # -- data --------------------------------------------------------------------------------------------------
 
 

@@ -349,3 +349,70 @@ def test_a_search_extends_adds_and_stops(data: Dataset, tmp_path: Path) -> None:
     assert heard[extended] == [(1, False), (2, False), (3, False)]
     assert heard[failed] in ([(1, False), (2, True)], [(2, True)])  # the first epoch may not have been judged by then
     assert all(report.metrics["loss"] > 0 for report in picky.heard if not report.failed)
+
+
+# -- shapes of runs -----------------------------------------------------------------------------------------
+
+
+def units_of(run: Run) -> set[int]:
+    """How often each unit was done."""
+    return set(
+        Counter((u.kind, u.config, u.epoch, u.partition) for u in run.record.units if u.kind != "pilot").values()
+    )
+
+
+def test_more_workers_than_partitions_hold_copies(data: Dataset, tmp_path: Path) -> None:
+    run = launched(data, [values(lr=rate) for rate in (0.01, 0.02, 0.05, 0.1)], tmp_path, cluster=Cluster.inline(6))
+    assert units_of(run) == {1}
+    assert {unit.worker for unit in run.record.units} == {f"w{number}" for number in range(6)}
+    assert all(config.status == "done" for config in run.record.configs.values())
+    assert run.replay().ok
+
+
+def test_workers_train_only_where_the_availability_map_allows(data: Dataset, tmp_path: Path) -> None:
+    train, held = [part.path for part in data.train], [part.path for part in data.eval]
+    allowed = {train[0]: [0, 1], train[1]: [1], train[2]: ["w0"], train[3]: [0, 1], **{path: [1] for path in held}}
+    placed = Dataset.from_paths(train, held, availability=allowed)
+    run = launched(placed, [values(lr=0.01), values(lr=0.1)], tmp_path, epochs=2)
+    assert units_of(run) == {1}
+    for unit in run.record.units:
+        if unit.kind != "pilot":
+            path = (train if unit.kind == "train" else held)[unit.partition]
+            assert unit.worker in {w if isinstance(w, str) else f"w{w}" for w in allowed[path]}
+
+
+def test_one_partition_and_no_evaluation(tmp_path: Path) -> None:
+    data = small_data(tmp_path / "data", proportions=(1,), eval_fraction=0.0, eval_partitions=None)
+    run = launched(data, [values()], tmp_path, epochs=3, metric="train_loss", cluster=Cluster.inline(1))
+    (config,) = run.record.configs.values()
+    assert sorted(config.reports) == [1, 2, 3]
+    assert all(set(metrics) == {"train_loss"} for metrics in config.reports.values())
+    assert len(list((run.folder / "states").rglob("*.safetensors"))) == 3
+    assert [unit.kind for unit in config.units] == ["train"] * 3
+
+
+def test_a_batch_larger_than_a_partition_is_the_partition(data: Dataset, tmp_path: Path) -> None:
+    run = launched(data, [values(batch_size=1000)], tmp_path)
+    assert run.weights(values(batch_size=1000))["steps"] == len(data.train)
+
+
+@pytest.mark.parametrize("rule", ["randomized", "longest", "lpt", "lrm", "auto"])
+def test_every_rule_trains_it_all(data: Dataset, tmp_path: Path, rule: str) -> None:
+    run = launched(data, [values(lr=0.01), values(lr=0.1), values(kind="norm")], tmp_path, epochs=2, rule=rule)
+    assert run.record.header["rule"] == rule
+    assert units_of(run) == {1}
+    assert run.record.progress() == (24, 24)
+
+
+def interrupted(model: Any, batch: Any, config: Any) -> Any:
+    if model.training and model.steps >= 5:
+        raise KeyboardInterrupt
+    return loss_fn(model, batch, config)
+
+
+def test_an_interrupt_is_written_down(data: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        launched(data, [values()], tmp_path, loss_fn=interrupted, name="stopped")
+    record = RunRecord.read(tmp_path / "runs" / "stopped" / "journal.jsonl")
+    assert record.status == "interrupted"
+    assert any(unit.kind == "train" for unit in record.units)

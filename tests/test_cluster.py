@@ -1,0 +1,61 @@
+"""Where a sweep runs: numbers decided from the machine, or refused."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from regatta.cluster import Cluster
+from regatta.errors import UsageError
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return 8
+
+
+@pytest.mark.parametrize(
+    ("cluster", "partitions", "workers", "threads"),
+    [
+        (Cluster.local(), 4, 4, 2),
+        (Cluster.local(), 100, 8, 1),
+        (Cluster.local(), 1, 1, 8),
+        (Cluster.local(workers=3), 4, 3, 2),
+        (Cluster.local(workers=16), 4, 16, 1),
+        (Cluster.local(workers=2, threads=1), 4, 2, 1),
+        (Cluster.inline(), 4, 1, None),
+        (Cluster.inline(3), 2, 3, None),
+    ],
+)
+def test_numbers_are_decided_by_cores_and_partitions(
+    cores: int, cluster: Cluster, partitions: int, workers: int, threads: int | None
+) -> None:
+    sized = cluster.sized(partitions)
+    assert (sized.kind, sized.workers, sized.threads) == (cluster.kind, workers, threads)
+    assert sized.sized(partitions) == sized
+    assert len(sized.names()) == len(set(sized.names())) == workers
+
+
+def test_a_worker_per_gpu(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 2,3")
+    assert Cluster.local().sized(8).workers == 3
+    assert Cluster.local().sized(2).workers == 2
+    assert Cluster.local(device="cpu").sized(8).workers == 8
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert Cluster.local().sized(8).workers == 8
+
+
+def test_a_description_makes_the_same_cluster_again(cores: int) -> None:
+    for cluster in (Cluster.local(2, threads=1, device="cpu"), Cluster.inline(3), Cluster.local().sized(4)):
+        assert Cluster(**cluster.describe()) == cluster
+
+
+@pytest.mark.parametrize("name", ["workers", "threads"])
+@pytest.mark.parametrize("value", [0, -2, 1.5, True, "4"])
+def test_wrong_numbers_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{name} is {value!r}; it is a whole number from 1"):
+        Cluster.local(**{name: value})
