@@ -24,12 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from regatta.errors import CorruptError, UsageError, nearest
-from regatta.store import codecs, deltas, lossy, planes
+from regatta.store import deltas, lossy, planes, runs
 from regatta.store.dtypes import CHUNK, DType, Words
 from regatta.store.planes import bounds, leading
 
@@ -184,24 +184,10 @@ def _decode_raw(streams: Sequence[memoryview], count: int, dtype: DType) -> Word
     return np.frombuffer(streams[0], dtype.word)
 
 
-def _encode_pcodec(bits: Words, dtype: DType) -> list[bytes]:
-    return [codecs.encode_values(bits.view(_number(dtype)))]
-
-
-def _decode_pcodec(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
-    return codecs.decode_values(streams[0], count, _number(dtype)).view(dtype.word)
-
-
-def _number(dtype: DType) -> np.dtype[Any]:
-    """What pcodec takes a word for. It sorts by bits alone, so that a float16 stands for a bfloat16 as well."""
-    kind = {"float": "f" if dtype.planes > 1 else "u", "signed": "i", "unsigned": "u"}[dtype.kind]
-    return np.dtype(f"<{kind}{dtype.width_bytes}")
-
-
 _ALL: tuple[Encoding, ...] = (
     Direct(0, "raw", _encode_raw, _decode_raw),
     Direct(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
-    Direct(2, "pcodec", _encode_pcodec, _decode_pcodec),
+    Direct(2, "pcodec", runs.encode, runs.decode),
     Delta(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
     Delta(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
     Delta(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),

@@ -114,13 +114,15 @@ def _split_top(top: Words, dtype: DType) -> list[Words]:
 def _join_top(leading: Words | None, second: Words | None, dtype: DType) -> Words | None:
     """The inverse of `_split_top`."""
     if leading is None or second is None or dtype.exponent_bits != 8:
-        top = _widen(leading, second)
-        return top if top is None else from_plane_order(top, dtype)
-    high: Words = second & np.uint8(0x80)
-    high |= leading >> np.uint8(1)
-    low: Words = leading << np.uint8(7)
-    low |= second & np.uint8(0x7F)
-    return _widen(high, low)
+        ordered = _widen(leading, second)
+        return ordered if ordered is None else from_plane_order(ordered, dtype)
+    top: Words = leading.astype(np.uint16)
+    top <<= np.uint16(7)
+    top |= second & np.uint8(0x7F)
+    sign: Words = (second & np.uint8(0x80)).astype(np.uint16)
+    sign <<= np.uint16(8)
+    top |= sign
+    return top
 
 
 def to_plane_order(words: Words, dtype: DType) -> Words:
