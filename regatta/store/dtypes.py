@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.errors import UsageError, nearest
+from regatta.errors import CorruptError, UsageError, nearest
 
 CHUNK = 2**18  # the most words that are encoded at a time
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
@@ -155,6 +155,8 @@ def floats_of(words: Words, dtype: DType) -> NDArray[np.floating[Any]]:
 
 def words_of_floats(values: NDArray[np.floating[Any]], dtype: DType) -> Words:
     """Numbers as words of a float type of 16 bits or more: the nearest ones, ties to even, NaN payloads cut off."""
+    if dtype.kind != "float" or dtype.planes == 1:
+        raise CorruptError(f"Words of {dtype.name} are not kept as floats.")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if dtype.name != "BF16":
             return values.astype(f"<f{dtype.width_bytes}").view(dtype.word)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -296,13 +296,20 @@ class ParameterStore:
     ) -> dict[str, tuple[Member, Tensor, Encoded | None]]:
         made: dict[str, tuple[Member, Tensor, Encoded | None]] = {}
         for name, tensor in named.items():
+            kept, encoded = tensor, None
             if scheme is not None and tensor.dtype.kind == "float" and tensor.words.size:
-                left, encoded = self.encoder.lossy(tensor, scheme)
-                member = Member(encoded.segment.tensor, left.dtype.name, left.shape, scheme.name, tensor.id)
-                made[name] = member, left, encoded
-            else:
-                made[name] = Member(tensor.id, tensor.dtype.name, tensor.shape), tensor, None
+                kept, encoded = self._lessened(name, tensor, scheme)
+            member = Member(kept.id, tensor.dtype.name, tensor.shape)
+            if scheme is not None and kept is not tensor and tensor.id != member.id:
+                member = replace(member, scheme=scheme.name, original=tensor.id)
+            made[name] = member, kept, encoded
         return made
+
+    def _lessened(self, name: str, tensor: Tensor, scheme: Encoding) -> tuple[Tensor, Encoded]:
+        try:
+            return self.encoder.lossy(tensor, scheme)
+        except UsageError as error:
+            raise UsageError(f"The tensor {name!r}: {error.message}", hint=error.hint) from error
 
     def _get_snapshot(self, what: str, names: Iterable[str] | None, planes: int | None, slices: Any) -> dict[str, Any]:
         snapshot = self.resolve(what, "snapshots")
