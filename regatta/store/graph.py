@@ -178,7 +178,8 @@ def snapshot_costs(graph: StorageGraph, distances: Floats | Sequence[float], sch
     """
     check_scheme(scheme)
     combine = sum if scheme == "independent" else _maximum
-    return np.array([combine([distances[node] for node in members]) for members in graph.members], np.float64)
+    far = [float(distance) for distance in distances]
+    return np.array([combine([far[node] for node in members]) for members in graph.members], np.float64)
 
 
 def check_scheme(scheme: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from regatta.store.tree import Tree, meter
 Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target
 ROUNDS = 8_000
 ROUNDS_PER_NODE = 50  # more bring next to nothing
+TRIES_PER_ROUND = 40  # bounds the time where each lift touches a great many edges
 _ENOUGH = 20  # rounds per node from which on it pays to accept losses
 _HOT, _COLD = 0.5, 0.02  # the loss that is accepted at first and at last, as a part of the mean matrix
 _LARGEST = 60  # nodes below one that is lifted: trying more costs more than it finds
@@ -25,6 +27,8 @@ class Refinement:
     def __init__(self, graph: StorageGraph, chosen: list[int], scheme: Scheme, budgets: Floats) -> None:
         self.graph, self.scheme, self.budgets = graph, scheme, budgets
         self.into = [np.arange(edges.start, edges.stop) for edges in graph.into]
+        self.scale = float(graph.recreation.mean()) * 1e-12 or 1.0  # stands for "uses nothing" in a denominator
+        self.tries = 0
         self._start(chosen)
 
     def _start(self, chosen: list[int]) -> None:
@@ -47,8 +51,12 @@ class Refinement:
         heat = mean * _HOT if rounds >= _ENOUGH * nodes else 0.0
         draw = random.Random(nodes)
         gained, most, best = 0.0, 0.0, list(self.tree.chosen)
+        self.tries = 0
         for round_ in range(rounds):
-            gained += self._lift(draw, heat * (_COLD / _HOT) ** (round_ / rounds))
+            done = max(round_ / rounds, self.tries / (rounds * TRIES_PER_ROUND))
+            if done >= 1:
+                break
+            gained += self._lift(draw, heat * (_COLD / _HOT) ** done)
             if heat and gained > most + 1e-9 * mean:
                 most, best = gained, list(self.tree.chosen)
         if heat:
@@ -77,32 +85,37 @@ class Refinement:
     def _touched(self, node: int, below: list[int]) -> Integers:
         """The edges that may fit now that these nodes are nearer: out of them, and into what shares their budgets."""
         graph = self.graph
-        beside = set(below)
+        near = [*(graph.out[one] for one in below), *(self.into[one] for one in below)]
         if self.scheme == "independent":
-            beside.update(one for b in below for snapshot in graph.owners[b] for one in graph.members[snapshot])
-        edges = np.concatenate([*(graph.out[b] for b in below), *(self.into[one] for one in sorted(beside))])
-        found: Integers = np.unique(edges[graph.targets[edges] != node])
+            near.extend(self._into(snapshot) for snapshot in {s for one in below for s in graph.owners[one]})
+        edges = np.concatenate(near)
+        found: Integers = edges[graph.targets[edges] != node]
         return found
 
+    @cache  # noqa: B019 (as short-lived as the refinement)
+    def _into(self, snapshot: int) -> Integers:
+        """The edges into the members of a snapshot."""
+        return np.concatenate([self.into[node] for node in self.graph.members[snapshot]])
+
     def _improve(self, edges: Integers, done: Undo) -> float:
-        """Try the edges, each once; what was saved."""
+        """Try the edges, those first that save most for what they use up; what was saved."""
         tree, graph = self.tree, self.graph
-        edges = edges[graph.storage[edges] < tree.stored[graph.targets[edges]]]
-        saving = tree.stored[graph.targets[edges]] - graph.storage[edges]
-        farther = tree.distances[graph.sources[edges]] + graph.recreation[edges] - tree.distances[graph.targets[edges]]
-        scale = float(graph.recreation.mean()) * 1e-12 or 1.0
-        order = np.argsort(-saving / np.maximum(farther, scale), kind="stable")
-        return math.fsum(self._try(edge, done) for edge in edges[order].tolist())
+        targets = graph.targets[edges]
+        saving = tree.stored[targets] - graph.storage[edges]
+        farther = tree.distances[graph.sources[edges]] + graph.recreation[edges] - tree.distances[targets]
+        hopeful = (saving > 0) & (farther <= np.maximum(self.meter.room_at_most(targets), 0))
+        worth = saving[hopeful] / np.maximum(farther[hopeful], self.scale)
+        return math.fsum(self._try(edge, done) for edge in edges[hopeful][np.argsort(-worth, kind="stable")].tolist())
 
     def _try(self, edge: int, done: Undo) -> float:
         """Take an edge if it saves something and no budget minds; what it saves."""
         tree = self.tree
         node, source = tree.targets[edge], tree.sources[edge]
         saved = float(tree.stored[node] - self.graph.storage[edge])
-        farther = tree.change(edge)
-        if saved <= 0 or (farther > 0 and self.meter.room([node]) < farther):
+        if saved <= 0:
             return 0.0
-        below = tree.below(node)
+        self.tries += 1
+        below, farther = tree.below(node), tree.change(edge)
         if source in below or (farther > 0 and self.meter.room(below) < farther):
             return 0.0
         self._move(edge, below, done)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from regatta.store.graph import NULL, Floats, Plan, Scheme, StorageGraph
+from regatta.store.graph import NULL, Floats, Integers, Plan, Scheme, StorageGraph
 
 
 class Tree:
@@ -27,6 +27,7 @@ class Tree:
         self.recreation: list[float] = graph.recreation.tolist()
         self.chosen = list(chosen)
         self.distances = Plan(graph, tuple(chosen)).distances
+        self.far: list[float] = self.distances.tolist()  # the same: quicker one by one, as the array is for many
         self.stored: Floats = np.zeros(len(self.chosen))  # what each node's edge stores
         self.stored[1:] = graph.storage[self.chosen[1:]]
         self.children: list[set[int]] = [set() for _ in self.chosen]
@@ -55,7 +56,7 @@ class Tree:
     def change(self, edge: int) -> float:
         """By how much this edge would move its target, and all below it, away from the null node."""
         node = self.targets[edge]
-        return float(self.distances[self.sources[edge]]) + self.recreation[edge] - float(self.distances[node])
+        return self.far[self.sources[edge]] + self.recreation[edge] - self.far[node]
 
     def move(self, edge: int, below: Iterable[int]) -> int:
         """Store the edge's target by this edge; the edge that it replaces. `below` is `below(target)`."""
@@ -67,7 +68,8 @@ class Tree:
         self.stored[node] = self.graph.storage[edge]
         for one in below:
             way = self.chosen[one]
-            self.distances[one] = self.distances[self.sources[way]] + self.recreation[way]
+            self.far[one] = self.far[self.sources[way]] + self.recreation[way]
+            self.distances[one] = self.far[one]
         return old
 
     def plan(self) -> Plan:
@@ -86,6 +88,9 @@ class Meter(Protocol):
     def room(self, nodes: Sequence[int]) -> float:
         """By how much the distances of all these nodes may grow together before a budget is exceeded."""
 
+    def room_at_most(self, nodes: Integers) -> Floats:
+        """For each of these nodes alone, a bound of its room that is quick to have."""
+
     def broken(self) -> list[int]:
         """The nodes that count in a broken constraint, each once."""
 
@@ -103,10 +108,11 @@ class _Sums:
         self.budgets: list[float] = budgets.tolist()
         self.loads = [self._load(snapshot) for snapshot in range(len(self.members))]
         self.over = [load > limit for load, limit in zip(self.loads, self.budgets, strict=True)]
+        self.first = np.array([owners[0] if owners else -1 for owners in self.owners])
 
     def _load(self, snapshot: int) -> float:
-        distances = self.tree.distances
-        return float(sum([distances[node] for node in self.members[snapshot]]))
+        far = self.tree.far
+        return sum([far[node] for node in self.members[snapshot]])
 
     def weight(self, node: int) -> int:
         return sum(self.over[snapshot] for snapshot in self.owners[node])
@@ -122,8 +128,15 @@ class _Sums:
         return changed
 
     def room(self, nodes: Sequence[int]) -> float:
+        if len(nodes) == 1:
+            return min((self.budgets[s] - self.loads[s] for s in self.owners[nodes[0]]), default=math.inf)
         counts = Counter(owner for node in nodes for owner in self.owners[node])
         return min(((self.budgets[s] - self.loads[s]) / count for s, count in counts.items()), default=math.inf)
+
+    def room_at_most(self, nodes: Integers) -> Floats:
+        slack = np.append(np.array(self.budgets) - np.array(self.loads), math.inf)  # the last is for no snapshot
+        found: Floats = slack[self.first[nodes]]
+        return found
 
     def broken(self) -> list[int]:
         found = (self.members[snapshot] for snapshot, over in enumerate(self.over) if over)
@@ -137,6 +150,7 @@ class _Maxima:
         self.tree = tree
         limits: list[float] = budgets.tolist()
         self.bounds = [min([limits[s] for s in owners], default=math.inf) for owners in tree.graph.owners]
+        self.limits = np.array(self.bounds)
         self.over = [distance > bound for distance, bound in zip(tree.distances.tolist(), self.bounds, strict=True)]
 
     def weight(self, node: int) -> int:
@@ -145,14 +159,19 @@ class _Maxima:
     def update(self, nodes: Sequence[int]) -> list[int]:
         changed = []
         for node in nodes:
-            over = bool(self.tree.distances[node] > self.bounds[node])
+            over = self.tree.far[node] > self.bounds[node]
             if over != self.over[node]:
                 self.over[node] = over
                 changed.append(node)
         return changed
 
     def room(self, nodes: Sequence[int]) -> float:
-        return min(self.bounds[node] - float(self.tree.distances[node]) for node in nodes)
+        far = self.tree.far
+        return min(self.bounds[node] - far[node] for node in nodes)
+
+    def room_at_most(self, nodes: Integers) -> Floats:
+        found: Floats = self.limits[nodes] - self.tree.distances[nodes]
+        return found
 
     def broken(self) -> list[int]:
         return [node for node, over in enumerate(self.over) if over]
