@@ -66,6 +66,7 @@ class Hopper:
         self._worker_names: list[str] = []
         self._units_left = 0
         self._workers_changed = False
+        self._before: dict[tuple[int, int], int] = {}  # (model, epoch): partitions visited before it was added
         self._story: list[tuple[float, str, int, int, Running | None]] = []
 
     # -- workers and models ------------------------------------------------------------------------
@@ -126,6 +127,7 @@ class Hopper:
         index = board.add_model(Model(epochs, done + 1, rest, orders))
         self._models[model] = index
         self._model_names.append(model)
+        self._before[index, done + 1] = len(set(visited))
         for epoch, partition in evals:
             board.add_eval(index, epoch, _checked([partition], board.eval_partitions, "evaluation partition")[0])
         if epochs > done and not rest:
@@ -253,7 +255,7 @@ class Hopper:
         """Assert every invariant; for tests, it looks at all that ever happened."""
         self._settle()
         check_board(self._board)
-        check_story(self._story, self._board.partitions)
+        check_story(self._story, self._board.partitions, self._before)
         assert self._units_left == sum(map(self._left_of, range(len(self._model_names))))
 
     def story(self, model_or_worker: str) -> list[Event]:

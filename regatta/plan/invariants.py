@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -53,10 +53,17 @@ def _check_openings(board: Board) -> None:
     assert not board.ready[len(board.models) :].any()
 
 
-def check_story(story: Iterable[tuple[float, str, int, int, Running | None]], partitions: int) -> None:
-    """Completeness, isolation, exclusive access and no preemption, from what was told alone."""
+def check_story(
+    story: Iterable[tuple[float, str, int, int, Running | None]],
+    partitions: int,
+    before: Mapping[tuple[int, int], int],
+) -> None:
+    """Completeness, isolation, exclusive access and no preemption, from what was told alone.
+
+    `before`: by (model, epoch), how many partitions were trained on before the story begins.
+    """
     busy: dict[int, Running] = {}
-    done: Counter[tuple[int, int]] = Counter()  # (model, epoch): partitions trained on
+    done = Counter(before)
     units: set[Running] = set()
     for _, what, worker, _, running in story:
         if running is None:

@@ -21,6 +21,7 @@ from regatta.plan.rules import Backlog, Longest, Lrm, Match, Request, Rule, Verd
 
 EQUAL = 0.05  # unit times within this of each other count as equal
 CLOSE = 1e-4  # nearer to the bound than this is not worth looking further
+COPY = 10  # setting up a roll-out costs about as much as so many decisions
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.4)  # how far restarts bend the preferences
 
 
@@ -117,7 +118,7 @@ class _Contest:
 
     def _play(self, rule: Rule, give_up: float = math.inf, stretch: Floats | None = None) -> float:
         outcome = roll_out(self.board, rule, give_up, stretch)
-        self.spent += outcome.decisions
+        self.spent += outcome.decisions + COPY
         return outcome.end
 
     def _score(self, rule: Rule, exact: float, to_beat: float) -> float:
@@ -137,7 +138,7 @@ class _Contest:
         shape = len(self.board.held), len(self.board.models)
         bent = even = np.ones(shape)
         shortest, number = self.exact, 0
-        while not self._enough():
+        while not self._enough() and self._ratio(shortest, self.bound) > 1 + CLOSE:
             start = bent if number % 3 else even
             weights = start * np.exp(STEPS[number % len(STEPS)] * random.standard_normal(shape))
             number += 1

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from regatta.plan.board import Board, Choice, Floats, Running
 
@@ -166,6 +165,8 @@ class Match:
         if len(idle) == 1:
             models = [best_model(board, idle[0], board.ready, board.left)]
             return [Choice(idle[0], models[0], board.partition(idle[0], models[0]))]
+        from scipy.optimize import linear_sum_assignment  # takes a while to import, and many runs never match
+
         columns = np.flatnonzero(board.ready)
         workers = np.asarray(idle)
         possible = board.count[np.ix_(workers, columns)] > 0

@@ -7,14 +7,15 @@ every operation of a shop, or with None where it found no schedule within its li
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from regatta.errors import MissingExtraError
 from regatta.plan.shop import Shop
+
+if TYPE_CHECKING:
+    from scipy.optimize import LinearConstraint
 
 
 def solve_milp(shop: Shop, seconds: float = 10.0) -> list[float] | None:
@@ -22,46 +23,47 @@ def solve_milp(shop: Shop, seconds: float = 10.0) -> list[float] | None:
 
     The variables are the starts, then the makespan, then the binaries (1: the first of the pair goes first).
     """
+    from scipy.optimize import Bounds, milp
+
     count, pairs = len(shop), shop.pairs()
     if not count:
         return []
-    durations = [op.seconds for op in shop.operations]
-    big = sum(durations) + max(shop.earliest(i) for i in range(count))
-    size = count + 1 + len(pairs)
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    lower: list[float] = []
-
-    def at_least(bound: float, terms: list[tuple[int, float]]) -> None:
-        for column, value in terms:
-            rows.append(len(lower))
-            columns.append(column)
-            values.append(value)
-        lower.append(bound)
-
-    for i, duration in enumerate(durations):
-        at_least(duration, [(count, 1.0), (i, -1.0)])
-    for number, (a, b) in enumerate(pairs):
-        binary = count + 1 + number
-        at_least(durations[b], [(a, 1.0), (b, -1.0), (binary, big)])  # b before a unless binary
-        at_least(durations[a] - big, [(b, 1.0), (a, -1.0), (binary, -big)])  # a before b if binary
-    objective = np.zeros(size)
-    objective[count] = 1.0
-    least = np.zeros(size)
-    least[:count] = [shop.earliest(i) for i in range(count)]
-    least[count] = shop.bound()
-    most = np.full(size, big)
-    most[count + 1 :] = 1.0
-    matrix = coo_array((values, (rows, columns)), shape=(len(lower), size)).tocsr()
+    begins = [shop.earliest(i) for i in range(count)]
+    big = sum(op.seconds for op in shop.operations) + max(begins)
+    binaries = np.ones(len(pairs))
     found = milp(
-        objective,
-        constraints=LinearConstraint(matrix, np.asarray(lower), np.inf),
-        integrality=np.concatenate([np.zeros(count + 1), np.ones(len(pairs))]),
-        bounds=Bounds(least, most),
+        np.concatenate([np.zeros(count), [1.0], 0 * binaries]),
+        constraints=_constraints(shop, pairs, big),
+        integrality=np.concatenate([np.zeros(count + 1), binaries]),
+        bounds=Bounds(
+            np.concatenate([begins, [shop.bound()], 0 * binaries]),
+            np.concatenate([np.full(count + 1, big), binaries]),
+        ),
         options={"time_limit": seconds, "mip_rel_gap": 1e-6},
     )
     return None if found.x is None else [float(start) for start in found.x[:count]]
+
+
+def _constraints(shop: Shop, pairs: list[tuple[int, int]], big: float) -> LinearConstraint:
+    """All ends before the makespan; of each pair (a, b) either b before a, or, if the binary is 1, a before b."""
+    from scipy.optimize import LinearConstraint
+    from scipy.sparse import coo_array
+
+    count = len(shop)
+    seconds = [op.seconds for op in shop.operations]
+    entries: list[tuple[int, int, float]] = []  # row, column, value
+    at_least: list[float] = []
+    for number, duration in enumerate(seconds):
+        entries += [(len(at_least), count, 1.0), (len(at_least), number, -1.0)]
+        at_least.append(duration)
+    for binary, (a, b) in enumerate(pairs, count + 1):
+        for first, second, sign in ((b, a, 1.0), (a, b, -1.0)):
+            row = len(at_least)
+            entries += [(row, second, 1.0), (row, first, -1.0), (row, binary, sign * big)]
+            at_least.append(seconds[first] - (big if sign < 0 else 0.0))
+    rows, columns, values = zip(*entries, strict=True)
+    matrix = coo_array((values, (rows, columns)), shape=(len(at_least), count + 1 + len(pairs)))
+    return LinearConstraint(matrix.tocsr(), np.asarray(at_least), np.inf)
 
 
 def require_cpsat() -> None:

@@ -18,7 +18,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
 
 from regatta.plan.board import Floats
 
@@ -101,6 +100,8 @@ def steinitz(vectors: Floats) -> list[int]:
 
 
 def _corner(vectors: Floats, total: float) -> Floats:
+    from scipy.optimize import linprog
+
     count = len(vectors)
     found = linprog(
         np.zeros(count),
