@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -231,3 +233,32 @@ def test_a_killed_controller_leaves_a_readable_run_and_no_workers(tmp_path: Path
     assert run.record.status == "running"  # nobody could write its end
     last = [unit for unit in run.record.units if unit.kind == "train"][-1]
     assert (run.folder / str(last.state)).exists(), "a unit counts only when its state is on the disk"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_workers_killed_at_random_change_nothing(tmp_path: Path, seed: int) -> None:
+    luck = random.Random(seed)
+    run = Sweep(
+        small_data(tmp_path / "data"), search.configs(GOOD), model_fn, loss_fn=loss_fn, eval_fn=eval_fn, epochs=8,
+        cluster=Cluster.local(3, threads=1), repo=tmp_path, seed=seed,
+    ).launch(wait=False, progress=False)  # fmt: skip
+    killed = 0
+    while not run.done():
+        time.sleep(luck.uniform(0.2, 1.5))
+        up = [worker for worker in list(run.record.workers.values()) if worker.up]
+        if up and killed < 12 and not run.done():
+            with contextlib.suppress(ProcessLookupError):  # it may be dead and not yet mourned
+                os.kill(luck.choice(up).info["pid"], signal.SIGKILL)
+                killed += 1
+    run.result()
+    assert killed > 3
+    done = [config for config in run.record.configs.values() if config.status == "done"]
+    assert done
+    for config in run.record.configs.values():
+        counted = Counter((unit.kind, unit.epoch, unit.partition) for unit in config.units)
+        assert set(counted.values()) == {1}
+        assert config.status == "done" or "took 3 workers with it" in str(config.error)
+    report = run.replay()
+    assert report.ok
+    assert report.units >= len(done) * 8 * 4
