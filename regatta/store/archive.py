@@ -94,6 +94,8 @@ def archive(
     many leading planes may go to the store's remote where the budget allows it.
     """
     check_scheme(scheme)
+    if remote_planes is not None and store.remote is None:
+        raise UsageError("The store has no remote to keep planes at.", place=str(store.path), hint="Set one first.")
     matrices, manifests = _matrices(store), {one: store.manifest(one) for one in store.snapshots()}
     names = PROGRESSIVE if progressive or remote_planes is not None else ARCHIVAL
     choice = Choice([by_name(name) for name in names], remote_planes)
@@ -180,6 +182,9 @@ def _ways(found: Plan) -> dict[str, Way]:
 def _carry_out(store: ParameterStore, ways: Mapping[str, Way]) -> None:
     if ways:
         store.reencode({tensor: (way.encoding, way.base) for tensor, way in ways.items()})
+    remote = {tensor: way.planes for tensor, way in ways.items() if way.planes is not None}
+    for planes in sorted(set(remote.values())):
+        store.offload([], planes, tensors=[tensor for tensor, kept in remote.items() if kept == planes])
 
 
 def _report(

@@ -173,7 +173,7 @@ def recall(store: ParameterStore, snapshots: list[str], wait: bool) -> int:
     return len(packs)
 
 
-def offload(store: ParameterStore, snapshots: list[str], keep_planes: int, wait: bool) -> int:
+def offload(store: ParameterStore, snapshots: list[str], tensors: list[str], keep_planes: int, wait: bool) -> int:
     """See ParameterStore.offload."""
     if keep_planes < 1:
         raise UsageError(f"At least one plane stays here, not {keep_planes}.")
@@ -181,8 +181,8 @@ def offload(store: ParameterStore, snapshots: list[str], keep_planes: int, wait:
     lock = exclusive(store.path / "maintenance.lock", "offload", wait)
     with lock, folder.packing() as here, folder.packing() as there:
         with store.index.reading():
-            stored = needed(store.index, snapshots).values()
-        for one in stored:
+            stored = needed(store.index, snapshots) | {tensor: store.index.stored(tensor) for tensor in tensors}
+        for one in stored.values():
             if ENCODINGS[one.encoding].progressive and all(part.place & LOCAL for part in one.segments):
                 _split(store, one, keep_planes, here, there)
         here.seal()

@@ -278,12 +278,16 @@ class ParameterStore:
         """Copy to the remote all that these snapshots need (all there are, unless told); how many packs it took."""
         return rewrite.push(self, None if snapshots is None else [self.resolve(s, "snapshots") for s in snapshots])
 
-    def offload(self, snapshots: Iterable[str], keep_planes: int, *, wait: bool = True) -> int:
+    def offload(
+        self, snapshots: Iterable[str], keep_planes: int, *, tensors: Iterable[str] = (), wait: bool = True
+    ) -> int:
         """Keep only the leading planes of these snapshots here, the others at the remote; the bytes freed here.
 
-        Planes of a delta's base go with it. Tensors that cannot be read in part stay whole.
+        Planes of a delta's base go with it, but for those of single `tensors`. What cannot be read in part stays whole.
         """
-        return rewrite.offload(self, [self.resolve(s, "snapshots") for s in snapshots], keep_planes, wait)
+        chosen = [self.resolve(snapshot, "snapshots") for snapshot in snapshots]
+        single = [self.resolve(tensor, "tensors") for tensor in tensors]
+        return rewrite.offload(self, chosen, single, keep_planes, wait)
 
     def recall(self, snapshots: Iterable[str], *, wait: bool = True) -> int:
         """Bring back from the remote what these snapshots need; how many packs it took."""
