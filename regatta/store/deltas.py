@@ -47,28 +47,24 @@ def difference(bits: Words, base: Words) -> Differences:
     return (bits - base).view(f"<i{bits.dtype.itemsize}")
 
 
-def moved(base: Words, gap: Differences) -> Words:
-    """The inverse of `difference`."""
-    words: Words = base + gap.view(base.dtype)
-    return words
-
-
 def encode_xor(bits: Words, dtype: DType, base: Words) -> list[bytes]:
     return planes.encode(bits ^ base, dtype)
 
 
-def decode_xor(streams: Sequence[memoryview], count: int, dtype: DType, base: Words) -> Words:
+def decode_xor(streams: Sequence[memoryview], dtype: DType, base: Words, out: Words) -> None:
     """The words of as many leading planes as there are streams; the base needs to be known in as many."""
-    bits: Words = planes.decode(streams, count, dtype) ^ base
-    return planes.leading(bits, len(streams), dtype)
+    planes.decode(streams, dtype, out)
+    out ^= base
+    _keep_leading(out, len(streams), dtype)
 
 
 def encode_subtract(bits: Words, dtype: DType, base: Words) -> list[bytes]:
     return [codecs.encode_values(difference(bits, base), quick=True)]
 
 
-def decode_subtract(streams: Sequence[memoryview], count: int, dtype: DType, base: Words) -> Words:
-    return moved(base, codecs.decode_values(streams[0], count, _signed(dtype)))
+def decode_subtract(streams: Sequence[memoryview], dtype: DType, base: Words, out: Words) -> None:
+    codecs.decode_values_into(streams[0], out.view(_signed(dtype)))
+    out += base
 
 
 def encode_grouped(bits: Words, dtype: DType, base: Words) -> list[bytes]:
@@ -77,12 +73,13 @@ def encode_grouped(bits: Words, dtype: DType, base: Words) -> list[bytes]:
     return [codecs.bundle([*groups.header, *map(codecs.encode_values, groups.cut(gaps))])]
 
 
-def decode_grouped(streams: Sequence[memoryview], count: int, dtype: DType, base: Words) -> Words:
-    groups, parts = _regroup(streams[0], count, dtype, base)
-    gaps = np.empty(count, _signed(dtype))
+def decode_grouped(streams: Sequence[memoryview], dtype: DType, base: Words, out: Words) -> None:
+    groups, parts = _regroup(streams[0], dtype, base)
+    gaps = np.empty(len(base), _signed(dtype))
     for part, room in zip(parts, groups.rooms(gaps), strict=True):
         codecs.decode_values_into(part, room)
-    return moved(base, groups.restore(gaps))
+    groups.restore(gaps.view(dtype.word), out)
+    out += base
 
 
 def encode_subtract_planes(bits: Words, dtype: DType, base: Words) -> list[bytes]:
@@ -98,18 +95,27 @@ def encode_subtract_planes(bits: Words, dtype: DType, base: Words) -> list[bytes
     return streams
 
 
-def decode_subtract_planes(streams: Sequence[memoryview], count: int, dtype: DType, base: Words) -> Words:
+def decode_subtract_planes(streams: Sequence[memoryview], dtype: DType, base: Words, out: Words) -> None:
     """The words of as many leading planes as there are streams; the base needs to be known in as many."""
-    groups, first = _regroup(streams[0], count, dtype, base)
+    groups, first = _regroup(streams[0], dtype, base)
     known: list[Words | None] = [None] * dtype.planes
     for number, parts in enumerate([first, *(codecs.unbundle(stream, _KEYS) for stream in streams[1:])]):
         if len(parts) != len(groups.sizes):
             raise CorruptError(f"Plane {number} of a delta has {len(parts)} groups, not {len(groups.sizes)}.")
         decoded = [codecs.decode_bytes(part, size) for part, size in zip(parts, groups.sizes, strict=True)]
         known[number] = np.concatenate(decoded) ^ np.uint8(_CENTRE)
-    gaps = groups.restore(planes.paste(known))
-    words = _without_carry(gaps, planes.to_plane_order(base, dtype), np.add)
-    return planes.leading(planes.from_plane_order(words, dtype), len(streams), dtype)
+    gaps = np.empty(len(base), dtype.word)
+    planes.paste(known, gaps)
+    groups.restore(gaps, out)
+    words = _without_carry(out, planes.to_plane_order(base, dtype), np.add)
+    out[:] = planes.from_plane_order(words, dtype)
+    _keep_leading(out, len(streams), dtype)
+
+
+def _keep_leading(words: Words, known: int, dtype: DType) -> None:
+    """Zero the bits behind the leading planes, where the base may have any."""
+    if known < dtype.planes:
+        words &= dtype.word.type(planes.known_bits(dtype, known))
 
 
 def _without_carry(first: Words, second: Words, operation: np.ufunc) -> Words:
@@ -129,13 +135,9 @@ class _Groups:
     def sort(self, values: NDArray[Any]) -> NDArray[Any]:
         return values if self.order is None else values.take(self.order)
 
-    def restore(self, values: NDArray[Any]) -> NDArray[Any]:
+    def restore(self, values: Words, out: Words) -> None:
         """The inverse of `sort`."""
-        if self.order is None:
-            return values
-        restored = np.empty_like(values)
-        restored[self.order] = values
-        return restored
+        out[slice(None) if self.order is None else self.order] = values
 
     def rooms(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """The groups of sorted values, as views."""
@@ -163,20 +165,20 @@ def _group(gaps: Differences, base: Words, dtype: DType) -> _Groups:
     return _Groups(order, sizes, (header, np.array(sizes, "<u4").tobytes()))
 
 
-def _regroup(stream: memoryview, count: int, dtype: DType, base: Words) -> tuple[_Groups, list[memoryview]]:
+def _regroup(stream: memoryview, dtype: DType, base: Words) -> tuple[_Groups, list[memoryview]]:
     """The groups that a stream tells of, and their own streams."""
     bundle = codecs.unbundle(stream, _KEYS + 2)
     if len(bundle) < 3 or len(bundle[1]) != 4 * (len(bundle) - 2):
         raise CorruptError(f"A delta in groups has {len(bundle)} parts, and does not tell the sizes of its groups.")
     scales, packed, *parts = bundle
     sizes = [int(size) for size in np.frombuffer(packed, "<u4")]
-    if sum(sizes) != count:
-        raise CorruptError(f"The groups of a delta hold {sum(sizes)} elements, not {count}.")
+    if sum(sizes) != len(base):
+        raise CorruptError(f"The groups of a delta hold {sum(sizes)} elements, not {len(base)}.")
     if len(sizes) == 1:
         return _Groups(None, sizes), parts
     keys = _distances(base, dtype)
     if len(scales):
-        keys = _scaled(keys, codecs.decode_bytes(scales, -(-count // RUN)))
+        keys = _scaled(keys, codecs.decode_bytes(scales, -(-len(base) // RUN)))
     return _Groups(keys.argsort(kind="stable"), sizes), parts
 
 

@@ -36,9 +36,9 @@ from regatta.store.planes import bounds, leading
 __all__ = ["CHUNK", "ENCODINGS", "Encoding", "bounds", "by_name", "leading"]
 
 Encoder: TypeAlias = Callable[[Words, DType], list[bytes]]
-Decoder: TypeAlias = Callable[[Sequence[memoryview], int, DType], Words]
+Decoder: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]
 DeltaEncoder: TypeAlias = Callable[[Words, DType, Words], list[bytes]]
-DeltaDecoder: TypeAlias = Callable[[Sequence[memoryview], int, DType, Words], Words]
+DeltaDecoder: TypeAlias = Callable[[Sequence[memoryview], DType, Words, Words], None]
 
 
 class Encoding(Protocol):
@@ -65,8 +65,10 @@ class Encoding(Protocol):
         """The streams of a chunk."""
         ...
 
-    def decode(self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None) -> Words:
-        """The bits of a chunk; the array may be read-only."""
+    def decode(
+        self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None, out: Words | None = None
+    ) -> Words:
+        """The bits of a chunk: `out` where it is given, a contiguous array of `count` words, else a new array."""
         ...
 
     def decode_planes(
@@ -98,15 +100,21 @@ class Direct:
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
         return self.encoder(_checked(bits, dtype), dtype)
 
-    def decode(self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None) -> Words:
-        return self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), _bounded(count), dtype)
+    def decode(
+        self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None, out: Words | None = None
+    ) -> Words:
+        words = _room(out, count, dtype)
+        self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), dtype, words)
+        return words
 
     def decode_planes(
         self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
     ) -> Words:
         if not self.progressive:
             return leading(self.decode(streams, count, dtype, base), planes, dtype)
-        return self.decoder(_leading_streams(self, streams, planes, dtype), _bounded(count), dtype)
+        words = _room(None, count, dtype)
+        self.decoder(_leading_streams(self, streams, planes, dtype), dtype, words)
+        return words
 
 
 @dataclass(frozen=True)
@@ -127,19 +135,23 @@ class Delta:
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
         return self.encoder(_checked(bits, dtype), dtype, _checked_base(self, base, len(bits), dtype))
 
-    def decode(self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None) -> Words:
-        base = _checked_base(self, base, count, dtype)
-        return self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), count, dtype, base)
+    def decode(
+        self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None, out: Words | None = None
+    ) -> Words:
+        words, base = _room(out, count, dtype), _checked_base(self, base, count, dtype)
+        self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), dtype, base, words)
+        return words
 
     def decode_planes(
         self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
     ) -> Words:
         if not self.progressive:
             return leading(self.decode(streams, count, dtype, base), planes, dtype)
+        words, base = _room(None, count, dtype), _checked_base(self, base, count, dtype)
         if planes == 0:
-            return np.zeros(_bounded(count), dtype.word)
-        base = _checked_base(self, base, count, dtype)
-        return self.decoder(_leading_streams(self, streams, planes, dtype), count, dtype, base)
+            return np.zeros_like(words)
+        self.decoder(_leading_streams(self, streams, planes, dtype), dtype, base, words)
+        return words
 
 
 def _checked(bits: Words, dtype: DType) -> Words:
@@ -150,14 +162,19 @@ def _checked(bits: Words, dtype: DType) -> Words:
     return np.ascontiguousarray(bits)
 
 
-def _bounded(count: int) -> int:
+def _room(out: Words | None, count: int, dtype: DType) -> Words:
+    """Where the words of a chunk go."""
     if not 0 <= count <= CHUNK:
         raise CorruptError(f"A chunk has at most {CHUNK} words, not {count}.")
-    return count
+    if out is None:
+        return np.empty(count, dtype.word)
+    if out.dtype != dtype.word or out.shape != (count,) or not out.flags.c_contiguous or not out.flags.writeable:
+        raise UsageError(f"{count} {dtype.word} cannot be put into an array of {out.shape} {out.dtype}.")
+    return out
 
 
 def _checked_base(encoding: Encoding, base: Words | None, count: int, dtype: DType) -> Words:
-    if base is None or base.dtype != dtype.word or base.shape != (_bounded(count),):
+    if base is None or base.dtype != dtype.word or base.shape != (count,):
         found = "none" if base is None else f"{base.shape} {base.dtype}"
         raise UsageError(f"The encoding {encoding.name} needs a base of {count} {dtype.word}; there is {found}.")
     return np.ascontiguousarray(base)
@@ -178,10 +195,10 @@ def _encode_raw(bits: Words, dtype: DType) -> list[bytes]:
     return [bits.tobytes()]
 
 
-def _decode_raw(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
-    if len(streams[0]) != count * dtype.width_bytes:
-        raise CorruptError(f"A raw stream of {count} {dtype.name} words has {len(streams[0])} bytes.")
-    return np.frombuffer(streams[0], dtype.word)
+def _decode_raw(streams: Sequence[memoryview], dtype: DType, out: Words) -> None:
+    if len(streams[0]) != out.nbytes:
+        raise CorruptError(f"A raw stream of {len(out)} {dtype.name} words has {len(streams[0])} bytes.")
+    out[:] = np.frombuffer(streams[0], dtype.word)
 
 
 _ALL: tuple[Encoding, ...] = (

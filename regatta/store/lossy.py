@@ -30,7 +30,7 @@ from regatta.store import codecs
 from regatta.store.dtypes import DTYPES, DType, Words, floats_of, words_of_floats
 
 Encoder: TypeAlias = Callable[[Words, DType], list[bytes]]
-Decoder: TypeAlias = Callable[[Sequence[memoryview], int, DType], Words]
+Decoder: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Table: TypeAlias = Callable[[Words, Floats, int], Floats]
 
@@ -64,9 +64,9 @@ def _encode_cast(bits: Words, dtype: DType, to: DType) -> list[bytes]:
     return [codecs.encode_values(cast.view(np.float16))]
 
 
-def _decode_cast(streams: Sequence[memoryview], count: int, dtype: DType, to: DType) -> Words:
-    cast = codecs.decode_values(streams[0], count, np.dtype("<f2")).view(to.word)
-    return words_of_floats(floats_of(cast, to), dtype)
+def _decode_cast(streams: Sequence[memoryview], dtype: DType, out: Words, to: DType) -> None:
+    cast = codecs.decode_values(streams[0], len(out), np.dtype("<f2")).view(to.word)
+    out[:] = words_of_floats(floats_of(cast, to), dtype)
 
 
 def _encode_fixed(bits: Words, dtype: DType, digits: int) -> list[bytes]:
@@ -92,14 +92,14 @@ def _step(largest: float, most: int, dtype: DType) -> int:
     return max(step, 2 - (1 << (dtype.exponent_bits - 1)) - dtype.mantissa_bits)  # of the least number of the type
 
 
-def _decode_fixed(streams: Sequence[memoryview], count: int, dtype: DType, digits: int) -> Words:
+def _decode_fixed(streams: Sequence[memoryview], dtype: DType, out: Words, digits: int) -> None:
     stream = streams[0]
     if len(stream) < _STEP.size:
         raise CorruptError(f"A fixed-point stream of {len(stream)} bytes has no exponent.")
     (step,) = _STEP.unpack(stream[: _STEP.size])
-    codes = codecs.decode_values(stream[_STEP.size :], count, np.dtype("<i4"))
+    codes = codecs.decode_values(stream[_STEP.size :], len(out), np.dtype("<i4"))
     with np.errstate(over="ignore", under="ignore"):
-        return words_of_floats(np.ldexp(codes.astype(np.float64), step), dtype)
+        out[:] = words_of_floats(np.ldexp(codes.astype(np.float64), step), dtype)
 
 
 def _encode_quantized(bits: Words, dtype: DType, digits: int, table: Table) -> list[bytes]:
@@ -116,15 +116,15 @@ def _encode_quantized(bits: Words, dtype: DType, digits: int, table: Table) -> l
     return [codecs.bundle([kept.tobytes(), codecs.encode_bytes(codes.astype(np.uint8), thorough=True)])]
 
 
-def _decode_quantized(streams: Sequence[memoryview], count: int, dtype: DType, digits: int) -> Words:
+def _decode_quantized(streams: Sequence[memoryview], dtype: DType, out: Words, digits: int) -> None:
     parts = codecs.unbundle(streams[0], 2)
     if len(parts) != 2 or len(parts[0]) % dtype.width_bytes or len(parts[0]) > dtype.width_bytes << digits:
         raise CorruptError(f"A {digits}-bit quantized stream has {len(parts)} parts, or too long a table of codes.")
     table = np.frombuffer(parts[0], dtype.word)
-    codes = codecs.decode_bytes(parts[1], count)
-    if count and int(codes.max()) >= len(table):
+    codes = codecs.decode_bytes(parts[1], len(out))
+    if len(out) and int(codes.max()) >= len(table):
         raise CorruptError(f"A quantized stream holds the code {codes.max()}; its table has {len(table)} values.")
-    return table.take(codes)
+    out[:] = table[codes]
 
 
 def _even_values(bits: Words, values: Floats, count: int) -> Floats:

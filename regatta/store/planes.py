@@ -31,12 +31,10 @@ def encode(bits: Words, dtype: DType) -> list[bytes]:
     return [codecs.encode_bytes(plane, matching=matching) for plane in split(bits, dtype)]
 
 
-def decode(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
+def decode(streams: Sequence[memoryview], dtype: DType, out: Words) -> None:
     """The words of as many leading planes as there are streams; the bits of the others are zero."""
-    if not streams:
-        return np.zeros(count, dtype.word)
-    known = [codecs.decode_bytes(stream, count) for stream in streams]
-    return join([*known, *[None] * (dtype.planes - len(known))], dtype)
+    known = [codecs.decode_bytes(stream, len(out)) for stream in streams]
+    join([*known, *[None] * (dtype.planes - len(known))], dtype, out)
 
 
 def split(bits: Words, dtype: DType) -> list[Words]:
@@ -51,14 +49,13 @@ def split(bits: Words, dtype: DType) -> list[Words]:
     return _split_top(_high(high), dtype) + cut(high.astype("<u2")) + cut(bits.astype("<u4"))
 
 
-def join(planes: Sequence[Words | None], dtype: DType) -> Words:
+def join(planes: Sequence[Words | None], dtype: DType, out: Words) -> None:
     """The words of these planes; the bits of planes that are None are zero."""
     if not is_rotated(dtype):
-        return paste(planes)
+        return paste(planes, out)
     leading, second, *rest = planes
     top = _join_top(leading, second, dtype)
-    low = [_widen(*pair) for pair in zip(rest[::2], rest[1::2], strict=True)]
-    return paste([top, *low])
+    return paste([top, *(_widen(*pair) for pair in zip(rest[::2], rest[1::2], strict=True))], out)
 
 
 def is_rotated(dtype: DType) -> bool:
@@ -73,14 +70,21 @@ def cut(words: Words) -> list[Words]:
     return cut(_high(words)) + cut(words.astype(_NARROWER[words.dtype.itemsize]))
 
 
-def paste(parts: Sequence[Words | None]) -> Words:
+def paste(parts: Sequence[Words | None], out: Words) -> None:
     """The words that consist of these parts, most significant first; None stands for zeros."""
     level = [*parts]
-    while len(level) > 1:
+    while len(level) > 2:
         level = [_widen(high, low) for high, low in zip(level[::2], level[1::2], strict=True)]
-    if level[0] is None:
-        raise ValueError("Not one part of the words is known.")
-    return level[0]
+    high, low = level if len(level) == 2 else (None, level[0])
+    _put_together(high, low, out)
+
+
+def _put_together(high: Words | None, low: Words | None, out: Words) -> None:
+    out[:] = 0 if high is None else high
+    if high is not None:
+        out <<= out.dtype.type(8 * high.dtype.itemsize)
+    if low is not None:
+        out |= low
 
 
 def _high(words: Words) -> Words:
@@ -92,12 +96,8 @@ def _widen(high: Words | None, low: Words | None) -> Words | None:
     known = low if high is None else high
     if known is None:
         return None
-    wide: np.dtype[Any] = np.dtype(f"<u{2 * known.dtype.itemsize}")
-    words: Words = known.astype(wide)
-    if high is not None:
-        words <<= wide.type(8 * known.dtype.itemsize)
-        if low is not None:
-            words |= low
+    words: Words = np.empty(len(known), f"<u{2 * known.dtype.itemsize}")
+    _put_together(high, low, words)
     return words
 
 
@@ -163,9 +163,9 @@ def _fields(dtype: DType, places: int) -> tuple[int, int]:
 
 def known_bits(dtype: DType, planes: int) -> int:
     """The mask of the bits of a word that its leading planes tell."""
-    ones = np.full(1, 255, np.uint8)
-    wanted = [ones if number < planes else None for number in range(dtype.planes)]
-    return int(join(wanted, dtype)[0]) if planes else 0
+    known, word = np.full(1, 255, np.uint8), np.empty(1, dtype.word)
+    join([known if number < planes else None for number in range(dtype.planes)], dtype, word)
+    return int(word[0])
 
 
 def leading(bits: Words, planes: int, dtype: DType) -> Words:

@@ -37,23 +37,24 @@ def encode(bits: Words, dtype: DType) -> list[bytes]:
     return [_IN_RUNS + codecs.bundle(groups)]
 
 
-def decode(streams: Sequence[memoryview], count: int, dtype: DType) -> Words:
+def decode(streams: Sequence[memoryview], dtype: DType, out: Words) -> None:
     stream = streams[0]
     if stream[:1] == _WHOLE:
-        return codecs.decode_values(stream[1:], count, _number(dtype)).view(dtype.word)
-    if stream[:1] != _IN_RUNS:
-        raise CorruptError(
-            f"A stream of numbers starts with {bytes(stream[:1]).hex() or 'nothing'}, not with 00 or 01."
-        )
-    first, *groups = codecs.unbundle(stream[1:], dtype.bits + 2) or [memoryview(b"")]
-    zeros = codecs.decode_bytes(first, -(-count // RUN))
-    bits = np.empty(count, dtype.word)
-    wanted = list(_groups(zeros, count))
-    if len(wanted) != len(groups) or (count and int(zeros.max()) > dtype.bits):
+        codecs.decode_values_into(stream[1:], out.view(_number(dtype)))
+    elif stream[:1] == _IN_RUNS:
+        _decode_in_runs(stream[1:], dtype, out)
+    else:
+        raise CorruptError(f"A stream of numbers starts with {bytes(stream[:1])!r}, which is not 0 or 1.")
+
+
+def _decode_in_runs(stream: memoryview, dtype: DType, out: Words) -> None:
+    first, *groups = codecs.unbundle(stream, dtype.bits + 2) or [memoryview(b"")]
+    zeros = codecs.decode_bytes(first, -(-len(out) // RUN))
+    wanted = list(_groups(zeros, len(out)))
+    if len(wanted) != len(groups) or int(zeros.max(initial=0)) > dtype.bits:
         raise CorruptError(f"There are numbers of {len(groups)} groups of runs, not of {len(wanted)}.")
     for (final, places), group in zip(wanted, groups, strict=True):
-        bits[places] = _lengthened(group, len(places), final, dtype)
-    return bits
+        out[places] = _lengthened(group, len(places), final, dtype)
 
 
 def _final_zeros(bits: Words) -> Zeros:

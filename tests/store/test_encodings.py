@@ -38,6 +38,9 @@ def assert_exact(encoding: Encoding, words: Words, dtype: DType, base: Words) ->
     streams = streams_of(encoding, words, dtype, base if encoding.needs_base else None)
     found = encoding.decode(streams, len(words), dtype, base)
     assert found.dtype == dtype.word and found.tobytes() == before.tobytes()
+    room = np.empty(len(words) + 2, dtype.word)[1:-1]
+    assert encoding.decode(streams, len(words), dtype, base, room) is room
+    assert room.tobytes() == before.tobytes()
     assert words.tobytes() == before.tobytes() and base.tobytes() == base_before.tobytes()
 
 
@@ -178,6 +181,10 @@ def test_wrong_arguments_are_named() -> None:
         by_name("xor").encode(np.zeros(3, np.uint32), F32, None)
     with pytest.raises(UsageError, match=r"there is \(2,\) uint32"):
         by_name("xor").decode([memoryview(b"")] * 4, 3, F32, np.zeros(2, np.uint32))
+    with pytest.raises(UsageError, match=r"3 uint32 cannot be put into an array of \(4,\) uint32"):
+        by_name("raw").decode([memoryview(bytes(12))], 3, F32, None, np.zeros(4, np.uint32))
+    with pytest.raises(UsageError, match="cannot be put"):
+        by_name("raw").decode([memoryview(bytes(12))], 3, F32, None, np.zeros(6, np.uint32)[::2])
     with pytest.raises(UsageError, match="pcodec"):
         by_name("pcodecs")
     with pytest.raises(CorruptError, match="has 4 streams, of which 4 are needed; there are 3"):
