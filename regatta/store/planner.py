@@ -53,6 +53,8 @@ def plan(
             f"There is no planning algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}.",
             candidates=nearest(algorithm, ALGORITHMS),
         )
+    if len(graph) == 1:
+        return Plan(graph, (-1,))
     limits = np.full(len(graph.snapshots), math.inf) if budgets is None else np.asarray(budgets, np.float64)
     check_feasible(graph, scheme, limits)
     chosen = _tree(graph, algorithm, scheme, limits, refined)
