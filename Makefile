@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit test-slow test-gpu bench clean
+.PHONY: demo test lint types unit test-slow test-gpu fuzz bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/regatta demo
@@ -26,6 +26,10 @@ test-slow: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/pytest -m gpu
+
+fuzz: $(VENV)/.dev
+	$(PIP) atheris
+	$(BIN)/python tests/store/attacks/fuzz_pack.py -max_total_time=60 -artifact_prefix=/tmp/
 
 bench: $(VENV)/.bench
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

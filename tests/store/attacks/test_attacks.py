@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzz_pack import one_input, read_pack, seeds
 from hostile import ATTACKS, GOOD, VALUE, Pack
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from regatta.errors import RegattaError
 from regatta.store import reader
@@ -125,6 +128,27 @@ def test_what_looks_like_a_pack_and_is_none(folder: Path) -> None:
     with bounded():
         said = everything(folder)
     assert {digits * 32 for digits in ("01", "02", "03", "04")} <= set(re.findall("[0-9a-f]{64}", " ".join(said)))
+
+
+SEEDS = seeds()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_any_bytes_give_something_or_an_error(data: st.DataObject) -> None:
+    """What the fuzzer does, without it: seeds with some bytes changed, cut out or put in, and any bytes at all."""
+    changed = bytearray(data.draw(st.sampled_from(SEEDS) | st.binary(max_size=300)))
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(changed)))
+        changed[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+    one_input(bytes(changed))
+
+
+def test_the_fuzzer_gets_behind_the_checksums() -> None:
+    good = ATTACKS["good"].data
+    changed = bytearray(good)
+    changed[17] ^= 1  # in the tensor's bytes: the streams' checksum and the footer's are wrong now
+    assert read_pack(bytes(changed)) == read_pack(good) == 1
 
 
 def test_every_length_of_a_good_pack() -> None:
