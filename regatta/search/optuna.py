@@ -98,7 +98,7 @@ class _Dialogue:
             better = min if self.goal.mode == "min" else max
             course.value = value if course.value is None else better(course.value, value)
         for trial in course.trials:
-            trial.report(value, report.epoch)
+            trial.report(value, report.epoch - 1)  # pruners count steps from 0
         return bool(course.trials[0].should_prune())
 
     def _end(self, config: str, ending: _Ending) -> None:
@@ -187,7 +187,11 @@ class OptunaSearch:
         return dialogue.fill()
 
     def hear(self, report: Report) -> list[Action]:
-        return [] if self._dialogue is None else self._dialogue.hear(report)
+        if self._dialogue is None:
+            return []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # pruners take means of metrics that may be no numbers
+            return self._dialogue.hear(report)
 
     def _made_sampler(self, optuna: Any, seed: int) -> Any:
         make, options = self._sampler, {}
