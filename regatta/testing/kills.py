@@ -50,8 +50,8 @@ class Tally:
     seconds: float = 0.0
 
 
-def random_plan(store: ParameterStore, rng: random.Random) -> dict[str, tuple[int, str | None]]:
-    """Another way to store everything: as deltas to one of the last few alike, in a random order, or directly."""
+def random_plan(store: ParameterStore, rng: random.Random, most: int = 50) -> dict[str, tuple[int, str | None]]:
+    """Another way to store so many: as deltas to one of the last few alike, in a random order, or directly."""
     lossless = [encoding for encoding in ENCODINGS.values() if not encoding.lossy]
     direct = [encoding.id for encoding in lossless if not encoding.needs_base]
     deltas = [encoding.id for encoding in lossless if encoding.needs_base]
@@ -59,7 +59,7 @@ def random_plan(store: ParameterStore, rng: random.Random) -> dict[str, tuple[in
     rng.shuffle(entries)
     plan: dict[str, tuple[int, str | None]] = {}
     alike: dict[tuple[str, int], list[str]] = {}
-    for entry in entries:
+    for entry in entries[:most]:
         before = alike.setdefault((entry.dtype.name, word_count(entry.dtype, entry.shape)), [])
         if before and rng.random() < 0.7:
             plan[entry.tensor] = rng.choice(deltas), rng.choice(before[-3:])

@@ -1,0 +1,138 @@
+"""What a partial read costs, and what 300 kills do to a store: nothing.
+
+    python benchmarks/bench_store_safety.py [--kills 300] [--series A D MiniLM]
+
+Planes: one snapshot of each series, stored as at a commit; how many of its stored bytes (all files but the index,
+manifest and records included) are read for its first k planes, here and over a remote, where each request is counted.
+The bounds that they give are compared with every weight.
+
+Kills: the drill of regatta/testing/kills.py. Four processes write, one archives and collects; the archiver and one to
+four writers get SIGKILL at random moments. After each, fsck recreates every tensor, and every snapshot that was
+acknowledged is compared bit for bit, while the survivors go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import store_corpus
+from fsspec import register_implementation
+from fsspec.implementations.local import LocalFileSystem
+from report import Bar, print_table, report
+
+from regatta.store.identity import as_tensor
+from regatta.store.planes import bounds
+from regatta.store.store import ParameterStore
+
+PLANES = (1, 2, 3, 4)
+
+
+class CountedFileSystem(LocalFileSystem):
+    """A folder behind fsspec that counts what is asked of it."""
+
+    protocol = "counted"
+    requests = 0
+    bytes = 0
+
+    def cat_ranges(self, paths: Any, starts: Any, ends: Any, **options: Any) -> Any:
+        CountedFileSystem.requests += len(starts)
+        CountedFileSystem.bytes += sum(end - start for start, end in zip(starts, ends, strict=True))
+        return super().cat_ranges(paths, starts, ends, **options)
+
+
+register_implementation("counted", CountedFileSystem)
+
+
+def planes_read(name: str, folder: Path) -> Iterator[list[Any]]:
+    """A row for each number of planes."""
+    snapshot = store_corpus.series(name)[-1]
+    with ParameterStore.open(folder / "here", remote=f"counted://{folder}/there") as store:
+        stored = store.put(snapshot, reference=name)
+        files = sum(path.stat().st_size for path in store.folder.packs.iterdir())
+        local = {planes: read(store, stored, planes) for planes in PLANES}
+        found = {planes: store.get(stored, planes=planes) for planes in PLANES}
+        widths = {planes: widest(snapshot, found[planes]) for planes in PLANES}
+        remote = read_remotely(store, stored)
+        raw = sum(words.nbytes for _, _, words in snapshot.values())
+        for planes in PLANES:
+            requests, size = remote[planes]
+            yield [name, planes, raw, files, local[planes] / files, size / files, requests, widths[planes]]
+
+
+def read(store: ParameterStore, snapshot: str, planes: int) -> int:
+    before = sum(store.source.bytes_read.values())
+    store.get(snapshot, planes=planes)
+    return sum(store.source.bytes_read.values()) - before
+
+
+def read_remotely(store: ParameterStore, snapshot: str) -> dict[int, tuple[int, int]]:
+    """Requests and bytes for each number of planes, when nothing is here but the index."""
+    store.push()
+    packs = list(store.index.packs())
+    with store.index.transaction():
+        for pack in packs:
+            store.index.move_pack(pack, 2)
+    found = {}
+    for planes in PLANES:
+        CountedFileSystem.requests = CountedFileSystem.bytes = 0
+        store.get(snapshot, planes=planes)
+        found[planes] = CountedFileSystem.requests, CountedFileSystem.bytes
+    return found
+
+
+def widest(snapshot: store_corpus.Snapshot, found: dict[str, Any]) -> float:
+    """The widest bound relative to the largest weight; checks that each weight is within its own."""
+    width = 0.0
+    for name, given in snapshot.items():
+        tensor = as_tensor(name, given)
+        exact, _ = bounds(tensor.words, tensor.dtype.planes, tensor.dtype)
+        lower, upper = (side.reshape(-1) for side in found[name].bounds)
+        if not ((lower <= exact) & (exact <= upper)).all():
+            raise SystemExit(f"A weight of {name} is outside of its bounds.")
+        largest = float(np.abs(exact).max(initial=0.0))
+        width = max(width, float((upper - lower).max(initial=0.0)) / largest if largest else 0.0)
+    return width
+
+
+def drill(kills: int, folder: Path) -> dict[str, Any]:
+    result = folder / "result.json"
+    command = [sys.executable, "-m", "regatta.testing.kills", str(folder), str(kills), "6", str(result)]
+    subprocess.run(command, check=True)
+    tally: dict[str, Any] = json.loads(result.read_text())
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--series", nargs="*", default=["A", "D", "MiniLM"])
+    options = parser.parse_args()
+    rows = []
+    for name in options.series:
+        with tempfile.TemporaryDirectory() as folder:
+            rows += list(planes_read(name, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        tally = drill(options.kills, Path(folder))
+    print_table(list(tally), [[len(v) if isinstance(v, list) else v for v in tally.values()]])
+    print("\n".join(tally["problems"]), end="\n\n")
+    bars = [Bar(f"{row[0]}: bytes read for two planes", row[4], 0.40) for row in rows if row[1] == 2]
+    bars += [Bar(f"{row[0]}: the same from a remote", row[5], 0.40) for row in rows if row[1] == 2]
+    bars += [
+        Bar("kills", tally["kills"], 300, "at least"),
+        Bar("problems after kills", len(tally["problems"]), 0),
+        Bar("kills in the middle of an archive pass", tally["archiver_at_work"] / tally["kills"], 0.5, "at least"),
+    ]
+    columns = ["series", "planes", "raw", "stored", "read", "read remotely", "requests", "widest bound"]
+    report("store_safety", columns, rows, bars=bars, notes=tally)
+
+
+if __name__ == "__main__":
+    main()
