@@ -128,7 +128,8 @@ def main() -> None:
     bars += [
         Bar("kills", tally["kills"], 300, "at least"),
         Bar("problems after kills", len(tally["problems"]), 0),
-        Bar("kills in the middle of an archive pass", tally["archiver_at_work"] / tally["kills"], 0.5, "at least"),
+        Bar("kills in the middle of an archive pass", tally["in_reencode"] / tally["kills"], 0.3, "at least"),
+        Bar("kills in the middle of gc", tally["in_gc"] / tally["kills"], 0.02, "at least"),
     ]
     columns = ["series", "planes", "raw", "stored", "read", "read remotely", "requests", "widest bound"]
     report("store_safety", columns, rows, bars=bars, notes=tally)

@@ -6,8 +6,10 @@ is not in the store, even if its bytes still lie in some pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
 
 from regatta.errors import CorruptError, NotFoundError
 from regatta.store.database import Database
@@ -104,6 +106,17 @@ class Index(Database):
                 hint="Store it again, or give the store a remote that has it and run fsck with repair.",
             )
         return Stored(tensor, encoding, base.hex() if base is not None else None, self._segments(tensor))
+
+    def all_stored(self) -> Iterator[Stored]:
+        """How every tensor is stored that is not lost, in the order of their ids."""
+        rows = self._all(
+            "SELECT tensor, encoding, base, record, pack, place FROM tensors JOIN segments USING (tensor) "
+            "JOIN packs USING (pack) WHERE lost IS NULL ORDER BY tensor, first"
+        )
+        for tensor, parts in groupby(rows, key=lambda row: row[0].hex()):
+            found = list(parts)
+            base = found[0][2].hex() if found[0][2] is not None else None
+            yield Stored(tensor, found[0][1], base, self._located(tensor, [row[3:] for row in found]))
 
     def chain(self, tensor: str) -> list[Stored]:
         """A tensor, its base, the base's base and so on, down to one that needs none."""
@@ -276,8 +289,11 @@ class Index(Database):
 
     def _segments(self, tensor: str) -> tuple[Located, ...]:
         query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"
+        return self._located(tensor, self._all(query, bytes.fromhex(tensor)))
+
+    def _located(self, tensor: str, rows: Iterable[tuple[Any, ...]]) -> tuple[Located, ...]:
         found = []
-        for record, pack, place in self._all(query, bytes.fromhex(tensor)):
+        for record, pack, place in rows:
             segment = parse_record(record, str(self.path))
             if not isinstance(segment, Segment) or segment.tensor != tensor:
                 raise CorruptError(f"A record of tensor {tensor} is another's.", place=str(self.path))

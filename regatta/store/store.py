@@ -202,10 +202,7 @@ class ParameterStore:
 
     def entries(self) -> Iterator[Entry]:
         """How every tensor is stored that can be read."""
-        with self.index.reading():
-            lost = self.index.lost()
-            found = [_entry(self.index.stored(tensor)) for tensor in self.index.tensors() if tensor not in lost]
-        yield from found
+        return map(_entry, self.index.all_stored())
 
     def resolve(self, prefix: str, table: str) -> str:
         """The id in "snapshots" or "tensors" that begins so."""

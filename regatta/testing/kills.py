@@ -34,7 +34,7 @@ from regatta.testing.store import bits_of
 
 WRITERS = 4
 KEPT = 4  # snapshots that a writer keeps a name for
-LONGEST = 0.6  # seconds until the next kill
+LONGEST = 1.5  # seconds until the next kill
 
 
 @dataclass
@@ -42,7 +42,8 @@ class Tally:
     """What a drill came to."""
 
     kills: int = 0
-    archiver_at_work: int = 0  # kills that met it in the middle of a pass
+    in_reencode: int = 0  # kills that met the archiver there
+    in_gc: int = 0
     promised: int = 0
     checked: int = 0
     reencoded: int = 0
@@ -132,7 +133,9 @@ class Drill:
                 time.sleep(self.rng.uniform(0.01, LONGEST))
                 self._kill(["archiver", *self.rng.sample(self._writers(), self.rng.randint(1, WRITERS))])
                 self.tally.kills += 1
-                self.tally.archiver_at_work += self._notes("archiver")[-1:] not in ([], [["collected"]])
+                last = self._notes("archiver")[-1:]
+                self.tally.in_reencode += last == [["begins"]]
+                self.tally.in_gc += last == [["reencoded"]]
                 self._check()
         finally:
             self._kill(list(self.running))
