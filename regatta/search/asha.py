@@ -83,7 +83,7 @@ class Asha:
 
     def _ask(self, config: str, level: int) -> Action:
         self._level[config] = level
-        return Train(dict(self._begun[config][1]), self._rungs[level].epochs)
+        return Train(dict(self._begun[config][1]), self._rungs[level].epochs, most=self._rungs[-1].epochs)
 
 
 def asha_rungs(n: int, R: int, eta: int = 3) -> list[int]:

@@ -40,12 +40,14 @@ class Goal:
 class Train:
     """Train a configuration until it has so many epochs in all; said again with more, it goes on to that many.
 
-    A new configuration with a `parent` starts from that configuration's weights as they are when this is acted on.
+    A new configuration with a `parent` starts from that configuration's state as it is when this is acted on. `most`
+    says how many epochs the search may come to want of it, if that is more: what has a long way to go is begun first.
     """
 
     config: dict[str, Scalar]
     epochs: int
     parent: str | None = None
+    most: int = 0
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class Bracket:
         self._ranks: dict[str, Rank] = {}
 
     def ask(self) -> list[Action]:
-        return [Train(dict(config), self._rungs[self._level].epochs) for config in self._members.values()]
+        epochs, most = self._rungs[self._level].epochs, self._rungs[-1].epochs
+        return [Train(dict(config), epochs, most=most) for config in self._members.values()]
 
     def hear(self, report: Report, rank: Rank) -> list[Action]:
         if report.config not in self._members:

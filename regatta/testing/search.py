@@ -88,6 +88,7 @@ class Play:
     def _train(self, action: Train) -> None:
         assert check_configuration(action.config) == action.config
         assert 1 <= action.epochs <= self.goal.epochs
+        assert 0 <= action.most <= self.goal.epochs
         config = config_id(action.config)
         if action.parent is not None:
             assert config not in self.wanted, f"{action.config} is there already and cannot get a parent"

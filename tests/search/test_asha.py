@@ -90,11 +90,11 @@ def test_promotes_without_waiting_for_the_rung() -> None:
     run.act(procedure.start(GOAL))
     first, second, third, fourth, fifth, sixth, *_ = run.open()
     assert procedure.hear(run.report(first, 0.3)) == procedure.hear(run.report(second, 0.2)) == []
-    assert procedure.hear(run.report(third, 0.4)) == [Train(run.values[second], 3)]
+    assert procedure.hear(run.report(third, 0.4)) == [Train(run.values[second], 3, most=9)]
     # Both newcomers beat the one that was promoted, but only one more may go on.
     for config, metric in ((fourth, 0.1), (fifth, 0.15)):
         assert procedure.hear(run.report(config, metric)) == []
-    assert procedure.hear(run.report(sixth, 0.9)) == [Train(run.values[fourth], 3)]
+    assert procedure.hear(run.report(sixth, 0.9)) == [Train(run.values[fourth], 3, most=9)]
 
 
 def test_grows_where_nobody_can_be_promoted() -> None:
@@ -123,7 +123,7 @@ def test_without_a_number_one_is_promoted_last() -> None:
     first, second, third, *_ = run.open()
     for config, outcome in ((first, math.nan), (second, "missing")):
         assert procedure.hear(run.report(config, outcome)) == []  # type: ignore[arg-type]
-    assert procedure.hear(run.report(third, math.inf)) == [Train(run.values[third], 3)]
+    assert procedure.hear(run.report(third, math.inf)) == [Train(run.values[third], 3, most=9)]
 
 
 def test_valid_configurations_alone() -> None:

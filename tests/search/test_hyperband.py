@@ -97,6 +97,11 @@ def test_all_brackets_are_asked_for_at_once() -> None:
     assert [[run.wanted[config] for config in bracket] for bracket in brackets] == [[1] * 9, [3] * 3, [9] * 3]
 
 
+def test_it_says_how_far_one_may_come() -> None:
+    """Whoever plans the run cannot know that a configuration of one epoch may be the one of 81."""
+    assert {action.most for action in hyperband(R=9).start(LARGE) if isinstance(action, Train)} == {9}
+
+
 def test_a_rung_waits_for_its_own_members_alone() -> None:
     procedure = hyperband()
     run, (first, _, _) = begin(procedure)
