@@ -117,13 +117,16 @@ class _Reading:
     def read_chunk(self, chunk: int) -> None:
         """Decode one chunk from the bottom of the chain up and keep what was asked for of it."""
         words = self.cached.get(chunk)
-        count = min(CHUNK, self.total - chunk * CHUNK)
+        count, alone = min(CHUNK, self.total - chunk * CHUNK), len(self.layers) == 1 and not self.cached
         for layer in reversed(self.layers):
             words = layer.decode(chunk, count, words)
-            if len(self.layers) > 1 or self.cached:
+            if not alone:
                 self.cache.put((layer.stored.tensor, chunk, layer.planes), words)
         if words is None:
             raise ValueError("A chain without layers holds nothing.")
+        if alone and len(self.chunks) == 1 and len(self.words) == count and words.flags.writeable:
+            self.words = words  # all that is asked for, and nobody else's: no need to copy it
+            return
         low, high = max(self.start, chunk * CHUNK), min(self.stop, chunk * CHUNK + count)
         self.words[low - self.start : high - self.start] = words[low - chunk * CHUNK : high - chunk * CHUNK]
 

@@ -70,6 +70,13 @@ def test_a_slice_reads_the_chunks_that_hold_it(store: ParameterStore) -> None:
     )
 
 
+def test_as_many_words_as_a_chunk_has_but_of_two(store: ParameterStore) -> None:
+    value = weights(1, 2 * CHUNK).view(np.uint32)
+    tensor = add(store, value)
+    for start in (0, 100, CHUNK):
+        assert np.array_equal(store.words(tensor, start, start + CHUNK), value[start : start + CHUNK])
+
+
 def test_bounds_get_nearer_with_each_plane(store: ParameterStore) -> None:
     value = weights(3, 5000)
     tensor = add(store, value)
