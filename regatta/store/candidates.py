@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from regatta.errors import UsageError, nearest
 from regatta.store.dtypes import CHUNK, DType, Words
 from regatta.store.encodings import ENCODINGS, Encoding
 from regatta.store.graph import Edge
@@ -80,6 +81,11 @@ def lineage(
         for before, snapshot in pairwise(snapshots):
             found[snapshot].append(before)
         for parent in (parents or {}).get(version, ()):
+            if parent not in versions:
+                raise UsageError(
+                    f"Version {version!r} has the parent {parent!r}, which is not among the versions.",
+                    candidates=nearest(parent, versions),
+                )
             for snapshot in dict.fromkeys([*snapshots[:1], *snapshots[-1:]]):
                 found[snapshot].extend(versions[parent][-1:])
     return dict(found)
@@ -214,7 +220,7 @@ class Choice:
 def candidate_edges(
     matrices: Mapping[str, Matrix], pairs: Iterable[Pair], estimates: Estimates, choice: Choice
 ) -> list[Edge]:
-    """Every way to store each tensor that some plan might want, and the one in which it is stored, which it may keep."""
+    """Every way to store each tensor that some plan might want, and the way it is stored now, which it may keep."""
     whole = {one.id: _whole(one, estimates, choice) for one in matrices.values() if not one.fixed}
     kept = {one.id: _kept(one, estimates) for one in matrices.values()}
     deltas = [encoding for encoding in choice.encodings if encoding.needs_base]

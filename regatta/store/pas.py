@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from functools import cached_property
 
 import numpy as np
 
@@ -82,9 +83,12 @@ class Mending:
         dearer = graph.storage[edges] - self.tree.stored[targets]
         self.gains[edges] = nearer * self.weights[targets] / np.maximum(dearer, self.free)
 
+    @cached_property
+    def quickest(self) -> Plan:
+        return Plan(self.graph, tuple(quickest_tree(self.graph)))
+
     def _take_shortest_path(self) -> None:
-        quickest = quickest_tree(self.graph)
-        best = Plan(self.graph, tuple(quickest)).distances
+        quickest, best = self.quickest.chosen, self.quickest.distances
         node = max(self.meter.broken(), key=lambda one: float(self.tree.distances[one] - best[one]))
         path = []
         while node != NULL:

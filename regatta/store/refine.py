@@ -13,7 +13,7 @@ from regatta.store.graph import Floats, Integers, Scheme, StorageGraph
 from regatta.store.tree import Tree, meter
 
 Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target
-ROUNDS = 8_000
+ROUNDS = 5_000
 ROUNDS_PER_NODE = 50  # more bring next to nothing
 TRIES_PER_ROUND = 40  # bounds the time where each lift touches a great many edges
 _ENOUGH = 20  # rounds per node from which on it pays to accept losses
@@ -28,6 +28,7 @@ class Refinement:
         self.graph, self.scheme, self.budgets = graph, scheme, budgets
         self.into = [np.arange(edges.start, edges.stop) for edges in graph.into]
         self.scale = float(graph.recreation.mean()) * 1e-12 or 1.0  # stands for "uses nothing" in a denominator
+        self.into_members = cache(self._into_members)
         self.tries = 0
         self._start(chosen)
 
@@ -87,14 +88,12 @@ class Refinement:
         graph = self.graph
         near = [*(graph.out[one] for one in below), *(self.into[one] for one in below)]
         if self.scheme == "independent":
-            near.extend(self._into(snapshot) for snapshot in {s for one in below for s in graph.owners[one]})
+            near.extend(self.into_members(snapshot) for snapshot in {s for one in below for s in graph.owners[one]})
         edges = np.concatenate(near)
         found: Integers = edges[graph.targets[edges] != node]
         return found
 
-    @cache  # noqa: B019 (as short-lived as the refinement)
-    def _into(self, snapshot: int) -> Integers:
-        """The edges into the members of a snapshot."""
+    def _into_members(self, snapshot: int) -> Integers:
         return np.concatenate([self.into[node] for node in self.graph.members[snapshot]])
 
     def _improve(self, edges: Integers, done: Undo) -> float:

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from trained import series, start, step
 
+from regatta.errors import UsageError
 from regatta.store.candidates import (
     SAMPLE,
     Choice,
@@ -56,6 +57,11 @@ class TestLineage:
 
     def test_no_parents(self) -> None:
         assert lineage({"v1": ["a"], "v2": []}) == {}
+
+    def test_an_unknown_parent_is_named(self) -> None:
+        with pytest.raises(UsageError, match="'v2' has the parent 'v11'") as error:
+            lineage({"v1": ["a"], "v2": ["b"]}, {"v2": ["v11"]})
+        assert "v1" in error.value.candidates
 
     def test_pairs_share_name_type_and_size(self) -> None:
         four, five = np.zeros(4, np.float32), np.zeros(5, np.float32)
