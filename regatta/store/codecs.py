@@ -221,13 +221,12 @@ def _decode_pairs(stream: memoryview, count: int) -> Bytes:
     twos |= twos << np.uint16(4)
     twos &= np.uint16(0x0F0F)
     codes = twos.view(np.uint8)
-    values = codes[:count]
-    elsewhere = np.flatnonzero(values == _NEAR)
     if int(codes.max()) > _NEAR or codes[count:].any():
         raise CorruptError(f"A stream of pairs holds a code above {_NEAR}, or more codes than its {count}.")
-    values += np.uint8(lowest)
-    values[elsewhere] = _decode_unpaired(rest, len(elsewhere))
-    return values
+    elsewhere = np.flatnonzero(codes == _NEAR)
+    codes += np.uint8(lowest)
+    codes[elsewhere] = _decode_unpaired(rest, len(elsewhere))
+    return codes[:count]
 
 
 def _encode_unpaired(values: Bytes) -> bytes:

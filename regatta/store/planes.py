@@ -116,12 +116,11 @@ def _join_top(leading: Words | None, second: Words | None, dtype: DType) -> Word
     if leading is None or second is None or dtype.exponent_bits != 8:
         ordered = _widen(leading, second)
         return ordered if ordered is None else from_plane_order(ordered, dtype)
-    top: Words = leading.astype(np.uint16)
-    top <<= np.uint16(7)
-    top |= second & np.uint8(0x7F)
-    sign: Words = (second & np.uint8(0x80)).astype(np.uint16)
-    sign <<= np.uint16(8)
-    top |= sign
+    top: Words = second.view(np.int8).astype(np.int16).view(np.uint16)  # the sign where it belongs, and all below it
+    top &= np.uint16(0x807F)
+    exponent = leading.astype(np.uint16)
+    exponent <<= np.uint16(7)
+    top |= exponent
     return top
 
 
