@@ -74,7 +74,6 @@ class ChunkCache:
             while self.bytes > self.limit:
                 self.bytes -= self._chunks.popitem(last=False)[1].nbytes
 
-
     def clear(self) -> None:
         with self._lock:
             self._chunks.clear()

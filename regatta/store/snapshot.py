@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from regatta.errors import UsageError
 from regatta.store.dtypes import dtype_named
 from regatta.store.identity import as_tensor, word_count
@@ -21,26 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from regatta.store.store import ParameterStore
-
-_TORCH = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "C64": "complex64",
-    "C128": "complex128",
-}
 
 
 class Snapshot(Mapping[str, Any]):
@@ -77,15 +55,9 @@ class Snapshot(Mapping[str, Any]):
 
     def to_torch(self) -> dict[str, torch.Tensor]:
         """All tensors as PyTorch's, read in parallel."""
-        import torch
+        from regatta.frameworks.bits import torch_tensors
 
-        found: dict[str, torch.Tensor] = {}
-        for name, value in self._store.get(self.id).items():
-            tensor = as_tensor(name, value)
-            words = tensor.words.view(np.uint8)
-            flat = torch.from_numpy(words if words.flags.writeable else words.copy())
-            found[name] = flat.view(getattr(torch, _TORCH[tensor.dtype.name])).reshape(tensor.shape)
-        return found
+        return torch_tensors(self._store.get(self.id))
 
     def to_safetensors(self, path: str | Path) -> None:
         """Write the snapshot as a safetensors file, which appears whole or not at all.
