@@ -184,7 +184,8 @@ class PackFolder:
     def create(self) -> None:
         for folder in (self.packs, self.tmp, self.quarantine):
             folder.mkdir(parents=True, exist_ok=True)
-        fsync_folder(self.packs.parent)
+        for folder in (self.packs.parent, self.packs.parent.absolute().parent):
+            fsync_folder(folder)
 
     def path(self, pack: str) -> Path:
         return self.packs / f"{pack}{SUFFIX}"

@@ -89,9 +89,9 @@ class Index(Database):
     def with_prefix(self, prefix: str, table: str) -> list[str]:
         """The ids in that table that begin so; at most two, enough to tell whether there is just one."""
         column = table.removesuffix("s")
-        query = f"SELECT lower(hex({column})) FROM {table} WHERE {column} >= ? AND lower(hex({column})) LIKE ? LIMIT 2"
-        whole = prefix[: len(prefix) // 2 * 2]
-        return [row[0] for row in self._all(query, bytes.fromhex(whole), f"{prefix}%")]
+        query = f"SELECT {column} FROM {table} WHERE {column} BETWEEN ? AND ? LIMIT 2"
+        bounds = (bytes.fromhex(prefix.ljust(64, digit)) for digit in "0f")
+        return [row[0].hex() for row in self._all(query, *bounds)]
 
     def stored(self, tensor: str, even_lost: bool = False) -> Stored:
         """How a tensor is stored."""

@@ -21,7 +21,7 @@ from regatta.errors import CorruptError, RegattaError
 from regatta.store.dtypes import DType, Words
 from regatta.store.encodings import CHUNK, ENCODINGS, Encoding
 from regatta.store.identity import word_count
-from regatta.store.index import Located, Stored
+from regatta.store.index import LOCAL, Located, Stored
 
 Range: TypeAlias = tuple[int, int]  # offset and length
 Key: TypeAlias = tuple[str, int, int | None]
@@ -90,12 +90,18 @@ class Reader:
 
     def read(self, requests: Sequence[Request]) -> list[Words]:
         """The words of each request, in arrays of their own."""
-        prepared = [_Reading(request, self.source, self.cache) for request in requests]
+        fetch = self._map if any(_is_elsewhere(request) for request in requests) else map
+        prepared = list(fetch(lambda request: _Reading(request, self.source, self.cache), requests))
         tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
         run = self._map if len(tasks) > 1 else map
         for _ in run(lambda task: task[0].read_chunk(task[1]), tasks):
             pass
         return [reading.words for reading in prepared]
+
+
+def _is_elsewhere(request: Request) -> bool:
+    """Whether preparing it means to wait for a remote."""
+    return any(not part.place & LOCAL for stored in request.chain for part in stored.segments)
 
 
 class _Reading:

@@ -104,6 +104,7 @@ class Repair:
         self.store, self.index = store, store.index
         self.bad_packs, self.bad_snapshots = dict(packs), dict(snapshots)
         self.suspects = dict(tensors)
+        self.seen: dict[str, list[str]] = {}  # where suspects lay when they were looked at
         self.good: dict[str, list[Stored]] = {}
         self.wrong: dict[str, str] = {}  # packs that hold, well-formed, another tensor than they say
         self.repaired: list[str] = []
@@ -157,6 +158,7 @@ class Repair:
             deltas = [t for t, base in bases.items() if base in self.suspects and t not in self.suspects]
             self.suspects |= {tensor: f"Its base {bases[tensor]} is lost." for tensor in deltas}
             grown = bool(deltas)
+        self.seen |= {tensor: self._packs_of(tensor) for tensor in self.suspects.keys() - self.seen.keys()}
 
     def _settle_tensors(self) -> None:
         """Find a way to recreate each suspect; a delta has to wait for its base."""
@@ -183,6 +185,9 @@ class Repair:
             return [self.index.stored(tensor, even_lost=True)]
         except RegattaError:
             return []
+
+    def _packs_of(self, tensor: str) -> list[str]:
+        return [part.pack for version in self._current(tensor) for part in version.segments]
 
     def _chain_of(self, base: str) -> list[Stored] | None:
         """How a base is recreated; None while that is not known."""
@@ -243,6 +248,8 @@ class Repair:
         for tensor, why in self.suspects.items():
             if tensor in self.good:
                 self.repaired.append(f"Tensor {tensor} was found whole.")
+            elif self._packs_of(tensor) != self.seen[tensor]:
+                self.repaired.append(f"Tensor {tensor} was stored again by another process.")
             else:
                 self.lost.append(f"Tensor {tensor}: {why}")
                 self.index.lose(tensor, why.rstrip("."))

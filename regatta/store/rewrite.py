@@ -40,8 +40,8 @@ def reencode(store: ParameterStore, plan: Plan, wait: bool) -> None:
                 )
             against: tuple[str, Words] | None = None if base is None else (base, words(base))
             store.encoder.encode(tensor, stored.tensor, ENCODINGS[encoding], against, verify=True).write(packing)
-        packing.seal()
-        swap(store, packing)
+        if packing.seal():
+            swap(store, packing)
 
 
 def _check_plan(store: ParameterStore, plan: Plan) -> list[tuple[Stored, int, str | None]]:

@@ -7,6 +7,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from regatta.store.encodings import by_name
 from regatta.store.fsck import DEPTHS
 from regatta.store.identity import as_tensor
 from regatta.store.index import LOCAL
+from regatta.store.repair import Repair
 from regatta.store.store import ParameterStore
 from regatta.store.writer import Encoder
 
@@ -219,6 +221,28 @@ def test_wrong_content_that_is_nowhere_else_is_lost(store: ParameterStore) -> No
     store.put({"w": weights(2)})
     assert np.array_equal(store.get(what), weights(2))
     assert store.fsck("deep").clean
+
+
+def test_what_is_stored_again_during_a_repair_is_not_lost(
+    store: ParameterStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.gc(grace=0.0)
+    base = tensor(store, "0")
+    damage("gone", store, base)
+    assert store.fsck("structure", repair=True).lost
+    publish = Repair._publish
+
+    def publish_late(repair: Repair, *args: Any) -> None:
+        store.put({"w": weights(0), "n": np.arange(3)})
+        publish(repair, *args)
+
+    monkeypatch.setattr(Repair, "_publish", publish_late)
+    store.fsck("structure", repair=True)
+    monkeypatch.undo()
+    assert np.array_equal(store.get(base), weights(0))
+    store.fsck("structure", repair=True)  # the deltas to it had nothing to hold on to just then
+    assert store.fsck("deep").clean
+    assert all_there(store, "0", "1", "2")
 
 
 def test_a_lost_manifest_comes_back_when_stored_again(store: ParameterStore) -> None:
