@@ -10,7 +10,7 @@ a CorruptError, and no stream makes a decoder take more memory than `count` elem
     number  name                what
     0       raw                 the words
     1       zstd-planes         byte planes, Huffman-coded by zstd: fast to write, for the moment of a commit
-    2       pcodec              the numbers, by pcodec: the smallest without a base
+    2       pcodec              the numbers, by pcodec, without the zeros that they end in: the smallest without a base
     3       xor                 byte planes of the bits that differ from the base
     4       subtract            differences of the bits as integers: the fastest to add up again
     5       subtract-grouped    the same in groups with like differences: the smallest

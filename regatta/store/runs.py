@@ -10,7 +10,7 @@ not stored, and the runs with equally many are coded together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,12 +28,13 @@ _WHOLE, _IN_RUNS = b"\0", b"\1"
 
 
 def encode(bits: Words, dtype: DType) -> list[bytes]:
-    zeros = _final_zeros(bits)
+    table = _in_runs(bits)
+    zeros = _final_zeros(table)
     if not zeros.any():
         return [_WHOLE + codecs.encode_values(bits.view(_number(dtype)))]
     groups = [codecs.encode_bytes(zeros)]
-    for count, places in _groups(zeros, len(bits)):
-        groups.append(codecs.encode_values(_shortened(bits[places], count, dtype)))
+    for final in np.unique(zeros):
+        groups.append(codecs.encode_values(_shortened(table[zeros == final].ravel(), int(final), dtype)))
     return [_IN_RUNS + codecs.bundle(groups)]
 
 
@@ -50,24 +51,29 @@ def decode(streams: Sequence[memoryview], dtype: DType, out: Words) -> None:
 def _decode_in_runs(stream: memoryview, dtype: DType, out: Words) -> None:
     first, *groups = codecs.unbundle(stream, dtype.bits + 2) or [memoryview(b"")]
     zeros = codecs.decode_bytes(first, -(-len(out) // RUN))
-    wanted = list(_groups(zeros, len(out)))
-    if len(wanted) != len(groups) or int(zeros.max(initial=0)) > dtype.bits:
-        raise CorruptError(f"There are numbers of {len(groups)} groups of runs, not of {len(wanted)}.")
-    for (final, places), group in zip(wanted, groups, strict=True):
-        out[places] = _lengthened(group, len(places), final, dtype)
+    kinds = np.unique(zeros)
+    if len(kinds) != len(groups) or int(zeros.max(initial=0)) > dtype.bits:
+        raise CorruptError(f"There are numbers of {len(groups)} groups of runs, not of {len(kinds)}.")
+    table = np.empty((len(zeros), RUN), dtype.word) if len(out) % RUN else out.reshape(-1, RUN)
+    for final, group in zip(kinds, groups, strict=True):
+        runs = np.flatnonzero(zeros == final)
+        table[runs] = _lengthened(group, len(runs) * RUN, int(final), dtype).reshape(-1, RUN)
+    if len(out) % RUN:
+        out[:] = table.ravel()[: len(out)]
 
 
-def _final_zeros(bits: Words) -> Zeros:
+def _in_runs(bits: Words) -> Words:
+    """The words, a run in each row; the last one is filled up with zeros."""
+    missing = -len(bits) % RUN
+    return (np.append(bits, np.zeros(missing, bits.dtype)) if missing else bits).reshape(-1, RUN)
+
+
+def _final_zeros(table: Words) -> Zeros:
     """The zero bits that all words of each run end in; 0 where that is not worth a group of runs."""
-    whole = len(bits) // RUN * RUN
-    if not whole:
-        return np.zeros(-(-len(bits) // RUN), np.uint8)
-    union = np.bitwise_or.reduce(bits[:whole].reshape(-1, RUN), axis=1)
-    if whole < len(bits):
-        union = np.append(union, np.bitwise_or.reduce(bits[whole:]))
+    union = np.bitwise_or.reduce(table, axis=1)
     zeros = np.zeros(len(union), np.uint8)
-    for place in range(8 * bits.dtype.itemsize):
-        zeros += union << union.dtype.type(8 * bits.dtype.itemsize - 1 - place) == 0
+    for place in range(8 * union.dtype.itemsize):
+        zeros += union << union.dtype.type(8 * union.dtype.itemsize - 1 - place) == 0
     counts = np.bincount(zeros)
     rare = np.flatnonzero((counts < _WORTH) | (np.arange(len(counts)) < _WORTH))
     return _lowered(zeros, rare)
@@ -78,13 +84,6 @@ def _lowered(zeros: Zeros, rare: NDArray[np.intp]) -> Zeros:
     kinds = np.arange(256)
     kinds[rare] = 0
     return np.maximum.accumulate(kinds).astype(np.uint8)[zeros]
-
-
-def _groups(zeros: Zeros, count: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """For each number of final zeros: that number, and the places of the words that have it."""
-    of_words = np.repeat(zeros, RUN)[:count]
-    for final in np.unique(zeros):
-        yield int(final), np.flatnonzero(of_words == final)
 
 
 def _shortened(words: Words, zeros: int, dtype: DType) -> NDArray[Any]:
