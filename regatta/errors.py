@@ -6,6 +6,7 @@
     │   └── MissingExtraError    2   an optional dependency that is not installed
     ├── NotFoundError            3   no repository, run or configuration of that name
     ├── ConflictError            4   the name is taken, the run is held by another controller
+    ├── DiskError                1   a disk that is full or fails: the fault of no configuration
     └── CorruptError             1   a file of ours that does not check out
 
 Each says what was received, where, and what to do about it.
@@ -69,6 +70,10 @@ class NotFoundError(RegattaError):
 
 class ConflictError(RegattaError):
     exit_code = 4
+
+
+class DiskError(RegattaError):
+    pass
 
 
 class CorruptError(RegattaError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
+from regatta.errors import DiskError
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class PilotResult:
     fixed_seconds: float
     state_bytes: int
     metrics: tuple[str, ...]
+    forgotten: tuple[str, ...] = ()  # what training changes and no state keeps
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,12 @@ class TaskFailed:
     end: float
     error: str
     traceback: str
+    ends_run: bool = False  # a full disk, say: nobody's fault, and no other configuration would fare better
+
+    def check_scope(self) -> None:
+        """Raise what concerns the whole run, not this configuration."""
+        if self.ends_run:
+            raise DiskError(self.traceback)
 
 
 @dataclass(frozen=True)

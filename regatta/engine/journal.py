@@ -57,7 +57,7 @@ class Journal:
         with self._changed:
             if self._error is not None:
                 raise self._error
-            _write_all(self._file, line)
+            self._write(line)
             self._dirty = True
             if then is not None:
                 self._waiting.append(then)
@@ -73,6 +73,15 @@ class Journal:
         os.close(self._file)
         if self._error is not None:
             raise self._error
+
+    def _write(self, line: bytes) -> None:
+        """The whole line or nothing: what follows half a line would be lost with it."""
+        end = os.fstat(self._file).st_size
+        try:
+            _write_all(self._file, line)
+        except OSError:
+            os.ftruncate(self._file, end)
+            raise
 
     def _flush(self) -> None:
         while True:

@@ -66,6 +66,7 @@ class _Pilots:
         self.outcome = PilotOutcome(
             Estimates([part.rows or 1 for part in dataset.train], [part.rows or 1 for part in dataset.eval])
         )
+        self.eval_partitions = len(dataset.eval)
         self.visits = epochs * len(dataset.train)
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
         self.train, self.eval = dataset.holders(pool.workers)
@@ -84,6 +85,7 @@ class _Pilots:
             self.busy.discard(event.worker)
             self.spent += event.end - event.start
             if isinstance(event, TaskFailed):
+                event.check_scope()
                 self.outcome.failed[event.task.config] = event
             elif event.pilot is not None:
                 self._learn(event.task.config, event.pilot)
@@ -111,7 +113,8 @@ class _Pilots:
                 hint=f"Its values: {dict(first.task.values)}.",
             )
         names = sorted({name for result in self.outcome.results.values() for name in result.metrics})
-        if self.configs and metric not in names:
+        unjudged = self.eval_partitions and not any(result.eval_rows for result in self.outcome.results.values())
+        if self.configs and metric not in names and not unjudged:  # those who train may hold nothing to judge on
             raise UsageError(
                 f"No model reports the metric {metric!r}; they report {', '.join(names)}.",
                 candidates=nearest(metric, names),

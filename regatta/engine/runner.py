@@ -81,8 +81,9 @@ class Runner:
     ) -> None:
         self._train, self._eval = dataset.holders(pool.workers)
         self.record = RunRecord()
-        self._journal = Journal(folder / "journal.jsonl")
         self._states = StateFolder(folder / "states")
+        self._states.folder.mkdir(exist_ok=True)  # the journal makes all names in the run's folder durable
+        self._journal = Journal(folder / "journal.jsonl")
         self._folder = folder
         self._header = header
         self._dataset = dataset
@@ -95,6 +96,7 @@ class Runner:
         self._courses: dict[str, _Course] = {}
         self._awaited: dict[Path, tuple[_Course, _Entry, str]] = {}  # states on their way to the disk
         self._epoch_states: dict[tuple[str, int], Path] = {}
+        self._forgotten: set[tuple[str, ...]] = set()  # names of which people were warned
         self._hinted: set[str] = set()  # workers that know what probably comes next
         self._started = time.time()
 
@@ -136,10 +138,20 @@ class Runner:
         if isinstance(event, TaskDone) and event.pilot is not None:
             self._write(
                 "pilot", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
-                **{k: v for k, v in vars(event.pilot).items() if k != "metrics"},
+                **{k: v for k, v in vars(event.pilot).items() if k not in ("metrics", "forgotten")},
             )  # fmt: skip
+            self._warn_of_forgotten(event.task.config, event.pilot.forgotten)
         elif isinstance(event, WorkerLost):
             self._write("worker", worker=event.worker, state="down", reason=event.reason)
+
+    def _warn_of_forgotten(self, config: str, names: tuple[str, ...]) -> None:
+        if names and names not in self._forgotten:  # many models are of one kind
+            self._forgotten.add(names)
+            text = (
+                f"{config}: training changes {', '.join(names)}, which no state_dict holds: each unit begins with the "
+                "first value again. Make it a buffer, or give its module get_extra_state and set_extra_state."
+            )
+            self._write("note", level="warning", config=config, text=text)
 
     def _scheduler(self, outcome: PilotOutcome) -> Hopper:
         return Hopper(
@@ -299,6 +311,7 @@ class Runner:
 
     def _fail(self, event: TaskFailed) -> None:
         """The configuration's own fault: it ends, the others go on."""
+        event.check_scope()
         place = {"worker": event.worker, **_task_place(event.task)}
         self._give_up(self._courses[event.task.config], place, event.error, event.traceback)
 

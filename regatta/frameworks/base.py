@@ -27,7 +27,9 @@ class Trainee(Protocol):
 
 
 class Framework(Protocol):
-    """The verbs of a framework. `T` is the framework's own trainee."""
+    """The verbs of a framework."""
+
+    NAME: str
 
     def owns(self, model: object) -> bool:
         """Whether a model belongs to this framework; must not import it when it is not loaded."""
@@ -38,8 +40,14 @@ class Framework(Protocol):
     def seeded(self, seed: int) -> AbstractContextManager[None]:
         """All random numbers inside come from the seed; outside, nothing has changed."""
 
+    def contained(self) -> AbstractContextManager[None]:
+        """Settings of the whole process that change inside are as they were afterwards, for the next unit."""
+
     def prepare(self, data: Any, device: str) -> Any:
         """Arrays become the framework's, on the device; anything else stays as it is."""
+
+    def untouched(self, data: Any) -> AbstractContextManager[None]:
+        """A scope whose end raises a UsageError if prepared data, which other units share, was changed in it."""
 
     def rows(self, data: Any) -> int:
         """The number of examples in prepared data."""
@@ -72,6 +80,9 @@ class Framework(Protocol):
 
     def save(self, trainee: Any, path: Path) -> None:
         """Write the whole state of the trainee: weights, buffers, optimizer, schedules."""
+
+    def loose(self, trainee: Any) -> dict[str, Any]:
+        """Plain values and random generators, by name, that `save` leaves out: changes of them are lost at a hop."""
 
     def read(self, path: Path) -> Any:
         """Bring a saved state into memory, without a trainee: what a worker does ahead of time."""

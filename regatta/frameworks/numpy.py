@@ -80,8 +80,16 @@ def seeded(seed: int) -> Iterator[None]:
         np.random.set_state(before[1])
 
 
+def contained() -> nullcontext[None]:
+    return nullcontext()
+
+
 def prepare(data: Any, device: str) -> Any:
     return tuple(data) if isinstance(data, list) else data
+
+
+def untouched(data: Any) -> nullcontext[None]:
+    return nullcontext()  # what our readers give cannot be written to
 
 
 def rows(data: Any) -> int:
@@ -157,6 +165,10 @@ def _storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise UsageError(f"{name} is an array of dtype {array.dtype}, which cannot travel with the model.")
     return np.array(array, order="C")
+
+
+def loose(trainee: NumpyTrainee) -> dict[str, Any]:
+    return {}  # dicts of arrays have nothing else
 
 
 def read(path: Path) -> dict[str, Any]:

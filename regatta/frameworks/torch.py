@@ -64,10 +64,14 @@ def _check_parts(model: object, optimizer: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"model_fn returned (module, {described(optimizer)}); the second is a torch.optim.Optimizer.")
     owned = {id(p) for p in model.parameters()}
-    if not any(id(p) in owned for group in optimizer.param_groups for p in group["params"]):
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    strange = sum(id(p) not in owned for p in held)
+    if strange:
         raise UsageError(
-            "The optimizer that model_fn returned holds no parameter of the module beside it.",
-            hint="Make the optimizer from the parameters of the very module that is returned.",
+            f"Of the {len(held)} parameters of the optimizer that model_fn returned, the module beside it has not "
+            f"{strange}, which would be lost at each hop.",
+            hint="Make the optimizer from the parameters of the very module that is returned; what else learns, such "
+            "as a loss with weights, belongs into that module too.",
         )
 
 
@@ -111,6 +115,26 @@ def seeded(seed: int) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
+@contextmanager
+def contained() -> Iterator[None]:
+    import torch
+
+    settings: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    )
+    before = [get() for get, _ in settings]
+    try:
+        yield
+    finally:
+        for (get, put), value in zip(settings, before, strict=True):
+            if get() != value:
+                put(value)
+
+
 def prepare(data: Any, device: str) -> Any:
     import torch
 
@@ -124,6 +148,25 @@ def prepare(data: Any, device: str) -> Any:
             backwards = any(stride < 0 for stride in data.strides)  # which tensors cannot be
             return torch.from_numpy(data.copy() if backwards else data).to(device)
     return data.to(device) if isinstance(data, torch.Tensor) else data
+
+
+@contextmanager
+def untouched(data: Any) -> Iterator[None]:
+    before = [tensor._version for tensor in _tensors(data)]
+    yield
+    if before != [tensor._version for tensor in _tensors(data)]:
+        raise UsageError(
+            "train_fn or eval_fn changed its data in place, which other models are to see as it was.",
+            hint="Work on a copy: x = x * 2 instead of x.mul_(2). What is done to all data belongs into input_fn.",
+        )
+
+
+def _tensors(data: Any) -> Iterator[torch.Tensor]:
+    if isinstance(data, tuple | dict):
+        for part in data if isinstance(data, tuple) else data.values():
+            yield from _tensors(part)
+    elif _is_tensor(data):
+        yield data
 
 
 def rows(data: Any) -> int:
@@ -259,6 +302,32 @@ def save(trainee: TorchTrainee, path: Path) -> None:
     save_file(own, path, state_metadata(NAME, skeleton, same_as=same_as, on_device=on_device))
 
 
+def loose(trainee: TorchTrainee) -> dict[str, Any]:
+    import torch
+
+    own = torch.nn.Module.get_extra_state  # a module that overrides it keeps more than its tensors
+    owners = [(name, m) for name, m in trainee.model.named_modules() if type(m).get_extra_state is own]
+    found = {f"{prefix}.{name}".lstrip("."): value for prefix, m in owners for name, value in vars(m).items()}
+    if trainee.optimizer is not None and type(trainee.optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        found |= {f"optimizer.{name}": value for name, value in vars(trainee.optimizer).items()}
+    public = {name: value for name, value in found.items() if not name.rpartition(".")[2].startswith("_")}
+    plain = {name: _comparable(value) for name, value in public.items() if not name.endswith("training")}
+    return {name: value for name, value in plain.items() if value is not None}
+
+
+def _comparable(value: object) -> object:
+    """A number, a text, or the state of a random generator; None for anything else."""
+    import torch
+
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.Generator):
+        return bytes(value.get_state().numpy())
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    return value.getstate() if isinstance(value, random.Random) else None
+
+
 def _unsaved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     saved = model.state_dict(keep_vars=True)
     buffers = model.named_buffers(remove_duplicate=False)
@@ -339,6 +408,8 @@ def _match_buffers(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, buffer in module._buffers.items():
             value = saved.get(f"{prefix}.{name}" if prefix else name)
+            if torch.nn.parameter.is_lazy(buffer):
+                continue  # takes its shape when it is loaded
             if value is None or buffer is None or (buffer.shape, buffer.dtype) != (value.shape, value.dtype):
                 module._buffers[name] = None if value is None else torch.empty_like(value)
 

@@ -22,7 +22,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from regatta.errors import CorruptError, NotFoundError
+from regatta.errors import CorruptError, DiskError, NotFoundError
 
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
 VERSION = 1
@@ -59,6 +59,23 @@ def temporary(path: Path) -> Path:
     """The name under which a state is written, in the folder of its final one, which is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A scope in which a state is written: a disk that does not take it is told apart from a state that is wrong."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, SafetensorError) and "I/O error" not in str(error):
+            raise
+        raise DiskError(
+            f"The state cannot be written: {error}.",
+            place=str(path),
+            hint="Free some space, or make the folder writable.",
+        ) from error
 
 
 def publish(written: Path, path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_model_that_kills_its_workers_fails(battered: Any) -> None:
 
 def test_no_worker_is_left(battered: Any) -> None:
     pids = [r["pid"] for r in read_journal(battered[0].folder / "journal.jsonl") if r.get("state") == "up"]
-    assert len(pids) >= 5
+    assert len(pids) >= 4  # four deaths, each of a worker that was up
     assert not any(map(is_running, pids))
 
 

@@ -137,7 +137,9 @@ def _notes(header: dict[str, Any], path: Path) -> dict[str, Any]:
 def _mapped(path: Path, tensor: Tensor) -> npt.NDArray[np.generic]:
     if 0 in tensor.shape:
         return np.zeros(tensor.shape, tensor.dtype)
-    array = np.memmap(path, tensor.dtype, "r", tensor.offset, tensor.shape).view(np.ndarray)
+    # Private, though nobody should write: a tensor made of it can, and of a read-only mapping the process would die.
+    array = np.memmap(path, tensor.dtype, "c", tensor.offset, tensor.shape).view(np.ndarray)
+    array.flags.writeable = False
     return array if array.flags.aligned else array.copy()  # frameworks do not take misaligned arrays
 
 

@@ -5,7 +5,7 @@ as a file that one worker wrote and the next one maps; the bytes pass through th
 While a worker trains, one thread of it listens (and reads the state that comes next), another makes the state that
 was just published durable.
 
-`python -m regatta.engine.workers.process FD` is the worker's side.
+`main` is the worker's side.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ from regatta.engine.events import Event, Outfit, StateDurable, Task, TaskDone, W
 from regatta.errors import RegattaError
 
 Socket: TypeAlias = "Connection[Any, Any]"
+# With the paths of the controller and no others: a `random.py` in the present folder must not stand in for Python's.
+_BOOT = """import sys
+file, *sys.path = sys.argv[1:]
+del sys.argv[1:]
+from regatta.engine.workers.process import main
+main(int(file))"""
 STARTS = 3  # how often a worker that dies before it is ready is started again
 
 
@@ -44,7 +50,6 @@ class _Hello:
     index: int
     device: str
     threads: int
-    path: list[str]
     outfit: bytes
 
 
@@ -52,7 +57,13 @@ class _Hello:
 class _Member:
     process: subprocess.Popen[bytes]
     socket: Socket
+    end: int | None  # can be read once the process is dead
     ready: bool = False
+
+    def close(self) -> None:
+        self.socket.close()
+        if self.end is not None:
+            os.close(self.end)
 
 
 class ProcessPool:
@@ -78,14 +89,13 @@ class ProcessPool:
         self._send(worker, state)
 
     def events(self) -> list[Event]:
-        sockets = {member.socket: name for name, member in self._members.items()}
-        found: list[Event] = []
-        for ready in wait([*sockets, self._woken]):
-            if ready is self._woken:
-                self._woken.recv_bytes()
-            else:
-                found.append(self._hear(sockets[ready]))  # type: ignore[index]
-        return found
+        signs: dict[Any, str] = {member.socket: name for name, member in self._members.items()}
+        signs |= {member.end: name for name, member in self._members.items() if member.end is not None}
+        ready = wait([*signs, self._woken])
+        if self._woken in ready:
+            ready.remove(self._woken)
+            self._woken.recv_bytes()
+        return [self._hear(name) for name in dict.fromkeys(signs[sign] for sign in ready)]
 
     def wake(self) -> None:
         self._waker.send_bytes(b"")
@@ -95,7 +105,7 @@ class ProcessPool:
             _end_group(member.process)
         for member in self._members.values():
             member.process.wait()
-            member.socket.close()
+            member.close()
         self._members.clear()
         self._woken.close()
         self._waker.close()
@@ -103,7 +113,7 @@ class ProcessPool:
     def _spawn(self, name: str) -> None:
         ours, theirs = Pipe()
         threads = self._cluster.threads or 1
-        command = [sys.executable, "-u", "-m", "regatta.engine.workers.process", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-u", "-c", _BOOT, str(theirs.fileno()), *sys.path]
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         with self._log(name).open("ab") as log:
             process = subprocess.Popen(
@@ -116,9 +126,10 @@ class ProcessPool:
                 start_new_session=True,  # Ctrl-C is for the controller alone
             )
         theirs.close()
-        self._members[name] = _Member(process, ours)
+        end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        self._members[name] = _Member(process, ours, end)
         index = self.workers.index(name)
-        self._send(name, _Hello(name, index, self._cluster.device, threads, sys.path, self._outfit))
+        self._send(name, _Hello(name, index, self._cluster.device, threads, self._outfit))
 
     def _send(self, worker: str, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is heard of as an event
@@ -126,6 +137,8 @@ class ProcessPool:
 
     def _hear(self, name: str) -> Event:
         member = self._members[name]
+        if not member.socket.poll():  # it is dead, though a child of its user's code holds the stream open
+            return self._bury(name)
         try:
             event: Event = member.socket.recv()
         except (EOFError, ConnectionResetError):
@@ -137,7 +150,7 @@ class ProcessPool:
 
     def _bury(self, name: str) -> WorkerLost:
         member = self._members.pop(name)
-        member.socket.close()
+        member.close()
         _end_group(member.process)  # the stream ended; if the process has not, it is of no more use
         reason = _how_it_ended(member.process.wait())
         if not member.ready:
@@ -166,7 +179,10 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _how_it_ended(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    if code >= 0:
+        return f"exited with code {code}"
+    known = {s.value: s.name for s in signal.Signals}  # the real-time signals between the first and the last have none
+    return f"was killed by {known.get(-code, f'signal {-code}')}"
 
 
 class _Side:
@@ -186,13 +202,12 @@ class _Side:
 
 def serve(file: int) -> None:
     """Be a worker until the controller is gone."""
+    side = _Side(Connection(file))
+    hello: _Hello = side.hear()  # before the imports, for the controller may wait until a large one is taken
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
     from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    side = _Side(Connection(file))
-    hello: _Hello = side.hear()
-    sys.path[:] = hello.path
     outfit: Outfit = cloudpickle.loads(hello.outfit)  # first, for it may fail
     limit_threads(hello.threads)
     warm_up()
@@ -240,5 +255,5 @@ def _keep(side: _Side, worker: str, published: queue.SimpleQueue[Path]) -> None:
         side.say(StateDurable(worker, path, *make_durable(path)))
 
 
-if __name__ == "__main__":
-    _live_by(serve, int(sys.argv[1]))
+def main(file: int) -> None:
+    _live_by(serve, file)

@@ -6,11 +6,12 @@ that the worker did before.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,13 +22,14 @@ import regatta
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
 from regatta.engine.events import Outfit, PilotResult, Task, TaskDone, TaskFailed
-from regatta.errors import RegattaError, UsageError
+from regatta.errors import DiskError, RegattaError, UsageError
 from regatta.frameworks import Framework, framework_of, load_framework
 from regatta.frameworks.base import Indices
-from regatta.store.states import publish, state_framework, temporary
+from regatta.store.states import publish, state_framework, temporary, writing
 
 _PACKAGE = Path(regatta.__file__).parent
 PILOT_BATCHES = 5
+HEADLINE, TRACEBACK = 1_000, 100_000  # characters that are kept of an error
 PILOT_ROWS = 256  # of data that only the user's own functions can cut into batches
 
 
@@ -56,7 +58,7 @@ class Trainer:
     worker: str
     outfit: Outfit
     device: str = "cpu"
-    _data: dict[tuple[str, int], Any] = field(default_factory=dict)
+    _data: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     _rehearsed: bool = False
     _ahead: tuple[Path, Any] | None = None
     _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -65,8 +67,13 @@ class Trainer:
         """Do a task; whatever the user's functions raise is the configuration's failure."""
         start = time.time()
         try:
-            result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the user's code may raise anything)
+            with self._named().contained():
+                result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
+        except KeyboardInterrupt:
+            raise
+        except DiskError as error:
+            return TaskFailed(self.worker, task, start, time.time(), _headline(error), str(error), ends_run=True)
+        except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
             return TaskFailed(self.worker, task, start, time.time(), _headline(error), _users_traceback(error))
         costs = vars(result.costs)
         return TaskDone(self.worker, task, start, time.time(), result.rows, result.metrics, pilot=result.pilot, **costs)
@@ -92,7 +99,9 @@ class Trainer:
                 found = {"loss": framework.train(trainee, data, batches, recipe.loss_fn, dict(values))}
             else:
                 assert recipe.train_fn is not None
-                found = _metrics(recipe.train_fn(data, trainee.model, trainee.optimizer, dict(values)), "train_fn")
+                with self._shared(framework, data):
+                    told = recipe.train_fn(data, trainee.model, trainee.optimizer, dict(values))
+                found = _metrics(told, "train_fn")
             if task.ends_epoch:
                 framework.end_epoch(trainee)
         assert task.state_out is not None
@@ -115,7 +124,7 @@ class Trainer:
                 order = in_order(framework.rows(data), _batch_size(values))[:batches]
                 metrics["loss"] = framework.evaluate(trainee, data, order, recipe.loss_fn, dict(values))
             if recipe.eval_fn is not None:
-                with framework.evaluating(trainee):
+                with self._shared(framework, data), framework.evaluating(trainee):
                     metrics |= _metrics(recipe.eval_fn(data, trainee.model, dict(values)), "eval_fn")
         return metrics
 
@@ -130,13 +139,15 @@ class Trainer:
         return framework, trainee
 
     def _build(self, values: Mapping[str, Scalar]) -> tuple[Framework, Any]:
-        recipe = self.outfit.recipe
-        # PyTorch's scope seeds Python and NumPy too: right for a model_fn whose framework is not known yet.
-        named = load_framework("torch" if recipe.framework == "auto" else recipe.framework)
+        recipe, named = self.outfit.recipe, self._named()
         with named.seeded(initial_seed(self.outfit.seed, values)):
             built = recipe.model_fn(dict(values))
         framework = framework_of(built) if recipe.framework == "auto" else named
         return framework, framework.assemble(built, self.device)
+
+    def _named(self) -> Framework:
+        """The recipe's framework; PyTorch, whose scopes hold for Python and NumPy too, where only a model can tell."""
+        return load_framework("torch" if self.outfit.recipe.framework == "auto" else self.outfit.recipe.framework)
 
     def _read(self, framework: Framework, path: Path) -> Any:
         with self._ahead_lock:
@@ -145,14 +156,15 @@ class Trainer:
 
     def _leave(self, framework: Framework, trainee: Any, path: Path, costs: _Costs) -> None:
         start = time.perf_counter()
-        written = temporary(path)
-        framework.save(trainee, written)
-        publish(written, path)
+        with writing(path):
+            written = temporary(path)
+            framework.save(trainee, written)
+            publish(written, path)
         costs.save_seconds = time.perf_counter() - start
 
     def _partition(self, kind: Literal["train", "eval"], index: int, framework: Framework, costs: _Costs) -> Any:
         """The data of a partition: read and prepared once, then kept."""
-        key = (kind, index)
+        key = (framework.NAME, kind, index)
         if key not in self._data:
             start = time.perf_counter()
             path = (self.outfit.train if kind == "train" else self.outfit.eval)[index]
@@ -160,6 +172,16 @@ class Trainer:
             self._data[key] = framework.prepare(read(path), self.device)
             costs.load_seconds += time.perf_counter() - start
         return self._data[key]
+
+    @contextlib.contextmanager
+    def _shared(self, framework: Framework, data: Any) -> Iterator[None]:
+        """A scope in which the user's functions hold data that others will see; if they change it, it is read again."""
+        try:
+            with framework.untouched(data):
+                yield
+        except UsageError:
+            self._data.clear()
+            raise
 
     def _pilot(self, task: Task) -> _Result:
         """Measure a few batches of a new model; nothing of it is kept but the data."""
@@ -171,7 +193,9 @@ class Trainer:
         framework, trainee = self._fetch(task, costs)
         fixed = time.perf_counter() - start
         data = self._partition("train", task.partition, framework, costs)
+        loose = framework.loose(trainee)
         train, found = self._pilot_train(framework, trainee, data, task.values)
+        forgotten = tuple(name for name, value in framework.loose(trainee).items() if loose.get(name) != value)
         judged, judged_rows, metrics = 0.0, 0, {}
         if task.judge_on is not None:
             held = self._partition("eval", task.judge_on, framework, costs)
@@ -180,14 +204,19 @@ class Trainer:
             metrics = self._judge(framework, trainee, held, task.values, PILOT_BATCHES)
             judged = (time.perf_counter() - start) / self._judged(judged_rows, task.values)
         start = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "pilot.safetensors"
-            framework.save(trainee, path)
-            size = path.stat().st_size
+        size = self._weigh(framework, trainee)
         fixed += time.perf_counter() - start
         names = (*map(_train_name, found), *metrics)
-        pilot = PilotResult(train, judged, framework.rows(data), judged_rows, fixed, size, names)
+        pilot = PilotResult(train, judged, framework.rows(data), judged_rows, fixed, size, names, forgotten)
         return _Result(0, {}, costs, pilot)
+
+    def _weigh(self, framework: Framework, trainee: Any) -> int:
+        """The size of a state, written where those of the run will be: another disk may be slower, or too small."""
+        self.outfit.logs.mkdir(parents=True, exist_ok=True)
+        with writing(self.outfit.logs), tempfile.TemporaryDirectory(dir=self.outfit.logs) as folder:
+            path = Path(folder) / "pilot.safetensors"
+            framework.save(trainee, path)
+            return path.stat().st_size
 
     def _pilot_train(
         self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar]
@@ -196,7 +225,8 @@ class Trainer:
         recipe, rows = self.outfit.recipe, framework.rows(data)
         with framework.seeded(derive_seed(self.outfit.seed, "pilot")):
             if recipe.loss_fn is None:
-                return self._pilot_opaque(trainee, data, rows, values)
+                with self._shared(framework, data):
+                    return self._pilot_opaque(trainee, data, rows, values)
             order = batch_order(rows, _batch_size(values), 0)
             framework.train(trainee, data, order[:1], recipe.loss_fn, dict(values))  # the first batch is slower
             timed = order[1 : 1 + PILOT_BATCHES] or order[:1]
@@ -216,7 +246,9 @@ class Trainer:
 
     def _judged(self, rows: int, values: Mapping[str, Scalar]) -> int:
         """How many rows a pilot's evaluation looks at: the user's own eval_fn takes them all."""
-        return rows if self.outfit.recipe.eval_fn is not None else min(rows, PILOT_BATCHES * _batch_size(values))
+        recipe = self.outfit.recipe
+        whole = recipe.eval_fn is not None or recipe.loss_fn is None
+        return rows if whole else min(rows, PILOT_BATCHES * _batch_size(values))
 
 
 def in_order(rows: int, batch_size: int) -> list[Indices]:
@@ -247,18 +279,32 @@ def _train_name(name: str) -> str:
 
 
 def _headline(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    """The first line; asked of the traceback module, for an exception's own __str__ may raise."""
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    text = next(line for line in lines if not line.startswith(" "))  # where a syntax error is comes before what it is
+    return _shortened(text.removeprefix(f"{type(error).__module__}."), HEADLINE)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The beginning and the end: an exception may carry a whole tensor as its text."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} ... {len(text) - limit} characters left out ... {text[-(limit // 2) :]}"
 
 
 def _users_traceback(error: BaseException) -> str:
     """The traceback from the user's own code on; of an error that we found, what it says."""
     frames = error.__traceback__
-    while frames is not None and Path(frames.tb_frame.f_code.co_filename).is_relative_to(_PACKAGE):
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     if frames is None and isinstance(error, RegattaError):
         return str(error)
-    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    return _shortened(text, TRACEBACK)
+
+
+def _is_ours(file: str) -> bool:
+    return file == contextlib.__file__ or Path(file).is_relative_to(_PACKAGE)
 
 
 def choose_device(wanted: str, index: int) -> str:
