@@ -26,7 +26,7 @@ def canonical(config: Configuration) -> str:
 
 def config_id(config: Configuration) -> str:
     """Ten hexadecimal digits that name a configuration, the same in every process and every run."""
-    return blake3(canonical(config).encode()).hexdigest(length=5)
+    return blake3(canonical(config).encode(errors="surrogatepass")).hexdigest(length=5)
 
 
 def check_configuration(config: object) -> dict[str, Scalar]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regatta.configuration import Scalar, config_id
+from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, nearest
 from regatta.location import find_repository
@@ -110,7 +110,7 @@ class Run:
 
     def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:
         """The configuration with that id, or the start of one, or those values."""
-        wanted = config if isinstance(config, str) else config_id(config)
+        wanted = config if isinstance(config, str) else config_id(check_configuration(config))
         found = [c for c in self.record.configs.values() if c.id.startswith(wanted)]
         if len(found) != 1:
             count = "no" if not found else f"{len(found)} configurations"

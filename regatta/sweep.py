@@ -252,6 +252,7 @@ def _new_folder(runs: Path, name: str | None, stem: str) -> Path:
         return runs / name
     numbers = [int(entry.name.rpartition("-")[2]) for entry in os.scandir(runs) if re.search(r"-\d+$", entry.name)]
     number = max(numbers, default=0) + 1
+    stem = re.sub(r"[^\w.-]+", "-", stem).strip(".-") or "run"  # a data set may be named after a folder
     while True:
         try:
             (runs / f"{stem}-{number}").mkdir()

@@ -90,6 +90,8 @@ class Dataset:
 
         `availability` says which workers hold a path, by number or by name.
         """
+        if name is not None:
+            _check_name(name)
         parts = [_inspected(paths, what) for paths, what in ((train, "train"), (eval, "eval"))]
         known = [part.path for kind in parts for part in kind]
         placed = _checked_availability(availability or {}, known)
