@@ -8,6 +8,7 @@ import threading
 from itertools import pairwise
 from pathlib import Path
 
+import fuzz_encodings
 import numpy as np
 import pytest
 from chunks import EDGES, KINDS, chunks, mixed, nearby, special, special_words, weights
@@ -198,6 +199,15 @@ def test_a_stride_is_as_good_as_a_copy() -> None:
     for encoding in EXACT:
         streams = streams_of(encoding, words[::2], F32, words[1::2])
         assert np.array_equal(encoding.decode(streams, 1000, F32, words[1::2]), words[::2])
+
+
+def test_the_seeds_of_the_fuzzer_decode() -> None:
+    for seed in fuzz_encodings.seeds():
+        encoding, dtype, count = fuzz_encodings._choices(seed)
+        streams = fuzz_encodings._streams(memoryview(seed)[3:], encoding.streams(dtype))
+        encoding.decode(streams, count, dtype, (np.arange(count) * 2654435761).astype(dtype.word))
+        fuzz_encodings.one_input(seed)
+        fuzz_encodings.one_input(seed[: len(seed) // 2])
 
 
 def damaged(stream: bytes, rng: np.random.Generator) -> bytes:
