@@ -64,9 +64,7 @@ class PackWriter:
     """Writes one pack; `seal` it or `discard` it."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = _temporary(folder)
-        self._file = open(self.path, "xb")  # noqa: SIM115 (closed by seal's user or by discard)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.path, self._file = _create(folder)
         self._digest = blake3()
         self.bytes = 0
         self.records: list[Record] = []
@@ -127,11 +125,8 @@ class Packing:
 
     def receive(self, pack: str, fill: Callable[[BinaryIO], None]) -> None:
         """Take in a pack of that name as `fill` writes it, which has to check that it is the one."""
-        path = _temporary(self._folder)
-        file = open(path, "xb")  # noqa: SIM115 (closed with the sealed pack)
-        sealed = SealedPack(pack, path, 0, (), file)
-        self.sealed.append(sealed)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        path, file = _create(self._folder)
+        self.sealed.append(SealedPack(pack, path, 0, (), file))
         fill(file)
         file.flush()
         os.fsync(file.fileno())
@@ -279,8 +274,15 @@ class PackFolder:
             os.close(handle)
 
 
-def _temporary(folder: Path) -> Path:
-    return folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+def _create(folder: Path) -> tuple[Path, BinaryIO]:
+    """A new temporary file, locked, so that nobody takes it for abandoned."""
+    while True:
+        path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+        file = open(path, "xb")  # noqa: SIM115 (its user closes it)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return path, file
+        file.close()  # swept away before it was locked
 
 
 def _remove_if_abandoned(path: Path, before: float) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +172,23 @@ def test_temporary_files_of_the_living_stay(folder: PackFolder) -> None:
         assert folder.sweep_tmp(before=2e9 * 10) == 0
         folder.place(packing.sealed)
     assert folder.sweep_tmp(before=2e9 * 10) == 0
+    assert len(list(folder.packs.iterdir())) == 1
+
+
+def test_swept_before_it_is_locked(folder: PackFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between making a temporary file and locking it, gc may take it for abandoned."""
+    lock, swept = fcntl.flock, []
+
+    def lock_late(file: Any, how: int) -> None:
+        if not swept:
+            swept.append(None)
+            assert folder.sweep_tmp(before=1e11) == 1
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    with folder.packing() as packing:
+        fill(packing)
+        folder.place(packing.seal())
     assert len(list(folder.packs.iterdir())) == 1
 
 
