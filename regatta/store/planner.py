@@ -125,7 +125,7 @@ def _refined(graph: StorageGraph, found: Chosen, scheme: Scheme, budgets: Floats
         found = list(last.chosen)
     refinement = Refinement(graph, found, scheme, budgets)
     refinement.climb()
-    refinement.anneal(rounds)
+    refinement.search(rounds)
     refinement.climb()
     return refinement.tree.chosen
 

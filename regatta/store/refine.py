@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from functools import cache
 from typing import TypeAlias
 
@@ -41,27 +42,36 @@ class Refinement:
         while self._improve(np.arange(len(self.graph.edges)), []) > 0:
             pass
 
-    def anneal(self, rounds: int = ROUNDS) -> None:
+    def search(self, rounds: int = ROUNDS) -> None:
         """Lift random nodes nearer to the null node and see whether that lets their neighbours save more.
 
-        With enough rounds for the size of the graph, losses are accepted too, ever smaller ones.
+        With enough rounds for the size of the graph, losses are accepted too, ever smaller ones, before they are not.
         """
         nodes = len(self.graph) - 1
         rounds = min(rounds, ROUNDS_PER_NODE * nodes)
-        mean = float(self.tree.stored.sum()) / max(nodes, 1)
-        heat = mean * _HOT if rounds >= _ENOUGH * nodes else 0.0
+        if rounds >= _ENOUGH * nodes:
+            self._anneal(rounds, float(self.tree.stored.sum()) / nodes)
         draw = random.Random(nodes)
+        for _ in self._progress(rounds):
+            self._lift(draw, 0.0)
+
+    def _anneal(self, rounds: int, mean: float) -> None:
+        draw = random.Random(rounds)
         gained, most, best = 0.0, 0.0, list(self.tree.chosen)
-        self.tries = 0
-        for round_ in range(rounds):
-            done = max(round_ / rounds, self.tries / (rounds * TRIES_PER_ROUND))
-            if done >= 1:
-                break
-            gained += self._lift(draw, heat * (_COLD / _HOT) ** done)
-            if heat and gained > most + 1e-9 * mean:
+        for done in self._progress(rounds):
+            gained += self._lift(draw, mean * _HOT * (_COLD / _HOT) ** done)
+            if gained > most + 1e-9 * mean:
                 most, best = gained, list(self.tree.chosen)
-        if heat:
-            self._start(best)
+        self._start(best)
+
+    def _progress(self, rounds: int) -> Iterator[float]:
+        """What part of the rounds, or of the edges that may be tried in them, is behind us."""
+        self.tries = 0
+        for number in range(rounds):
+            done = max(number / rounds, self.tries / (rounds * TRIES_PER_ROUND))
+            if done >= 1:
+                return
+            yield done
 
     def _lift(self, draw: random.Random, heat: float) -> float:
         """Store a random node by an edge that brings it nearer, then improve what that touches; what it saved."""
