@@ -87,7 +87,7 @@ def main() -> None:
     names = {1: "1 model, the receiver waits", 4: "4 models, the receiver is busy"}
     rows = [[names[m], len(hops), ahead, *_medians(hops)] for m, (hops, ahead) in cases.items()]
     rows += [[f"a plain copy {how}", "-", "-", ms, *["-"] * 5] for how, ms in copies.items()]
-    waiting, limit = cases[1][0], max(LIMIT_MS, LIMIT_COPIES * copies["into new memory"])
+    waiting, limit = cases[1][0], max(LIMIT_MS, LIMIT_COPIES * copies["into memory in use"])
     report(
         "hop",
         [f"ms for {size / 1e6:.1f} MB (medians)", "hops", "fetched ahead", *(field.name for field in fields(Hop))],
