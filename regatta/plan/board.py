@@ -53,10 +53,11 @@ class Model:
         self.stopped = False
 
     def copy(self) -> Model:
-        other = copy.copy(self)
-        other.rest = set(self.rest)
+        other = Model(self.epochs, self.epoch, self.rest, self.orders)
+        other.worker = self.worker
         other.evals = dict(self.evals)
         other.shelved = list(self.shelved)
+        other.stopped = self.stopped
         return other
 
 
@@ -79,7 +80,7 @@ class Board:
         self.idle: set[int] = set()
         self.waiting: list[deque[tuple[int, int, int]]] = [deque() for _ in range(eval_partitions)]
         self.evals_waiting = 0
-        self.returned = 0  # units given back so far
+        self.upsets = 0  # how often units came back, or workers came and went
         self._ticket = 0  # evaluation units are served in the order in which they appeared
         self.open = np.zeros((partitions, 0), bool)
         self.wanted = np.zeros((partitions, 0), np.int32)  # visits that are left, of all epochs
@@ -119,16 +120,24 @@ class Board:
 
     def rebuild(self) -> None:
         """Compute all sums anew: after workers came or went, or times changed for many models."""
+        self.upsets += 1
+        holds = self.holds()
+        self.holders = [tuple(int(w) for w in np.flatnonzero(column)) for column in holds.T]
+        self._share = holds / np.maximum(holds.sum(axis=0), 1.0)
+        self.left, self.here, self.load, self.count = self.sums()
+
+    def holds(self) -> Floats:
+        """1 where a worker has a partition."""
         holds = np.zeros((len(self.held), self.partitions))
         for worker, held in enumerate(self.held):
             holds[worker, list(held)] = 1.0
-        self.holders = [tuple(int(w) for w in np.flatnonzero(holds[:, j])) for j in range(self.partitions)]
-        self._share = holds / np.maximum(holds.sum(axis=0), 1.0)
+        return holds
+
+    def sums(self) -> tuple[Floats, Floats, Floats, NDArray[np.int32]]:
+        """`left`, `here`, `load` and `count`, computed from scratch."""
         work = self.wanted * self.time
-        self.left = work.sum(axis=0)
-        self.here = self._share @ work
-        self.load = self.here.sum(axis=1)
-        self.count = holds.astype(np.int32) @ self.open.astype(np.int32)
+        here = self._share @ work
+        return work.sum(axis=0), here, here.sum(axis=1), (self._share > 0).astype(np.int32) @ self.open.astype(np.int32)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -278,7 +287,7 @@ class Board:
 
     def give_back(self, worker: int) -> Running:
         """The unit of this worker did not happen."""
-        self.returned += 1
+        self.upsets += 1
         running = self._release(worker)
         model = self.models[running.model]
         if running.evaluates:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array, hstack
 
 from regatta.plan.estimates import Times
-from regatta.plan.units import Unit
+from regatta.plan.placement import Part, split
+from regatta.plan.units import Kind, Unit
 
 Holdings = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 
@@ -27,7 +24,7 @@ def lower_bound(
 ) -> Bound:
     """The largest of: the work of any worker, the training of any model; by linear programming with replicas."""
     chains = [_chain(times, holdings, model, count, partitions) for model, count in epochs.items()]
-    if _replicated(holdings, partitions, eval_partitions):
+    if _replicated(holdings):
         loads = [_shared(times, holdings, epochs, partitions, eval_partitions)]
     else:
         loads = [_load(times, worker, held, epochs) for worker, held in holdings.items()]
@@ -53,10 +50,10 @@ def _load(times: Times, worker: str, held: tuple[Sequence[int], Sequence[int]], 
     return Bound(total, f"worker {worker}")
 
 
-def _replicated(holdings: Holdings, partitions: int, eval_partitions: int) -> bool:
-    train = sum(len(train) for train, _ in holdings.values())
-    held_out = sum(len(held) for _, held in holdings.values())
-    return train > partitions or held_out > eval_partitions
+def _replicated(holdings: Holdings) -> bool:
+    held = Counter(("train", j) for train, _ in holdings.values() for j in train)
+    held.update(("eval", j) for _, evals in holdings.values() for j in evals)
+    return max(held.values(), default=0) > 1
 
 
 def _shared(
@@ -64,30 +61,20 @@ def _shared(
 ) -> Bound:
     """The least makespan if units could be split among the holders of their partition: a linear program."""
     workers = list(holdings)
-    shares: list[tuple[int, int, float]] = []  # of a unit, for a worker: the unit's number, the worker's, seconds
-    units = [(m, "train", p) for m in epochs for p in range(partitions)]
-    units += [(m, "eval", p) for m in epochs for p in range(eval_partitions)]
-    for number, (model, kind, partition) in enumerate(units):
-        unit = Unit("train" if kind == "train" else "eval", model, 1, partition)
-        for index, worker in enumerate(workers):
-            if partition in holdings[worker][0 if kind == "train" else 1]:
-                shares.append((number, index, times.seconds(unit, worker) * epochs[model]))
-    return Bound(_least_makespan(shares, len(units), len(workers)), "all workers together")
-
-
-def _least_makespan(shares: list[tuple[int, int, float]], units: int, workers: int) -> float:
-    """Minimise C, where each unit's shares add up to one and no worker has more than C to do."""
-    count = len(shares)
-    numbers, indices, seconds = zip(*shares, strict=True)
-    load: Any = coo_array((seconds, (indices, range(count))), shape=(workers, count))
-    whole: Any = coo_array((np.ones(count), (numbers, range(count))), shape=(units, count))
-    solve: Any = linprog  # its stubs know no sparse matrices
-    found = solve(
-        np.append(np.zeros(count), 1.0),
-        A_ub=hstack([load, coo_array(-np.ones((workers, 1)))]),
-        b_ub=np.zeros(workers),
-        A_eq=hstack([whole, coo_array((units, 1))]),
-        b_eq=np.ones(units),
-        method="highs",
-    )
-    return float(found.fun)
+    units: list[tuple[int, str, Kind, int]] = []
+    for number, model in enumerate(epochs):
+        units += [(number, model, "train", partition) for partition in range(partitions)]
+        units += [(number, model, "eval", partition) for partition in range(eval_partitions)]
+    lone = len(epochs)  # evaluations are no part of a model's chain: each counts as a model of its own
+    parts = [
+        Part(
+            number,
+            index,
+            model if kind == "train" else lone + number,
+            times.seconds(Unit(kind, name, 1, partition), worker) * epochs[name],
+        )
+        for number, (model, name, kind, partition) in enumerate(units)
+        for index, worker in enumerate(workers)
+        if partition in holdings[worker][kind == "eval"]
+    ]
+    return Bound(split(parts, {})[0], "all workers together")

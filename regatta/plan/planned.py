@@ -3,8 +3,8 @@
 Keeping the order means waiting now and then for a model that is about to arrive. That pays as long as times are
 about as planned; the follower's `patience` says how long: a worker waits for the unit that is due while the wait
 is shorter than `patience` times the unit it could run instead. With patience 0 it never waits and takes the
-candidate with the earliest planned start: it stays dense. Where the plan does not know what to do (new models,
-units that came back, workers that left), the longest rule fills in.
+candidate with the earliest planned start: it stays dense. Models that the plan does not know, or has no more to
+say about, go to workers that have nothing planned, by the longest rule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import heapq
 import math
 from collections.abc import Iterable, Sequence
 
-from regatta.plan.board import Board, Choice, Model
+import numpy as np
+
+from regatta.plan.board import Board, Choice
 from regatta.plan.rollout import Start
 from regatta.plan.rules import Longest
 
@@ -39,13 +41,12 @@ class Planned:
         self._behind_worker: dict[int, int] = {}  # how many of the planned starts are behind us
         self._behind_model: dict[int, int] = {}
         self._board: Board | None = None
-        self._returned = 0
+        self._upsets = 0
         self._filler = Longest()
 
     def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
-        if self._board is not board or self._returned != board.returned:
-            # another board, or units came back: look through the whole plan again
-            self._board, self._returned = board, board.returned
+        if self._board is not board or self._upsets != board.upsets:  # look through the whole plan again
+            self._board, self._upsets = board, board.upsets
             self._behind_worker.clear()
             self._behind_model.clear()
         taken: set[int] = set()
@@ -53,7 +54,11 @@ class Planned:
         if not chosen and not board.running:  # nobody would ever wake those who wait
             return self._filler.choose(board, idle)
         lost = [worker for worker in idle if self._head(board, worker) is None]
-        return [*chosen, *self._filler.choose(board, lost, without=taken)] if lost else chosen
+        if lost:
+            ready = np.flatnonzero(board.ready).tolist()
+            taken.update(model for model in ready if self._turn(board, model) is not None)
+            chosen += self._filler.choose(board, lost, without=taken)
+        return chosen
 
     def _planned(self, board: Board, idle: Sequence[int], taken: set[int]) -> list[Choice]:
         """By planned start, whichever worker it is: what is due later must not take what is due now."""
@@ -115,7 +120,7 @@ class Planned:
 
 def _advance(board: Board, planned: Sequence[Start], behind: dict[int, int], key: int) -> Start | None:
     at = behind.get(key, 0)
-    while at < len(planned) and not _pending(board.models[planned[at].running.model], planned[at]):
+    while at < len(planned) and not _pending(board, planned[at]):
         at += 1
     behind[key] = at
     return planned[at] if at < len(planned) else None
@@ -126,8 +131,9 @@ def _until_free(board: Board, worker: int) -> float:
     return abs(board.until[worker] - board.now) if worker in board.until else 0.0
 
 
-def _pending(model: Model, start: Start) -> bool:
-    running = start.running
-    if model.stopped or running.epoch > model.epochs:
+def _pending(board: Board, start: Start) -> bool:
+    """Is it still to come? Not if it was done, is not wanted any more, or its worker is gone."""
+    running, model = start.running, board.models[start.running.model]
+    if model.stopped or running.epoch > model.epochs or running.partition not in board.held[start.worker]:
         return False
     return running.epoch > model.epoch or (running.epoch == model.epoch and running.partition in model.rest)

@@ -12,6 +12,7 @@ import numpy as np
 
 from regatta.errors import UsageError, nearest
 from regatta.plan.board import Board
+from regatta.plan.placement import place
 from regatta.plan.planned import PATIENCE, Plan, Planned
 from regatta.plan.portfolio import auto, dispatch
 from regatta.plan.rotation import rotation
@@ -39,6 +40,11 @@ def _always(name: str, make: Callable[[int], Rule]) -> Planner:
 
 def _rotation(board: Board, request: Request) -> Verdict:
     return Verdict(Planned(Plan(rotation(board))), "rotation", "asked for by name")
+
+
+def _placed(board: Board, request: Request) -> Verdict:
+    placed = place(board)
+    return Verdict(placed, "placed", "asked for by name") if placed else dispatch(board)
 
 
 def _vector(board: Board, request: Request) -> Verdict:
@@ -90,6 +96,7 @@ RULES: dict[str, Planner] = {
     "lpt": _always("lpt", lambda seed: Lpt()),
     "randomized": _always("randomized", Randomized),
     "rotation": _rotation,
+    "placed": _placed,
     "vector": _vector,
     "milp": _solver("milp", lambda shop, request: solve_milp(shop, request.seconds)),
     "cpsat": _solver("cpsat", lambda shop, request: solve_cpsat(shop, request.seconds, request.seed)),

@@ -8,19 +8,23 @@ not in seconds: the same inputs give the same answer everywhere.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from regatta.plan.board import Board, Floats
+from regatta.plan.placement import Placed, place
 from regatta.plan.planned import Plan, Planned
-from regatta.plan.rollout import earliest_end, roll_out, spread_times
+from regatta.plan.rollout import Outcome, earliest_end, roll_out, spread_times
 from regatta.plan.rotation import rotation
 from regatta.plan.rules import Backlog, Longest, Lrm, Match, Request, Rule, Verdict
 
 EQUAL = 0.05  # unit times within this of each other count as equal
 CLOSE = 1e-4  # nearer to the bound than this is not worth looking further
+NEAR = 0.004  # a score to be content with where times are noisy
+LEAST_NOISE = 1e-3  # nothing takes exactly as long as estimated
 COPY = 10  # setting up a roll-out costs about as much as so many decisions
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.4)  # how far restarts bend the preferences
 
@@ -52,12 +56,12 @@ def _uneven(board: Board) -> bool:
 def auto(board: Board, request: Request) -> Verdict:
     """The dispatch rule, or what beats it in roll-outs as far as the effort goes."""
     default = dispatch(board)
-    board = _first_epochs(board, request.effort // 8)
-    if not 0 < 3 * int(board.wanted.sum()) <= request.effort:
+    start = _first_epochs(board, request.effort // 8)
+    if not 0 < 4 * int(start.wanted.sum()) <= request.effort:
         if isinstance(request.present, Planned):
             return Verdict(request.present, "planned", "the plan made before: no effort is left for another")
         return default
-    return _Contest(board, request, default).verdict()
+    return _Contest(board, start, request, default).verdict()
 
 
 def _first_epochs(board: Board, units: int) -> Board:
@@ -75,77 +79,107 @@ def _first_epochs(board: Board, units: int) -> Board:
 
 
 class _Contest:
-    """Candidates one after the other, until one is as good as optimal or the effort is spent."""
+    """Candidates one after the other, until one is as good as optimal or the effort is spent.
 
-    def __init__(self, board: Board, request: Request, default: Verdict) -> None:
-        self.board, self.request = board, request
+    Each is played twice: on the estimates, and with noise. A rule whose schedule suffers from noise is tried again as
+    a plan that is kept to. The best is the one with the lowest `score`, the mean of makespan over bound.
+    """
+
+    def __init__(self, whole: Board, board: Board, request: Request, default: Verdict) -> None:
+        self.whole, self.board, self.request = whole, board, request  # the board is the start of the whole
         self.bound = earliest_end(board)
-        self.spent = 0
-        self.stretch = spread_times(board, request.noise, request.seed) if request.noise else None
+        self.noise = max(LEAST_NOISE, request.noise)
+        self.stretch = spread_times(board, self.noise, request.seed)
         self.noisy_bound = earliest_end(board, self.stretch)
-        self.best = default
-        self.exact = self._play(default.rule)
-        self.score = self._score(default.rule, self.exact, math.inf)
+        self.good = 1 + CLOSE + min(self.noise / 2, NEAR)
+        self.bendable: Longest | Placed = Longest()
+        self.spent = 0
+        self.best, self.score, self.shortest = default, math.inf, math.inf
 
     def verdict(self) -> Verdict:
-        if self.request.present is not None:
-            self._try(self.request.present, "present", "the rule in use ends first")
-        for rule, name, why in self._candidates():
+        self._try(self.best)
+        for candidate in self._candidates():
             if self._enough():
                 break
-            self._try(rule, name, why)
+            self._try(candidate)
         if not self._enough():
             self._restarts()
-        return Verdict(self.best.rule, self.best.name, self.best.why, self.spent)
+        return dataclasses.replace(self.best, decisions=self.spent)
 
-    def _candidates(self) -> Iterator[tuple[Rule, str, str]]:
+    def _candidates(self) -> Iterator[Verdict]:
         why = "ends first in roll-outs"
+        present = self.request.present
+        if present is not None and type(present) is not type(self.best.rule):
+            yield Verdict(present, "planned", "the rule in use still ends first in roll-outs")
         if not _replicated(self.board):
-            yield Planned(Plan(rotation(self.board))), "rotation", why
+            yield Verdict(Planned(Plan(rotation(self.whole))), "rotation", why)
+        elif placed := self._placed():
+            self.bendable = placed
+            yield Verdict(placed, "placed", why)
         for rule, name in ((Longest(), "longest"), (Lrm(), "lrm"), (Match(), "match")):
             if name != self.best.name:
-                yield rule, name, why
+                yield Verdict(rule, name, why)
+
+    def _placed(self) -> Placed | None:
+        """A linear program has no decisions to count: its size stands for them."""
+        holders = np.array([len(found) for found in self.board.holders])
+        size = int(((self.board.wanted > 0).sum(axis=1) * holders).sum())
+        if self.spent + size > self.request.effort:
+            return None
+        self.spent += size
+        return place(self.board)
 
     def _enough(self) -> bool:
-        hopeless = math.isinf(self.exact)  # work that nobody can do now
-        return hopeless or self.spent >= self.request.effort or self.score <= 1 + max(CLOSE, self.request.noise / 10)
+        hopeless = math.isinf(self.score) and self.spent > 0  # work that nobody can do now
+        return hopeless or self.spent >= self.request.effort or self.score <= self.good
 
-    def _try(self, rule: Rule, name: str, why: str) -> None:
-        exact = self._play(rule, self.exact * 1.02)
-        score = self._score(rule, exact, self.score)
+    def _try(self, candidate: Verdict) -> None:
+        outcome = self._play(candidate.rule, give_up=1.02 * self.shortest)
+        self._consider(candidate, outcome)
+        if not self._enough() and not isinstance(candidate.rule, Planned):
+            self._consider_plan(candidate, outcome)
+
+    def _consider_plan(self, candidate: Verdict, outcome: Outcome) -> None:
+        """The schedule of a rule as a plan; there is none for the whole where only its start was played."""
+        if self.board is self.whole:
+            plan = Planned(Plan(outcome.starts))
+            self._consider(
+                dataclasses.replace(candidate, rule=plan, why=f"{candidate.why}; kept to as a plan"), outcome
+            )
+
+    def _consider(self, candidate: Verdict, outcome: Outcome) -> None:
+        self.shortest = min(self.shortest, outcome.end)
+        expected = self._ratio(outcome.end, self.bound)
+        if (expected + 1) / 2 >= self.score:
+            return
+        noisy = self._play(candidate.rule, stretch=self.stretch).end
+        score = (expected + self._ratio(noisy, self.noisy_bound)) / 2
         if score < self.score - CLOSE / 10:
-            self.best, self.exact, self.score = Verdict(rule, name, why), exact, score
+            self.best, self.score = candidate, score
 
-    def _play(self, rule: Rule, give_up: float = math.inf, stretch: Floats | None = None) -> float:
+    def _play(self, rule: Rule, give_up: float = math.inf, stretch: Floats | None = None) -> Outcome:
         outcome = roll_out(self.board, rule, give_up, stretch)
-        self.spent += outcome.decisions + COPY
-        return outcome.end
-
-    def _score(self, rule: Rule, exact: float, to_beat: float) -> float:
-        """Makespan over bound: the mean of what is expected and of what noise makes of it."""
-        ratio = self._ratio(exact, self.bound)
-        if self.stretch is None or (ratio + 1) / 2 >= to_beat:
-            return ratio
-        return (ratio + self._ratio(self._play(rule, stretch=self.stretch), self.noisy_bound)) / 2
+        self.spent += len(outcome.starts) + COPY
+        return outcome
 
     def _ratio(self, end: float, bound: float) -> float:
         now = self.board.now
         return (end - now) / (bound - now) if bound > now else 1.0
 
     def _restarts(self) -> None:
-        """The longest rule with bent preferences; what helped is bent further, every third time afresh."""
+        """The same rule with bent preferences; what helped is bent further, every third time afresh."""
         random = np.random.default_rng(self.request.seed)
         shape = len(self.board.held), len(self.board.models)
         bent = even = np.ones(shape)
-        shortest, number = self.exact, 0
-        while not self._enough() and self._ratio(shortest, self.bound) > 1 + CLOSE:
+        number = 0
+        while not self._enough() and self._ratio(self.shortest, self.bound) > 1 + CLOSE:
             start = bent if number % 3 else even
             weights = start * np.exp(STEPS[number % len(STEPS)] * random.standard_normal(shape))
             number += 1
-            exact = self._play(Longest(weights), shortest)
-            if exact < shortest:
-                shortest, bent = exact, weights
-                score = self._score(Longest(weights), exact, self.score)
-                if score < self.score - CLOSE / 10:
-                    why = f"restart {number} of the longest rule ends first in roll-outs"
-                    self.best, self.exact, self.score = Verdict(Longest(weights), "restart", why), exact, score
+            rule = self.bendable.bent(weights)
+            outcome = self._play(rule, give_up=self.shortest)
+            if outcome.end < self.shortest:
+                bent = weights
+                candidate = Verdict(rule, "restart", f"with bent preferences (try {number}) it ends first in roll-outs")
+                self._consider_plan(candidate, outcome)
+                self.shortest = outcome.end

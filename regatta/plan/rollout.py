@@ -43,13 +43,14 @@ def roll_out(board: Board, rule: Rule, give_up: float = math.inf, stretch: Float
     heap = [(max(board.now, end), worker) for worker, end in board.until.items()]
     heapq.heapify(heap)
     starts: list[Start] = []
+    replicated = bool(board.cost)  # then a worker's load is only what would be fair
     end = board.now
     while True:
         for worker in step(board, rule):
             start = Start(board.now, worker, board.running[worker])
             starts.append(start)
             heapq.heappush(heap, (_end(board, start, stretch), worker))
-        if not heap or board.now + board.load.max(initial=0.0) >= give_up:
+        if not heap or board.now + (0.0 if replicated else board.load.max(initial=0.0)) >= give_up:
             break
         board.now = end = heap[0][0]
         while heap and heap[0][0] <= end:
@@ -84,23 +85,31 @@ def step(board: Board, rule: Rule) -> list[int]:
 def earliest_end(board: Board, stretch: Floats | None = None) -> float:
     """No schedule ends before this: the fullest worker, and the model with most left, start at once and never wait.
 
-    Only work that has one possible worker counts for that worker.
+    Of replicated partitions only the fastest holder's time is sure, and that of all workers together.
     """
-    work = board.wanted * board.time
+    work = board.wanted * _fastest(board)
     if stretch is not None:
         work = work * stretch[:, : work.shape[1]]
     free = {worker: max(board.now, end) for worker, end in board.until.items()}
-    loads = [
-        free.get(worker, board.now) + float(sum(work[j].sum() for j in held if len(board.holders[j]) == 1))
-        for worker, held in enumerate(board.held)
-        if held
-    ]
+    here = [worker for worker, held in enumerate(board.held) if held]
+    alone = [sum(float(work[j].sum()) for j in board.held[w] if len(board.holders[j]) == 1) for w in here]
+    loads = [free.get(worker, board.now) + seconds for worker, seconds in zip(here, alone, strict=True)]
     chains = [
-        (free.get(model.worker, board.now)) + float(total)
-        for model, total in zip(board.models, work.sum(axis=0), strict=False)
-        if total > 0
+        free.get(model.worker, board.now) + seconds
+        for model, seconds in zip(board.models, work.sum(axis=0).tolist(), strict=False)
     ]
-    return max([*loads, *chains, *free.values(), board.now])
+    shared = (sum(free.get(worker, board.now) for worker in here) + float(work.sum())) / max(1, len(here))
+    return float(max([*loads, *chains, *free.values(), shared, board.now]))
+
+
+def _fastest(board: Board) -> Floats:
+    """Seconds of each unit on the fastest worker that holds its partition."""
+    times = board.time.copy()
+    for partition, holders in enumerate(board.holders):
+        rows = [board.cost[worker, partition] for worker in holders if (worker, partition) in board.cost]
+        if rows:
+            times[partition] = np.min(rows, axis=0)
+    return times
 
 
 def spread_times(board: Board, deviation: float, seed: int) -> Floats:

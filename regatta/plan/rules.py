@@ -122,11 +122,15 @@ class Longest:
 
     A model with much to do elsewhere is best begun now. Where several workers are idle at one instant and one of
     them finds no model, those already chosen are exchanged so that it does: as many workers as possible start.
-    `weights` bend the preferences, one factor per worker and model: roll-outs try many.
+    `weights` bend the preferences, a factor per worker and model: roll-outs try many.
     """
 
     def __init__(self, weights: Floats | None = None) -> None:
         self._weights = weights
+
+    def bent(self, weights: Floats) -> Longest:
+        """The same rule with other preferences, by worker and model."""
+        return Longest(weights)
 
     def choose(
         self, board: Board, idle: Sequence[int], *, peek: bool = False, without: Iterable[int] = ()
