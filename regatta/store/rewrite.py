@@ -183,7 +183,8 @@ def offload(store: ParameterStore, snapshots: list[str], tensors: list[str], kee
         with store.index.reading():
             stored = needed(store.index, snapshots) | {tensor: store.index.stored(tensor) for tensor in tensors}
         for one in stored.values():
-            if ENCODINGS[one.encoding].progressive and all(part.place & LOCAL for part in one.segments):
+            parted = ENCODINGS[one.encoding].progressive and one.dtype.planes > keep_planes
+            if parted and all(part.place & LOCAL for part in one.segments):
                 _split(store, one, keep_planes, here, there)
         here.seal()
         for pack in there.seal():

@@ -121,6 +121,13 @@ def test_what_cannot_be_read_in_part_stays(store: ParameterStore) -> None:
     assert places(store) == [LOCAL] * 2
 
 
+def test_types_of_no_more_planes_stay(store: ParameterStore) -> None:
+    snapshot = store.put({"half": weights().astype(np.float16), "byte": np.arange(2000, dtype=np.uint8)})
+    packs = store.index.packs()
+    assert store.offload([snapshot], keep_planes=2) == 0
+    assert store.index.packs() == packs
+
+
 def test_deltas_are_offloaded_with_their_bases(store: ParameterStore) -> None:
     one, two = store.put({"w": weights(1)}, reference="1"), store.put({"w": weights(1) + 1e-4}, reference="2")
     base, child = (store.manifest(snapshot).tensors["w"].id for snapshot in (one, two))
