@@ -1,59 +1,110 @@
-"""Simulated makespan over the lower bound, on both suites: our default, with and without looking ahead, and the rules.
+"""Simulated makespan over the lower bound: our default with and without planning ahead, beside the other rules.
 
-Planning is bounded by a count of simulated decisions; the seconds that it took are in the table.
+Two suites (375 and 450 instances, see hop_suites.py), one epoch, unit times known; and every homogeneous problem of 1
+to 32 models on 2 to 16 workers, with one and with two partitions per worker. Each schedule is made by the real
+scheduler on a simulated clock. Plan times are CPU seconds.
+
+    python benchmarks/bench_hop_schedules.py [--few]      # about four minutes; --few: every tenth instance
 """
 
 from __future__ import annotations
 
+import statistics
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-import numpy as np
-from hop_suites import KINDS, Problem, grid_suite, off_grid_suite
+from hop_suites import Instance, grid, off_grid
 from report import Bar, report
 
-EFFORT = 20_000  # simulated decisions per problem
-RULES = ("randomized", "lrm", "longest", "match")
+from regatta.plan.estimates import KnownTimes
+from regatta.plan.hop import FULL_EFFORT, Hopper
+from regatta.plan.simulate import simulate, spread
+
+METHODS = {
+    "auto": ("auto", FULL_EFFORT),
+    "dispatch": ("auto", 0),
+    "randomized": ("randomized", 0),
+    "lrm": ("lrm", 0),
+    "longest": ("longest", 0),
+    "match": ("match", 0),
+}
+
+
+def ratio(instance: Instance, method: str) -> tuple[float, float]:
+    """Makespan over bound, and the CPU seconds that planning took."""
+    rule, effort = METHODS[method]
+    hopper = instance.hopper(rule, effort)
+    begin = time.process_time()
+    _ = hopper.choice
+    seconds = time.process_time() - begin
+    return simulate(hopper, instance.known()).makespan / instance.bound, seconds
+
+
+def run_suite(name: str, instances: Iterable[Instance]) -> tuple[list[list[object]], dict[str, list[float]]]:
+    ratios: dict[str, dict[str, list[float]]] = {method: {} for method in METHODS}
+    plan: list[float] = []
+    for instance in instances:
+        for method in METHODS:
+            found, seconds = ratio(instance, method)
+            ratios[method].setdefault(instance.kind, []).append(found)
+            if method == "auto":
+                plan.append(seconds)
+    rows: list[list[object]] = []
+    totals = {}
+    for method, by_kind in ratios.items():
+        totals[method] = [value for values in by_kind.values() for value in values]
+        for kind, values in [*by_kind.items(), ("all", totals[method])]:
+            rows.append([name, kind, method, len(values), *summary(values)])
+    return rows, {**totals, "plan seconds": plan}
+
+
+def summary(values: list[float]) -> list[float]:
+    ordered = sorted(values)
+    return [statistics.fmean(ordered), ordered[int(0.95 * (len(ordered) - 1))], ordered[-1]]
+
+
+def homogeneous(step: int) -> list[float]:
+    """The dispatch rule alone on every homogeneous problem, by models, workers and partitions per worker."""
+    found = []
+    for models in range(1, 33, step):
+        for workers in range(2, 17):
+            for each in (1, 2):
+                found.append(_equal_units(models, workers, workers * each))
+    return found
+
+
+def _equal_units(models: int, workers: int, partitions: int) -> float:
+    times = KnownTimes({(f"m{i}", j): 1.7 for i in range(models) for j in range(partitions)})
+    hopper = Hopper(partitions, estimates=times, effort=0)
+    for worker, held in spread(partitions, workers).items():
+        hopper.add_worker(worker, *held)
+    for model in range(models):
+        hopper.add_model(f"m{model}", 1)
+    bound = max(models * partitions / workers, partitions) * 1.7
+    return simulate(hopper, times).makespan / bound
 
 
 def main() -> None:
-    suites = {"grid": list(grid_suite()), "off grid": list(off_grid_suite())}
-    rows, bars = [], []
-    for suite, problems in suites.items():
-        planned, seconds = _planned(problems)
-        dispatched = [problem.ratio("auto") for problem in problems]
-        others = {rule: [problem.ratio(rule) for problem in problems] for rule in RULES}
-        for kind in (*KINDS, "all"):
-            chosen = [i for i, problem in enumerate(problems) if kind in ("all", problem.kind)]
-            columns = [planned, dispatched, *others.values()]
-            rows.append([suite, kind, len(chosen), *(_figures(column, chosen) for column in columns)])
-        bars += [
-            Bar(f"{suite}: planned, mean", float(np.mean(planned)), 1.003),
-            Bar(f"{suite}: planned, 95th percentile", float(np.quantile(planned, 0.95)), 1.01),
-            Bar(f"{suite}: planned, max", max(planned), 1.05),
-            Bar(f"{suite}: longest planning, seconds", max(seconds), 1.0),
-            Bar(f"{suite}: dispatch alone, mean", float(np.mean(dispatched)), 1.01),
-            Bar(f"{suite}: dispatch alone, max", max(dispatched), 1.12),
-        ]
-    columns = ["suite", "kind", "problems", "auto, planned", "auto, dispatch alone", *RULES]
-    notes = {"figures": "mean / 95th percentile / max of makespan over lower bound", "effort": EFFORT}
-    report("hop_schedules", columns, rows, bars=bars, notes=notes)
-
-
-def _planned(problems: Sequence[Problem]) -> tuple[list[float], list[float]]:
-    ratios, seconds = [], []
-    for problem in problems:
-        hopper = problem.hopper(problem.times(), "auto", EFFORT)
-        start = time.process_time()  # the machine may be shared
-        hopper.assign()
-        seconds.append(time.process_time() - start)
-        ratios.append(problem.ratio("auto", EFFORT))
-    return ratios, seconds
-
-
-def _figures(values: Sequence[float], chosen: Iterable[int]) -> str:
-    picked = [values[i] for i in chosen]
-    return f"{np.mean(picked):.4f} / {np.quantile(picked, 0.95):.3f} / {max(picked):.3f}"
+    few = "--few" in sys.argv
+    every = 10 if few else 1
+    rows: list[list[object]] = []
+    bars = []
+    for name, instances in (("grid", list(grid())), ("off-grid", list(off_grid()))):
+        suite_rows, totals = run_suite(name, instances[::every])
+        rows += suite_rows
+        mean, p95, worst = summary(totals["auto"])
+        bars += [Bar(f"{name}: auto, mean", mean, 1.003), Bar(f"{name}: auto, 95th percentile", p95, 1.01)]
+        bars += [Bar(f"{name}: auto, max", worst, 1.05)]
+        bars += [Bar(f"{name}: longest planning, CPU s", max(totals["plan seconds"]), 1.0)]
+        mean, _, worst = summary(totals["dispatch"])
+        bars += [Bar(f"{name}: dispatch alone, mean", mean, 1.01), Bar(f"{name}: dispatch alone, max", worst, 1.12)]
+    equal = homogeneous(4 if few else 1)
+    rows.append(["homogeneous", "hh", "dispatch", len(equal), *summary(equal)])
+    bars.append(Bar("homogeneous: dispatch alone, max", round(max(equal), 9), 1.0))
+    notes = {"effort": FULL_EFFORT, "few": few, "ratio": "makespan / max(worker load, model total)"}
+    columns = ["suite", "kind", "method", "instances", "mean", "p95", "max"]
+    report("hop_schedules_few" if few else "hop_schedules", columns, rows, bars=bars, notes=notes)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from regatta.plan.rules import Backlog, Longest, Lrm, Match, Request, Rule, Verd
 EQUAL = 0.05  # unit times within this of each other count as equal
 CLOSE = 1e-4  # nearer to the bound than this is not worth looking further
 NEAR = 0.004  # a score to be content with where times are noisy
+TOO_NOISY = 0.15  # no plan holds where times stray so far
 LEAST_NOISE = 1e-3  # nothing takes exactly as long as estimated
 COPY = 10  # setting up a roll-out costs about as much as so many decisions
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.4)  # how far restarts bend the preferences
@@ -102,7 +103,7 @@ class _Contest:
             if self._enough():
                 break
             self._try(candidate)
-        if not self._enough():
+        if not self._enough() and self.noise <= TOO_NOISY:
             self._restarts()
         return dataclasses.replace(self.best, decisions=self.spent)
 
@@ -111,9 +112,9 @@ class _Contest:
         present = self.request.present
         if present is not None and type(present) is not type(self.best.rule):
             yield Verdict(present, "planned", "the rule in use still ends first in roll-outs")
-        if not _replicated(self.board):
+        if not _replicated(self.board) and self.noise <= TOO_NOISY:
             yield Verdict(Planned(Plan(rotation(self.whole))), "rotation", why)
-        elif placed := self._placed():
+        if _replicated(self.board) and (placed := self._placed()):
             self.bendable = placed
             yield Verdict(placed, "placed", why)
         for rule, name in ((Longest(), "longest"), (Lrm(), "lrm"), (Match(), "match")):
@@ -140,8 +141,8 @@ class _Contest:
             self._consider_plan(candidate, outcome)
 
     def _consider_plan(self, candidate: Verdict, outcome: Outcome) -> None:
-        """The schedule of a rule as a plan; there is none for the whole where only its start was played."""
-        if self.board is self.whole:
+        """The schedule of a rule as a plan, unless only the start of the whole was played."""
+        if self.board is self.whole and self.noise <= TOO_NOISY:
             plan = Planned(Plan(outcome.starts))
             self._consider(
                 dataclasses.replace(candidate, rule=plan, why=f"{candidate.why}; kept to as a plan"), outcome
