@@ -31,7 +31,8 @@ class Run:
         self.folder = folder
         self.name = folder.name
         self.record = record or RunRecord(folder.name)
-        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._ended.set()  # until something begins
         self._error: BaseException | None = None
 
     def begin(self, train: Callable[[], None]) -> None:
@@ -42,22 +43,22 @@ class Run:
                 train()
             except BaseException as error:  # noqa: BLE001 (given to whoever asks for the result)
                 self._error = error
+            finally:
+                self._ended.set()
 
-        self._thread = threading.Thread(target=body, name=f"run {self.name}")
-        self._thread.start()
+        self._ended.clear()
+        threading.Thread(target=body, name=f"run {self.name}").start()
 
     def follow(self, record: RunRecord, line: Mapping[str, Any]) -> None:
         self.record = record
 
     def done(self) -> bool:
-        return self._thread is None or not self._thread.is_alive()
+        return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Run:
         """Wait for the end; raises what ended it early, or TimeoutError."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                raise TimeoutError(f"Run {self.name} is not done after {timeout} seconds.")
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"Run {self.name} is not done after {timeout} seconds.")
         if self._error is not None:
             raise self._error
         return self
