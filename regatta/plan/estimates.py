@@ -81,7 +81,12 @@ class Estimates:
         eval_seconds_per_row: float,
         fixed_seconds: float = 0.0,
     ) -> None:
-        for name, value in (("train_seconds_per_row", train_seconds_per_row), ("fixed_seconds", fixed_seconds)):
+        given = {
+            "train_seconds_per_row": train_seconds_per_row,
+            "eval_seconds_per_row": eval_seconds_per_row,
+            "fixed_seconds": fixed_seconds,
+        }
+        for name, value in given.items():
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{name} of the pilot of {model!r} is {value}; it must be zero or more seconds.")
         self._pilots[model] = Pilot(train_seconds_per_row, eval_seconds_per_row, fixed_seconds)

@@ -88,9 +88,9 @@ class _State:
 
 
 def place(board: Board) -> Placed | None:
-    """Units placed by a linear program; None where some unit has no holder."""
+    """Units placed by a linear program; None where nothing is left, or some partition has no holder."""
     units = np.argwhere(board.wanted > 0)
-    if not all(board.holders):
+    if not len(units) or not all(board.holders):
         return None
     parts = [
         Part(number, worker, model, board.seconds(worker, Running(False, model, 0, partition)))
@@ -131,6 +131,8 @@ def split(parts: Sequence[Part], busy: Mapping[int, float]) -> tuple[float, Floa
     from scipy.optimize import linprog
     from scipy.sparse import coo_array, hstack
 
+    if not parts:
+        return 0.0, np.zeros(0)
     numbers, workers, models, seconds = (np.array(column) for column in zip(*parts, strict=True))
     count, units, first_model = len(parts), numbers.max() + 1, workers.max() + 1
     limits = first_model + models.max() + 1

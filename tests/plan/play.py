@@ -21,7 +21,7 @@ class Play:
     workers: int
     replicas: int
     seed: int = 0
-    effort: int = 400
+    effort: int = 200
     finished: Counter[Unit] = field(default_factory=Counter)
     assigned: list[tuple[str, Unit]] = field(default_factory=list)
     epochs: dict[str, int] = field(default_factory=dict)
@@ -47,6 +47,14 @@ class Play:
             self.hopper.add_worker(worker, *held)
         self.add_model(0)
         self.add_model(3)
+        if self.rule == "planned":
+            self.hopper.follow(self._some_schedule())
+
+    def _some_schedule(self) -> list[tuple[float, str, Unit]]:
+        """Of the first two models, in an order that no rule would choose."""
+        homes = {j: worker for worker, (held, _) in self.homes.items() for j in held}
+        units = [Unit("train", name, epoch, j) for name in self.epochs for epoch in (1, 2, 3) for j in homes]
+        return [(float(7 * k % 11 + 20 * u.epoch), homes[u.partition], u) for k, u in enumerate(units)]
 
     # -- events -----------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ from play import Play
 
 from regatta.plan.planners import RULES
 
-BY_NAME = [name for name in RULES if name != "planned"]
-SLOW = ("milp", "cpsat", "vector")
+EXAMPLES = {"milp": 20, "cpsat": 20, "vector": 20, "placed": 120, "auto": 150}
 
 shapes = st.tuples(st.integers(1, 5), st.integers(0, 2), st.integers(1, 4), st.integers(1, 2))
 events = st.binary(min_size=8, max_size=50)
@@ -24,10 +23,10 @@ def play(rule: str, shape: tuple[int, int, int, int], program: bytes) -> Play:
     return played
 
 
-@pytest.mark.parametrize("rule", BY_NAME)
+@pytest.mark.parametrize("rule", RULES)
 def test_no_sequence_of_events_breaks_an_invariant(rule: str) -> None:
     @settings(
-        max_examples=20 if rule in SLOW else 300,
+        max_examples=EXAMPLES.get(rule, 250),
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         derandomize=True,
@@ -40,7 +39,7 @@ def test_no_sequence_of_events_breaks_an_invariant(rule: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("rule", [name for name in BY_NAME if name != "milp"])  # a time limit is no exact limit
+@pytest.mark.parametrize("rule", [name for name in RULES if name != "milp"])  # a time limit is no exact limit
 def test_the_same_events_give_the_same_assignments(rule: str) -> None:
     program = bytes(range(5, 255, 5))
     first, second = (play(rule, (4, 2, 3, 2), program) for _ in range(2))

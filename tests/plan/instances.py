@@ -1,0 +1,51 @@
+"""Small problems for the tests of rules: unit times as lists, one row per model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from regatta.plan.estimates import KnownTimes
+from regatta.plan.hop import Hopper
+from regatta.plan.simulate import Row, Schedule, simulate, spread
+
+Matrix = Sequence[Sequence[float]]
+
+
+def known(times: Matrix, noise: float = 0.0) -> KnownTimes:
+    return KnownTimes({(f"m{i}", j): t for i, row in enumerate(times) for j, t in enumerate(row)}, noise=noise)
+
+
+def hopper_for(
+    times: Matrix, rule: str, *, workers: int = 0, epochs: int = 1, effort: int | None = 0, noise: float = 0.0
+) -> Hopper:
+    """A partition per worker unless there are fewer workers; nothing is planned ahead unless an effort is given."""
+    partitions = len(times[0])
+    hopper = Hopper(partitions, estimates=known(times, noise), rule=rule, effort=effort, solver_seconds=5.0)
+    for worker, held in spread(partitions, workers or partitions).items():
+        hopper.add_worker(worker, *held)
+    for model in range(len(times)):
+        hopper.add_model(f"m{model}", epochs)
+    return hopper
+
+
+def schedule_of(times: Matrix, rule: str, **options: int) -> Schedule:
+    hopper = hopper_for(times, rule, **options)
+    schedule = simulate(hopper, known(times))
+    hopper.validate()
+    return schedule
+
+
+def bound_of(times: Matrix) -> float:
+    """One partition per worker, one epoch."""
+    return max(*(sum(column) for column in zip(*times, strict=True)), *(sum(row) for row in times))
+
+
+def told(schedule: Schedule) -> list[str]:
+    """A schedule as lines, by worker: `w0: m1 0-3, m0 3-5`."""
+    by_worker: dict[str, list[Row]] = {}
+    for row in sorted(schedule.rows, key=lambda row: (row.worker, row.start)):
+        by_worker.setdefault(row.worker, []).append(row)
+    return [
+        f"{worker}: " + ", ".join(f"{row.unit.model} {row.start:g}-{row.end:g}" for row in rows)
+        for worker, rows in by_worker.items()
+    ]
