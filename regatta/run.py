@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
-from regatta.errors import CorruptError, MissingExtraError, NotFoundError, nearest
+from regatta.errors import CorruptError, MissingExtraError, NotFoundError, UsageError, nearest
 from regatta.location import find_repository
 
 if TYPE_CHECKING:
@@ -143,7 +143,13 @@ class Run:
             raise NotFoundError(f"Run {self.name} came without its sweep, so that it can be read but not trained.")
         import cloudpickle
 
-        sweep: Sweep = cloudpickle.loads(path.read_bytes())
+        try:
+            sweep: Sweep = cloudpickle.loads(path.read_bytes())
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"The functions of run {self.name} need the module {error.name!r}, which is not found from here.",
+                hint="Go to the folder from which it was launched, or put that module's folder on PYTHONPATH.",
+            ) from error
         return sweep
 
     def __repr__(self) -> str:

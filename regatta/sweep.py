@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 
 from regatta.cluster import Cluster
-from regatta.configuration import Scalar, config_id
+from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
+from regatta.data.order import permutation
 from regatta.engine.events import Outfit, Recipe
 from regatta.engine.journal import VERSION
 from regatta.engine.record import RunRecord
-from regatta.engine.runner import Listener, Orders, Runner
+from regatta.engine.runner import Listener, Runner
 from regatta.errors import ConflictError, UsageError, nearest
 from regatta.frameworks import NAMES
 from regatta.location import ensure_repository, writable_folder
@@ -34,6 +36,7 @@ from regatta.search.base import Goal, Search, Train
 if TYPE_CHECKING:
     from regatta.plan.explain import Explanation, Holdings, Workload
 
+LOADED_FILE: ContextVar[str | None] = ContextVar("the file that a command reads a sweep from", default=None)
 _CALLS = {
     "model_fn": ("config",),
     "loss_fn": ("model", "batch", "config"),
@@ -53,6 +56,8 @@ class Sweep:
     - `eval_fn(data, model, config)` returns metrics of an evaluation partition, beside the loss of `loss_fn`.
     - `input_fn(path)` reads one partition; without it, the files of the data set are read as arrays.
     - `metric` is what models are judged by, `mode` whether it should be "min" or "max".
+    - `visits="seeded"` fixes the order in which each model visits the partitions, so that every launch gives the same
+      weights; "free" leaves it to the scheduler, which is faster, and `replay` repeats what it did.
     - `rule` names the hop scheduler's rule; `cluster` says where to train; `repo` is the folder that keeps it all.
     """
 
@@ -75,6 +80,7 @@ class Sweep:
         repo: str | Path | None = None,
         name: str | None = None,
         rule: str = "auto",
+        visits: Literal["free", "seeded"] = "free",
     ) -> None:
         _check_kind("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset")
         _check_kind("search", search, hasattr(search, "hear"), "a search, such as regatta.search.grid(...)")
@@ -86,6 +92,7 @@ class Sweep:
         _check_kind("mode", mode, mode in ("min", "max", None), '"min" or "max"')
         if framework != "auto" and framework not in NAMES:
             raise UsageError(f"There is no framework {framework!r}.", candidates=nearest(framework, ("auto", *NAMES)))
+        _check_kind("visits", visits, visits in ("free", "seeded"), '"free" or "seeded"')
         check_rule(rule)
         self.recipe = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
         self.dataset = dataset
@@ -95,6 +102,7 @@ class Sweep:
         self.repo = repo
         self.name = name
         self.rule = rule
+        self.visits = visits
         self._check()
 
     def __repr__(self) -> str:
@@ -107,6 +115,12 @@ class Sweep:
 
     def launch(self, wait: bool = True, progress: bool = True) -> Run:
         """Train. Without `wait` the run goes on in the background, and the `Run` is its future."""
+        if LOADED_FILE.get() is not None:
+            raise UsageError(
+                "The file launches its sweep as it is read, but a command wants to do that itself.",
+                place=LOADED_FILE.get(),
+                hint='Put the launch under `if __name__ == "__main__":`, or train it with `python` alone.',
+            )
         folder = _new_folder(ensure_repository(self.repo) / "runs", self.name, self.dataset.name)
         try:
             (folder / "sweep.pkl").write_bytes(self._packed())
@@ -153,7 +167,13 @@ class Sweep:
         work = Workload(epochs, len(self.dataset.train), len(self.dataset.eval), found.estimates, sizes)
         return work, {worker: (train[worker], held_out[worker]) for worker in pool.workers}
 
-    def execute(self, folder: Path, *, listeners: tuple[Listener, ...] = (), orders: Orders | None = None) -> RunRecord:
+    def execute(
+        self,
+        folder: Path,
+        *,
+        listeners: tuple[Listener, ...] = (),
+        orders: Mapping[str, Mapping[int, Sequence[int]]] | None = None,
+    ) -> RunRecord:
         """Train into a folder that is there already; what `launch` and `replay` share."""
         from regatta.engine.workers import open_pool
 
@@ -166,9 +186,19 @@ class Sweep:
             goal=self.goal,
             pool=open_pool(cluster, self._outfit(folder)),
             rule=self.rule,
-            orders=orders,
+            orders=self._visits if orders is None else orders.get,
             listeners=listeners,
         ).run()
+
+    def _visits(self, config: str) -> dict[int, list[int]] | None:
+        """The order in which a configuration must visit the partitions, if that is not the scheduler's choice."""
+        if self.visits == "free":
+            return None
+        parts = len(self.dataset.train)
+        seeds = {
+            epoch: derive_seed(self.goal.seed, "visits", config, epoch) for epoch in range(1, self.goal.epochs + 1)
+        }
+        return {epoch: [int(part) for part in permutation(parts, seed)] for epoch, seed in seeds.items()}
 
     def _train(self, run: Run, progress: bool) -> None:
         try:
@@ -312,10 +342,14 @@ def _check_batch_size(config: Mapping[str, Scalar]) -> None:
     if "batch_size" not in config:
         raise UsageError(
             f"The configuration {dict(config)} has no batch_size, which loss_fn's batches are made by.",
-            candidates=nearest("batch_size", config),
-            hint="Add it to the search, for instance batch_size=[32].",
+            hint=_batch_size_hint(config),
         )
     _check_kind("batch_size", config["batch_size"], _is_count(config["batch_size"]), "a whole number from 1")
+
+
+def _batch_size_hint(config: Mapping[str, Scalar]) -> str:
+    near = nearest("batch_size", config, 1)
+    return f"Rename {near[0]!r} to 'batch_size'." if near else "Add it to the search, for instance batch_size=[32]."
 
 
 def _check_kind(name: str, value: object, right: bool, wanted: str) -> None:

@@ -21,7 +21,7 @@ MAY_USE_FRAMEWORKS = ("regatta.frameworks", "regatta.pack", "regatta.engine.work
 LOWER = ("regatta.plan", "regatta.search", "regatta.dql", "regatta.store")
 FRONT = ("regatta.cli", "regatta.hub", "regatta.web")
 FRONT_MAY_USE = (*FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors")
-KNOW_THE_CLI = ("regatta.cli", "regatta.sweep")  # a sweep opens the display, when it is launched
+KNOW_THE_CLI = ("regatta.cli", "regatta.__main__", "regatta.sweep")  # a sweep opens the display, when it is launched
 IMPURE = (
     "asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "shutil", "signal", "socket",
     "sqlite3", "subprocess", "sys", "tempfile", "threading", "time", "urllib",

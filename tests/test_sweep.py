@@ -84,7 +84,7 @@ def three(a: Any, b: Any) -> None: ...
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a search without configurations": ({"space": Nothing()}, ("no configuration to begin with",)),
     "no batch_size": ({"space": search.grid(lr=[0.1])}, ("{'lr': 0.1} has no batch_size", "batch_size=[32]")),
-    "batchsize": ({"space": search.grid(batchsize=[5])}, ("has no batch_size", "Did you mean batchsize?")),
+    "batchsize": ({"space": search.grid(batchsize=[5])}, ("has no batch_size", "Rename 'batchsize' to 'batch_size'")),
     "batch_size 0": ({"space": search.grid(batch_size=[5, 0])}, ("batch_size is 0", "a whole number from 1")),
     "batch_size '32'": ({"space": search.grid(batch_size=["32"])}, ("batch_size is '32'", "a whole number from 1")),
     "batch_size True": ({"space": search.grid(batch_size=[True])}, ("batch_size is True",)),

@@ -70,6 +70,9 @@ def _by_value(module: ModuleType) -> None:
 
 
 def _execute(execute: Callable[[ModuleType], None], module: ModuleType, path: Path) -> None:
+    from regatta.sweep import LOADED_FILE
+
+    loading = LOADED_FILE.set(str(path))
     try:
         execute(module)
     except RegattaError as error:
@@ -78,6 +81,8 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType, path: Pa
     except Exception as error:
         shown = "".join(traceback.format_exception(error.with_traceback(_own_frames(error, path))))
         raise UsageError("The file did not run to its end.", place=_place(error, path), hint=shown) from error
+    finally:
+        LOADED_FILE.reset(loading)
 
 
 def _own_frames(error: Exception, path: Path) -> TracebackType | None:

@@ -31,7 +31,9 @@ from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 from regatta.store.states import StateFolder, make_durable
 
 Listener: TypeAlias = Callable[[RunRecord, Record], None]
-Orders: TypeAlias = Mapping[str, Mapping[int, Sequence[int]]]  # configuration, epoch: the partitions in order
+Orders: TypeAlias = Callable[
+    [str], Mapping[int, Sequence[int]] | None
+]  # of a configuration: epoch -> partitions in order
 KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
 
 
@@ -76,7 +78,7 @@ class Runner:
         goal: Goal,
         pool: WorkerPool,
         rule: str = "auto",
-        orders: Orders | None = None,
+        orders: Orders = lambda config: None,
         listeners: Iterable[Listener] = (),
     ) -> None:
         self._train, self._eval = dataset.holders(pool.workers)
@@ -91,7 +93,7 @@ class Runner:
         self._goal = goal
         self._pool = pool
         self._rule = rule
-        self._orders = orders or {}
+        self._orders = orders
         self._listeners = list(listeners)
         self._courses: dict[str, _Course] = {}
         self._awaited: dict[Path, tuple[_Course, _Entry, str]] = {}  # states on their way to the disk
@@ -291,7 +293,7 @@ class Runner:
                     self._hopper.extend_model(course.id, course.epochs)
                 else:
                     course.scheduled = True
-                    self._hopper.add_model(course.id, course.epochs, order=self._orders.get(course.id))
+                    self._hopper.add_model(course.id, course.epochs, order=self._orders(course.id))
 
     def _course(self, action: Train) -> _Course:
         if action.parent is not None:

@@ -236,8 +236,10 @@ def _check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
     import torch
 
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint="Take its mean.")
+        is_tensor = isinstance(loss, torch.Tensor)
+        found = f"shape {tuple(loss.shape)}" if is_tensor else type(loss).__name__
+        hint = "Take its mean." if is_tensor else "Return the tensor itself, without .item()."
+        raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint=hint)
     if needs_gradient and not loss.requires_grad:
         raise UsageError("loss_fn returned a loss without a gradient.", hint="Do not detach it or use no_grad inside.")
     return loss.reshape(())

@@ -172,3 +172,11 @@ def test_the_demo_from_its_first_line_to_what_to_try_next(here: Path) -> None:
     assert (here / ".regatta" / "runs" / "digits-1" / "gantt.html").is_file()
     advice = re.findall(r"^  regatta (\w+)", done.stderr, re.MULTILINE)
     assert advice == ["show", "show", "replay", "demo", "explain", "run"]
+
+
+def test_a_page_does_not_overwrite_a_program(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = ran / "own.py"
+    program.write_text("print(1)")
+    assert main(["show", "--gantt", str(program)]) == 2
+    assert "left as it is" in capsys.readouterr().err
+    assert program.read_text() == "print(1)"

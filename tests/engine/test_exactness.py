@@ -182,3 +182,17 @@ def test_the_numpy_reference_equals_a_numpy_loop(data: Dataset, tmp_path: Path) 
             found = run.weights(config.id, epoch)
             assert found["w"].tobytes() == w.tobytes()
             assert found["b"].tobytes() == b.tobytes()
+
+
+def test_seeded_visits_make_every_launch_the_same(data: Dataset, tmp_path: Path) -> None:
+    records = {}
+    for workers in (1, 2, 3):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        records[workers] = sweep_on(data, Cluster.inline(workers), visits="seeded").execute(folder)
+    states = [
+        {(u.config, u.epoch, u.partition): u.hash for u in r.units if u.kind == "train"} for r in records.values()
+    ]
+    assert states[0] == states[1] == states[2]
+    orders = {tuple(config.visits(epoch)) for config in records[1].configs.values() for epoch in (1, 2)}
+    assert len(orders) > 3  # models and epochs do not all go the same way

@@ -55,13 +55,18 @@ def _write_files(chosen: Run, gantt: Path | None, trace: Path | None) -> list[Pa
     if gantt is not None:
         from regatta.web.gantt import page
 
-        written.append(_write(gantt, page(chosen)))
+        written.append(_write(gantt, page(chosen), (".html", ".htm")))
     if trace is not None:
-        written.append(_write(trace, json.dumps(chosen.chrome_trace())))
+        written.append(_write(trace, json.dumps(chosen.chrome_trace()), (".json",)))
     return written
 
 
-def _write(path: Path, text: str) -> Path:
+def _write(path: Path, text: str, suffixes: tuple[str, ...]) -> Path:
+    if path.exists() and path.suffix.lower() not in suffixes:
+        raise UsageError(
+            f"{str(path)!r} is there and does not end in {suffixes[0]}; it is left as it is.",
+            hint="Is the name of the file to write missing?",
+        )
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
