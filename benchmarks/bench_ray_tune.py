@@ -107,7 +107,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--measure", choices=WAYS, help="measure one of them once, in this process")
     parser.add_argument("--epochs", type=int, default=EPOCHS[-1], help="for --measure")
     return parser.parse_args()
