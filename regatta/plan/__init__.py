@@ -1,11 +1,12 @@
-"""What runs where: workers, models and estimated times enter, assignments and explanations leave.
+"""What runs where: workers, models and estimated times enter; assignments, bounds and explanations leave.
 
-    units.py      units, assignments, what the end of a unit means
-    estimates.py  seconds of a unit: a pilot's guess, corrected as units finish
-    board.py      the scheduler's state as arrays; rules look at it, roll-outs play on copies of it
-    rules.py      which model an idle worker trains next
-    hop.py        Hopper: events in, assignments out
-    simulate.py   the same Hopper on a simulated clock
+    units.py, estimates.py    the words; seconds of a unit: a pilot's guess, corrected as units finish
+    hop.py                    Hopper: events in, assignments out; it upholds the four invariants
+    board.py, invariants.py   its state as arrays with sums kept up to date, and their check from scratch
+    rules.py                  which model an idle worker trains next; planners.py has them by name
+    portfolio.py, rollout.py  `auto`: rules and plans are played ahead, what ends first is taken
+    rotation.py, vector.py, solvers.py (shop.py), placement.py   schedules made ahead; planned.py follows them
+    simulate.py, bounds.py, explain.py   the Hopper on a simulated clock; what nothing can beat; both in words
 
 Pure: no clock, no files, no processes, no frameworks. The same events give the same assignments.
 """

@@ -19,6 +19,7 @@ from regatta.plan.estimates import Times
 from regatta.plan.invariants import check_board, check_story
 from regatta.plan.planned import PATIENCE, Plan, Planned
 from regatta.plan.planners import planner
+from regatta.plan.portfolio import TOO_NOISY
 from regatta.plan.rollout import Start, earliest_end, step
 from regatta.plan.rules import Request, Rule, Verdict
 from regatta.plan.units import Assignment, Event, Finished, Unit
@@ -47,7 +48,7 @@ class Hopper:
         effort: int | None = None,
         solver_seconds: float = 10.0,
     ) -> None:
-        """`effort` is the number of decisions that planning may simulate; by default a small share of the run."""
+        """`effort` is how many decisions each planning may simulate; by default all take a small share of the run."""
         if partitions < 1 or eval_partitions < 0:
             raise UsageError(f"{partitions} partitions and {eval_partitions} evaluation partitions cannot be planned.")
         self._planner = planner(rule)
@@ -318,7 +319,7 @@ class Hopper:
         holder = self._eval_holders()
         evals = [ask(Unit("eval", name, 1, j), holder[j]) if j in holder else 0.0 for j in range(board.eval_partitions)]
         board.set_times(index, train, evals)
-        if index < self._planned_times.shape[1]:
+        if index < self._planned_times.shape[1] and self._estimates.noise <= TOO_NOISY:
             planned = self._planned_times[:, index]
             self._outdated |= bool((abs(board.time[:, index] - planned) > OUTDATED * planned).any())
 

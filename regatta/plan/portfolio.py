@@ -26,6 +26,7 @@ CLOSE = 1e-4  # nearer to the bound than this is not worth looking further
 NEAR = 0.004  # a score to be content with where times are noisy
 TOO_NOISY = 0.15  # no plan holds where times stray so far
 LEAST_NOISE = 1e-3  # nothing takes exactly as long as estimated
+NOISES = 2  # so many times a candidate is played with noise
 COPY = 10  # setting up a roll-out costs about as much as so many decisions
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.4)  # how far restarts bend the preferences
 
@@ -59,7 +60,7 @@ def auto(board: Board, request: Request) -> Verdict:
     default = dispatch(board)
     start = _first_epochs(board, request.effort // 8)
     if not 0 < 4 * int(start.wanted.sum()) <= request.effort:
-        if isinstance(request.present, Planned):
+        if isinstance(request.present, Planned) and request.noise <= TOO_NOISY:
             return Verdict(request.present, "planned", "the plan made before: no effort is left for another")
         return default
     return _Contest(board, start, request, default).verdict()
@@ -82,16 +83,16 @@ def _first_epochs(board: Board, units: int) -> Board:
 class _Contest:
     """Candidates one after the other, until one is as good as optimal or the effort is spent.
 
-    Each is played twice: on the estimates, and with noise. A rule whose schedule suffers from noise is tried again as
-    a plan that is kept to. The best is the one with the lowest `score`, the mean of makespan over bound.
+    Each is played on the estimates, and with noise. A rule whose schedule suffers from noise is tried again as a plan
+    that is kept to. The best is the one with the lowest `score`, the mean of makespan over bound.
     """
 
     def __init__(self, whole: Board, board: Board, request: Request, default: Verdict) -> None:
         self.whole, self.board, self.request = whole, board, request  # the board is the start of the whole
         self.bound = earliest_end(board)
         self.noise = max(LEAST_NOISE, request.noise)
-        self.stretch = spread_times(board, self.noise, request.seed)
-        self.noisy_bound = earliest_end(board, self.stretch)
+        self.noises = [spread_times(board, self.noise, request.seed + number) for number in range(NOISES)]
+        self.noisy_bounds = [earliest_end(board, stretch) for stretch in self.noises]
         self.good = 1 + CLOSE + min(self.noise / 2, NEAR)
         self.bendable: Longest | Placed = Longest()
         self.spent = 0
@@ -110,7 +111,8 @@ class _Contest:
     def _candidates(self) -> Iterator[Verdict]:
         why = "ends first in roll-outs"
         present = self.request.present
-        if present is not None and type(present) is not type(self.best.rule):
+        outlived = isinstance(present, Planned) and self.noise > TOO_NOISY
+        if present is not None and type(present) is not type(self.best.rule) and not outlived:
             yield Verdict(present, "planned", "the rule in use still ends first in roll-outs")
         if not _replicated(self.board) and self.noise <= TOO_NOISY:
             yield Verdict(Planned(Plan(rotation(self.whole))), "rotation", why)
@@ -150,11 +152,12 @@ class _Contest:
 
     def _consider(self, candidate: Verdict, outcome: Outcome) -> None:
         self.shortest = min(self.shortest, outcome.end)
-        expected = self._ratio(outcome.end, self.bound)
-        if (expected + 1) / 2 >= self.score:
-            return
-        noisy = self._play(candidate.rule, stretch=self.stretch).end
-        score = (expected + self._ratio(noisy, self.noisy_bound)) / 2
+        excess = self._ratio(outcome.end, self.bound) - 1
+        for stretch, bound in zip(self.noises, self.noisy_bounds, strict=True):
+            if excess >= (NOISES + 1) * (self.score - 1):
+                return  # it cannot win any more
+            excess += self._ratio(self._play(candidate.rule, stretch=stretch).end, bound) - 1
+        score = 1 + excess / (NOISES + 1)
         if score < self.score - CLOSE / 10:
             self.best, self.score = candidate, score
 

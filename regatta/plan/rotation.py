@@ -61,7 +61,7 @@ def _visits(board: Board, worker: int, index: int, meets: float, lap: float) -> 
 def cut_in_groups(lengths: Sequence[float], count: int) -> list[list[int]]:
     """Cut items into groups so that the sum over groups of max(length, longest item) is small.
 
-    Longest first onto the shortest group, then exchanges between groups below and above the longest item.
+    Longest first onto the shortest group, as for identical machines: groups come out nearly equal.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     heap = [(0.0, group) for group in range(count)]

@@ -1,19 +1,22 @@
 """A run on a simulated clock: the real scheduler, with workers that only pretend to train.
 
-Events with equal times are delivered together, as a real engine would hear them before it decides again.
+Events with equal times are delivered together, as a real engine would hear them before it decides again; what
+rounding keeps apart counts as equal.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regatta.errors import UsageError
 from regatta.plan.estimates import Times
 from regatta.plan.hop import Hopper
 from regatta.plan.units import Unit
+
+SAME = 1e-12  # relative: times that differ by less differ by rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,6 @@ class Schedule:
         """The partitions in the order in which a model was trained on them."""
         rows = sorted(self.rows, key=lambda row: row.start)
         return [r.unit.partition for r in rows if (r.unit.kind, r.unit.model, r.unit.epoch) == ("train", model, epoch)]
-
-
-Workers = Mapping[str, Iterable[int] | tuple[Iterable[int], Iterable[int]]]
 
 
 def spread(partitions: int, workers: int, evals: int = 0, replicas: int = 1) -> dict[str, tuple[list[int], list[int]]]:
@@ -130,9 +130,9 @@ class _Simulation:
     def run(self) -> Schedule:
         self._assign(0.0)
         while self.heap and not self.hopper.done():
-            now = self.heap[0][0]
-            while self.heap and self.heap[0][0] <= now:
-                _, number, what, worker = heapq.heappop(self.heap)
+            together = self.heap[0][0] * (1 + SAME)
+            while self.heap and self.heap[0][0] <= together:
+                now, number, what, worker = heapq.heappop(self.heap)
                 getattr(self, f"_{what}")(now, number, worker)
                 self.after(self.hopper)
             self._assign(now)

@@ -113,10 +113,10 @@ def test_partial_sums_stay_within_the_steinitz_bound(seed: int, workers: int, mo
     assert apart <= (workers - 1) * times.max() + 1e-9
 
 
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 10_000), st.integers(2, 3))
 def test_vector_rearrangement_is_optimal_under_its_condition(seed: int, workers: int) -> None:
-    times = np.random.default_rng(seed).uniform(0.2, 1.0, (60, workers))
+    times = np.random.default_rng(seed).uniform(0.2, 1.0, (36, workers))
     assert condition_holds(times)
     assert rearrange(times).exact
     assert schedule_of(times.tolist(), "vector").makespan == pytest.approx(times.sum(axis=0).max(), rel=1e-5)
