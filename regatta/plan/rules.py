@@ -110,7 +110,7 @@ class Lrm:
         free = board.ready.copy()
         chosen = []
         for worker in busiest_first(board, idle):
-            model = best_model(board, worker, free, board.left)
+            model = best_model(board, worker, free, board.left) if free.any() else -1
             if model >= 0:
                 free[model] = False
                 chosen.append(Choice(worker, model, board.partition(worker, model)))
@@ -139,15 +139,20 @@ class Longest:
         free[list(without)] = False
         taken: dict[int, int] = {}  # model: worker
         missed = []
+        most = int(free.sum())
         for worker in busiest_first(board, idle):
+            if len(taken) == most:
+                break
             model = best_model(board, worker, free, self._score(board, worker))
             if model >= 0:
                 free[model] = False
                 taken[model] = worker
             else:
                 missed.append(worker)
-        for worker in missed:
-            _augment(board, worker, taken, set(without))
+        tried = set(without)
+        for worker in missed if len(taken) < most else ():
+            if _augment(board, worker, taken, tried):
+                tried = set(without)  # what led nowhere before may lead somewhere now
         return [Choice(worker, model, board.partition(worker, model)) for model, worker in taken.items()]
 
     def _score(self, board: Board, worker: int) -> Floats:
