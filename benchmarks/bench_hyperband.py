@@ -7,7 +7,8 @@ the unit of time; a worker has one partition; the real search and the real sched
 bound is max(work / workers, longest model): nobody can be faster, with whichever order.
 
 The first rows are for models that are all alike; in the last ones their speeds differ, by a factor of 4 between the
-5th and the 95th percentile.
+5th and the 95th percentile. Next to them, what the scheduler would make of the same search without knowing how far
+configurations may come.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Pace:
 class Searched(Hopper):
     """A scheduler that a search drives: epochs are reported as they end, and the answers acted on at once."""
 
-    def __init__(self, workers: int, search: Search, times: Pace) -> None:
+    def __init__(self, workers: int, search: Search, times: Pace, blind: bool) -> None:
         super().__init__(workers, estimates=times)
-        self._search = search
+        self._search, self._blind = search, blind
         self._values: dict[str, dict[str, Scalar]] = {}
         for worker, (train, evals) in spread(workers, workers).items():
             self.add_worker(worker, train, evals)
@@ -78,7 +79,7 @@ class Searched(Hopper):
                 self.extend_model(name, action.epochs)
             else:
                 self._values[name] = action.config
-                self.add_model(name, action.epochs)
+                self.add_model(name, action.epochs, most=0 if self._blind else action.most)
 
 
 class Alone:
@@ -115,20 +116,21 @@ def main() -> None:
     for alike in (True, False):
         for workers in (8, 16, 32):
             together = _run([hyperband(x=uniform(0, 1), R=R, eta=ETA)], workers, alike)
+            blind = _run([hyperband(x=uniform(0, 1), R=R, eta=ETA)], workers, alike, blind=True)
             apart = _run([Alone(number) for number in range(len(hyperband_brackets(R, ETA)))], workers, alike)
             bound = max(together.work / workers, together.longest)
-            ratios = [result.makespan / bound for result in (together, apart)]
+            ratios = [result.makespan / bound for result in (together, apart, blind)]
             rows.append(["alike" if alike else "differ", workers, together.makespan, bound, *ratios])
             if alike and workers in LIMITS:
                 bars.append(Bar(f"all brackets at once / bound, {workers} workers", ratios[0], LIMITS[workers]))
-    columns = ["models", "workers", "makespan", "bound", "at once / bound", "one by one / bound"]
+    columns = ["models", "workers", "makespan", "bound", "at once / bound", "one by one / bound", "blind / bound"]
     report("hyperband", columns, rows, bars=bars, notes={"R": R, "eta": ETA, "time": "epochs of a model on one worker"})
 
 
-def _run(searches: list[Any], workers: int, alike: bool) -> Result:
+def _run(searches: list[Any], workers: int, alike: bool, blind: bool = False) -> Result:
     """The searches one after another."""
     pace = Pace(workers, alike)
-    schedules = [simulate(Searched(workers, search, pace), pace) for search in searches]
+    schedules = [simulate(Searched(workers, search, pace, blind), pace) for search in searches]
     work = sum(schedule.busy for schedule in schedules)
     longest = max(_longest(schedule) for schedule in schedules)
     return Result(sum(schedule.makespan for schedule in schedules), work, longest)

@@ -293,7 +293,8 @@ class Runner:
                     self._hopper.extend_model(course.id, course.epochs)
                 else:
                     course.scheduled = True
-                    self._hopper.add_model(course.id, course.epochs, order=self._orders(course.id))
+                    order = self._orders(course.id)
+                    self._hopper.add_model(course.id, course.epochs, order=order, most=action.most)
 
     def _course(self, action: Train) -> _Course:
         if action.parent is not None:

@@ -40,10 +40,13 @@ class Running(NamedTuple):
 class Model:
     """How far one model is. `rest`: partitions of its present epoch neither trained on nor running."""
 
-    __slots__ = ("epoch", "epochs", "evals", "orders", "rest", "shelved", "stopped", "worker")
+    __slots__ = ("epoch", "epochs", "evals", "most", "orders", "rest", "shelved", "stopped", "worker")
 
-    def __init__(self, epochs: int, epoch: int, rest: Iterable[int], orders: Mapping[int, Sequence[int]]) -> None:
+    def __init__(
+        self, epochs: int, epoch: int, rest: Iterable[int], orders: Mapping[int, Sequence[int]], most: int = 0
+    ) -> None:
         self.epochs = epochs  # wanted in total
+        self.most = most  # what it may come to be wanted for, if that is more
         self.epoch = epoch  # the one in training, from 1; epochs + 1 when all are trained
         self.rest = set(rest)
         self.orders = orders
@@ -53,7 +56,7 @@ class Model:
         self.stopped = False
 
     def copy(self) -> Model:
-        other = Model(self.epochs, self.epoch, self.rest, self.orders)
+        other = Model(self.epochs, self.epoch, self.rest, self.orders, self.most)
         other.worker = self.worker
         other.evals = dict(self.evals)
         other.shelved = list(self.shelved)
@@ -89,6 +92,7 @@ class Board:
         self.cost: dict[tuple[int, int], Floats] = {}  # (worker, partition) where holders differ
         self.ready = np.zeros(0, bool)
         self.left: Floats = np.zeros(0)
+        self.ahead: Floats = np.zeros(0)  # seconds of the epochs that may be wanted later
         self.count = np.zeros((0, 0), np.int32)  # open units of a model on a worker
         self.here: Floats = np.zeros((0, 0))  # seconds of `left` that fall to a worker
         self.load: Floats = np.zeros(0)
@@ -102,7 +106,7 @@ class Board:
         other.until = dict(self.until)
         other.idle = set(self.idle)
         other.waiting = [deque(queue) for queue in self.waiting]
-        for name in ("open", "wanted", "ready", "left", "count", "here", "load"):
+        for name in ("open", "wanted", "ready", "left", "ahead", "count", "here", "load"):
             setattr(other, name, getattr(self, name).copy())
         return other
 
@@ -157,7 +161,7 @@ class Board:
             new = np.zeros((old.shape[0], size), old.dtype)
             new[:, : old.shape[1]] = old
             setattr(self, name, new)
-        for name in ("ready", "left"):
+        for name in ("ready", "left", "ahead"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(size - len(old), old.dtype)]))
         self.cost = {key: np.concatenate([old, np.zeros(size - len(old))]) for key, old in self.cost.items()}
@@ -185,6 +189,8 @@ class Board:
         self.load += here - self.here[:, index]
         self.here[:, index] = here
         self.left[index] = work.sum()
+        model = self.models[index]
+        self.ahead[index] = max(0, model.most - model.epochs) * self.time[:, index].sum()
         self.count[:, index] = (self._share > 0) @ self.open[:, index].astype(np.int32)
 
     def reopen(self, index: int) -> None:

@@ -110,8 +110,9 @@ class Hopper:
         visited: Iterable[int] = (),
         order: Mapping[int, Sequence[int]] | None = None,
         evals: Iterable[tuple[int, int]] = (),
+        most: int = 0,
     ) -> None:
-        """Train a model for so many epochs.
+        """Train a model for so many epochs; a search may come to want up to `most`, and long ways are begun first.
 
         A resumed run says how many epochs are `done`, which partitions of the next were `visited`, and which
         `evals` (epoch, partition) of epochs up to `done` are still missing. `order` fixes, for the epochs in it,
@@ -125,7 +126,7 @@ class Hopper:
         visited = _checked(visited, board.partitions, f"visited partition of {model!r}")
         orders = {epoch: self._checked_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
         rest = set(range(board.partitions)) - set(visited) if epochs > done else set()
-        index = board.add_model(Model(epochs, done + 1, rest, orders))
+        index = board.add_model(Model(epochs, done + 1, rest, orders, most))
         self._models[model] = index
         self._model_names.append(model)
         self._before[index, done + 1] = len(set(visited))

@@ -58,6 +58,8 @@ def _uneven(board: Board) -> bool:
 def auto(board: Board, request: Request) -> Verdict:
     """The dispatch rule, or what beats it in roll-outs as far as the effort goes."""
     default = dispatch(board)
+    if board.ahead.any():  # roll-outs end with what is wanted now, which is not what the run will end with
+        return Verdict(default.rule, default.name, f"{default.why}; a search may want more")
     start = _first_epochs(board, request.effort // 8)
     if not 0 < 4 * int(start.wanted.sum()) <= request.effort:
         if isinstance(request.present, Planned) and request.noise <= TOO_NOISY:

@@ -8,7 +8,7 @@ that is ready, and answers with what to start, at most one unit per worker and p
 | randomized | any open unit: Algorithm 1 of the Cerebro paper, with its availability map for replicas          |
 | lpt        | the longest unit                                                                                 |
 | lrm        | the model with the most work left; workers with the most work left choose first                  |
-| longest    | the model with the most work left on other workers; nobody stays idle who need not               |
+| longest    | the model with the most work left on other workers, or to come; nobody stays idle who need not   |
 | match      | what a maximum-weight matching of all idle workers and ready models gives it                     |
 | backlog    | from its fullest partition, unless another holder would be done with that unit sooner            |
 """
@@ -156,7 +156,7 @@ class Longest:
         return [Choice(worker, model, board.partition(worker, model)) for model, worker in taken.items()]
 
     def _score(self, board: Board, worker: int) -> Floats:
-        elsewhere: Floats = board.left - board.here[worker]
+        elsewhere: Floats = board.left + board.ahead - board.here[worker]
         if self._weights is not None and worker < len(self._weights):
             row = self._weights[worker]
             elsewhere[: len(row)] *= row  # workers and models that came later keep theirs
@@ -172,14 +172,15 @@ class Match:
 
     def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
         if len(idle) == 1:
-            models = [best_model(board, idle[0], board.ready, board.left)]
+            models = [best_model(board, idle[0], board.ready, board.left + board.ahead)]
             return [Choice(idle[0], models[0], board.partition(idle[0], models[0]))]
         from scipy.optimize import linear_sum_assignment  # takes a while to import, and many runs never match
 
         columns = np.flatnonzero(board.ready)
         workers = np.asarray(idle)
         possible = board.count[np.ix_(workers, columns)] > 0
-        weights = np.where(possible, board.left[columns] + board.load[workers][:, None], 0.0)
+        model_left = board.left[columns] + board.ahead[columns]
+        weights = np.where(possible, model_left + board.load[workers][:, None], 0.0)
         rows, places = linear_sum_assignment(weights, maximize=True)
         pairs = [
             (idle[i], int(columns[k])) for i, k in zip(rows.tolist(), places.tolist(), strict=True) if possible[i, k]

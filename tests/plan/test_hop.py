@@ -232,3 +232,16 @@ def test_the_story_of_a_model_and_of_a_worker() -> None:
 def test_wrong_calls_say_what_is_wrong(call, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call(two_workers())
+
+
+def test_what_may_have_a_long_way_to_go_is_begun_first() -> None:
+    hopper = two_workers(models=0, rule="auto")
+    hopper.add_model("m0", 2)
+    hopper.add_model("m1", 1, most=9)
+    hopper.add_model("m2", 1)
+    assert {assignment.unit.model for assignment in hopper.assign()} == {"m0", "m1"}
+    alone = two_workers(models=0, rule="auto")
+    alone.add_model("m0", 1)
+    alone.add_model("m1", 1)
+    alone.add_model("m2", 1, most=9)
+    assert "m2" in {assignment.unit.model for assignment in alone.assign()}
