@@ -2,10 +2,10 @@
 
     python -m regatta.testing.kills FOLDER ROUNDS SEED RESULT.json
 
-Four writers store series of snapshots, name them and let old ones go; an archiver stores everything anew as random
-deltas and collects what is left over, without any grace. Each notes what it was promised in a file of its own, which
-outlives it. In each round the archiver and some writers get SIGKILL; then the store must pass `fsck` in full depth, and
-every snapshot that was promised must be there, bit for bit, while the others go on.
+Four writers store series of snapshots, name them and let old ones go; an archiver stores everything anew, by a plan of
+the archive pass or as random deltas, and collects what is left over, without any grace. Each notes what it was promised
+in a file of its own, which outlives it. In each round the archiver and some writers get SIGKILL; then the store must
+pass `fsck` in full depth, and every snapshot that was promised must be there, bit for bit, while the others go on.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from typing import Any
 import numpy as np
 
 from regatta.errors import RegattaError
+from regatta.store.archive import archive
 from regatta.store.encodings import ENCODINGS
 from regatta.store.identity import Bits, word_count
+from regatta.store.speeds import measured_speeds
 from regatta.store.store import ParameterStore
 from regatta.testing.store import bits_of
 
@@ -43,7 +45,8 @@ class Tally:
     """What a drill came to."""
 
     kills: int = 0
-    in_reencode: int = 0  # kills that met the archiver there
+    in_archive: int = 0  # kills that met the archiver there
+    in_reencode: int = 0
     in_gc: int = 0
     promised: int = 0
     checked: int = 0
@@ -107,15 +110,19 @@ def write(folder: Path, writer: int) -> None:
             time.sleep(PAUSE)
 
 
-def archive(folder: Path, seed: int) -> None:
+def maintain(folder: Path, seed: int) -> None:
     """Collect what is not needed and store the rest anew, until killed."""
     notes, rng = Notes(folder / "archiver"), random.Random(seed)
     with ParameterStore.open(folder / "store", threads=1) as store:
         while True:
             notes.add("collects")
             store.gc(grace=0.0)
-            notes.add("reencodes")
-            store.reencode(random_plan(store, rng))
+            if rng.random() < 0.3:
+                notes.add("archives")
+                archive(store, budget=rng.choice((None, 1.5, 4.0)))
+            else:
+                notes.add("reencodes")
+                store.reencode(random_plan(store, rng))
 
 
 class Drill:
@@ -127,6 +134,7 @@ class Drill:
 
     def run(self, rounds: int) -> Tally:
         began = time.monotonic()
+        measured_speeds()  # once, here: the archivers are copies of this process
         ParameterStore.open(self.folder / "store").close()
         try:
             for _ in range(rounds):
@@ -135,13 +143,14 @@ class Drill:
                 self._kill(["archiver", *self.rng.sample(self._writers(), self.rng.randint(1, WRITERS))])
                 self.tally.kills += 1
                 last = self._notes("archiver")[-1:]
+                self.tally.in_archive += last == [["archives"]]
                 self.tally.in_reencode += last == [["reencodes"]]
                 self.tally.in_gc += last == [["collects"]]
                 self._check()
         finally:
             self._kill(list(self.running))
         self.tally.promised = sum(note[0] == "kept" for name in self._writers() for note in self._notes(name))
-        self.tally.passes = sum(note == ["reencodes"] for note in self._notes("archiver"))
+        self.tally.passes = sum(note in (["archives"], ["reencodes"]) for note in self._notes("archiver"))
         self.tally.seconds = time.monotonic() - began
         return self.tally
 
@@ -153,7 +162,7 @@ class Drill:
 
     def _start(self) -> None:
         seed = self.rng.randrange(2**32)
-        tasks: dict[str, Callable[[], None]] = {"archiver": lambda: archive(self.folder, seed)}
+        tasks: dict[str, Callable[[], None]] = {"archiver": lambda: maintain(self.folder, seed)}
         tasks |= {name: partial(write, self.folder, number) for number, name in enumerate(self._writers())}
         for name, task in tasks.items():
             if name not in self.running:
