@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import version
@@ -27,11 +27,12 @@ from regatta.engine.journal import VERSION
 from regatta.engine.record import RunRecord
 from regatta.engine.runner import Listener, Runner
 from regatta.errors import ConflictError, UsageError, nearest
-from regatta.frameworks import NAMES
+from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
 from regatta.location import ensure_repository, writable_folder
 from regatta.plan.hop import check_rule
 from regatta.run import RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
+from regatta.sinks import Sink, following, usable_sinks
 
 if TYPE_CHECKING:
     from regatta.plan.explain import Explanation, Holdings, Workload
@@ -53,12 +54,14 @@ class Sweep:
       advanced once per epoch, `{"step": schedule}` once per batch.
     - `loss_fn(model, batch, config)` returns the loss of a batch of `config["batch_size"]` rows; or
       `train_fn(data, model, optimizer, config)` trains one pass over a partition by itself and returns metrics.
+      Compiled Keras models need neither. A `loss_fn` with an argument `training` is told whether it is training.
     - `eval_fn(data, model, config)` returns metrics of an evaluation partition, beside the loss of `loss_fn`.
     - `input_fn(path)` reads one partition; without it, the files of the data set are read as arrays.
     - `metric` is what models are judged by, `mode` whether it should be "min" or "max".
     - `visits="seeded"` fixes the order in which each model visits the partitions, so that every launch gives the same
       weights; "free" leaves it to the scheduler, which is faster, and `replay` repeats what it did.
     - `rule` names the hop scheduler's rule; `cluster` says where to train; `repo` is the folder that keeps it all.
+    - `sinks` say where results go beside it: `["tensorboard", "mlflow", "csv:results.csv"]`, or of `regatta.sinks`.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Sweep:
         name: str | None = None,
         rule: str = "auto",
         visits: Literal["free", "seeded"] = "free",
+        sinks: str | Sink | Iterable[str | Sink] = (),
     ) -> None:
         _check_kind("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset")
         _check_kind("search", search, hasattr(search, "hear"), "a search, such as regatta.search.grid(...)")
@@ -103,6 +107,7 @@ class Sweep:
         self.name = name
         self.rule = rule
         self.visits = visits
+        self.sinks = usable_sinks(sinks)
         self._check()
 
     def __repr__(self) -> str:
@@ -202,8 +207,8 @@ class Sweep:
 
     def _train(self, run: Run, progress: bool) -> None:
         try:
-            with _display(progress) as listeners:
-                run.record = self.execute(run.folder, listeners=(run.follow, *listeners))
+            with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
+                run.record = self.execute(run.folder, listeners=(run.follow, *shown, *sinks))
         except UsageError:
             if not any(unit.kind == "train" for unit in run.record.units):
                 shutil.rmtree(run.folder)  # the sweep was wrong and nothing was trained: there is nothing to keep
@@ -235,7 +240,7 @@ class Sweep:
             raise UsageError("The search has no configuration to begin with.")
         if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
             raise UsageError(f"A run cannot be named {self.name!r}; use letters, digits, '.', '-' and '_'.")
-        if self.recipe.loss_fn is not None:
+        if self.recipe.train_fn is None:
             for config in configs.values():
                 _check_batch_size(config)
 
@@ -311,21 +316,22 @@ def _recipe(
     eval_fn: Callable[..., Any] | None,
     framework: str,
 ) -> Recipe:
-    if (loss_fn is None) == (train_fn is None):
+    if loss_fn is not None and train_fn is not None:
+        raise UsageError("Give either loss_fn or train_fn, not both.", hint=TWO_LEVELS)
+    if loss_fn is None and train_fn is None and not may_have_own_loss(framework):
         raise UsageError(
-            "Give either loss_fn or train_fn" + (", not both." if loss_fn is not None else "."),
-            hint="loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
-            "trains a whole pass over a partition by itself.",
+            "Give either loss_fn or train_fn.",
+            hint=f'{TWO_LEVELS} Compiled Keras models need neither: say framework="keras".',
         )
     recipe = Recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
     for name, arguments in _CALLS.items():
         function = getattr(recipe, name)
         if function is not None:
-            _check_call(name, function, arguments)
+            _check_call(name, function, arguments, OFFERED if name == "loss_fn" else ())
     return recipe
 
 
-def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None:
+def _check_call(name: str, function: object, arguments: tuple[str, ...], extras: tuple[str, ...] = ()) -> None:
     if not callable(function):
         raise UsageError(f"{name} is {function!r}, which cannot be called.")
     try:
@@ -333,7 +339,7 @@ def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None
     except ValueError:
         return  # builtins need not have one
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **{extra: None for extra in extras if extra in signature.parameters})
     except TypeError as error:
         raise UsageError(f"{name} is called as {name}({', '.join(arguments)}), but {error}.") from error
 
@@ -341,7 +347,7 @@ def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None
 def _check_batch_size(config: Mapping[str, Scalar]) -> None:
     if "batch_size" not in config:
         raise UsageError(
-            f"The configuration {dict(config)} has no batch_size, which loss_fn's batches are made by.",
+            f"The configuration {dict(config)} has no batch_size, which batches are made by.",
             hint=_batch_size_hint(config),
         )
     _check_kind("batch_size", config["batch_size"], _is_count(config["batch_size"]), "a whole number from 1")
