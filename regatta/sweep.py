@@ -27,7 +27,7 @@ from regatta.engine.journal import VERSION
 from regatta.engine.record import RunRecord
 from regatta.engine.runner import Listener, Runner
 from regatta.errors import ConflictError, UsageError, nearest
-from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
+from regatta.frameworks import NAMES
 from regatta.location import ensure_repository, writable_folder
 from regatta.plan.hop import check_rule
 from regatta.run import RUN_NAME, Run
@@ -54,7 +54,6 @@ class Sweep:
       advanced once per epoch, `{"step": schedule}` once per batch.
     - `loss_fn(model, batch, config)` returns the loss of a batch of `config["batch_size"]` rows; or
       `train_fn(data, model, optimizer, config)` trains one pass over a partition by itself and returns metrics.
-      Compiled Keras models need neither. A `loss_fn` with an argument `training` is told whether it is training.
     - `eval_fn(data, model, config)` returns metrics of an evaluation partition, beside the loss of `loss_fn`.
     - `input_fn(path)` reads one partition; without it, the files of the data set are read as arrays.
     - `metric` is what models are judged by, `mode` whether it should be "min" or "max".
@@ -240,7 +239,7 @@ class Sweep:
             raise UsageError("The search has no configuration to begin with.")
         if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
             raise UsageError(f"A run cannot be named {self.name!r}; use letters, digits, '.', '-' and '_'.")
-        if self.recipe.train_fn is None:
+        if self.recipe.loss_fn is not None:
             for config in configs.values():
                 _check_batch_size(config)
 
@@ -316,22 +315,21 @@ def _recipe(
     eval_fn: Callable[..., Any] | None,
     framework: str,
 ) -> Recipe:
-    if loss_fn is not None and train_fn is not None:
-        raise UsageError("Give either loss_fn or train_fn, not both.", hint=TWO_LEVELS)
-    if loss_fn is None and train_fn is None and not may_have_own_loss(framework):
+    if (loss_fn is None) == (train_fn is None):
         raise UsageError(
-            "Give either loss_fn or train_fn.",
-            hint=f'{TWO_LEVELS} Compiled Keras models need neither: say framework="keras".',
+            "Give either loss_fn or train_fn" + (", not both." if loss_fn is not None else "."),
+            hint="loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
+            "trains a whole pass over a partition by itself.",
         )
     recipe = Recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
     for name, arguments in _CALLS.items():
         function = getattr(recipe, name)
         if function is not None:
-            _check_call(name, function, arguments, OFFERED if name == "loss_fn" else ())
+            _check_call(name, function, arguments)
     return recipe
 
 
-def _check_call(name: str, function: object, arguments: tuple[str, ...], extras: tuple[str, ...] = ()) -> None:
+def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None:
     if not callable(function):
         raise UsageError(f"{name} is {function!r}, which cannot be called.")
     try:
@@ -339,7 +337,7 @@ def _check_call(name: str, function: object, arguments: tuple[str, ...], extras:
     except ValueError:
         return  # builtins need not have one
     try:
-        signature.bind(*arguments, **{extra: None for extra in extras if extra in signature.parameters})
+        signature.bind(*arguments)
     except TypeError as error:
         raise UsageError(f"{name} is called as {name}({', '.join(arguments)}), but {error}.") from error
 
@@ -347,7 +345,7 @@ def _check_call(name: str, function: object, arguments: tuple[str, ...], extras:
 def _check_batch_size(config: Mapping[str, Scalar]) -> None:
     if "batch_size" not in config:
         raise UsageError(
-            f"The configuration {dict(config)} has no batch_size, which batches are made by.",
+            f"The configuration {dict(config)} has no batch_size, which loss_fn's batches are made by.",
             hint=_batch_size_hint(config),
         )
     _check_kind("batch_size", config["batch_size"], _is_count(config["batch_size"]), "a whole number from 1")
