@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regatta import search
+    from regatta import search, sinks
     from regatta.cluster import Cluster
     from regatta.data import Dataset
     from regatta.errors import RegattaError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "Dataset", "RegattaError", "Run", "Sweep", "launch", "open_run", "search"]
+__all__ = ["Cluster", "Dataset", "RegattaError", "Run", "Sweep", "launch", "open_run", "search", "sinks"]
 
 _HOME = {
     "Cluster": "regatta.cluster",
@@ -30,8 +30,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import public names when they are first used: `import regatta` alone loads nothing heavy."""
-    if name == "search":
-        return importlib.import_module("regatta.search")
+    if name in ("search", "sinks"):
+        return importlib.import_module(f"regatta.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'regatta' has no attribute {name!r}")

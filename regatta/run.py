@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from regatta.engine.replay import ReplayReport
     from regatta.engine.trace import Efficiency
+    from regatta.sinks import Sink
     from regatta.sweep import Sweep
 
 JOURNAL = "journal.jsonl"
@@ -102,6 +103,12 @@ class Run:
         from regatta.engine.trace import efficiency
 
         return efficiency(self.record)
+
+    def export(self, sink: str | Sink) -> str:
+        """Send all that was reported to a sink, such as "csv:results.csv" or regatta.sinks.mlflow(...); says where."""
+        from regatta.sinks import export
+
+        return export(self.folder, sink)
 
     def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
         """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""

@@ -184,7 +184,7 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _in_order(names: list[str]) -> list[str]:
     """What names the row first, then parameters, then metrics, each as they came."""
-    return sorted(names, key=lambda name: (name.startswith("params."), name.startswith("metrics.")))
+    return sorted(names, key=lambda name: (name.startswith("metrics."), name.startswith("params.")))
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[str], path: Path) -> None:

@@ -39,7 +39,8 @@ def test_every_report_is_a_row_of_the_csv_file(folder: Path, made: RunRecord, tm
         assert float(row["params.lr"]) == config.values["lr"]
         wanted = config.reports[int(row["epoch"])]["loss"]
         assert float(row["metrics.loss"]) == wanted or (math.isnan(wanted) and row["metrics.loss"] == "nan")
-    assert list(rows[0])[:4] == ["run", "config", "epoch", "time"]
+    assert list(rows[0])[:5] == ["run", "config", "epoch", "time", "params.hidden"]
+    assert list(rows[0])[-2:] == ["metrics.loss", "metrics.accuracy"]
 
 
 def test_the_table_is_beside_it_best_first(folder: Path, made: RunRecord, tmp_path: Path) -> None:
