@@ -9,7 +9,7 @@
     reader, slices, snapshot, remote                           it is read, whole or in part, from here or elsewhere
     rewrite, gc, fsck, repair, rebuild                         what is stored is moved, collected, checked and mended
     graph, tree, trees, planner, pas, refine, budgets, candidates, speeds, archive     how to hold all of it in less
-    states.py      the states of models in training, a file each
+    states.py      the states of models in training, a file each;  kept.py  those that went into the store
 
 Knows nothing of engines, searches or people; imports no framework.
 """

@@ -31,6 +31,7 @@ from regatta.store.encodings import ENCODINGS, by_name
 from regatta.store.graph import Edge, Floats, Plan, Scheme, StorageGraph, check_scheme
 from regatta.store.identity import word_count
 from regatta.store.index import MAX_CHAIN
+from regatta.store.kept import PREFIX, series_bases
 from regatta.store.manifest import Manifest
 from regatta.store.planner import plan
 from regatta.store.speeds import Speeds, measured_speeds
@@ -87,7 +88,8 @@ def archive(
 ) -> Report:
     """Store everything in less room, and say how much less; a dry run only says it.
 
-    `bases` are the snapshots that each may be a delta to (see `lineage`); unless told, the one that was stored before.
+    `bases` are the snapshots that each may be a delta to (see `lineage`); unless told, the one before in the same
+    training, or the one that was stored before.
     `budget` is a factor of the cheapest recreation of each snapshot, or seconds by snapshot; without one, as little as
     possible is stored. With `reads`, how often each snapshot is read, the factor holds for the mean of all reads.
     `progressive` takes only encodings whose leading planes can be read by themselves; with `remote_planes`, all but so
@@ -135,13 +137,14 @@ def _declared(
     store: ParameterStore, manifests: Mapping[str, Manifest], bases: Mapping[str, Iterable[str]] | None
 ) -> dict[str, list[str]]:
     if bases is None:
-        return {snapshot: [before] for before, snapshot in pairwise(manifests)}
+        known = series_bases(store.references(PREFIX))
+        return {snapshot: known.get(snapshot, [before]) for before, snapshot in pairwise(manifests)} | known
     return {_id(store, one): [_id(store, base) for base in several] for one, several in bases.items()}
 
 
 def _id(store: ParameterStore, name: str) -> str:
     """The id of a snapshot that is given by a reference or by the beginning of its id."""
-    return store.references().get(name) or store.resolve(name, "snapshots")
+    return store.references(name).get(name) or store.resolve(name, "snapshots")
 
 
 def _by_id(store: ParameterStore, given: T) -> T | dict[str, float]:

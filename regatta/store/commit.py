@@ -1,13 +1,14 @@
-"""A snapshot is published: what the store lacks of it goes into a pack, the pack gets its name, and the index says so.
+"""Snapshots are published: what the store lacks of them goes into a pack, the pack gets its name, the index says so.
 
 Between the look at what is there and the transaction, another process may have stored the same tensors, or gc may have
-taken away one that this snapshot shares with others. So the transaction looks again, and what is gone is then written.
+taken away one that these snapshots share with others. So the transaction looks again, and what is gone is then written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from regatta.errors import ConflictError
@@ -16,6 +17,7 @@ from regatta.store.folder import Packing
 from regatta.store.identity import Tensor
 from regatta.store.index import LOCAL
 from regatta.store.manifest import Manifest
+from regatta.store.pack import ManifestRecord
 from regatta.store.writer import Encoded, write_manifest
 
 if TYPE_CHECKING:
@@ -26,38 +28,54 @@ _ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
-class Commit:
+class Draft:
     """A snapshot to be stored; `contents` has its tensors by id, those of a lossy scheme already encoded."""
 
-    store: ParameterStore
     manifest: Manifest
     contents: Mapping[str, tuple[Tensor, Encoded | None]]
-    encoding: Encoding
     reference: str | None
 
-    def run(self) -> str:
-        """The snapshot's id, when it counts."""
+    @cached_property
+    def id(self) -> str:
+        return self.manifest.id
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Snapshots that are stored together: all of them count at the same moment, or none."""
+
+    store: ParameterStore
+    drafts: Sequence[Draft]
+    encoding: Encoding
+
+    @cached_property
+    def contents(self) -> dict[str, tuple[Tensor, Encoded | None]]:
+        return {tensor: content for draft in self.drafts for tensor, content in draft.contents.items()}
+
+    def run(self) -> list[str]:
+        """The snapshots' ids, when they count."""
         with self.store.folder.packing() as packing:
             for _ in range(_ATTEMPTS):
                 self._write_missing(packing)
                 if self._publish(packing):
-                    return self.manifest.id
+                    return [draft.id for draft in self.drafts]
         raise ConflictError(
             "Other processes keep deleting what this snapshot shares with others.", place=str(self.store.path)
         )
 
-    def _missing(self, packing: Packing) -> tuple[list[str], bool]:
-        """The tensors that neither the store nor a new pack has, and whether that is so of the manifest."""
-        index, written = self.store.index, packing.segments()
-        tensors = [tensor for tensor in index.missing(self.contents) if tensor not in written]
-        return tensors, self.manifest.id not in packing.manifests() and not index.has_snapshot(self.manifest.id)
+    def _missing(self, packing: Packing) -> tuple[list[str], list[Draft]]:
+        """The tensors that neither the store nor a new pack has, and the drafts of which that is so of the manifest."""
+        index, segments, manifests = self.store.index, packing.segments(), packing.manifests()
+        tensors = [tensor for tensor in index.missing(self.contents) if tensor not in segments]
+        drafts = {draft.id: draft for draft in self.drafts if draft.id not in manifests}
+        return tensors, [draft for draft in drafts.values() if not index.has_snapshot(draft.id)]
 
     def _write_missing(self, packing: Packing) -> None:
-        tensors, manifest = self._missing(packing)
+        tensors, drafts = self._missing(packing)
         for tensor in tensors:
             self._encoded(tensor).write(packing)
-        if manifest:
-            write_manifest(packing, self.manifest)
+        for draft in drafts:
+            write_manifest(packing, draft.manifest)
         packing.seal()
 
     def _encoded(self, name: str) -> Encoded:
@@ -79,11 +97,17 @@ class Commit:
             written = packing.segments()
             for tensor in index.missing(written):
                 index.store_tensor(written[tensor])
-            if index.has_snapshot(self.manifest.id):
-                index.renew_snapshot(self.manifest.id, now)
-            else:
-                index.store_snapshot(*packing.manifests()[self.manifest.id], self.contents, now)
-            if self.reference is not None:
-                index.set_name(self.reference, self.manifest.id, now)
+            manifests = packing.manifests()
+            for draft in self.drafts:
+                self._publish_draft(draft, manifests, now)
             index.retire_packs(now)
         return True
+
+    def _publish_draft(self, draft: Draft, manifests: Mapping[str, tuple[ManifestRecord, str]], now: float) -> None:
+        index = self.store.index
+        if index.has_snapshot(draft.id):
+            index.renew_snapshot(draft.id, now)
+        else:
+            index.store_snapshot(*manifests[draft.id], draft.contents, now)
+        if draft.reference is not None:
+            index.set_name(draft.reference, draft.id, now)

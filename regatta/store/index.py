@@ -155,8 +155,9 @@ class Index(Database):
             row[0].hex() for row in self._all("SELECT tensor FROM members WHERE snapshot = ?", bytes.fromhex(snapshot))
         }
 
-    def names(self) -> dict[str, str]:
-        return {name: snapshot.hex() for name, snapshot in self._all("SELECT name, snapshot FROM names ORDER BY name")}
+    def names(self, prefix: str = "") -> dict[str, str]:
+        query = "SELECT name, snapshot FROM names WHERE name >= ? AND name < ? ORDER BY name"
+        return {name: snapshot.hex() for name, snapshot in self._all(query, prefix, prefix + chr(0x10FFFF))}
 
     def packs(self) -> dict[str, tuple[int, int, float | None]]:
         """{pack: (bytes, place, since when it is not needed)}"""
@@ -283,7 +284,10 @@ class Index(Database):
 
     def retire_packs(self, now: float) -> None:
         """Date the packs in which nothing is needed any more; one that is needed again has no date."""
-        needed = "pack IN (SELECT pack FROM segments UNION SELECT pack FROM snapshots)"
+        needed = (  # by the indexes: a look per pack, not one per tensor
+            "(EXISTS (SELECT 1 FROM segments WHERE segments.pack = packs.pack) "
+            "OR EXISTS (SELECT 1 FROM snapshots WHERE snapshots.pack = packs.pack))"
+        )
         self._run(f"UPDATE packs SET retired = ? WHERE retired IS NULL AND NOT {needed}", now)
         self._run(f"UPDATE packs SET retired = NULL WHERE retired IS NOT NULL AND {needed}")
 

@@ -5,7 +5,7 @@ A state can be read by the next worker as soon as `publish` has named it; it is 
 
     states/<configuration>/<epoch>-<visits>.safetensors     after so many partitions of that epoch
 
-The parameter store will stand behind the same four verbs.
+States at ends of epochs move into the parameter store beside the run (kept.py), which gives the same files back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,25 @@ class StateFolder:
         """Forget a state that nothing will ask for again."""
         path.unlink(missing_ok=True)
 
+    def files(self, config: str) -> dict[tuple[int, int], Path]:
+        """The states that are there, by epoch and visits."""
+        named = ((state_key(path.name), path) for path in (self.folder / config).glob("*.safetensors"))
+        return {key: path for key, path in named if key is not None}
+
     def of_epoch(self, config: str, epoch: int | None = None) -> Path:
         """The state at the end of an epoch, or the last there is."""
-        found: dict[tuple[int, int], Path] = {}
-        for path in (self.folder / config).glob("*.safetensors"):
-            if match := _NAME.fullmatch(path.name):
-                found[int(match[1]), int(match[2])] = path
+        found = self.files(config)
         wanted = [key for key in found if epoch is None or key[0] == epoch]
         if not wanted:
             which = "no state" if epoch is None else f"no state of epoch {epoch}"
             raise NotFoundError(f"Configuration {config} has {which} in {self.folder}.")
         return found[max(wanted)]
+
+
+def state_key(name: str) -> tuple[int, int] | None:
+    """The epoch and the visits that the name of a state's file tells."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def temporary(path: Path) -> Path:
@@ -103,8 +111,13 @@ def state_metadata(framework: str, tree: Any, **more: Any) -> dict[str, str]:
 
 def state_framework(path: Path) -> str:
     """The framework that wrote a state."""
+    return str(read_metadata(path)["framework"])
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """What a state says beside its tensors."""
     with _opened(path, "np") as (_, meta):
-        return str(meta["framework"])
+        return meta
 
 
 def read_state(path: Path, library: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -138,9 +151,13 @@ def _checked(meta: Any, path: Path) -> dict[str, Any]:
 def read_weights(path: Path) -> dict[str, NDArray[Any]]:
     """The model's tensors in a state, by name; bfloat16 and float8, which NumPy lacks, widened to float32."""
     tensors, meta = read_state(path, "pt")
-    tensors |= {name: tensors[first] for name, first in meta.get("same_as", {}).items()}
-    found = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
-    return {name: _as_array(tensor) for name, tensor in sorted(found.items())}
+    return {name: _as_array(tensors[source]) for name, source in sorted(model_names(tensors, meta).items())}
+
+
+def model_names(tensors: Iterable[str], meta: Mapping[str, Any]) -> dict[str, str]:
+    """The model's own names for tensors of a state: {name: the tensor's name in the file}; some have several."""
+    sources = {name: name for name in tensors} | meta.get("same_as", {})
+    return {name.removeprefix("model/"): source for name, source in sources.items() if name.startswith("model/")}
 
 
 def _as_array(tensor: Any) -> NDArray[Any]:

@@ -27,7 +27,7 @@ import numpy as np
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
 from regatta.location import writable_folder
 from regatta.store import fsck, gc, rebuild, rewrite
-from regatta.store.commit import Commit
+from regatta.store.commit import Commit, Draft
 from regatta.store.dtypes import DType, Words
 from regatta.store.encodings import Encoding, by_name
 from regatta.store.folder import MissingPackError, PackFolder
@@ -59,6 +59,15 @@ class Entry:
     base: str | None
     stored_bytes: int
     remote_bytes: int
+
+
+@dataclass(frozen=True)
+class NewSnapshot:
+    """What `put_all` takes: a snapshot that is to be stored, and the arguments of `put` that are its own."""
+
+    tensors: Mapping[str, Any]
+    metadata: Mapping[str, str] | None = None
+    reference: str | None = None
 
 
 class ParameterStore:
@@ -134,14 +143,14 @@ class ParameterStore:
         keeps it. `scheme` is a lossy encoding for the tensors of floats: what it leaves of them is what is stored, and
         the manifest says so.
         """
-        named = {check_name(name, "tensor"): as_tensor(name, value) for name, value in tensors.items()}
-        if reference is not None:
-            check_name(reference, "reference")
         plain = _encoding(encoding, lossy=False)
-        made = self._members(named, _encoding(scheme, lossy=True) if scheme is not None else None)
-        manifest = make_manifest({name: member for name, (member, _, _) in made.items()}, metadata)
-        contents = {member.id: (tensor, encoded) for member, tensor, encoded in made.values()}
-        return Commit(self, manifest, contents, plain, reference).run()
+        lossy = _encoding(scheme, lossy=True) if scheme is not None else None
+        return Commit(self, [self._draft(NewSnapshot(tensors, metadata, reference), lossy)], plain).run()[0]
+
+    def put_all(self, snapshots: Iterable[NewSnapshot], *, encoding: str = FAST) -> list[str]:
+        """Store several snapshots as `put` does one, in one pack and one transaction: all of them, or none."""
+        plain, drafts = _encoding(encoding, lossy=False), [self._draft(snapshot, None) for snapshot in snapshots]
+        return Commit(self, drafts, plain).run() if drafts else []
 
     def put_async(self, tensors: Mapping[str, Any], **options: Any) -> Future[str]:
         """Store a snapshot in the background, as `put` does. The tensors are copied now and may change afterwards."""
@@ -234,9 +243,9 @@ class ParameterStore:
             self.index.renew_snapshot(known[name], now)
             self.index.set_name(name, None, now)
 
-    def references(self) -> dict[str, str]:
-        """{name: snapshot}"""
-        return self.index.names()
+    def references(self, prefix: str = "") -> dict[str, str]:
+        """{name: snapshot}, of all names or of those that begin so."""
+        return self.index.names(prefix)
 
     @contextmanager
     def lease(self, snapshots: Sequence[str], seconds: float = 3600.0) -> Iterator[None]:
@@ -291,6 +300,15 @@ class ParameterStore:
         return rewrite.recall(self, [self.resolve(s, "snapshots") for s in snapshots], wait)
 
     # How it is done
+
+    def _draft(self, snapshot: NewSnapshot, scheme: Encoding | None) -> Draft:
+        named = {check_name(name, "tensor"): as_tensor(name, value) for name, value in snapshot.tensors.items()}
+        if snapshot.reference is not None:
+            check_name(snapshot.reference, "reference")
+        made = self._members(named, scheme)
+        manifest = make_manifest({name: member for name, (member, _, _) in made.items()}, snapshot.metadata)
+        contents = {member.id: (tensor, encoded) for member, tensor, encoded in made.values()}
+        return Draft(manifest, contents, snapshot.reference)
 
     def _members(
         self, named: Mapping[str, Tensor], scheme: Encoding | None

@@ -68,6 +68,14 @@ def test_dying_at_some_steps_of_every_operation(memory: Path) -> None:
         assert moments > 13, operation
 
 
+def test_dying_at_some_steps_of_keeping_states(memory: Path) -> None:
+    command = [sys.executable, str(HERE / "keep_dies.py"), str(memory), "13"]
+    done = subprocess.run(command, check=True, timeout=600, stdout=subprocess.PIPE)
+    moments, *problems = json.loads(done.stdout)
+    assert problems == []
+    assert moments > 60
+
+
 @pytest.mark.slow
 def test_dying_at_every_step_of_every_operation(memory: Path) -> None:
     for operation, (moments, *problems) in dying(memory, every=1).items():
