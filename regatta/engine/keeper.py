@@ -57,10 +57,20 @@ class Keeper:
         with _turn(self._folder) as lock:  # a keeper of the past ends its batch, and finds that it is one
             os.ftruncate(lock, 0)
             os.pwrite(lock, self._token.encode(), 0)
+        self._states: dict[tuple[str, int], tuple[str, str]] = {}  # of epochs that are not reported: state and hash
         self._newest: dict[str, tuple[int, bytes]] = {}  # of each configuration: the epoch, and what to say of it
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._starts = 0
+
+    def hear(self, record: object, line: Record) -> None:
+        """Follow a run, as its listener: each state is offered when the epoch that it ends is reported."""
+        if line["event"] == "unit" and line.get("state") and line.get("hash"):
+            self._states[line["config"], line["epoch"]] = line["state"], line["hash"]
+        elif line["event"] == "report":
+            state = self._states.pop((line["config"], line["epoch"]), None)
+            if state is not None:
+                self.offer(self._folder / state[0], line["config"], line["epoch"], state[1])
 
     def offer(self, path: Path, config: str, epoch: int, hash: str) -> None:
         """A state at the end of an epoch that counts, and that was evaluated."""

@@ -19,6 +19,7 @@ from processes import is_running, soon
 from safetensors.numpy import save_file
 
 from regatta.engine import keeper as keeper_module
+from regatta.engine.journal import read_journal
 from regatta.engine.keeper import Keeper, keep, settled
 from regatta.store.kept import RunStates
 from regatta.store.states import state_metadata
@@ -102,6 +103,21 @@ def test_the_newest_stay_until_the_run_is_done(run: Written, tmp_path: Path) -> 
     assert run.files() == set()
     run.check(tmp_path)
     assert (run.folder / "logs" / "keeper.log").read_text() == ""
+
+
+def test_it_follows_a_run_as_a_listener(run: Written, tmp_path: Path) -> None:
+    keeper = Keeper(run.folder, run.store)
+    for epoch in (1, 2):
+        run.train("a", epoch, visits=1, report=False)
+        run.train("a", epoch)
+    for line in read_journal(run.folder / "journal.jsonl"):
+        keeper.hear(None, line)
+    keeper.close(wait=True)
+    first = run.folder / "states" / "a" / "0001-001.safetensors"
+    assert first.exists()  # the runner drops states within epochs by itself
+    first.unlink()
+    assert run.files() == {("a", 2)}
+    run.check(tmp_path)
 
 
 def test_nothing_is_started_for_nothing(run: Written) -> None:
