@@ -1,9 +1,10 @@
-"""Where a sweep runs: in this process, in worker processes of this machine."""
+"""Where a sweep runs: in this process, in worker processes of this machine, in actors of a Ray cluster."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regatta.errors import UsageError
@@ -11,18 +12,31 @@ from regatta.errors import UsageError
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers to train on. Make one with `Cluster.inline()` or `Cluster.local()`."""
+    """Workers to train on. Make one with `Cluster.inline()`, `Cluster.local()` or `Cluster.ray()`."""
 
-    kind: Literal["inline", "process"]
+    kind: Literal["inline", "process", "ray"]
     workers: int | None = None
     threads: int | None = None
     device: str = "auto"
+    address: str | None = None
+    resources: Mapping[str, float] | None = None  # of a worker, by Ray's names
+    cpus: float = 1
+    gpus: float = 0
+    storage: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UsageError(f"Cluster: {name} is {value!r}; it is a whole number from 1, or None.")
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus), *dict(self.resources or {}).items()):
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+                raise UsageError(f"Cluster: {name} is {value!r}; it is a number of them per worker, 0 or more.")
+        if not self.needs():
+            raise UsageError(
+                "Cluster: a worker with 0 CPUs, 0 GPUs and no other resource fits any number of times.",
+                hint="Give cpus=, gpus= or resources= what one worker takes.",
+            )
 
     @classmethod
     def inline(cls, workers: int = 1, device: str = "auto") -> Cluster:
@@ -38,10 +52,35 @@ class Cluster:
         """
         return cls("process", workers, threads, device)
 
+    @classmethod
+    def ray(
+        cls,
+        workers: int | None = None,
+        *,
+        address: str | None = None,
+        resources: Mapping[str, float] | None = None,
+        cpus: float = 1,
+        gpus: float = 0,
+        threads: int | None = None,
+        device: str = "auto",
+        storage: str | None = None,
+    ) -> Cluster:
+        """An actor per worker on a Ray cluster, each with so many `cpus`, `gpus` and `resources` of its own.
+
+        By default as many workers as there is room for, but no more than there are partitions, and more when nodes
+        join while the run goes on. `address` is that of a cluster, "auto" for the one that this machine belongs to,
+        "ray://..." for one that is far away; None finds one here or starts it. `threads` are one per CPU of a worker.
+        All nodes must reach the partitions and the run's folder, or the fsspec URL `storage`, which then takes the
+        durable states.
+        """
+        return cls("ray", workers, threads, device, address, resources, cpus, gpus, storage)
+
     def sized(self, partitions: int) -> Cluster:
-        """The same with every number decided, for so many partitions."""
+        """The same with every number decided, for so many partitions; Ray alone knows how many workers it can hold."""
         if self.kind == "inline":
             return Cluster("inline", self.workers or 1, None, self.device)
+        if self.kind == "ray":
+            return replace(self, threads=self.threads or max(1, int(self.cpus)))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = self.workers or min(_gpus(self.device) or cores, partitions)
         return Cluster("process", workers, self.threads or max(1, cores // workers), self.device)
@@ -49,8 +88,19 @@ class Cluster:
     def names(self) -> tuple[str, ...]:
         return tuple(f"w{index}" for index in range(self.workers or 1))
 
+    def needs(self) -> dict[str, float]:
+        """What a worker takes of a node, by Ray's names."""
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, **dict(self.resources or {})}
+        return {name: amount for name, amount in wanted.items() if amount > 0}
+
     def describe(self) -> dict[str, Any]:
-        return {"kind": self.kind, "workers": self.workers, "threads": self.threads, "device": self.device}
+        """Plain values that make the same cluster again."""
+        found = {"kind": self.kind, "workers": self.workers, "threads": self.threads, "device": self.device}
+        if self.kind != "ray":
+            return found
+        resources = None if self.resources is None else dict(self.resources)
+        more = {"address": self.address, "cpus": self.cpus, "gpus": self.gpus, "storage": self.storage}
+        return {**found, **more, "resources": resources}
 
 
 def _gpus(device: str) -> int:

@@ -4,6 +4,7 @@ base.py      the protocol that every pool keeps (regatta.testing.workers tests i
 trainer.py   what a worker does with a task: the same code in every pool
 inline.py    in this process, one task after another: the reference
 process.py   a process per worker; states hop through mapped files
+ray.py       an actor per worker on a Ray cluster (ray_actor.py is the actor); states hop as object references
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ def open_pool(cluster: Cluster, outfit: Outfit) -> WorkerPool:
         from regatta.engine.workers.inline import InlinePool
 
         return InlinePool(cluster, outfit)
+    if cluster.kind == "ray":
+        from regatta.engine.workers.ray import RayPool
+
+        return RayPool(cluster, outfit)
     from regatta.engine.workers.process import ProcessPool
 
     return ProcessPool(cluster, outfit)

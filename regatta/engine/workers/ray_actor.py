@@ -1,0 +1,302 @@
+"""The worker's side of Ray: an actor that trains, with the states that it needs beside it.
+
+A state is made in a scratch folder of the node, goes to the next actor as an object, and is copied from the scratch
+folder to the storage by another thread of the actor that made it. A file in the scratch folder stays until the
+controller says that the state is durable: should a node take the object with it, whoever has the file can copy it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.engine.events import (
+    Outfit,
+    StateDurable,
+    Task,
+    TaskDone,
+    TaskFailed,
+    TaskReturned,
+    WorkerReady,
+)
+from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
+from regatta.errors import DiskError, NotFoundError, RegattaError
+from regatta.store.states import make_durable, publish, temporary, writing
+
+SCRATCH = "regatta-ray-"
+GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1}  # threads of an actor, by what they do
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What an actor is made with; the user's functions travel in it, from our own controller."""
+
+    worker: str
+    device: str
+    threads: int
+    outfit: bytes
+    paths: tuple[str, ...]  # where the controller finds its modules
+    run: Path  # the run's folder, in which states have their names
+    storage: str | None
+
+
+class Storage:
+    """Where durable states are: in the run's folder, or under the same names below a URL."""
+
+    def __init__(self, run: Path, url: str | None) -> None:
+        self._run = run
+        self._files: Any = None
+        self._root = str(run)
+        if url is not None:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+            from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+            files, self._root = url_to_fs(url)
+            self._files = None if isinstance(files, LocalFileSystem) else files
+
+    def keep(self, local: Path, state: Path) -> tuple[str, int]:
+        """Copy a state from this node; its digest and its size, once it is durable."""
+        target = self._place(state)
+        if self._files is None:
+            with writing(target):
+                written = temporary(target)
+                shutil.copyfile(local, written)
+                publish(written, target)
+                return make_durable(target)
+        self._files.makedirs(str(target.parent), exist_ok=True)
+        self._files.put_file(str(local), f"{target}.part")
+        self._files.mv(f"{target}.part", str(target))
+        return make_durable(local)
+
+    def fetch(self, state: Path, local: Path) -> None:
+        """Copy a durable state to this node."""
+        source = self._place(state)
+        written = temporary(local)
+        try:
+            if self._files is None:
+                shutil.copyfile(source, written)
+            else:
+                self._files.get_file(str(source), str(written))
+        except FileNotFoundError as error:
+            raise NotFoundError("The state is not there.", place=str(source)) from error
+        publish(written, local)
+
+    def drop(self, state: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._files is None:
+                self._place(state).unlink()
+            else:
+                self._files.rm_file(str(self._place(state)))
+
+    def _place(self, state: Path) -> Path:
+        return Path(self._root) / name_of(state, self._run)
+
+
+def name_of(state: Path, run: Path) -> Path:
+    """What a state is called on every node."""
+    return (
+        state.relative_to(run) if state.is_relative_to(run) else Path("elsewhere", *state.parts[state.is_absolute() :])
+    )
+
+
+class Shelf:
+    """The states that are on this node, as files of a scratch folder."""
+
+    def __init__(self, storage: Storage, run: Path) -> None:
+        self._storage = storage
+        self._run = run
+        _sweep(Path(tempfile.gettempdir()))
+        self.folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
+        self._lock_file = _locked(self.folder)
+        self._locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
+        self._offers: dict[Path, Sequence[Any]] = {}
+        self._origins: dict[Path, Path] = {}
+
+    def place(self, state: Path) -> Path:
+        """Where a state is on this node, or will be."""
+        local = self.folder / name_of(state, self._run)
+        self._origins[local] = state
+        return local
+
+    def offer(self, state: Path, reference: Sequence[Any]) -> Path:
+        """The place of a state that can be had by reference; it is fetched when somebody reads it."""
+        local = self.place(state)
+        self._offers[local] = reference
+        return local
+
+    def bring(self, local: Path) -> None:
+        """Have the state on this node: by its reference, or from the storage when that is lost."""
+        with self._locks[local], writing(local):
+            if local.exists():
+                return
+            local.parent.mkdir(parents=True, exist_ok=True)
+            data = _value(self._offers.get(local, ()))
+            if data is None:
+                self._storage.fetch(self._origins[local], local)
+                return
+            written = temporary(local)
+            with written.open("wb", buffering=0) as file:
+                file.write(data.data)
+            publish(written, local)
+
+    def keep(self, state: Path, reference: Sequence[Any]) -> tuple[str, int] | None:
+        """Make a state durable, from wherever it can be had; None: it is gone."""
+        local = self.offer(state, reference)
+        try:
+            self.bring(local)
+        except NotFoundError:
+            return None
+        return self._storage.keep(local, state)
+
+    def forget(self, states: Iterable[Path]) -> None:
+        for state in states:
+            local = self.place(state)
+            local.unlink(missing_ok=True)
+            for known in (self._offers, self._origins, self._locks):
+                known.pop(local, None)
+
+    def clear(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _value(reference: Sequence[Any]) -> NDArray[np.uint8] | None:
+    """The bytes behind a reference, in the node's shared memory; None when they are lost or there is none."""
+    import ray
+
+    try:
+        return ray.get(reference[0]) if reference else None
+    except ray.exceptions.ObjectLostError:
+        return None
+
+
+def _locked(folder: Path) -> int:
+    """A lock that lasts as long as this process: without it a scratch folder is of nobody."""
+    file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what workers that were killed have left on this node."""
+    for lock in folder.glob(f"{SCRATCH}*/lock"):
+        with contextlib.suppress(OSError):
+            file = os.open(lock, os.O_RDWR)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(file)
+
+
+class _Trainer(Trainer):
+    """Reads states that are not here yet when a task begins."""
+
+    shelf: Shelf
+
+    def prefetch(self, path: Path) -> None:
+        with contextlib.suppress(RegattaError):  # the task itself will say what is wrong
+            self.shelf.bring(path)
+            super().prefetch(path)
+
+    def _fetch(self, task: Task, costs: Any) -> Any:
+        start = time.perf_counter()
+        if task.state_in is not None:
+            self.shelf.bring(task.state_in)
+        brought = time.perf_counter() - start
+        found = super()._fetch(task, costs)
+        if task.state_in is not None:
+            costs.hop_seconds += brought
+        return found
+
+
+class RayWorker:
+    """The actor. Its methods run in threads of their own, so that states are kept and fetched beside a unit."""
+
+    def __init__(self, hello: Hello) -> None:
+        self._hello = hello
+
+    def hello(self) -> WorkerReady:
+        """Get ready; what this raises, such as a module that is missing here, is told to the user."""
+        hello = self._hello
+        sys.path.extend(path for path in hello.paths if path not in sys.path)
+        outfit: Outfit = cloudpickle.loads(hello.outfit)
+        _write_log(outfit.logs / f"{hello.worker}.log")
+        limit_threads(hello.threads)
+        warm_up()
+        self._shelf = Shelf(Storage(hello.run, hello.storage), hello.run)
+        outfit = replace(outfit, logs=self._shelf.folder)
+        self._trainer = _Trainer(hello.worker, outfit, choose_device(hello.device, 0))
+        self._trainer.shelf = self._shelf
+        import ray
+
+        info = {"pid": os.getpid(), "device": self._trainer.device, "threads": hello.threads}
+        place = {"host": socket.gethostname(), "node": ray.get_runtime_context().get_node_id()}
+        return WorkerReady(hello.worker, {**info, **place})
+
+    def life(self) -> None:
+        """Comes to an end with the actor only."""
+        threading.Event().wait()
+
+    def run(
+        self, task: Task, reference: Sequence[Any], unsure: bool, spent: Sequence[Path]
+    ) -> tuple[TaskDone | TaskFailed | TaskReturned, NDArray[np.uint8] | None]:
+        """Do a task; of a unit that trained, the state beside. `unsure`: it begins with a state that may be lost."""
+        self._shelf.forget(spent)
+        here = replace(
+            task,
+            state_in=None if task.state_in is None else self._shelf.offer(task.state_in, reference),
+            state_out=None if task.state_out is None else self._shelf.place(task.state_out),
+        )
+        done = self._trainer.run(here)
+        if isinstance(done, TaskDone):
+            return replace(done, task=task), None if here.state_out is None else _mapped(here.state_out)
+        if unsure and here.state_in is not None and not here.state_in.exists():
+            return TaskReturned(self._hello.worker, task), None
+        return replace(done, task=task), None
+
+    def keep(self, state: Path, reference: Sequence[Any]) -> StateDurable | DiskError | None:
+        try:
+            kept = self._shelf.keep(state, reference)
+        except DiskError as error:
+            return error
+        return None if kept is None else StateDurable(self._hello.worker, state, *kept)
+
+    def hint(self, state: Path, reference: Sequence[Any]) -> None:
+        self._trainer.prefetch(self._shelf.offer(state, reference))
+
+    def leave(self) -> None:
+        """Leave nothing behind."""
+        self._shelf.clear()
+
+
+def _mapped(path: Path) -> NDArray[np.uint8]:
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+def _write_log(path: Path) -> None:
+    """What is printed goes where that of other workers goes, when this node reaches the run's folder."""
+    if not path.parent.parent.is_dir():
+        return
+    path.parent.mkdir(exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)

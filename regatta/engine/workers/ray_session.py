@@ -1,0 +1,135 @@
+"""The connection to a Ray cluster: found or started, quietly, and what it has room for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from regatta.cluster import Cluster
+from regatta.errors import MissingExtraError, UsageError
+
+# Ray has only its environment for these. The second is read when Ray is imported: what raylets say of nodes that die,
+# which our events tell as well, would go to the standard output, where data belongs.
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": r"\A|\(raylet\)|[Rr]aylet|node id"}
+
+
+class Session:
+    """Ray as one run uses it; ended with the run only if nobody else had begun it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        with _environment(_QUIET):
+            self._ray = _import_ray()
+            self._ours = not self._ray.is_initialized()
+            if self._ours:
+                self._connect(cluster.address)
+        self._needs = cluster.needs()
+
+    def _connect(self, address: str | None) -> None:
+        started = {} if address is not None else {"include_dashboard": False}
+        try:
+            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"There is no Ray cluster at {address or 'this machine'}: {error}",
+                hint="Start one with `ray start --head` and give its address, or address=None for one of this machine.",
+            ) from error
+
+    def actor_class(self, kind: type, groups: Mapping[str, int], cluster: Cluster) -> Any:
+        """A class as actors with the resources and threads of a worker; none is started again by Ray itself."""
+        threads = str(cluster.threads or 1)
+        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        return self._ray.remote(concurrency_groups=dict(groups))(kind).options(
+            num_cpus=cluster.cpus,
+            num_gpus=cluster.gpus,
+            resources=dict(cluster.resources or {}),
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": limits},
+        )
+
+    def room(self) -> int:
+        """How many workers the nodes that are there could hold, if they held nothing else."""
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return sum(_fits(self._needs, node) for node in nodes)
+
+    def free(self) -> int:
+        """How many of them there is room for right now."""
+        return min(self.room(), _fits(self._needs, self._ray.available_resources()))
+
+    def store_bytes(self) -> float:
+        return float(self._ray.cluster_resources().get("object_store_memory", 0.0))
+
+    def wait(self, references: Sequence[Any], seconds: float) -> None:
+        if references:
+            self._ray.wait(list(references), num_returns=len(references), timeout=seconds)
+
+    def kill(self, actor: Any) -> None:
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.kill(actor, no_restart=True)
+
+    def close(self) -> None:
+        if self._ours:
+            self._ray.shutdown()
+
+
+def _fits(needs: Mapping[str, float], has: Mapping[str, float]) -> int:
+    """How many times what a worker needs is there."""
+    return min(int(has.get(name, 0.0) / need + 1e-9) for name, need in needs.items())
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError:
+        raise MissingExtraError("ray", "ray", "Cluster.ray") from None
+    return ray
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Defaults for variables, while something is started that looks at them."""
+    missing = [name for name in values if name not in os.environ]
+    os.environ.update({name: values[name] for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def watched(info: Mapping[str, Any]) -> int | None:
+    """A file that can be read once the process of a worker is dead: Ray counts it as dead before it is."""
+    if info["host"] != socket.gethostname() or not hasattr(os, "pidfd_open"):
+        return None
+    with contextlib.suppress(OSError):  # it is dead already, or in a container of the same name
+        return os.pidfd_open(info["pid"])
+    return None
+
+
+def await_end(process: int | None, seconds: float) -> None:
+    """Wait a while for the end of a process that is watched, and watch it no longer."""
+    if process is not None:
+        select.select([process], [], [], seconds)
+        os.close(process)
+
+
+def how_it_ended(error: BaseException) -> str:
+    """Why an actor is gone, in a few words, from the page that Ray says about it."""
+    import ray.exceptions
+
+    text = str(error)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return f"failed with {text.strip().splitlines()[-1]}"
+    if "its node has died" in text:
+        return "was lost with its node"
+    for line in text.splitlines():
+        if "exit detail:" in line:
+            detail = line.partition("exit detail:")[2].strip()
+            return f"died: {detail.split('. ')[0].rstrip('.')}"
+    return f"died: {text.strip().splitlines()[0]}" if text.strip() else "died"

@@ -1,0 +1,50 @@
+"""A Ray cluster of several nodes on this machine, for tests that add and remove them."""
+
+from __future__ import annotations
+
+import os
+
+SIGHT = {  # a node that is gone is noticed within two seconds, not half a minute
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+STORE = 200_000_000
+
+
+class RayNodes:
+    """A head without room for workers, and nodes of one CPU each; this process is connected to it."""
+
+    def __init__(self, nodes: int) -> None:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        import ray
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE, "_system_config": SIGHT}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(nodes):
+            self.add()
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level="ERROR")
+
+    def add(self) -> None:
+        """Only the main thread may do so."""
+        self._cluster.add_node(num_cpus=1, object_store_memory=STORE, wait=True)
+
+    def count(self) -> int:
+        """The nodes that have room for workers."""
+        return len(self._cluster.list_all_nodes()) - 1
+
+    def remove(self, node_id: str) -> None:
+        """Kill all processes of a node at once."""
+        node = next(n for n in self._cluster.list_all_nodes() if n.node_id == node_id)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def __enter__(self) -> RayNodes:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
