@@ -72,7 +72,13 @@ class Encoding(Protocol):
         ...
 
     def decode_planes(
-        self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
+        self,
+        streams: Sequence[memoryview],
+        planes: int,
+        count: int,
+        dtype: DType,
+        base: Words | None,
+        out: Words | None = None,
     ) -> Words:
         """The bits of the leading planes, the others zero; `base` needs no more than its own leading planes.
 
@@ -108,11 +114,18 @@ class Direct:
         return words
 
     def decode_planes(
-        self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
+        self,
+        streams: Sequence[memoryview],
+        planes: int,
+        count: int,
+        dtype: DType,
+        base: Words | None,
+        out: Words | None = None,
     ) -> Words:
+        words = _room(out, count, dtype)
         if not self.progressive:
-            return leading(self.decode(streams, count, dtype, base), planes, dtype)
-        words = _room(None, count, dtype)
+            words[:] = leading(self.decode(streams, count, dtype, base), planes, dtype)
+            return words
         self.decoder(_leading_streams(self, streams, planes, dtype), dtype, words)
         return words
 
@@ -143,13 +156,19 @@ class Delta:
         return words
 
     def decode_planes(
-        self, streams: Sequence[memoryview], planes: int, count: int, dtype: DType, base: Words | None
+        self,
+        streams: Sequence[memoryview],
+        planes: int,
+        count: int,
+        dtype: DType,
+        base: Words | None,
+        out: Words | None = None,
     ) -> Words:
-        if not self.progressive:
-            return leading(self.decode(streams, count, dtype, base), planes, dtype)
-        words, base = _room(None, count, dtype), _checked_base(self, base, count, dtype)
-        if planes == 0:
-            return np.zeros_like(words)
+        words = _room(out, count, dtype)
+        if not self.progressive or planes == 0:
+            words[:] = leading(self.decode(streams, count, dtype, base), planes, dtype) if planes else 0
+            return words
+        base = _checked_base(self, base, count, dtype)
         self.decoder(_leading_streams(self, streams, planes, dtype), dtype, base, words)
         return words
 

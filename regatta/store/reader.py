@@ -121,19 +121,20 @@ class _Reading:
 
     def read_chunk(self, chunk: int) -> None:
         """Decode one chunk from the bottom of the chain up and keep what was asked for of it."""
-        words = self.cached.get(chunk)
-        count, alone = min(CHUNK, self.total - chunk * CHUNK), len(self.layers) == 1 and not self.cached
+        at, words = chunk * CHUNK, self.cached.get(chunk)
+        count = min(CHUNK, self.total - at)
+        low, high = max(self.start, at), min(self.stop, at + count)
+        room = self.words[low - self.start : high - self.start]
+        if len(self.layers) == 1 and not self.cached and len(room) == count:
+            self.layers[0].decode(chunk, count, None, room)  # into its place: nobody else needs it
+            return
         for layer in reversed(self.layers):
             words = layer.decode(chunk, count, words)
-            if not alone:
+            if len(self.layers) > 1 or self.cached:
                 self.cache.put((layer.stored.tensor, chunk, layer.planes), words)
         if words is None:
             raise ValueError("A chain without layers holds nothing.")
-        if alone and len(self.chunks) == 1 and len(self.words) == count and words.flags.writeable:
-            self.words = words  # all that is asked for, and nobody else's: no need to copy it
-            return
-        low, high = max(self.start, chunk * CHUNK), min(self.stop, chunk * CHUNK + count)
-        self.words[low - self.start : high - self.start] = words[low - chunk * CHUNK : high - chunk * CHUNK]
+        room[:] = words[low - at : high - at]
 
     def _prepare(self, request: Request, source: Source) -> list[_Layer]:
         """The layers from the head down to the first whose chunks are all in the cache."""
@@ -174,13 +175,13 @@ class _Layer:
         wanted = encoding.streams(stored.dtype) if planes is None else planes
         self.columns = [column for part in stored.segments for column in self._columns(part, wanted, chunks)]
 
-    def decode(self, chunk: int, count: int, base: Words | None) -> Words:
+    def decode(self, chunk: int, count: int, base: Words | None, out: Words | None = None) -> Words:
         streams = [self._stream(column, chunk - self.first_chunk) for column in self.columns]
         dtype = self.stored.dtype
         try:
             if self.planes is None:
-                return self.encoding.decode(streams, count, dtype, base)
-            return self.encoding.decode_planes(streams, self.planes, count, dtype, base)
+                return self.encoding.decode(streams, count, dtype, base, out)
+            return self.encoding.decode_planes(streams, self.planes, count, dtype, base, out)
         except CorruptError as error:
             raise self._broken(f"chunk {chunk}: {error.message.rstrip('.')}", self.columns[0].located) from error
 
