@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from regatta.errors import CorruptError, NotFoundError, RegattaError
 from regatta.store.dtypes import dtype_named, floats_of
 from regatta.store.identity import Bits, as_tensor, check_name, word_count
-from regatta.store.manifest import Manifest
+from regatta.store.manifest import Manifest, Member
 from regatta.store.states import StateFolder, model_names, publish, read_weights, state_key, temporary, writing
 from regatta.store.store import NewSnapshot, ParameterStore
 
@@ -108,7 +108,7 @@ class RunStates:
 
     def weights(self, config: str, epoch: int | None = None) -> dict[str, NDArray[Any]]:
         """The model's tensors after an epoch, or the newest there are."""
-        found = self._find(config, epoch)
+        _, found = self._find(config, epoch)
         if isinstance(found, Path):
             try:
                 return read_weights(found)
@@ -123,11 +123,10 @@ class RunStates:
         With a target, that is where it appears, and nobody takes it away; without one it is put back in its place,
         which is right while nothing moves states of this run into the store.
         """
-        found = self._find(config, epoch)
+        key, found = self._find(config, epoch)
         if not isinstance(found, Path):
             with self._opened() as store:
-                place = target or self.states.folder / config / store.manifest(found).metadata["file"]
-                return _rebuild(store, found, place)
+                return _rebuild(store, found, target or self.states.path(config, *key))
         if target is None:
             return found
         try:
@@ -135,15 +134,15 @@ class RunStates:
         except FileNotFoundError:
             return self.materialize(config, epoch, target)
 
-    def _find(self, config: str, epoch: int | None) -> Path | str:
-        """The file or the snapshot. Files are looked for first: what goes meanwhile is in the store by then."""
+    def _find(self, config: str, epoch: int | None) -> tuple[tuple[int, int], Path | str]:
+        """Epoch and visits, and the file or the snapshot; files first, for what goes meanwhile is in the store then."""
         found: dict[tuple[int, int], Path | str] = dict(self.states.files(config))
         for key, snapshot in self._stored(config).items():
             found.setdefault(key, snapshot)
         wanted = [key for key in found if epoch is None or key[0] == epoch]
         if not wanted:
-            return self.states.of_epoch(config, epoch)  # which says what is missing
-        return found[max(wanted)]
+            raise self.states.missing(config, epoch)
+        return max(wanted), found[max(wanted)]
 
     def _stored(self, config: str) -> dict[tuple[int, int], str]:
         series = series_of(self._run)
@@ -178,18 +177,14 @@ def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
     length = int.from_bytes(view[:_LENGTH], "little")
     if not 0 < length <= min(MAX_HEADER, len(view) - _LENGTH):
         raise CorruptError(f"The header claims {length} bytes in a file of {len(view)}.", place=place)
-    body = view[_LENGTH + length :]
-    try:
-        header = bytes(view[_LENGTH : _LENGTH + length]).decode()
-        layout = _layout(header)
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise CorruptError(f"The header cannot be read: {error!r}.", place=place) from error
+    header, body = bytes(view[_LENGTH : _LENGTH + length]), view[_LENGTH + length :]
+    layout = _layout(header, place)
     _check_layout(layout, len(body), place)
     tensors = {
         check_name(name, "tensor"): as_tensor(name, Bits(dtype, shape, body[start:stop]))
         for name, dtype, shape, start, stop in layout
     }
-    metadata = {"file": state.path.name, "header": header, "hash": state.hash}
+    metadata = {"header": header.decode(), "hash": state.hash}
     return NewSnapshot(tensors, metadata, reference_of(series, state.config, state.path))
 
 
@@ -203,11 +198,14 @@ class _Place(NamedTuple):
     stop: int
 
 
-def _layout(header: str) -> list[_Place]:
+def _layout(header: bytes, place: str) -> list[_Place]:
     """The tensors that a header names, in the order in which they lie in the file."""
-    entries = {name: entry for name, entry in dict(json.loads(header)).items() if name != "__metadata__"}
-    places = [_Place(n, e["dtype"], tuple(e["shape"]), *map(int, e["data_offsets"])) for n, e in entries.items()]
-    return sorted(places, key=lambda place: (place.start, place.stop))
+    try:
+        entries = {name: entry for name, entry in dict(json.loads(header.decode())).items() if name != "__metadata__"}
+        places = [_Place(n, e["dtype"], tuple(e["shape"]), *map(int, e["data_offsets"])) for n, e in entries.items()]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CorruptError(f"The header of the state cannot be read: {error!r:.200}.", place=place) from error
+    return sorted(places, key=lambda entry: (entry.start, entry.stop))
 
 
 def _check_layout(layout: list[_Place], size: int, place: str) -> None:
@@ -235,33 +233,37 @@ def _check_hash(pieces: Iterable[bytes | memoryview], state: RawState) -> None:
 def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview]:
     """The bytes of a state's file, as the store gives them back."""
     manifest = store.manifest(snapshot)
-    header = _header(manifest, snapshot, store)
-    yield len(header.encode()).to_bytes(_LENGTH, "little") + header.encode()
-    for names in _groups(manifest, header):
+    header = _header(manifest, snapshot)
+    yield len(header).to_bytes(_LENGTH, "little") + header
+    for names in _groups(manifest, [entry.name for entry in _layout(header, f"snapshot {snapshot}")]):
         values = store.get(snapshot, names)
         for name in names:
             yield as_tensor(name, values[name]).words.view("u1").data
 
 
-def _header(manifest: Manifest, snapshot: str, store: ParameterStore) -> str:
+def _header(manifest: Manifest, snapshot: str) -> bytes:
     try:
-        return manifest.metadata["header"]
+        return manifest.metadata["header"].encode()
     except KeyError:
-        raise CorruptError(f"The snapshot {snapshot} is not that of a state.", place=str(store.path)) from None
+        raise CorruptError("There is no header of a state.", place=f"snapshot {snapshot}") from None
 
 
-def _groups(manifest: Manifest, header: str) -> Iterator[list[str]]:
-    """The tensors in the order of the file, as many together as may be in memory."""
-    group, size = [], 0
-    for entry in _layout(header):
-        member = manifest.tensors[entry.name]
-        dtype = dtype_named(member.dtype)
-        group.append(entry.name)
-        size += word_count(dtype, member.shape) * dtype.width_bytes
+def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
+    """As many of the tensors together as may be in memory at once."""
+    group: list[str] = []
+    size = 0
+    for name in names:
+        group.append(name)
+        size += _size(manifest.tensors[name]) if name in manifest.tensors else 0
         if size >= _TOGETHER:
             yield group
             group, size = [], 0
     yield group
+
+
+def _size(member: Member) -> int:
+    dtype = dtype_named(member.dtype)
+    return word_count(dtype, member.shape) * dtype.width_bytes
 
 
 def _rebuild(store: ParameterStore, snapshot: str, path: Path) -> Path:
@@ -299,8 +301,13 @@ def _linked(path: Path, target: Path) -> Path:
 
 def _stored_weights(store: ParameterStore, snapshot: str) -> dict[str, NDArray[Any]]:
     manifest = store.manifest(snapshot)
-    meta = json.loads(json.loads(_header(manifest, snapshot, store))["__metadata__"]["regatta"])
-    wanted = model_names(manifest.tensors, meta)
+    try:
+        meta = json.loads(json.loads(_header(manifest, snapshot))["__metadata__"]["regatta"])
+        wanted = model_names(manifest.tensors, meta)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(
+            f"The header is not that of a state: {error!r:.200}.", place=f"snapshot {snapshot}"
+        ) from error
     values = store.get(snapshot, sorted(set(wanted.values())))
     return {name: _as_array(values[source]) for name, source in sorted(wanted.items())}
 

@@ -52,9 +52,12 @@ class StateFolder:
         found = self.files(config)
         wanted = [key for key in found if epoch is None or key[0] == epoch]
         if not wanted:
-            which = "no state" if epoch is None else f"no state of epoch {epoch}"
-            raise NotFoundError(f"Configuration {config} has {which} in {self.folder}.")
+            raise self.missing(config, epoch)
         return found[max(wanted)]
+
+    def missing(self, config: str, epoch: int | None) -> NotFoundError:
+        which = "no state" if epoch is None else f"no state of epoch {epoch}"
+        return NotFoundError(f"Configuration {config} has {which} in {self.folder}.")
 
 
 def state_key(name: str) -> tuple[int, int] | None:

@@ -224,6 +224,24 @@ def test_a_damaged_state_is_not_put_back(tmp_path: Path) -> None:
     assert list((run / "states" / "abc").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "[", "[1]", "{}", '{"gone":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', '{"__metadata__":{}}',
+     '{"__metadata__":{"regatta":"[]"}}', '{"__metadata__":{"regatta":"{\\"same_as\\":{\\"model/a\\":\\"b\\"}}"}}'],
+)  # fmt: skip
+def test_a_hostile_snapshot_under_the_name_of_a_state(tmp_path: Path, header: str | None) -> None:
+    run = run_folder(tmp_path)
+    metadata = {"file": "../../../escaped", "hash": "0" * 64} | ({} if header is None else {"header": header})
+    with ParameterStore.open(tmp_path / "store") as store:
+        store.put({"w": np.ones(2)}, metadata=metadata, reference=f"runs/{series_of(run)}/abc/0001-002")
+    with pytest.raises((CorruptError, NotFoundError)):
+        RunStates(run).materialize("abc", 1)
+    with pytest.raises((CorruptError, NotFoundError)):
+        RunStates(run).weights("abc", 1)
+    assert [path for path in run.rglob("*.safetensors*")] == []
+    assert not list(tmp_path.rglob("escaped*"))
+
+
 def test_states_are_deltas_to_the_one_before(tmp_path: Path) -> None:
     run, other = run_folder(tmp_path), run_folder(tmp_path, "digits-2")
     for epoch in (9, 10, 11):
