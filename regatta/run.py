@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from regatta.engine.replay import ReplayReport
+    from regatta.engine.runner import Runner
     from regatta.engine.trace import Efficiency
     from regatta.sinks import Sink
     from regatta.sweep import Sweep
@@ -35,6 +36,7 @@ class Run:
         self._ended = threading.Event()
         self._ended.set()  # until something begins
         self._error: BaseException | None = None
+        self._halt: Callable[[], None] | None = None
 
     def begin(self, train: Callable[[], None]) -> None:
         """Go on in the background."""
@@ -53,12 +55,26 @@ class Run:
     def follow(self, record: RunRecord, line: Mapping[str, Any]) -> None:
         self.record = record
 
+    def can_halt(self, runner: Runner) -> None:
+        self._halt = runner.interrupt
+
+    def halt(self) -> None:
+        """Stop training here, once the states that are on their way are durable; `resume` goes on."""
+        if self._halt is not None and not self.done():
+            self._halt()
+            self._ended.wait()
+
     def done(self) -> bool:
         return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Run:
-        """Wait for the end; raises what ended it early, or TimeoutError."""
-        if not self._ended.wait(timeout):
+        """Wait for the end; raises what ended it early, or TimeoutError. Ctrl-C halts the run."""
+        try:
+            ended = self._ended.wait(timeout)
+        except KeyboardInterrupt:
+            self.halt()
+            raise
+        if not ended:
             raise TimeoutError(f"Run {self.name} is not done after {timeout} seconds.")
         if self._error is not None:
             raise self._error
@@ -130,6 +146,52 @@ class Run:
             )
         return found[0]
 
+    def stop(self, config: str | Mapping[str, Scalar]) -> dict[str, Any]:
+        """Give a configuration no more units, wherever the run is being trained; says what was done."""
+        return self._ask("stop", config)
+
+    def extend(self, config: str | Mapping[str, Scalar], epochs: int) -> dict[str, Any]:
+        """Train a configuration for so many more epochs, also when it is done."""
+        return self._ask("extend", config, epochs=epochs)
+
+    def clone(
+        self,
+        config: str | Mapping[str, Scalar],
+        changes: Mapping[str, Scalar],
+        *,
+        warm: bool = True,
+        epochs: int | None = None,
+    ) -> dict[str, Any]:
+        """Train the configuration with some values changed too: from its last epoch's state, or afresh."""
+        return self._ask("clone", config, values=dict(changes), warm=warm, epochs=epochs)
+
+    def resume(self, config: str | Mapping[str, Scalar]) -> dict[str, Any]:
+        """Go on with a configuration that was stopped."""
+        return self._ask("resume", config)
+
+    def go_on(self, sweep: Sweep | None = None, *, wait: bool = True, progress: bool = True) -> Run:
+        """Go on, in this process, with a run that was cut short or of which more was asked since.
+
+        It executes the sweep that was saved when it began, or the one that is given.
+        """
+        if self.record.status == "done" and not self._requests_wait():
+            raise UsageError(f"Run {self.name} is done.", hint="extend and clone give it more to do.")
+        return (sweep or self.sweep()).train(self, wait, progress)
+
+    def _requests_wait(self) -> bool:
+        from regatta.engine.control import waiting
+
+        return waiting(self.folder) > 0
+
+    def _ask(self, verb: str, config: str | Mapping[str, Scalar], **more: Any) -> dict[str, Any]:
+        from regatta.engine.control import ask
+
+        wanted = config if isinstance(config, str) else config_id(check_configuration(config))
+        answer = ask(self.folder, verb, wanted, **more)
+        if not answer["done"] and not answer.get("waits"):
+            raise UsageError(answer["text"])
+        return answer
+
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What this run, with the unit times that it measured, would take on so many workers."""
         from regatta.engine.trace import workload
@@ -195,7 +257,20 @@ def open_run(name: str, repo: str | Path | None = None) -> Run:
             candidates=nearest(name, known),
             hint="`regatta runs` lists them." if known else "It has no runs yet.",
         )
-    return Run(path.parent, RunRecord.read(path))
+    return read_run(path.parent)
+
+
+def read_run(folder: Path) -> Run:
+    return Run(folder, _seen_from_outside(RunRecord.read(folder / JOURNAL), folder))
+
+
+def _seen_from_outside(record: RunRecord, folder: Path) -> RunRecord:
+    """A journal without an end tells of a run that goes on, or whose controller was killed."""
+    from regatta.engine.lock import is_live
+
+    if record.status == "running" and not is_live(folder):
+        record.interrupt("its controller is gone")
+    return record
 
 
 def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
@@ -205,7 +280,7 @@ def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
 
 def _read_or_say(path: Path) -> RunRecord:
     try:
-        return RunRecord.read(path)
+        return _seen_from_outside(RunRecord.read(path), path.parent)
     except CorruptError as error:
         header = {"metric": "-", "mode": "min", "dataset": {"train": [], "eval": []}}
         return RunRecord(path.parent.name, header, "failed", str(error), started=path.stat().st_mtime)

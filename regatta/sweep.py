@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
+import json
 import pickle
 import platform
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import cloudpickle
+from blake3 import blake3
 
 from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id, derive_seed
@@ -26,9 +26,10 @@ from regatta.engine.events import Outfit, Recipe
 from regatta.engine.journal import VERSION
 from regatta.engine.record import RunRecord
 from regatta.engine.runner import Listener, Runner
-from regatta.errors import ConflictError, UsageError, nearest
-from regatta.frameworks import NAMES
-from regatta.location import ensure_repository, writable_folder
+from regatta.errors import UsageError, nearest
+from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
+from regatta.launching import code_of, find_unfinished, new_folder
+from regatta.location import ensure_repository
 from regatta.plan.hop import check_rule
 from regatta.run import RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
@@ -54,12 +55,14 @@ class Sweep:
       advanced once per epoch, `{"step": schedule}` once per batch.
     - `loss_fn(model, batch, config)` returns the loss of a batch of `config["batch_size"]` rows; or
       `train_fn(data, model, optimizer, config)` trains one pass over a partition by itself and returns metrics.
+      Compiled Keras models need neither. A `loss_fn` with an argument `training` is told whether it is training.
     - `eval_fn(data, model, config)` returns metrics of an evaluation partition, beside the loss of `loss_fn`.
     - `input_fn(path)` reads one partition; without it, the files of the data set are read as arrays.
     - `metric` is what models are judged by, `mode` whether it should be "min" or "max".
     - `visits="seeded"` fixes the order in which each model visits the partitions, so that every launch gives the same
       weights; "free" leaves it to the scheduler, which is faster, and `replay` repeats what it did.
     - `rule` names the hop scheduler's rule; `cluster` says where to train; `repo` is the folder that keeps it all.
+    - `unit_limit` is the most seconds that one unit may take: whatever takes longer hangs, and is tried again.
     - `sinks` say where results go beside it: `["tensorboard", "mlflow", "csv:results.csv"]`, or of `regatta.sinks`.
     """
 
@@ -83,6 +86,7 @@ class Sweep:
         name: str | None = None,
         rule: str = "auto",
         visits: Literal["free", "seeded"] = "free",
+        unit_limit: float | None = None,
         sinks: str | Sink | Iterable[str | Sink] = (),
     ) -> None:
         _check_kind("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset")
@@ -96,6 +100,8 @@ class Sweep:
         if framework != "auto" and framework not in NAMES:
             raise UsageError(f"There is no framework {framework!r}.", candidates=nearest(framework, ("auto", *NAMES)))
         _check_kind("visits", visits, visits in ("free", "seeded"), '"free" or "seeded"')
+        limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
+        _check_kind("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
         check_rule(rule)
         self.recipe = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
         self.dataset = dataset
@@ -106,6 +112,7 @@ class Sweep:
         self.name = name
         self.rule = rule
         self.visits = visits
+        self.unit_limit = unit_limit
         self.sinks = usable_sinks(sinks)
         self._check()
 
@@ -117,26 +124,35 @@ class Sweep:
         """The configurations that the search begins with, by id."""
         return {config_id(a.config): a.config for a in self.search.start(self.goal) if isinstance(a, Train)}
 
-    def launch(self, wait: bool = True, progress: bool = True) -> Run:
-        """Train. Without `wait` the run goes on in the background, and the `Run` is its future."""
+    def launch(self, wait: bool = True, progress: bool = True, resume: bool = True) -> Run:
+        """Train. Without `wait` the run goes on in the background, and the `Run` is its future.
+
+        A run of the same sweep that was interrupted or killed is gone on with, unless `resume` is False.
+        """
         if LOADED_FILE.get() is not None:
             raise UsageError(
                 "The file launches its sweep as it is read, but a command wants to do that itself.",
                 place=LOADED_FILE.get(),
                 hint='Put the launch under `if __name__ == "__main__":`, or train it with `python` alone.',
             )
-        folder = _new_folder(ensure_repository(self.repo) / "runs", self.name, self.dataset.name)
-        try:
-            (folder / "sweep.pkl").write_bytes(self._packed())
-        except BaseException:
-            shutil.rmtree(folder)
-            raise
-        run = Run(folder)
+        runs = ensure_repository(self.repo) / "runs"
+        run = find_unfinished(runs, self.name, self.identity()) if resume else None
+        return self.train(run or Run(self._new_folder(runs)), wait, progress)
+
+    def train(self, run: Run, wait: bool = True, progress: bool = True) -> Run:
+        """Begin a run whose folder was made, or go on with one."""
         if wait:
             self._train(run, progress)
         else:
             run.begin(lambda: self._train(run, progress))
         return run
+
+    def identity(self) -> str:
+        """The same for sweeps that would train the same: by the data, the search, the goal and the functions' code."""
+        search = json.dumps(self.search.describe(), sort_keys=True, default=repr)
+        parts = [search, repr(self.goal), self.rule, self.visits, self.dataset.fingerprint]
+        codes = [code_of(getattr(self.recipe, name)) for name in _CALLS]
+        return blake3(repr((parts, codes)).encode()).hexdigest()
 
     def explain(self) -> Explanation:
         """The plan, from a few batches of each configuration; nothing is trained or kept."""
@@ -177,12 +193,13 @@ class Sweep:
         *,
         listeners: tuple[Listener, ...] = (),
         orders: Mapping[str, Mapping[int, Sequence[int]]] | None = None,
+        began: Callable[[Runner], None] = lambda runner: None,
     ) -> RunRecord:
         """Train into a folder that is there already; what `launch` and `replay` share."""
         from regatta.engine.workers import open_pool
 
         cluster = self.cluster.sized(len(self.dataset.train))
-        return Runner(
+        runner = Runner(
             folder=folder,
             header=self._header(folder.name, cluster),
             dataset=self.dataset,
@@ -190,26 +207,37 @@ class Sweep:
             goal=self.goal,
             pool=open_pool(cluster, self._outfit(folder)),
             rule=self.rule,
-            orders=self._visits if orders is None else orders.get,
+            orders=self._visits if orders is None else lambda config, epochs: orders.get(config),
+            unit_limit=self.unit_limit,
             listeners=listeners,
-        ).run()
+        )
+        began(runner)
+        return runner.run()
 
-    def _visits(self, config: str) -> dict[int, list[int]] | None:
+    def _visits(self, config: str, epochs: int) -> dict[int, list[int]] | None:
         """The order in which a configuration must visit the partitions, if that is not the scheduler's choice."""
         if self.visits == "free":
             return None
         parts = len(self.dataset.train)
-        seeds = {
-            epoch: derive_seed(self.goal.seed, "visits", config, epoch) for epoch in range(1, self.goal.epochs + 1)
-        }
+        seeds = {epoch: derive_seed(self.goal.seed, "visits", config, epoch) for epoch in range(1, epochs + 1)}
         return {epoch: [int(part) for part in permutation(parts, seed)] for epoch, seed in seeds.items()}
+
+    def _new_folder(self, runs: Path) -> Path:
+        folder = new_folder(runs, self.name, self.dataset.name)
+        try:
+            (folder / "sweep.pkl").write_bytes(self._packed())
+        except BaseException:
+            shutil.rmtree(folder)
+            raise
+        return folder
 
     def _train(self, run: Run, progress: bool) -> None:
         try:
             with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
-                run.record = self.execute(run.folder, listeners=(run.follow, *shown, *sinks))
+                listeners = (run.follow, *shown, *sinks)
+                run.record = self.execute(run.folder, listeners=listeners, began=run.can_halt)
         except UsageError:
-            if not any(unit.kind == "train" for unit in run.record.units):
+            if len(run.record.sessions) == 1 and not any(unit.kind == "train" for unit in run.record.units):
                 shutil.rmtree(run.folder)  # the sweep was wrong and nothing was trained: there is nothing to keep
             raise
 
@@ -223,6 +251,7 @@ class Sweep:
         return {
             "version": VERSION,
             "name": name,
+            "sweep": self.identity(),
             **vars(self.goal),
             "rule": self.rule,
             "search": self.search.describe(),
@@ -239,7 +268,7 @@ class Sweep:
             raise UsageError("The search has no configuration to begin with.")
         if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
             raise UsageError(f"A run cannot be named {self.name!r}; use letters, digits, '.', '-' and '_'.")
-        if self.recipe.loss_fn is not None:
+        if self.recipe.train_fn is None:
             for config in configs.values():
                 _check_batch_size(config)
 
@@ -273,29 +302,6 @@ def launch(
     return Sweep(dataset, search, model_fn, **options).launch(wait=wait, progress=progress)
 
 
-def _new_folder(runs: Path, name: str | None, stem: str) -> Path:
-    """A folder for a new run; two that start at once get two names."""
-    writable_folder(runs, "folder of runs")
-    if name is not None:
-        try:
-            (runs / name).mkdir()
-        except FileExistsError:
-            raise ConflictError(
-                f"There is a run named {name!r} already.", place=str(runs), hint="Choose another name, or none."
-            ) from None
-        return runs / name
-    numbers = [int(entry.name.rpartition("-")[2]) for entry in os.scandir(runs) if re.search(r"-\d+$", entry.name)]
-    number = max(numbers, default=0) + 1
-    stem = re.sub(r"[^\w.-]+", "-", stem).strip(".-") or "run"  # a data set may be named after a folder
-    while True:
-        try:
-            (runs / f"{stem}-{number}").mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return runs / f"{stem}-{number}"
-
-
 @contextmanager
 def _display(progress: bool) -> Iterator[tuple[Listener, ...]]:
     if not progress:
@@ -315,21 +321,22 @@ def _recipe(
     eval_fn: Callable[..., Any] | None,
     framework: str,
 ) -> Recipe:
-    if (loss_fn is None) == (train_fn is None):
+    if loss_fn is not None and train_fn is not None:
+        raise UsageError("Give either loss_fn or train_fn, not both.", hint=TWO_LEVELS)
+    if loss_fn is None and train_fn is None and not may_have_own_loss(framework):
         raise UsageError(
-            "Give either loss_fn or train_fn" + (", not both." if loss_fn is not None else "."),
-            hint="loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
-            "trains a whole pass over a partition by itself.",
+            "Give either loss_fn or train_fn.",
+            hint=f'{TWO_LEVELS} Compiled Keras models need neither: say framework="keras".',
         )
     recipe = Recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
     for name, arguments in _CALLS.items():
         function = getattr(recipe, name)
         if function is not None:
-            _check_call(name, function, arguments)
+            _check_call(name, function, arguments, OFFERED if name == "loss_fn" else ())
     return recipe
 
 
-def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None:
+def _check_call(name: str, function: object, arguments: tuple[str, ...], extras: tuple[str, ...] = ()) -> None:
     if not callable(function):
         raise UsageError(f"{name} is {function!r}, which cannot be called.")
     try:
@@ -337,7 +344,7 @@ def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None
     except ValueError:
         return  # builtins need not have one
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **{extra: None for extra in extras if extra in signature.parameters})
     except TypeError as error:
         raise UsageError(f"{name} is called as {name}({', '.join(arguments)}), but {error}.") from error
 
@@ -345,7 +352,7 @@ def _check_call(name: str, function: object, arguments: tuple[str, ...]) -> None
 def _check_batch_size(config: Mapping[str, Scalar]) -> None:
     if "batch_size" not in config:
         raise UsageError(
-            f"The configuration {dict(config)} has no batch_size, which loss_fn's batches are made by.",
+            f"The configuration {dict(config)} has no batch_size, which batches are made by.",
             hint=_batch_size_hint(config),
         )
     _check_kind("batch_size", config["batch_size"], _is_count(config["batch_size"]), "a whole number from 1")

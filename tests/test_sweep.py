@@ -99,7 +99,10 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "an unknown framework": ({"framework": "pytorch"}, ("no framework 'pytorch'", "Did you mean torch?")),
     "an unknown argument": ({"epoch": 3}, ("launch has no argument 'epoch'", "Did you mean epochs")),
     "both loss_fn and train_fn": ({"train_fn": train_fn}, ("either loss_fn or train_fn, not both",)),
-    "neither": ({"loss_fn": None}, ("Give either loss_fn or train_fn.", "loss_fn(model, batch, config)")),
+    "neither": (
+        {"loss_fn": None, "framework": "torch"},
+        ("Give either loss_fn or train_fn.", "loss_fn(model, batch, config)", 'framework="keras"'),
+    ),
     "a loss_fn of two arguments": ({"loss_fn": three}, ("loss_fn is called as loss_fn(model, batch, config)",)),
     "a model_fn of two arguments": ({"model_fn": three}, ("model_fn is called as model_fn(config)", "'b'")),
     "an eval_fn of two arguments": ({"eval_fn": three}, ("eval_fn is called as eval_fn(data, model, config)",)),

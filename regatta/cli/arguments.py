@@ -48,6 +48,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
 
 
+def named_run(args: argparse.Namespace) -> Run:
+    from regatta.run import open_run
+
+    return open_run(args.run_name, repo=args.repo)
+
+
 def chosen_run(args: argparse.Namespace) -> Run:
     """The run that was named, or the newest of the repository."""
     from regatta.run import list_runs, open_run

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from regatta.cli import figures
+from regatta.cli.arguments import command
 from regatta.cli.picture import picture
 from regatta.cli.tables import remark
 
@@ -173,6 +174,8 @@ def announcement(record: RunRecord, line: dict[str, Any]) -> Text | None:
         return Text(f"{line['level']}: {line['text']}", style=STYLES.get(line["level"], ""))
     if event == "worker" and line["state"] == "down" and line.get("reason"):
         return Text(f"worker {line['worker']} is gone: {line['reason']}", style="yellow")
+    if event == "request":
+        return Text(f"{line['verb']}: {line['answer']['text']}", style="bold" if line["answer"]["done"] else "yellow")
     if event == "end":
         return closing(record)
     return None
@@ -193,6 +196,8 @@ def closing(record: RunRecord) -> Text:
         text += f", {figures.count(failed, 'configuration')} failed"
     if record.error:
         text += f": {record.error.strip().splitlines()[0]}"
+    if record.status == "interrupted":
+        text += f"; what counts is kept, and `{command()} resume {record.name}` goes on"
     return Text(text, style={"done": "green", "interrupted": "yellow"}.get(record.status, "red"))
 
 

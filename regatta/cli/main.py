@@ -15,10 +15,12 @@ from typing import NoReturn, cast
 from regatta import __version__
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs
-from regatta.cli.commands import demo, explain, replay, run, runs, show, simulate
+from regatta.cli.commands import control, demo, explain, replay, resume, run, runs, show, simulate, worker
 from regatta.errors import RegattaError, UsageError, nearest
 
-VERBS = (demo, run, explain, runs, show, replay, simulate)
+VERBS = (
+    demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, worker, replay, simulate,
+)  # fmt: skip
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 

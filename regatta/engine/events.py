@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
-from regatta.errors import DiskError
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Task:
     state_out: Path | None = None
     ends_epoch: bool = False
     judge_on: int | None = None  # the evaluation partition on which a pilot tries its hand
+    parent: Mapping[str, Scalar] | None = None  # the values of the configuration whose state it begins with
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,7 @@ class TaskFailed:
     end: float
     error: str
     traceback: str
-    ends_run: bool = False  # a full disk, say: nobody's fault, and no other configuration would fare better
-
-    def check_scope(self) -> None:
-        """Raise what concerns the whole run, not this configuration."""
-        if self.ends_run:
-            raise DiskError(self.traceback)
+    disk: bool = False  # it does not take the state: nobody's fault, and no other configuration would fare better
 
 
 @dataclass(frozen=True)
@@ -115,11 +110,31 @@ class StateDurable:
 
 
 @dataclass(frozen=True)
+class StateLost:
+    """A state that a worker published is gone before it was durable: the unit that made it is to be done again.
+
+    No task that began with it runs any more, and none has finished.
+    """
+
+    worker: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class TaskReturned:
+    """A worker gives its task back undone, because the state that it begins with could not be had."""
+
+    worker: str
+    task: Task
+
+
+@dataclass(frozen=True)
 class WorkerLost:
     """A worker is gone, and with it the task it had: not the fault of a configuration."""
 
     worker: str
     reason: str
+    for_good: bool = False  # it will not come back
 
 
-Event: TypeAlias = WorkerReady | TaskDone | TaskFailed | StateDurable | WorkerLost
+Event: TypeAlias = WorkerReady | TaskDone | TaskFailed | StateDurable | StateLost | TaskReturned | WorkerLost

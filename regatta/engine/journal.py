@@ -8,12 +8,14 @@ Nothing that the journal does not hold has happened.
 |---------|------------------------------------------------------------------------------------------------|
 | run     | version, name, seed, epochs, metric, mode, rule, search, dataset, cluster, versions            |
 | worker  | worker, state (up, down), and pid, device, threads, train, eval or reason                      |
-| config  | config, values, epochs, parent: the search wants this configuration trained so far             |
+| resume  | pid: another controller goes on with the run                                                   |
+| config  | config, values, epochs, parent, parent_epoch: this configuration is to be trained so far       |
 | pilot   | config, worker, start, end, seconds (per row, for training and evaluation), state_bytes        |
 | start   | worker, kind, config, epoch, partition                                                         |
 | unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, hop_*, load_seconds, state, hash |
-| report  | config, epoch, metrics: an epoch that is trained and evaluated                                 |
-| stop    | config: the search stopped it                                                                  |
+| report  | config, epoch, metrics: an epoch that is trained and evaluated; elapsed and device_seconds of the run |
+| stop    | config: it gets no more units                                                                  |
+| request | id, verb, config and what else was asked for by people, and the answer they got                |
 | failed  | config, epoch, partition, worker, kind, error, traceback                                       |
 | note    | level, text, config: something that people should see                                          |
 | end     | status (done, failed, interrupted), error                                                      |
@@ -22,6 +24,7 @@ Nothing that the journal does not hold has happened.
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -40,7 +43,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        os.ftruncate(self._file, _whole_lines(self._file))
         self._sync_folder()
         self._waiting: list[Callable[[], None]] = []
         self._dirty = False
@@ -53,7 +57,7 @@ class Journal:
     def append(self, event: str, then: Callable[[], None] | None = None, **fields: Any) -> Record:
         """Write one record; `then` is called, from another thread, when it is durable."""
         record: Record = {"event": event, "time": time.time(), **fields}
-        line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+        line = _encoded(record)
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -100,12 +104,47 @@ class Journal:
                     self._error = error
                 return
 
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def _sync_folder(self) -> None:
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _encoded(record: Record) -> bytes:
+    """One line; JSON has no word for NaN and the infinities, which are metrics of models that diverged."""
+    try:
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_spelled(record), separators=(",", ":"))
+    return (text + "\n").encode()
+
+
+def _spelled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _spelled(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _whole_lines(file: int, block: int = 1 << 16) -> int:
+    """Where the last whole line of a file ends: a crash may have torn the one after it."""
+    end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - block)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 def _write_all(file: int, data: bytes) -> None:

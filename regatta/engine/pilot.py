@@ -7,15 +7,17 @@ estimated by the mean of the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from regatta.configuration import Scalar
 from regatta.data import Dataset
 from regatta.engine.events import Event, PilotResult, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
+from regatta.engine.journal import Record
 from regatta.engine.workers.base import WorkerPool
-from regatta.errors import RegattaError, UsageError, nearest
+from regatta.errors import DiskError, RegattaError, UsageError, nearest
 from regatta.plan.estimates import Estimates
+from regatta.plan.units import Unit
 
 SHARE = 0.02  # of the work that is foreseen
 
@@ -58,14 +60,41 @@ def run_pilots(
     return pilots.outcome
 
 
+def recalled_pilots(dataset: Dataset, history: Iterable[Record]) -> PilotOutcome:
+    """What a journal says of pilots and units, without trying anything."""
+    known = all(part.rows is not None for part in dataset.train + dataset.eval)
+    outcome = _nothing_known(dataset)
+    for line in history:
+        if line["event"] == "pilot":
+            fields = {name: line[name] for name in PilotResult.__dataclass_fields__ if name in line}
+            _learn(outcome, line["config"], PilotResult(**fields, metrics=()), known)
+        elif line["event"] == "unit":
+            unit = Unit(line["kind"], line["config"], line["epoch"], line["partition"])
+            outcome.estimates.observe(unit, line["worker"], line["end"] - line["start"])
+    return outcome
+
+
+def _nothing_known(dataset: Dataset) -> PilotOutcome:
+    return PilotOutcome(
+        Estimates([part.rows or 1 for part in dataset.train], [part.rows or 1 for part in dataset.eval])
+    )
+
+
+def _learn(outcome: PilotOutcome, config: str, result: PilotResult, known_rows: bool) -> None:
+    outcome.results[config] = result
+    train, judged = result.train_seconds_per_row, result.eval_seconds_per_row
+    if not known_rows:  # then a partition counts as one row
+        train, judged = train * result.train_rows, judged * result.eval_rows
+    outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds)
+
+
 class _Pilots:
     def __init__(self, pool: WorkerPool, dataset: Dataset, configs: Configs, epochs: int) -> None:
         self.pool = pool
         self.configs = configs
         self.known_rows = all(part.rows is not None for part in dataset.train + dataset.eval)
-        self.outcome = PilotOutcome(
-            Estimates([part.rows or 1 for part in dataset.train], [part.rows or 1 for part in dataset.eval])
-        )
+        self.outcome = _nothing_known(dataset)
+        self.lost: set[str] = set()
         self.eval_partitions = len(dataset.eval)
         self.visits = epochs * len(dataset.train)
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
@@ -85,14 +114,15 @@ class _Pilots:
             self.busy.discard(event.worker)
             self.spent += event.end - event.start
             if isinstance(event, TaskFailed):
-                event.check_scope()
+                if event.disk:
+                    raise DiskError(event.traceback)
                 self.outcome.failed[event.task.config] = event
             elif event.pilot is not None:
-                self._learn(event.task.config, event.pilot)
+                _learn(self.outcome, event.task.config, event.pilot, self.known_rows)
 
     def dispatch(self) -> None:
         for worker in self.outcome.ready:
-            if worker in self.busy or not self.left or self._enough() or not self.train[worker]:
+            if worker in self.busy or not self.left or self._enough() or not self.train.get(worker):
                 continue
             config = self.left.pop()
             judge_on = self.eval[worker][0] if self.eval[worker] else None
@@ -101,8 +131,8 @@ class _Pilots:
             self.pool.submit(worker, task)
 
     def over(self) -> bool:
-        everyone = len(self.outcome.ready) == len(self.pool.workers)
-        return everyone and not self.busy and (not self.left or self._enough())
+        everyone = set(self.pool.workers) <= self.outcome.ready.keys() | self.lost  # who was lost may not come back
+        return everyone and bool(self.outcome.ready) and not self.busy and (not self.left or self._enough())
 
     def check(self, metric: str) -> None:
         """A sweep of which nothing works, or that looks for a metric nobody gives, must not begin."""
@@ -124,6 +154,8 @@ class _Pilots:
     def _lose(self, event: WorkerLost) -> None:
         """The configuration that was tried gets no estimate; whether it is to blame, its units will show."""
         self.outcome.ready.pop(event.worker, None)
+        if event.for_good:
+            self.lost.add(event.worker)
         if event.worker not in self.busy:
             return
         self.busy.discard(event.worker)
@@ -131,13 +163,6 @@ class _Pilots:
         all_tried = not self.left and not self.busy
         if not self.outcome.results and (all_tried or self.losses > 2 * len(self.pool.workers)):
             raise RegattaError(f"Workers die while they try the first batches: {event.worker} {event.reason}.")
-
-    def _learn(self, config: str, result: PilotResult) -> None:
-        self.outcome.results[config] = result
-        train, judged = result.train_seconds_per_row, result.eval_seconds_per_row
-        if not self.known_rows:  # then a partition counts as one row
-            train, judged = train * result.train_rows, judged * result.eval_rows
-        self.outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds)
 
     def _enough(self) -> bool:
         results = self.outcome.results.values()

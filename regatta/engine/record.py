@@ -17,7 +17,7 @@ from regatta.engine.journal import Record, read_journal
 from regatta.errors import CorruptError
 
 Status = Literal["running", "done", "failed", "interrupted"]
-ConfigStatus = Literal["waiting", "training", "done", "stopped", "failed"]
+ConfigStatus = Literal["waiting", "training", "done", "stopped", "failed", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ class ConfigRecord:
     values: dict[str, Scalar]
     epochs: int
     parent: str | None = None
+    parent_epoch: int | None = None  # it began with the parent's state after that epoch
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     running: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # worker: kind, epoch, partition
     stopped: bool = False
+    halted: bool = False  # the run ended, or was killed, before it was done
     error: str | None = None
     traceback: str | None = None
 
@@ -73,6 +75,8 @@ class ConfigRecord:
             return "stopped"
         if self.epoch >= self.epochs:
             return "done"
+        if self.halted:
+            return "interrupted"
         return "training" if self.units or self.running else "waiting"
 
     def series(self, metric: str) -> list[float]:
@@ -134,8 +138,11 @@ class RunRecord:
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)  # in the order in which they counted
     notes: list[tuple[str, str]] = field(default_factory=list)  # level, text
+    device_seconds: float = 0.0  # that workers trained and judged, all together
     started: float = 0.0
     now: float = 0.0  # the time of the last record
+    sessions: list[tuple[float, float]] = field(default_factory=list)  # when each controller began and was last heard
+    requests: dict[str, Record] = field(default_factory=dict)  # what people asked for, by id, with the answers
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
@@ -157,9 +164,21 @@ class RunRecord:
     def apply(self, record: Record) -> None:
         """Take in one record of the journal; events of later versions are passed over."""
         self.now = max(self.now, float(record.get("time", 0.0)))
+        if self.sessions and record["event"] != "resume":
+            self.sessions[-1] = (self.sessions[-1][0], self.now)
         handler = getattr(self, f"_on_{record['event']}", None)
         if handler is not None:
             handler(record)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds for which a controller was at work on it."""
+        return sum(end - start for start, end in self.sessions)
+
+    def interrupt(self, error: str | None = None) -> None:
+        """The run has come to a halt before its end."""
+        self.status, self.error = "interrupted", error
+        self._halt()
 
     def leaderboard(self) -> list[ConfigRecord]:
         """Configurations by their best value, best first; those without a number last."""
@@ -201,6 +220,16 @@ class RunRecord:
         self.header = record
         self.name = record["name"]
         self.started = record["time"]
+        self.sessions.append((record["time"], record["time"]))
+
+    def _on_resume(self, record: Record) -> None:
+        self._halt()  # of what the last controller had begun, nothing runs any more
+        self.status, self.error = "running", None
+        self.sessions.append((record["time"], record["time"]))
+        for worker in self.workers.values():
+            worker.up = False
+        for config in self.configs.values():
+            config.halted = False
 
     def _on_worker(self, record: Record) -> None:
         info = {k: v for k, v in record.items() if k not in ("event", "time", "worker", "state")}
@@ -217,7 +246,7 @@ class RunRecord:
             known.stopped = False
             return
         self.configs[record["config"]] = ConfigRecord(
-            record["config"], record["values"], record["epochs"], record.get("parent")
+            record["config"], record["values"], record["epochs"], record.get("parent"), record.get("parent_epoch")
         )
 
     def _on_start(self, record: Record) -> None:
@@ -235,13 +264,15 @@ class RunRecord:
         self.units.append(UnitRecord("pilot", record["config"], 0, 0, record["worker"], start, end))
 
     def _on_unit(self, record: Record) -> None:
-        unit = UnitRecord(**{k: v for k, v in record.items() if k in UnitRecord.__dataclass_fields__})
+        fields = {k: v for k, v in record.items() if k in UnitRecord.__dataclass_fields__}
+        unit = UnitRecord(**{**fields, "metrics": _numbers(record.get("metrics", {}))})
         self._clear(unit.worker, unit.kind, unit.config, unit.epoch, unit.partition)
         self.units.append(unit)
+        self.device_seconds += unit.seconds
         self.configs[unit.config].units.append(unit)
 
     def _on_report(self, record: Record) -> None:
-        self.configs[record["config"]].reports[record["epoch"]] = record["metrics"]
+        self.configs[record["config"]].reports[record["epoch"]] = _numbers(record["metrics"])
 
     def _on_stop(self, record: Record) -> None:
         self.configs[record["config"]].stopped = True
@@ -256,11 +287,20 @@ class RunRecord:
     def _on_note(self, record: Record) -> None:
         self.notes.append((record["level"], record["text"]))
 
+    def _on_request(self, record: Record) -> None:
+        self.requests[record["id"]] = record
+
     def _on_end(self, record: Record) -> None:
         self.status = record["status"]
         self.error = record.get("error")
+        self._halt()
+
+    def _halt(self) -> None:
         for worker in self.workers.values():
             worker.running = None
+        for config in self.configs.values():
+            config.running.clear()
+            config.halted = True
 
     def _clear(self, worker: str, kind: str, config: str, epoch: int, partition: int) -> None:
         """A unit ended; the worker may have begun its next before this one counted."""
@@ -268,6 +308,11 @@ class RunRecord:
             self.workers[worker].running = None
         if self.configs[config].running.get(worker) == (kind, epoch, partition):
             del self.configs[config].running[worker]
+
+
+def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics as numbers; the journal spells NaN and the infinities as texts."""
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def find_journals(runs: Path) -> Iterator[Path]:

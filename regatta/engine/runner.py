@@ -4,65 +4,55 @@ A unit is *finished* when its state can be read by the next worker, and *counts*
 record is in the journal. Models hop on finished units; searches, reports and the deletion of older states wait
 for units that count. The records of one configuration are written in the order of its course, whatever the order in
 which its states became durable.
+
+A run whose folder holds a journal is resumed: what counts is not done again, what was under way is.
 """
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import queue
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
-from regatta.engine.events import Event, StateDurable, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
-from regatta.engine.journal import Journal, Record
-from regatta.engine.pilot import PilotOutcome, run_pilots
+from regatta.engine.control import Desk, Guest, Knock
+from regatta.engine.course import Course, Courses, Entry, progress, summary
+from regatta.engine.events import (
+    Event,
+    StateDurable,
+    StateLost,
+    Task,
+    TaskDone,
+    TaskFailed,
+    TaskReturned,
+    WorkerLost,
+    WorkerReady,
+)
+from regatta.engine.interrupts import interruptible
+from regatta.engine.journal import Journal, Record, read_journal
+from regatta.engine.lock import RunLock
+from regatta.engine.patience import Patience
+from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
 from regatta.engine.record import RunRecord
 from regatta.engine.workers.base import WorkerPool
-from regatta.errors import UsageError
+from regatta.errors import DiskError
 from regatta.plan.hop import Hopper
 from regatta.plan.units import Unit
-from regatta.search.base import Action, Goal, Report, Search, Stop, Train
+from regatta.search.base import Goal, Search
 from regatta.store.states import StateFolder, make_durable
 
 Listener: TypeAlias = Callable[[RunRecord, Record], None]
 Orders: TypeAlias = Callable[
-    [str], Mapping[int, Sequence[int]] | None
-]  # of a configuration: epoch -> partitions in order
+    [str, int], Mapping[int, Sequence[int]] | None
+]  # of a configuration, up to an epoch: epoch -> partitions in order
+FULL = (errno.ENOSPC, errno.EDQUOT)
 KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
-
-
-@dataclass
-class _Entry:
-    """A record that waits for its turn in the journal."""
-
-    event: str
-    fields: dict[str, Any]
-    state: Path | None = None  # which must be durable first
-    ready: bool = True
-    spent: Path | None = None  # the state that nobody needs once this is durable
-
-
-@dataclass
-class _Course:
-    """The way of one configuration through the run."""
-
-    id: str
-    values: Mapping[str, Scalar]
-    epochs: int
-    state: Path | None = None  # the newest that can be read
-    visits: int = 0  # of the present epoch
-    measured: dict[int, list[TaskDone]] = field(default_factory=dict)  # what each epoch's units found
-    entries: deque[_Entry] = field(default_factory=deque)
-    kills: int = 0  # workers lost since it last got on
-    scheduled: bool = False
-    failed: bool = False
-    warned: bool = False
 
 
 class Runner:
@@ -78,63 +68,145 @@ class Runner:
         goal: Goal,
         pool: WorkerPool,
         rule: str = "auto",
-        orders: Orders = lambda config: None,
+        orders: Orders = lambda config, epochs: None,
+        unit_limit: float | None = None,
         listeners: Iterable[Listener] = (),
     ) -> None:
         self._train, self._eval = dataset.holders(pool.workers)
         self.record = RunRecord()
         self._states = StateFolder(folder / "states")
-        self._states.folder.mkdir(exist_ok=True)  # the journal makes all names in the run's folder durable
-        self._journal = Journal(folder / "journal.jsonl")
         self._folder = folder
         self._header = header
         self._dataset = dataset
-        self._search = search
         self._goal = goal
         self._pool = pool
         self._rule = rule
         self._orders = orders
         self._listeners = list(listeners)
-        self._courses: dict[str, _Course] = {}
-        self._awaited: dict[Path, tuple[_Course, _Entry, str]] = {}  # states on their way to the disk
-        self._epoch_states: dict[tuple[str, int], Path] = {}
+        self._courses = Courses(search, goal)
+        self._awaited: dict[Path, tuple[Course, Entry, str]] = {}  # states on their way to the disk
         self._forgotten: set[tuple[str, ...]] = set()  # names of which people were warned
+        self._largest = 0  # bytes of a state
         self._hinted: set[str] = set()  # workers that know what probably comes next
+        self._callers: queue.SimpleQueue[Knock | Guest] = queue.SimpleQueue()
+        self._patience = Patience(pool.wake, unit_limit)
+        self._interrupted = False
+        self._looping = False
         self._started = time.time()
 
     def run(self) -> RunRecord:
         """Train what the search asks for until it asks for no more."""
         try:
-            self._write("run", **self._header)
-            wanted = self._search.start(self._goal)
-            outcome = self._try_out(wanted)
-            self._hopper = self._scheduler(outcome)
-            for worker, ready in outcome.ready.items():
-                self._add_worker(worker, ready.info)
-            self._act(wanted)
-            for failure in outcome.failed.values():
-                self._fail(failure)
-            self._loop()
-            self._write("end", **self._verdict())
+            with RunLock(self._folder), interruptible(self._hear_signal):
+                self._states.folder.mkdir(exist_ok=True)  # the journal makes all names in the run's folder durable
+                history = _history(self._folder / "journal.jsonl")
+                with Journal(self._folder / "journal.jsonl") as self._journal:
+                    self._go(history)
+        finally:
+            self._patience.close()
+            self._pool.close()
+        if self._interrupted:
+            raise KeyboardInterrupt
+        return self.record
+
+    def interrupt(self) -> None:
+        """Come to a halt once the states that are on their way are durable; may be called from another thread."""
+        self._interrupted = True
+        if self._looping:
+            self._pool.wake()
+
+    def _hear_signal(self) -> None:
+        self.interrupt()
+        if not self._looping:
+            raise KeyboardInterrupt  # nothing is on its way
+
+    def _go(self, history: list[Record]) -> None:
+        try:
+            self._prepare(history)
+            with Desk(self._folder, self._call) as self._desk:
+                self._loop()
+            self._write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
         except KeyboardInterrupt:
             self._write("end", status="interrupted")
             raise
         except BaseException as error:
             self._write("end", status="failed", error=f"{type(error).__name__}: {error}")
             raise
-        finally:
-            self._pool.close()
-            self._journal.close()
-        return self.record
 
-    def _try_out(self, wanted: Iterable[Action]) -> PilotOutcome:
-        """Pilots of all that the search begins with; their configurations are in the journal first."""
-        configs = {}
-        for action in wanted:
-            if isinstance(action, Train):
-                course = self._course(action)
-                configs[course.id] = course.values
+    # -- beginning, and beginning again --------------------------------------------------------------
+
+    def _prepare(self, history: list[Record]) -> None:
+        """The search, the courses, the workers and the scheduler: new, or as the journal says they were."""
+        if not history:
+            self._write("run", **self._header)
+        self._courses.start()
+        for line in history:
+            self.record.apply(line)
+            self._courses.relive(line)
+        if history:
+            self._write("resume", pid=os.getpid())
+            done, wanted = self.record.progress()
+            text = f"Going on with {self.record.name}: {done} of {wanted} training units count already."
+            self._write("note", level="info", text=text)
+        for course in self._courses:
+            self._declare(course)
+        outcome = self._try_out(history)
+        self._largest = max((result.state_bytes for result in outcome.results.values()), default=0)
+        self._hopper = self._scheduler(outcome)
+        for worker, ready in outcome.ready.items():
+            self._add_worker(worker, ready.info)
+        if history:
+            self._clear_away()
+        for course in list(self._courses):
+            self._recall(course)
+        for failure in outcome.failed.values():
+            self._fail(failure)
+
+    def _try_out(self, history: list[Record]) -> PilotOutcome:
+        """Pilots of all that the search begins with; where units are known to take, none are needed."""
+        if any(unit.kind == "train" for unit in self.record.units):
+            self._pool.start()
+            return recalled_pilots(self._dataset, history)
+        configs = {course.id: course.values for course in self._courses if not course.failed and not course.stopped}
         return run_pilots(self._pool, self._dataset, configs, self._goal.epochs, self._goal.metric, self._hear_pilot)
+
+    def _recall(self, course: Course) -> None:
+        """Take a course up where the units that count have left it."""
+        if course.failed:
+            return
+        far = progress(self.record.configs[course.id], len(self._dataset.train), len(self._dataset.eval))
+        if far.visited:
+            course.state, course.visits = (
+                self._states.path(course.id, far.epochs + 1, len(far.visited)),
+                len(far.visited),
+            )
+        elif far.epochs:
+            course.state = self._epoch_state(course.id, far.epochs)
+        if course.state is not None and not course.state.is_file():
+            raise DiskError(
+                "A state that the journal counts on is gone.",
+                place=str(course.state),
+                hint="Bring it back from a copy, or start the sweep anew.",
+            )
+        course.scheduled = True
+        self._hopper.add_model(
+            course.id, max(course.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
+            order=self._orders(course.id, course.epochs), most=course.most,
+        )  # fmt: skip
+        if course.stopped:
+            self._hopper.stop_model(course.id)
+        for epoch in far.reports:
+            course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
+        self._settle(course)
+
+    def _clear_away(self) -> None:
+        """States that were being written, or that were no longer needed, when the last controller died."""
+        last = {unit.config: unit.state for unit in self.record.units if unit.state is not None}
+        ends = {self._epoch_state(unit.config, unit.epoch) for unit in self.record.units if unit.kind == "train"}
+        wanted = ends | {self._folder / state for state in last.values() if state is not None}
+        for path in self._states.folder.glob("*/*"):
+            if path not in wanted:
+                path.unlink(missing_ok=True)
 
     def _hear_pilot(self, event: Event) -> None:
         if isinstance(event, TaskDone) and event.pilot is not None:
@@ -164,33 +236,57 @@ class Runner:
             seed=self._goal.seed,
         )
 
+    # -- the loop --------------------------------------------------------------------------------------
+
     def _loop(self) -> None:
+        self._looping = True
+        self._attend()
         self._dispatch()
-        while not self._hopper.done() or self._awaited:
+        while self._awaited or not (self._interrupted or self._hopper.done()):
             for event in self._pool.events():
                 self._hear(event)
+            self._attend()
             self._dispatch()
+        self._looping = False
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, TaskDone):
             self._finish(event)
         elif isinstance(event, StateDurable):
             self._count(event.path, event.hash)
+        elif isinstance(event, StateLost):
+            self._undo(event.path)
         elif isinstance(event, TaskFailed):
             self._fail(event)
+        elif isinstance(event, TaskReturned):
+            self._patience.end(event.worker)
             self._hopper.give_back(event.worker)
         elif isinstance(event, WorkerReady):
             self._add_worker(event.worker, event.info)
         else:
             self._lose(event)
 
+    def _attend(self) -> None:
+        """To people who ask for something, workers that want to join, and units that take too long."""
+        while not self._callers.empty():
+            caller = self._callers.get()
+            if isinstance(caller, Guest):
+                self._pool.admit(caller.connection, caller.wishes)
+            else:
+                self._serve(caller)
+        for worker in self._patience.overdue():
+            self._pool.end(worker, f"was ended: its unit took longer than {self._patience.limit} seconds")
+
     def _dispatch(self) -> None:
         """Give idle workers their units, and busy ones a hint of what comes next."""
+        if self._interrupted or self._patience.holds():
+            return
         for assignment in self._hopper.assign(self._now()):
             unit, worker = assignment.unit, assignment.worker
             self._write("start", worker=worker, **_place(unit))
             self._hinted.discard(worker)
             self._pool.submit(worker, self._task(unit))
+            self._patience.begin(worker)
         for worker in self._hopper.running():
             if worker not in self._hinted:
                 self._hint(worker)
@@ -205,40 +301,47 @@ class Runner:
 
     def _task(self, unit: Unit) -> Task:
         course = self._courses[unit.model]
-        partitions = len(self._dataset.train)
+        state = self._state_for(unit)
         if unit.kind == "eval":
-            state = self._state_for(unit)
             return Task("eval", course.id, course.values, unit.epoch, unit.partition, state)
+        parent = self._courses[course.parent].values if course.parent and course.state is None else None
         return Task(
-            "train", course.id, course.values, unit.epoch, unit.partition, course.state,
-            self._states.path(course.id, unit.epoch, course.visits + 1), course.visits + 1 == partitions,
+            "train", course.id, course.values, unit.epoch, unit.partition, state,
+            self._states.path(course.id, unit.epoch, course.visits + 1),
+            ends_epoch=course.visits + 1 == len(self._dataset.train), parent=parent,
         )  # fmt: skip
 
     def _state_for(self, unit: Unit) -> Path | None:
+        course = self._courses[unit.model]
         if unit.kind == "eval":
-            return self._epoch_states[unit.model, unit.epoch]
-        return self._courses[unit.model].state
+            return self._epoch_state(unit.model, unit.epoch)
+        if course.state is None and course.parent is not None and course.parent_epoch is not None:
+            return self._epoch_state(course.parent, course.parent_epoch)
+        return course.state
+
+    def _epoch_state(self, config: str, epoch: int) -> Path:
+        return self._states.path(config, epoch, len(self._dataset.train))
+
+    # -- units -------------------------------------------------------------------------------------------
 
     def _finish(self, event: TaskDone) -> None:
         """A unit is done: its model may hop on, and its record waits for the state to be durable."""
         task = event.task
         course = self._courses[task.config]
+        self._patience.end(event.worker)
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
-        course.measured.setdefault(task.epoch, []).append(event)
-        entry = _Entry("unit", _unit_fields(event, self._folder))
+        entry = Entry("unit", _unit_fields(event, self._folder), before=(course.state, course.visits))
         course.entries.append(entry)
         if task.state_out is not None:
-            entry.state, entry.ready = task.state_out, False
+            entry.ready = False
             self._awaited[task.state_out] = (course, entry, event.worker)
             course.kills = 0  # it can be trained; what died under it died of something else
             entry.spent = task.state_in if course.visits > 0 else None  # the states at ends of epochs stay
             course.state, course.visits = task.state_out, course.visits + 1
         if finished.trained:
             course.visits = 0
-            if task.state_out is not None:
-                self._epoch_states[course.id, task.epoch] = task.state_out
         if finished.evaluated:
-            course.entries.append(_Entry("report", self._summary(course, task.epoch)))
+            course.entries.append(Entry("report", {"config": course.id, "epoch": task.epoch}))
         self._settle(course)
 
     def _count(self, path: Path, digest: str) -> None:
@@ -249,84 +352,109 @@ class Runner:
             entry.ready = True
             self._settle(course)
 
-    def _settle(self, course: _Course) -> None:
+    def _undo(self, path: Path) -> None:
+        """A finished unit will never count: its model is where it was before."""
+        awaited = self._awaited.pop(path, None)
+        if awaited is None:
+            return
+        course, entry, _ = awaited
+        while course.entries.pop() is not entry:
+            pass  # a report of the epoch that it ended
+        course.state, course.visits = entry.before
+        self._hopper.undo(course.id, entry.fields["epoch"], entry.fields["partition"])
+
+    def _settle(self, course: Course) -> None:
         """Write what of a configuration is due, in order; then the search may hear of it."""
         while course.entries and course.entries[0].ready:
             entry = course.entries.popleft()
-            then = None if entry.spent is None else partial(self._states.drop, entry.spent)
-            self._write(entry.event, then, **entry.fields)
             if entry.event == "report":
-                self._report(course, entry.fields)
+                self._report(course, entry.fields["epoch"])
+            else:
+                then = None if entry.spent is None else partial(self._forget, entry.spent)
+                self._write(entry.event, then, **entry.fields)
 
-    def _report(self, course: _Course, fields: Mapping[str, Any]) -> None:
-        metrics, epoch = fields["metrics"], fields["epoch"]
+    def _forget(self, path: Path) -> None:
+        self._states.drop(path)
+        self._pool.forget(path)
+
+    def _report(self, course: Course, epoch: int) -> None:
+        metrics = summary(self.record.configs[course.id], epoch)
+        elapsed, spent = self.record.elapsed, self.record.device_seconds
+        self._write("report", config=course.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent)
         if course.failed:  # in a later epoch, while this one was still judged
             return
+        self._warn_of_metrics(course, epoch, metrics)
+        self._want(self._courses.report(course.id, epoch, metrics, elapsed, spent))
+
+    def _warn_of_metrics(self, course: Course, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Say once what is no number, or is not there: it ranks last."""
+        wrong = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
         if self._goal.metric not in metrics:
-            error = f"reported {', '.join(metrics) or 'nothing'}, but not the metric {self._goal.metric!r}"
-            self._give_up(course, {"epoch": epoch}, error, "")
-            return
-        broken = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if broken and not course.warned:
+            wrong.append(f"{self._goal.metric} is missing")
+        if wrong and not course.warned:
             course.warned = True
-            text = f"{course.id}: {', '.join(f'{name} is {metrics[name]}' for name in broken)} after epoch {epoch}"
+            text = f"{course.id}: {', '.join(wrong)} after epoch {epoch}"
             self._write("note", level="warning", config=course.id, text=text)
-        self._act(self._search.hear(Report(course.id, course.values, epoch, metrics)))
 
-    def _summary(self, course: _Course, epoch: int) -> dict[str, Any]:
-        """The metrics of an epoch: means over its units, weighted by rows; the same whatever came first."""
-        sums: dict[str, tuple[float, int]] = {}
-        for done in sorted(course.measured.pop(epoch), key=lambda done: (done.task.kind, done.task.partition)):
-            for name, value in done.metrics.items():
-                total, seen = sums.get(name, (0.0, 0))
-                sums[name] = total + value * done.rows, seen + done.rows
-        metrics = {name: total / max(1, seen) for name, (total, seen) in sorted(sums.items())}
-        return {"config": course.id, "epoch": epoch, "metrics": metrics}
-
-    def _act(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Stop):
-                self._stop(action.config)
+    def _want(self, courses: Iterable[Course]) -> None:
+        """Put into effect what is wanted of these courses now."""
+        for course in courses:
+            self._declare(course)
+            if course.failed:
+                continue
+            if not course.scheduled:
+                self._recall(course)
+            elif course.stopped:
+                self._hopper.stop_model(course.id)
             else:
-                course = self._course(action)
-                if course.scheduled:
-                    self._hopper.extend_model(course.id, course.epochs)
-                else:
-                    course.scheduled = True
-                    order = self._orders(course.id)
-                    self._hopper.add_model(course.id, course.epochs, order=order, most=action.most)
+                order = self._orders(course.id, course.epochs)
+                self._hopper.extend_model(course.id, course.epochs, order=order)
 
-    def _course(self, action: Train) -> _Course:
-        if action.parent is not None:
-            raise UsageError(f"The search wants {action.config} to start from {action.parent}; only fresh starts work.")
-        name = config_id(action.config)
-        course = self._courses.get(name)
-        if course is None or course.epochs != action.epochs:
-            self._write("config", config=name, values=action.config, epochs=action.epochs, parent=action.parent)
-        if course is None:
-            course = self._courses[name] = _Course(name, action.config, action.epochs)
-        course.epochs = action.epochs
-        return course
+    def _declare(self, course: Course) -> None:
+        """Write what is wanted of a course, unless the journal says so already."""
+        known = self.record.configs.get(course.id)
+        again = known is not None and known.stopped and not course.stopped
+        if known is None or known.epochs != course.epochs or again:
+            wanted = {"values": dict(course.values), "epochs": course.epochs}
+            parent = {"parent": course.parent, "parent_epoch": course.parent_epoch}
+            self._write("config", None, config=course.id, **wanted, **parent)
+        if course.stopped and not self.record.configs[course.id].stopped:
+            self._write("stop", config=course.id)
 
-    def _stop(self, config: str) -> None:
-        self._write("stop", config=config)
-        self._hopper.stop_model(config)
+    # -- failures ------------------------------------------------------------------------------------------
 
     def _fail(self, event: TaskFailed) -> None:
-        """The configuration's own fault: it ends, the others go on."""
-        event.check_scope()
+        """The configuration's own fault: it ends, the others go on. A disk that is full is nobody's fault."""
+        self._patience.end(event.worker)
+        if event.disk:
+            self._hopper.give_back(event.worker)
+            self._pause(event.traceback)
+            return
         place = {"worker": event.worker, **_task_place(event.task)}
         self._give_up(self._courses[event.task.config], place, event.error, event.traceback)
+        if event.task.kind != "pilot":
+            self._hopper.give_back(event.worker)
 
-    def _give_up(self, course: _Course, place: dict[str, Any], error: str, traceback: str) -> None:
+    def _give_up(self, course: Course, place: dict[str, Any], error: str, traceback: str) -> None:
         self._write("failed", **{**place, "config": course.id}, error=error, traceback=traceback)
         if course.failed:  # by another of its units
             return
-        course.failed = True
-        self._hopper.stop_model(course.id)
-        self._act(self._search.hear(Report(course.id, course.values, place["epoch"], {}, failed=True)))
+        if course.scheduled:
+            self._hopper.stop_model(course.id)
+        self._want(self._courses.fail(course.id, place["epoch"]))
+
+    def _pause(self, error: str) -> None:
+        """No new units until the disk takes their states."""
+        if self._patience.wait_for_room(self._states.folder, self._largest):
+            text = f"Paused, and going on by itself once the disk takes {self._largest} bytes: {error}"
+            self._tell({"event": "note", "time": time.time(), "level": "warning", "text": text})
+
+    # -- workers -------------------------------------------------------------------------------------------
 
     def _add_worker(self, worker: str, info: Mapping[str, Any]) -> None:
+        if worker not in self._train:  # it joined: what others hold is in reach
+            self._train[worker] = tuple(range(len(self._dataset.train)))
+            self._eval[worker] = tuple(range(len(self._dataset.eval)))
         train, held = list(self._train[worker]), list(self._eval[worker])
         self._write("worker", worker=worker, state="up", **info, train=train, eval=held)
         self._hopper.add_worker(worker, train, held)
@@ -335,11 +463,15 @@ class Runner:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
         self._write("worker", worker=event.worker, state="down", reason=event.reason)
         self._hinted.discard(event.worker)
+        self._patience.end(event.worker)
         if event.worker not in self._hopper.workers():
             return
         unit = self._hopper.remove_worker(event.worker)
         for path in [path for path, (_, _, worker) in self._awaited.items() if worker == event.worker]:
-            self._count(path, make_durable(path)[0])
+            if path.exists():  # otherwise the pool sees to it
+                self._count(path, make_durable(path)[0])
+        if event.for_good:
+            self._hand_over(event.worker)
         if unit is None:
             return
         course = self._courses[unit.model]
@@ -348,6 +480,44 @@ class Runner:
             error = f"took {KILLS} workers with it; the last, {event.worker}, {event.reason}"
             self._give_up(course, {"worker": event.worker, **_place(unit)}, error, "")
 
+    def _hand_over(self, worker: str) -> None:
+        """What a worker that will not come back was alone to hold, others read, if they can reach it."""
+        left = self._hopper.workers()
+        if not left:
+            return
+        for kind, held, parts in (
+            ("train", self._train, self._dataset.train),
+            ("eval", self._eval, self._dataset.eval),
+        ):
+            alone = [j for j in held.pop(worker, ()) if not any(j in held[other] for other in left)]
+            gone = [j for j in alone if not parts[j].path.exists()]
+            if gone:
+                text = f"{kind} partitions {gone} were held by {worker} alone and cannot be read from here"
+                self._write("note", level="warning", text=f"{text}: the run waits for a worker that has them.")
+            for place, j in enumerate(j for j in alone if j not in gone):
+                other = sorted(left, key=lambda name: len(held[name]))[place % len(left)]
+                held[other] = (*held[other], j)
+        for other in left:
+            self._hopper.hold(other, self._train[other], self._eval[other])
+
+    # -- people --------------------------------------------------------------------------------------------
+
+    def _call(self, caller: Knock | Guest) -> None:
+        """Somebody is at the door; called from another thread."""
+        self._callers.put(caller)
+        self._pool.wake()
+
+    def _serve(self, knock: Knock) -> None:
+        """Do what people asked for, and say what was done."""
+        for request in self._desk.requests():
+            if request["id"] not in self.record.requests:
+                request, answer = self._desk.judge(request, self.record, self._interrupted)
+                self._write("request", **request, answer=answer)
+                if answer["done"]:
+                    self._want(self._courses.obey(request))
+            self._desk.answer(request["id"], self.record.requests[request["id"]]["answer"])
+        knock.close()
+
     def _verdict(self) -> dict[str, Any]:
         configs = self.record.configs.values()
         if configs and all(config.error is not None for config in configs):
@@ -355,13 +525,28 @@ class Runner:
         return {"status": "done"}
 
     def _write(self, event: str, then: Callable[[], None] | None = None, **fields: Any) -> None:
-        line = self._journal.append(event, then, **fields)
+        while True:
+            try:
+                line = self._journal.append(event, then, **fields)
+                break
+            except OSError as error:
+                if error.errno not in FULL or self._interrupted:
+                    raise
+                self._pause(f"the journal cannot be written: {error.strerror}")
+                self._patience.wait()
+        self._tell(line)
+
+    def _tell(self, line: Record) -> None:
         self.record.apply(line)
         for listener in self._listeners:
             listener(self.record, line)
 
     def _now(self) -> float:
         return time.time() - self._started
+
+
+def _history(path: Path) -> list[Record]:
+    return list(read_journal(path)) if path.exists() else []
 
 
 def _place(unit: Unit) -> dict[str, Any]:

@@ -307,6 +307,35 @@ class Board:
         self.recount(running.model)
         return running
 
+    def undo(self, index: int, epoch: int, partition: int) -> None:
+        """The last training unit of an idle model, which ended its epoch or not, did not happen."""
+        self.upsets += 1
+        model = self.models[index]
+        if epoch == model.epoch:
+            model.rest.add(partition)
+        else:
+            self._drop_evals(index, epoch)
+            model.epoch, model.rest = epoch, {partition}
+        if not model.stopped:
+            self._count_wanted(index)
+        self.reopen(index)
+        self.recount(index)
+
+    def _drop_evals(self, index: int, epoch: int) -> None:
+        model = self.models[index]
+        model.evals.pop(epoch, None)
+        model.shelved = [entry for entry in model.shelved if entry[0] != epoch]
+        for partition, queue in enumerate(self.waiting):
+            self.waiting[partition] = deque(entry for entry in queue if entry[1:] != (index, epoch))
+        self.evals_waiting = sum(map(len, self.waiting))
+
+    def _count_wanted(self, index: int) -> None:
+        """Visits that are left: of the present epoch, and of those to come."""
+        model = self.models[index]
+        self.wanted[:, index] = max(0, model.epochs - model.epoch)
+        if model.epoch <= model.epochs:
+            self.wanted[list(model.rest), index] += 1
+
     def _release(self, worker: int) -> Running:
         self.idle.add(worker)
         del self.until[worker]
@@ -339,9 +368,7 @@ class Board:
         model.epochs = max(epochs, begun)
         if model.epoch <= model.epochs and not model.rest and model.worker < 0:
             model.rest = set(range(self.partitions))
-        self.wanted[:, index] = max(0, model.epochs - model.epoch)
-        if model.epoch <= model.epochs:
-            self.wanted[list(model.rest), index] += 1
+        self._count_wanted(index)
         self.reopen(index)
         self.recount(index)
         if was_stopped:

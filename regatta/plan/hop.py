@@ -101,6 +101,14 @@ class Hopper:
         self._tell("worker left", worker=index)
         return unit
 
+    def hold(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
+        """From now on a worker that is here holds these partitions, those that it holds already among them."""
+        board = self._board
+        train = _checked(train, board.partitions, f"partition held by {worker!r}")
+        evals = _checked(evals, board.eval_partitions, f"evaluation partition held by {worker!r}")
+        board.hold(self._worker(worker), train, evals)
+        self._workers_changed = self._outdated = True
+
     def add_model(
         self,
         model: str,
@@ -139,9 +147,12 @@ class Hopper:
         self._tell("model added", model=index)
         self.refresh(model)
 
-    def extend_model(self, model: str, epochs: int) -> None:
+    def extend_model(self, model: str, epochs: int, order: Mapping[int, Sequence[int]] | None = None) -> None:
         """So many epochs in total are wanted now (at least the one begun). Wakes a model that was stopped."""
         index = self._model(model)
+        known = self._board.models[index].orders
+        orders = {epoch: self._checked_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
+        self._board.models[index].orders = {**orders, **known}
         self._units_left -= self._left_of(index)
         self._board.extend(index, epochs)
         self._units_left += self._left_of(index)
@@ -206,6 +217,18 @@ class Hopper:
             self._units_left -= 1
         self._tell("given back", index, running.model, running)
         return self._unit(running)
+
+    def undo(self, model: str, epoch: int, partition: int) -> None:
+        """The last training unit that a model finished did not happen after all: what it left is lost.
+
+        Nothing of what followed from it may be running, or have finished.
+        """
+        index = self._model(model)
+        self._units_left -= self._left_of(index)
+        self._board.undo(index, epoch, partition)
+        self._units_left += self._left_of(index)
+        self._outdated = True
+        self._tell("undone", -1, index, Running(False, index, epoch, partition))
 
     def likely_next(self, worker: str) -> Unit | None:
         """What this busy worker would take if it became idle now, of the models that are idle now."""

@@ -68,6 +68,10 @@ def check_story(
     for _, what, worker, _, running in story:
         if running is None:
             continue
+        if what == "undone":
+            units.discard(running)
+            done[running.model, running.epoch] -= 1
+            continue
         if what == "started":
             assert worker not in busy, "a worker started a unit while it ran another"
             assert running not in units, f"{running} was done already"

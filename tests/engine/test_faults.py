@@ -230,7 +230,7 @@ def test_a_killed_controller_leaves_a_readable_run_and_no_workers(tmp_path: Path
     program.process.communicate()
     assert soon(lambda: not any(map(is_running, workers)), 5)
     run = open_run("long", tmp_path)
-    assert run.record.status == "running"  # nobody could write its end
+    assert run.record.status == "interrupted"  # nobody could write its end, and nobody holds its lock
     last = [unit for unit in run.record.units if unit.kind == "train"][-1]
     assert (run.folder / str(last.state)).exists(), "a unit counts only when its state is on the disk"
 

@@ -28,11 +28,16 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.documents import run_document
     from regatta.cli.loading import load_sweep
 
-    finished = execute(load_sweep(args.file))
-    if args.json:
+    return conclude(execute(load_sweep(args.file)), args.json)
+
+
+def conclude(finished: Run, as_json: bool) -> int:
+    """Show what a run came to; the exit code."""
+    from regatta.cli.documents import run_document
+
+    if as_json:
         ui.write_json(run_document(finished.record, finished.folder))
     else:
         present(finished)

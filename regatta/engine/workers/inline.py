@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import queue
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from regatta.cluster import Cluster
 from regatta.engine.events import Event, Outfit, StateDurable, Task, TaskDone, WorkerReady
+from regatta.engine.workers.base import refuse
 from regatta.engine.workers.trainer import Trainer, choose_device, thread_count
 from regatta.store.states import make_durable
 
@@ -33,6 +36,15 @@ class InlinePool:
 
     def prefetch(self, worker: str, state: Path) -> None:
         """Nothing to gain: while one unit trains, nothing else can read."""
+
+    def forget(self, state: Path) -> None:
+        """Nothing is kept here."""
+
+    def end(self, worker: str, reason: str) -> None:
+        """A task in this process cannot be ended; it takes as long as it takes."""
+
+    def admit(self, connection: Connection[Any, Any], wishes: dict[str, Any]) -> None:
+        refuse(connection, "It trains in its own process, one unit after another: nobody can join.")
 
     def events(self) -> list[Event]:
         if not self._events:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import queue
 import signal
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -55,15 +56,29 @@ class _Hello:
 
 @dataclass
 class _Member:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None  # None: it came by itself, and is not started again
     socket: Socket
-    end: int | None  # can be read once the process is dead
+    end: int | None = None  # can be read once the process is dead
     ready: bool = False
+    pid: int | None = None
+    reason: str | None = None  # why it was ended
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """A worker leads a group of its own, with all that its user's code has started."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def close(self) -> str:
+        """Let go of it; how it ended."""
+        self.kill()
         self.socket.close()
         if self.end is not None:
             os.close(self.end)
+        if self.process is None:
+            return self.reason or "left"
+        ended = _how_it_ended(self.process.wait())
+        return self.reason or ended
 
 
 class ProcessPool:
@@ -76,6 +91,7 @@ class ProcessPool:
         self._outfit = cloudpickle.dumps(outfit)
         self._members: dict[str, _Member] = {}
         self._failed_starts = dict.fromkeys(self.workers, 0)
+        self._guests = 0
         self._woken, self._waker = Pipe(duplex=False)
 
     def start(self) -> None:
@@ -87,6 +103,25 @@ class ProcessPool:
 
     def prefetch(self, worker: str, state: Path) -> None:
         self._send(worker, state)
+
+    def forget(self, state: Path) -> None:
+        """States are files, which the run itself removes."""
+
+    def end(self, worker: str, reason: str) -> None:
+        member = self._members.get(worker)
+        if member is not None:
+            member.reason = reason
+            member.kill()
+
+    def admit(self, connection: Socket, wishes: dict[str, Any]) -> None:
+        self._guests += 1
+        name = f"w{len(self.workers) + self._guests - 1}"
+        threads, device = self._cluster.threads or 1, wishes.get("device")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.send_bytes(json.dumps({"welcome": name, "threads": threads}).encode())
+        self._members[name] = _Member(None, connection)
+        device = device if isinstance(device, str) else self._cluster.device
+        self._send(name, _Hello(name, len(self.workers) + self._guests - 1, device, threads, self._outfit))
 
     def events(self) -> list[Event]:
         signs: dict[Any, str] = {member.socket: name for name, member in self._members.items()}
@@ -102,9 +137,8 @@ class ProcessPool:
 
     def close(self) -> None:
         for member in self._members.values():
-            _end_group(member.process)
+            member.kill()
         for member in self._members.values():
-            member.process.wait()
             member.close()
         self._members.clear()
         self._woken.close()
@@ -113,21 +147,11 @@ class ProcessPool:
     def _spawn(self, name: str) -> None:
         ours, theirs = Pipe()
         threads = self._cluster.threads or 1
-        command = [sys.executable, "-P", "-u", "-c", _BOOT, str(theirs.fileno()), *sys.path]
-        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         with self._log(name).open("ab") as log:
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **limits},
-                start_new_session=True,  # Ctrl-C is for the controller alone
-            )
+            process = start_worker(theirs, threads, sys.path, stdout=log, stderr=log)
         theirs.close()
         end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-        self._members[name] = _Member(process, ours, end)
+        self._members[name] = _Member(process, ours, end, pid=process.pid)
         index = self.workers.index(name)
         self._send(name, _Hello(name, index, self._cluster.device, threads, self._outfit))
 
@@ -144,24 +168,26 @@ class ProcessPool:
         except (EOFError, ConnectionResetError):
             return self._bury(name)
         if isinstance(event, WorkerReady):
-            member.ready = True
+            member.ready, member.pid = True, event.info["pid"]
             self._failed_starts[name] = 0
         return event
 
     def _bury(self, name: str) -> WorkerLost:
         member = self._members.pop(name)
-        member.close()
-        _end_group(member.process)  # the stream ended; if the process has not, it is of no more use
-        reason = _how_it_ended(member.process.wait())
+        reason = member.close()  # the stream ended; if the process has not, it is of no more use
+        if member.process is None:
+            return WorkerLost(name, reason, for_good=True)
         if not member.ready:
             self._failed_starts[name] += 1
-            if self._failed_starts[name] >= STARTS:
-                raise RegattaError(
-                    f"Worker {name} {reason} before it could take work, {STARTS} times.\n{self._last_words(name)}",
-                    hint=f"All it said is in {self._log(name)}.",
-                )
-        self._spawn(name)
-        return WorkerLost(name, reason)
+        if self._failed_starts[name] < STARTS:
+            self._spawn(name)
+            return WorkerLost(name, reason)
+        if not any(other.ready for other in self._members.values()):
+            raise RegattaError(
+                f"Worker {name} {reason} before it could take work, {STARTS} times.\n{self._last_words(name)}",
+                hint=f"All it said is in {self._log(name)}.",
+            )
+        return WorkerLost(name, f"{reason} before it could take work, {STARTS} times", for_good=True)
 
     def _log(self, name: str) -> Path:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -172,10 +198,17 @@ class ProcessPool:
         return "\n".join(text.splitlines()[-20:])
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a worker, which leads a group of its own, with all that its user's code has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def start_worker(socket: Socket, threads: int, path: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """A worker's process, at the other end of whose socket a controller is."""
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-u", "-c", _BOOT, str(socket.fileno()), *path],
+        pass_fds=[socket.fileno()],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **limits},
+        start_new_session=True,  # Ctrl-C is for whoever started it
+        **streams,
+    )
 
 
 def _how_it_ended(code: int) -> str:

@@ -7,6 +7,8 @@ that the worker did before.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import tempfile
 import threading
 import time
@@ -22,8 +24,18 @@ import regatta
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
 from regatta.engine.events import Outfit, PilotResult, Task, TaskDone, TaskFailed
+from regatta.engine.workers.heritage import inherit
+from regatta.engine.workers.kept import Bench, Kept
 from regatta.errors import DiskError, RegattaError, UsageError
-from regatta.frameworks import Framework, framework_of, load_framework
+from regatta.frameworks import (
+    Framework,
+    contained_in_all,
+    framework_of,
+    load_framework,
+    loaded,
+    seeded_in_all,
+    threads,
+)
 from regatta.frameworks.base import Indices
 from regatta.store.states import publish, state_framework, temporary, writing
 
@@ -59,6 +71,7 @@ class Trainer:
     outfit: Outfit
     device: str = "cpu"
     _data: dict[tuple[str, str, int], Any] = field(default_factory=dict)
+    _kept: Kept = field(default_factory=Kept)
     _rehearsed: bool = False
     _ahead: tuple[Path, Any] | None = None
     _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -67,12 +80,12 @@ class Trainer:
         """Do a task; whatever the user's functions raise is the configuration's failure."""
         start = time.time()
         try:
-            with self._named().contained():
+            with self._contained():
                 result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
         except KeyboardInterrupt:
             raise
         except DiskError as error:
-            return TaskFailed(self.worker, task, start, time.time(), _headline(error), str(error), ends_run=True)
+            return TaskFailed(self.worker, task, start, time.time(), _headline(error), str(error), disk=True)
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
             return TaskFailed(self.worker, task, start, time.time(), _headline(error), _users_traceback(error))
         costs = vars(result.costs)
@@ -89,65 +102,91 @@ class Trainer:
 
     def _train(self, task: Task) -> _Result:
         recipe, values, costs = self.outfit.recipe, task.values, _Costs()
-        framework, trainee = self._fetch(task, costs)
+        bench = self._fetch(task, costs)
+        framework, trainee = bench.framework, bench.trainee
         data = self._partition("train", task.partition, framework, costs)
         rows = framework.rows(data)
         seed = unit_seed(self.outfit.seed, values, task.epoch, task.partition)
         with framework.seeded(seed):
-            if recipe.loss_fn is not None:
+            if recipe.train_fn is None:
                 batches = batch_order(rows, _batch_size(values), seed)
-                found = {"loss": framework.train(trainee, data, batches, recipe.loss_fn, dict(values))}
+                found = framework.train(trainee, data, batches, recipe.loss_fn, dict(values))
             else:
-                assert recipe.train_fn is not None
                 with self._shared(framework, data):
-                    told = recipe.train_fn(data, trainee.model, trainee.optimizer, dict(values))
-                found = _metrics(told, "train_fn")
+                    found = _metrics(recipe.train_fn(data, *framework.handed(trainee), dict(values)), "train_fn")
             if task.ends_epoch:
                 framework.end_epoch(trainee)
         assert task.state_out is not None
         self._leave(framework, trainee, task.state_out, costs)
+        bench.bytes = task.state_out.stat().st_size
+        self._kept.put(task.config, bench)
         return _Result(rows, {_train_name(name): value for name, value in found.items()}, costs)
 
     def _evaluate(self, task: Task) -> _Result:
         costs = _Costs()
-        framework, trainee = self._fetch(task, costs)
+        bench = self._fetch(task, costs)
+        framework = bench.framework
         data = self._partition("eval", task.partition, framework, costs)
-        return _Result(framework.rows(data), self._judge(framework, trainee, data, task.values), costs)
+        found = self._judge(framework, bench.trainee, data, task.values)
+        self._kept.put(task.config, bench)
+        return _Result(framework.rows(data), found, costs)
 
     def _judge(
         self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar], batches: int | None = None
     ) -> dict[str, float]:
         """The metrics of a model on evaluation data, or on its first batches."""
-        recipe, metrics = self.outfit.recipe, {}
+        recipe, metrics = self.outfit.recipe, dict[str, float]()
         with framework.seeded(derive_seed(self.outfit.seed, "eval")):
-            if recipe.loss_fn is not None:
+            if recipe.train_fn is None:
                 order = in_order(framework.rows(data), _batch_size(values))[:batches]
-                metrics["loss"] = framework.evaluate(trainee, data, order, recipe.loss_fn, dict(values))
+                metrics |= framework.evaluate(trainee, data, order, recipe.loss_fn, dict(values))
             if recipe.eval_fn is not None:
                 with self._shared(framework, data), framework.evaluating(trainee):
                     metrics |= _metrics(recipe.eval_fn(data, trainee.model, dict(values)), "eval_fn")
         return metrics
 
-    def _fetch(self, task: Task, costs: _Costs) -> tuple[Framework, Any]:
+    def _fetch(self, task: Task, costs: _Costs) -> Bench:
         """The model of a task with its state."""
-        framework, trainee = self._build(task.values)
-        if task.state_in is not None:
-            start = time.perf_counter()
-            framework.restore(trainee, self._read(framework, task.state_in))
-            costs.hop_seconds = time.perf_counter() - start
-            costs.hop_bytes = task.state_in.stat().st_size
-        return framework, trainee
+        kept = self._kept.take(task.config)
+        if task.state_in is None:
+            return self._begin(self._build(task.values), kept)
+        bench = kept if kept and task.parent is None else self._build(task.values)
+        start = time.perf_counter()
+        if task.parent is None:
+            bench.framework.restore(bench.trainee, self._read(bench.framework, task.state_in))
+        else:
+            inherit(bench.framework, self._build(task.parent).trainee, bench.trainee, task.state_in)
+        costs.hop_seconds = time.perf_counter() - start
+        costs.hop_bytes = bench.bytes = task.state_in.stat().st_size
+        return bench
 
-    def _build(self, values: Mapping[str, Scalar]) -> tuple[Framework, Any]:
-        recipe, named = self.outfit.recipe, self._named()
-        with named.seeded(initial_seed(self.outfit.seed, values)):
-            built = recipe.model_fn(dict(values))
-        framework = framework_of(built) if recipe.framework == "auto" else named
-        return framework, framework.assemble(built, self.device)
+    def _begin(self, new: Bench, kept: Bench | None) -> Bench:
+        """A new model; its initial state goes into a trainee that was kept, if there is one, for it is compiled."""
+        if kept is None:
+            return new
+        with self._scratch() as path:
+            new.framework.save(new.trainee, path)
+            kept.framework.restore(kept.trainee, kept.framework.read(path))
+        return kept
 
-    def _named(self) -> Framework:
-        """The recipe's framework; PyTorch, whose scopes hold for Python and NumPy too, where only a model can tell."""
-        return load_framework("torch" if self.outfit.recipe.framework == "auto" else self.outfit.recipe.framework)
+    def _build(self, values: Mapping[str, Scalar]) -> Bench:
+        before = loaded()
+        built = self._build_once(values)
+        if loaded() != before:  # it brought its framework along, whose random numbers were not seeded yet
+            built = self._build_once(values)
+        name = self.outfit.recipe.framework
+        framework = framework_of(built) if name == "auto" else load_framework(name)
+        trainee = framework.assemble(built, self.device)
+        return Bench(framework, trainee, framework.loose(trainee) if framework.COMPILES else {})
+
+    def _build_once(self, values: Mapping[str, Scalar]) -> Any:
+        name, seed = self.outfit.recipe.framework, initial_seed(self.outfit.seed, values)
+        with seeded_in_all(seed) if name == "auto" else load_framework(name).seeded(seed):
+            return self.outfit.recipe.model_fn(dict(values))
+
+    def _contained(self) -> contextlib.AbstractContextManager[None]:
+        name = self.outfit.recipe.framework
+        return contained_in_all() if name == "auto" else load_framework(name).contained()
 
     def _read(self, framework: Framework, path: Path) -> Any:
         with self._ahead_lock:
@@ -190,7 +229,8 @@ class Trainer:
             self._pilot(task)
         costs = _Costs()
         start = time.perf_counter()
-        framework, trainee = self._fetch(task, costs)
+        bench = self._fetch(task, costs)
+        framework, trainee = bench.framework, bench.trainee
         fixed = time.perf_counter() - start
         data = self._partition("train", task.partition, framework, costs)
         loose = framework.loose(trainee)
@@ -204,19 +244,25 @@ class Trainer:
             metrics = self._judge(framework, trainee, held, task.values, PILOT_BATCHES)
             judged = (time.perf_counter() - start) / self._judged(judged_rows, task.values)
         start = time.perf_counter()
-        size = self._weigh(framework, trainee)
+        bench.bytes = self._weigh(framework, trainee)
         fixed += time.perf_counter() - start
+        self._kept.put(task.config, bench)
         names = (*map(_train_name, found), *metrics)
-        pilot = PilotResult(train, judged, framework.rows(data), judged_rows, fixed, size, names, forgotten)
+        pilot = PilotResult(train, judged, framework.rows(data), judged_rows, fixed, bench.bytes, names, forgotten)
         return _Result(0, {}, costs, pilot)
 
     def _weigh(self, framework: Framework, trainee: Any) -> int:
         """The size of a state, written where those of the run will be: another disk may be slower, or too small."""
-        self.outfit.logs.mkdir(parents=True, exist_ok=True)
-        with writing(self.outfit.logs), tempfile.TemporaryDirectory(dir=self.outfit.logs) as folder:
-            path = Path(folder) / "pilot.safetensors"
+        with self._scratch() as path:
             framework.save(trainee, path)
             return path.stat().st_size
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """A file for a state that nobody keeps."""
+        self.outfit.logs.mkdir(parents=True, exist_ok=True)
+        with writing(self.outfit.logs), tempfile.TemporaryDirectory(dir=self.outfit.logs) as folder:
+            yield Path(folder) / "scratch.safetensors"
 
     def _pilot_train(
         self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar]
@@ -224,30 +270,30 @@ class Trainer:
         """Seconds per row, and the names of the metrics that training gives."""
         recipe, rows = self.outfit.recipe, framework.rows(data)
         with framework.seeded(derive_seed(self.outfit.seed, "pilot")):
-            if recipe.loss_fn is None:
+            if recipe.train_fn is not None:
                 with self._shared(framework, data):
-                    return self._pilot_opaque(trainee, data, rows, values)
+                    return self._pilot_opaque(framework.handed(trainee), data, rows, values)
             order = batch_order(rows, _batch_size(values), 0)
             framework.train(trainee, data, order[:1], recipe.loss_fn, dict(values))  # the first batch is slower
             timed = order[1 : 1 + PILOT_BATCHES] or order[:1]
             start = time.perf_counter()
-            framework.train(trainee, data, timed, recipe.loss_fn, dict(values))
-            return (time.perf_counter() - start) / sum(len(batch) for batch in timed), ["loss"]
+            found = framework.train(trainee, data, timed, recipe.loss_fn, dict(values))
+            return (time.perf_counter() - start) / sum(len(batch) for batch in timed), list(found)
 
     def _pilot_opaque(
-        self, trainee: Any, data: Any, rows: int, values: Mapping[str, Scalar]
+        self, handed: tuple[Any, Any], data: Any, rows: int, values: Mapping[str, Scalar]
     ) -> tuple[float, list[str]]:
         assert self.outfit.recipe.train_fn is not None
         cut = tuple(part[:PILOT_ROWS] for part in data) if isinstance(data, tuple) else data
         start = time.perf_counter()
-        found = self.outfit.recipe.train_fn(cut, trainee.model, trainee.optimizer, dict(values))
+        found = self.outfit.recipe.train_fn(cut, *handed, dict(values))
         seconds = time.perf_counter() - start
         return seconds / min(rows, PILOT_ROWS if cut is not data else rows), list(_metrics(found, "train_fn"))
 
     def _judged(self, rows: int, values: Mapping[str, Scalar]) -> int:
         """How many rows a pilot's evaluation looks at: the user's own eval_fn takes them all."""
         recipe = self.outfit.recipe
-        whole = recipe.eval_fn is not None or recipe.loss_fn is None
+        whole = recipe.eval_fn is not None or recipe.train_fn is not None
         return rows if whole else min(rows, PILOT_BATCHES * _batch_size(values))
 
 
@@ -311,25 +357,26 @@ def choose_device(wanted: str, index: int) -> str:
     """The device of the worker of that index; "auto" shares the GPUs out in turn, or takes the CPU."""
     if wanted != "auto":
         return wanted
+    if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))):
+        return "cpu"  # without the second that it takes to import PyTorch and ask
     import torch
 
     return f"cuda:{index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
 
 
 def thread_count() -> int:
-    import torch
-
-    return torch.get_num_threads()
+    return threads.count()
 
 
-def limit_threads(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
+def limit_threads(number: int) -> None:
+    threads.limit(number)
+    threads.settle()
 
 
 def warm_up() -> None:
     """Take one step of nothing: a first optimizer imports a second's worth of PyTorch, which no model should pay."""
+    if "torch" not in sys.modules:
+        return  # the user's functions did not bring it: whoever needs it imports it
     import torch
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
