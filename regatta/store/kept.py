@@ -198,11 +198,18 @@ class _Place(NamedTuple):
     stop: int
 
 
+def _place(name: str, entry: Any) -> _Place:
+    dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+        raise ValueError(f"{name!r:.100} is no tensor: {entry!r:.100}")
+    return _Place(name, dtype, shape, start, stop)
+
+
 def _layout(header: bytes, place: str) -> list[_Place]:
     """The tensors that a header names, in the order in which they lie in the file."""
     try:
         entries = {name: entry for name, entry in dict(json.loads(header.decode())).items() if name != "__metadata__"}
-        places = [_Place(n, e["dtype"], tuple(e["shape"]), *map(int, e["data_offsets"])) for n, e in entries.items()]
+        places = [_place(name, entry) for name, entry in entries.items()]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise CorruptError(f"The header of the state cannot be read: {error!r:.200}.", place=place) from error
     return sorted(places, key=lambda entry: (entry.start, entry.stop))

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from blake3 import blake3
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from regatta.errors import CorruptError, NotFoundError
 from regatta.store.archive import archive
-from regatta.store.kept import RawState, RunStates, keep_states, series_bases, series_of
+from regatta.store.kept import RawState, RunStates, _readable, keep_states, series_bases, series_of
 from regatta.store.states import read_weights, state_metadata
 from regatta.store.store import ParameterStore
 
@@ -126,6 +128,38 @@ def test_what_the_store_cannot_hold_stays_a_file(tmp_path: Path, header: Any, bo
     assert kept == [good.path]
     assert list(left) == [odd.path]
     assert odd.path.exists()
+
+
+WORDS = [
+    "F32",
+    "BF16",
+    "dtype",
+    "shape",
+    "data_offsets",
+    "__metadata__",
+    "a",
+    0,
+    2,
+    8,
+    -1,
+    2.0,
+    1e999,
+    None,
+    True,
+    10**30,
+]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_header_gives_a_snapshot_or_a_reason(tmp_path: Path, data: st.DataObject) -> None:
+    words = st.sampled_from(WORDS)
+    values = st.recursive(words, lambda inner: st.lists(inner, max_size=3), max_leaves=4)
+    entry = {key: data.draw(st.just(good) | values) for key, good in {**BITS, "data_offsets": [0, 6]}.items()}
+    header = data.draw(st.just({"a": entry}) | st.dictionaries(st.sampled_from("ab"), values))
+    (tmp_path / "states").mkdir(exist_ok=True)
+    found, left = _readable([raw_state(tmp_path, header, b"123456")], "series")
+    assert len(found) + len(left) == 1
 
 
 def test_a_file_that_is_not_what_the_journal_says_stays(tmp_path: Path) -> None:
