@@ -1,15 +1,6 @@
 // Learning curves: a line for each configuration, its best value marked, × where it was not a number.
 
-const SVG = "http://www.w3.org/2000/svg";
 const SIZE = { width: 720, height: 400, left: 56, right: 16, top: 14, bottom: 38 };
-
-function shape(name, attributes, parent, text) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  if (text !== undefined) element.textContent = text;
-  parent?.append(element);
-  return element;
-}
 
 class Curves {
   constructor(place, data, colours, hooks) {

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import html
-import json
-import math
-import re
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regatta.web.page import fill, rounded
+
 if TYPE_CHECKING:
-    from regatta.engine.record import ConfigRecord, RunRecord, UnitRecord
+    from regatta.engine.record import ConfigRecord, RunRecord
     from regatta.run import Run
 
-SCRIPTS = ("timeline.js", "curves.js", "gantt.js")
+STYLES = ("page.css", "gantt.css")
+SCRIPTS = ("page.js", "timeline.js", "curves.js", "gantt.js")
 VERSION = 1
 
 
 def page(run: Run) -> str:
     """The whole page as text."""
-    parts = {
-        "title": html.escape(run.name),
-        "style": _asset("gantt.css"),
-        "script": "\n".join(_asset(name) for name in SCRIPTS),
-        "data": embed(page_data(run)),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("gantt.html"))
+    return fill("gantt.html", run.name, STYLES, SCRIPTS, page_data(run))
 
 
 def write_page(run: Run, path: Path) -> None:
     path.write_text(page(run), encoding="utf-8")
-
-
-def embed(data: Any) -> str:
-    """JSON for a script element: no `<` that could end it or open a comment; NaN becomes null."""
-    text = json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def page_data(run: Run) -> dict[str, Any]:
@@ -103,22 +89,5 @@ def _columns(record: RunRecord, configs: list[str], workers: list[str], origin: 
         "rows": [unit.rows for unit in units],
         "hop_bytes": [unit.hop_bytes for unit in units],
         "hop_seconds": [round(unit.hop_seconds, 6) for unit in units],
-        "metrics": {name: [_rounded(unit, name) for unit in units] for name in metrics},
+        "metrics": {name: [rounded(unit.metrics.get(name)) for unit in units] for name in metrics},
     }
-
-
-def _rounded(unit: UnitRecord, name: str) -> float | None:
-    value = unit.metrics.get(name)
-    return value if value is None else float(f"{value:.6g}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
-
-
-def _asset(name: str) -> str:
-    return files("regatta.web").joinpath(name).read_text(encoding="utf-8")

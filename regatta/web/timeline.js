@@ -20,12 +20,6 @@ function firstEndingAfter(row, ends, time) {
   return low;
 }
 
-function niceStep(span, count) {
-  const rough = span / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
-}
-
 class Timeline {
   constructor(canvas, data, colours, hooks) {
     Object.assign(this, { canvas, data, colours, hooks });

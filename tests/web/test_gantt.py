@@ -14,7 +14,8 @@ from made_journal import MadeRun
 
 from regatta.engine.record import RunRecord
 from regatta.run import Run
-from regatta.web.gantt import embed, page, page_data, write_page
+from regatta.web.gantt import page, page_data, write_page
+from regatta.web.page import embed
 from regatta.web.table import table_html
 
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import BROWSER, probed
 from made_journal import MadeRun
 
 from regatta.run import Run
 from regatta.web.gantt import page
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 
 PROBE = """
-<script type="module">
-const out = {};
+
 const canvas = document.querySelector("canvas");
 const box = canvas.getBoundingClientRect();
 const tip = document.getElementById("tip");
@@ -52,28 +45,16 @@ button.click();
 out.pinned = { lit: lit(), pressed: button.getAttribute("aria-pressed"), name: button.textContent };
 button.click();
 out.unpinned = lit();
-document.title = JSON.stringify(out);
-</script>
 """
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("page")
     record = MadeRun(fails=(3,), nans=(5,)).record()
     # Frames are painted at once, so that the probe can look at what was painted.
     early = "<head><script>window.requestAnimationFrame = (draw) => { draw(); return 0; };</script>"
-    text = page(Run(Path("made"), record)).replace("<head>", early).replace("</body>", PROBE + "</body>")
-    (folder / "page.html").write_text(text)
-    words = [
-        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        f"--user-data-dir={folder / 'profile'}", "--dump-dom", (folder / "page.html").as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(folder)})
-    title = done.stdout.split("<title>")[1].split("</title>")[0]
-    found: dict[str, Any] = json.loads(unescape(title))
-    return found
+    text = page(Run(Path("made"), record)).replace("<head>", early)
+    return probed(text, PROBE, tmp_path_factory.mktemp("page"))
 
 
 def test_everything_is_drawn(seen: dict[str, Any]) -> None:

@@ -27,8 +27,13 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     add_run(parser)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="one configuration: its epochs, its error")
     parser.add_argument("--all", action="store_true", help=f"every configuration, not only the best {SHOWN}")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write a page with pictures of the search")
+    parser.add_argument("--accounts", action="store_true", help="what each configuration has cost, in time and bytes")
     parser.add_argument("--gantt", metavar="FILE", type=Path, help="write a page that shows what ran where")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, for Perfetto")
+    parser.add_argument(
+        "--export", metavar="SINK", help="send it to tensorboard, mlflow, csv or parquet; csv:FILE says where"
+    )
     add_repo(parser)
     add_json(parser)
     return parser
@@ -36,7 +41,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     chosen = chosen_run(args)
-    written = _write_files(chosen, args.gantt, args.trace)
+    written = _write_files(chosen, args)
     if args.config is not None:
         _show_config(chosen, args)
     elif args.json:
@@ -45,23 +50,29 @@ def run(args: argparse.Namespace) -> int:
         ui.write_json(run_document(chosen.record, chosen.folder))
     elif not written:
         _show_run(chosen.record, args)
-    for path in written:
-        ui.message(f"Wrote {path}")
+    for place in written:
+        ui.message(f"Wrote {place}")
     return 0
 
 
-def _write_files(chosen: Run, gantt: Path | None, trace: Path | None) -> list[Path]:
+def _write_files(chosen: Run, args: argparse.Namespace) -> list[str]:
     written = []
-    if gantt is not None:
-        from regatta.web.gantt import page
+    if args.report is not None:
+        from regatta.web import report
 
-        written.append(_write(gantt, page(chosen), (".html", ".htm")))
-    if trace is not None:
-        written.append(_write(trace, json.dumps(chosen.chrome_trace()), (".json",)))
+        written.append(_write(args.report, report.page(chosen), (".html", ".htm")))
+    if args.gantt is not None:
+        from regatta.web import gantt
+
+        written.append(_write(args.gantt, gantt.page(chosen), (".html", ".htm")))
+    if args.trace is not None:
+        written.append(_write(args.trace, json.dumps(chosen.chrome_trace()), (".json",)))
+    if args.export is not None:
+        written.append(chosen.export(args.export))
     return written
 
 
-def _write(path: Path, text: str, suffixes: tuple[str, ...]) -> Path:
+def _write(path: Path, text: str, suffixes: tuple[str, ...]) -> str:
     if path.exists() and path.suffix.lower() not in suffixes:
         raise UsageError(
             f"{str(path)!r} is there and does not end in {suffixes[0]}; it is left as it is.",
@@ -71,13 +82,13 @@ def _write(path: Path, text: str, suffixes: tuple[str, ...]) -> Path:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"Cannot write {str(path)!r}: {error.strerror}.") from error
-    return path
+    return str(path)
 
 
 def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
-    from regatta.cli.tables import leaderboard, resources
+    from regatta.cli.tables import accounts, leaderboard, resources
 
-    ui.write_table(leaderboard(record, limit=None if args.all else SHOWN))
+    ui.write_table(accounts(record) if args.accounts else leaderboard(record, limit=None if args.all else SHOWN))
     ui.write("")
     ui.write_table(resources(record))
     for level, text in record.notes:

@@ -1,0 +1,72 @@
+"""The axes of what varied: numbers on a plain or a logarithmic scale, everything else as words in a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from regatta.engine.record import ConfigRecord
+
+LOG_RATIO = 10  # the largest value over the smallest, below which a plain scale shows as much
+CROWDED = 0.2  # of the range, below which half of the values lie
+FEW_NUMBERS = 8
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One hyperparameter that varied; `low` and `high` for numbers, `words` for the rest."""
+
+    name: str
+    kind: Literal["linear", "log", "words"]
+    low: float = 0.0
+    high: float = 0.0
+    words: tuple[str, ...] = ()
+    values: tuple[float, ...] = ()  # all numbers there are, where they are few
+
+    def word(self, value: Any) -> str:
+        return _word(value)
+
+    def place(self, value: Any) -> float:
+        """A number that orders the values as the axis does."""
+        if self.kind == "words":
+            return float(self.words.index(_word(value)))
+        return math.log(value) if self.kind == "log" else float(value)
+
+
+def axes_of(configs: Sequence[ConfigRecord], without: Sequence[str] = ()) -> list[Axis]:
+    """An axis for each name whose value differs between configurations, in the order in which they came."""
+    names = dict.fromkeys(name for config in configs for name in config.values if name not in without)
+    axes = []
+    for name in names:
+        present = [config.values[name] for config in configs if name in config.values]
+        if len({_word(value) for value in present}) > 1 or len(present) < len(configs):
+            axes.append(_axis(name, present))
+    return axes
+
+
+def _axis(name: str, values: Sequence[Any]) -> Axis:
+    numeric = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
+    if not numeric:
+        return Axis(name, "words", words=tuple(sorted({_word(value) for value in values})))
+    different = sorted({float(value) for value in values})
+    low, high = different[0], different[-1]
+    kind: Literal["log", "linear"] = "log" if low > 0 and _in_powers(different) else "linear"
+    return Axis(name, kind, low, high, values=tuple(different) if len(different) <= FEW_NUMBERS else ())
+
+
+def _in_powers(values: Sequence[float]) -> bool:
+    """Whether numbers were chosen by factors: most of them crowd at the low end, or each is the same multiple of the
+    one before."""
+    low, middle, high = values[0], values[len(values) // 2 - (len(values) % 2 == 0)], values[-1]
+    if high / low >= LOG_RATIO and (middle - low) / (high - low) < CROWDED:
+        return True
+    factors = [b / a for a, b in pairwise(values)]
+    return len(factors) >= 2 and max(factors) <= 1.01 * min(factors) and factors[0] >= 1.5
+
+
+def _word(value: Any) -> str:
+    return str(value)
