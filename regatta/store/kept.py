@@ -242,9 +242,12 @@ def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview
     manifest = store.manifest(snapshot)
     header = _header(manifest, snapshot)
     yield len(header).to_bytes(_LENGTH, "little") + header
-    for names in _groups(manifest, [entry.name for entry in _layout(header, f"snapshot {snapshot}")]):
-        values = store.get(snapshot, names)
-        for name in names:
+    names = [entry.name for entry in _layout(header, f"snapshot {snapshot}")]
+    if not manifest.tensors.keys() >= set(names):
+        raise CorruptError("The header names tensors that are not there.", place=f"snapshot {snapshot}")
+    for group in _groups(manifest, names):
+        values = store.read({name: manifest.tensors[name].id for name in group})
+        for name in group:
             yield as_tensor(name, values[name]).words.view("u1").data
 
 
@@ -261,7 +264,7 @@ def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
     size = 0
     for name in names:
         group.append(name)
-        size += _size(manifest.tensors[name]) if name in manifest.tensors else 0
+        size += _size(manifest.tensors[name])
         if size >= _TOGETHER:
             yield group
             group, size = [], 0

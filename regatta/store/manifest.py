@@ -124,7 +124,13 @@ def _why_not(manifest: Manifest) -> str | None:
 
 def _is_text(value: object) -> bool:
     """Whether it is a string that UTF-8 can hold: JSON may smuggle in halves of characters."""
-    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _why_not_member(member: Member) -> str | None:

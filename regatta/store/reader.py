@@ -25,6 +25,7 @@ from regatta.store.index import LOCAL, Located, Stored
 
 Range: TypeAlias = tuple[int, int]  # offset and length
 Key: TypeAlias = tuple[str, int, int | None]
+_WORTH_THREADS = CHUNK // 4  # fewer words are decoded before another thread is awake
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -93,7 +94,8 @@ class Reader:
         fetch = self._map if any(_is_elsewhere(request) for request in requests) else map
         prepared = list(fetch(lambda request: _Reading(request, self.source, self.cache), requests))
         tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
-        run = self._map if len(tasks) > 1 else map
+        several = len(tasks) > 1 and sum(request.stop - request.start for request in requests) >= _WORTH_THREADS
+        run = self._map if several else map
         for _ in run(lambda task: task[0].read_chunk(task[1]), tasks):
             pass
         return [reading.words for reading in prepared]

@@ -190,7 +190,13 @@ class ParameterStore:
         if self.index.with_prefix(_hex(what), "snapshots"):
             return self._get_snapshot(what, names, planes, slices or {})
         tensor = self.resolve(what, "tensors")
-        return self._retrying(lambda: self._read({tensor: tensor}, planes, {tensor: slices})[tensor])
+        return self.read({tensor: tensor}, planes, {tensor: slices})[tensor]
+
+    def read(
+        self, tensors: Mapping[str, str], planes: int | None = None, slices: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """{name: value} for {name: the whole id of a tensor}, all at once; planes and slices as for `get`."""
+        return self._retrying(lambda: self._read(tensors, planes, slices or {}))
 
     def words(self, tensor: str, start: int = 0, stop: int | None = None) -> Words:
         """The words of a tensor, or some of them: no chunk without any of these is decoded."""
@@ -337,11 +343,9 @@ class ParameterStore:
         for name in (*wanted, *slices):
             if name not in known:
                 raise NotFoundError(f"The snapshot {snapshot} has no tensor {name!r}.", candidates=nearest(name, known))
-        tensors = {name: known[name].id for name in wanted}
-        return self._retrying(lambda: self._read(tensors, planes, slices))
+        return self.read({name: known[name].id for name in wanted}, planes, slices)
 
     def _read(self, tensors: Mapping[str, str], planes: int | None, slices: Mapping[str, Any]) -> dict[str, Any]:
-        """{name: value} for {name: tensor id}."""
         if planes is not None and planes < 1:
             raise UsageError(f"At least one plane is read, not {planes}.")
         with self.index.reading():

@@ -53,7 +53,8 @@ class Encoder:
                 raise CorruptError(f"Tensor {name} does not come back from the encoding {encoding.name}.")
             return streams
 
-        chunks = list(self._map(encode_at, range(0, len(tensor.words), CHUNK)))
+        starts = range(0, len(tensor.words), CHUNK)
+        chunks = list((self._map if len(starts) > 1 else map)(encode_at, starts))
         streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
         return Encoded(_segment(tensor, name, encoding, base, streams), streams)
 
