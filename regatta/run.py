@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.configuration import Scalar, check_configuration, config_id
+from regatta.engine.accounting import account
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, UsageError, nearest
 from regatta.location import find_repository
@@ -128,9 +129,9 @@ class Run:
 
     def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
         """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""
-        from regatta.store.states import StateFolder, read_weights
+        from regatta.store.kept import RunStates
 
-        return read_weights(StateFolder(self.folder / "states").of_epoch(self.find(config).id, epoch))
+        return RunStates(self.folder).weights(self.find(config).id, epoch)
 
     def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:
         """The configuration with that id, or the start of one, or those values."""
@@ -242,6 +243,8 @@ class Run:
             "best_epoch": best[0] if best else None,
             "last": series[-1] if series else None,
             "seconds": sum(unit.seconds for unit in config.units),
+            "parent": config.parent,
+            **account(self.record, config.id).row(),
             "error": config.error,
         }
 

@@ -24,6 +24,7 @@ from regatta.data import Dataset
 from regatta.data.order import permutation
 from regatta.engine.events import Outfit, Recipe
 from regatta.engine.journal import VERSION
+from regatta.engine.keeper import Keeper
 from regatta.engine.record import RunRecord
 from regatta.engine.runner import Listener, Runner
 from regatta.errors import UsageError, nearest
@@ -232,14 +233,17 @@ class Sweep:
         return folder
 
     def _train(self, run: Run, progress: bool) -> None:
+        keeper = Keeper(run.folder, run.folder.parent.parent / "store")
         try:
             with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
-                listeners = (run.follow, *shown, *sinks)
+                listeners = (run.follow, keeper.hear, *shown, *sinks)
                 run.record = self.execute(run.folder, listeners=listeners, began=run.can_halt)
         except UsageError:
             if len(run.record.sessions) == 1 and not any(unit.kind == "train" for unit in run.record.units):
                 shutil.rmtree(run.folder)  # the sweep was wrong and nothing was trained: there is nothing to keep
             raise
+        finally:
+            keeper.close()
 
     def _outfit(self, folder: Path) -> Outfit:
         train = tuple(part.path for part in self.dataset.train)

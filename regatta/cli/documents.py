@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli.tables import last_value
+from regatta.engine.accounting import account
 
 if TYPE_CHECKING:
     from regatta.engine.record import ConfigRecord, RunRecord
@@ -69,9 +70,11 @@ def configuration(record: RunRecord, config: ConfigRecord) -> dict[str, Any]:
         "epoch": config.epoch,
         "epochs": config.epochs,
         "parent": config.parent,
+        "parent_epoch": config.parent_epoch,
         "best": _best(record, config),
         "last": last_value(config, record.metric),
         "reports": [{"epoch": epoch, "metrics": config.reports[epoch]} for epoch in sorted(config.reports)],
+        "account": asdict(account(record, config.id)),
         "error": config.error,
         "traceback": config.traceback,
     }

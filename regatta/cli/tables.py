@@ -9,9 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 from regatta.cli import figures
+from regatta.engine.accounting import account
 
 if TYPE_CHECKING:
-    from regatta.engine.record import ConfigRecord, Resources, RunRecord
+    from regatta.engine.accounting import Resources
+    from regatta.engine.record import ConfigRecord, RunRecord
 
 Cell: TypeAlias = str | tuple[str, str]  # text, or text and its style
 
@@ -121,8 +123,22 @@ def resources(record: RunRecord) -> Table:
             figures.share(used.load, total),
             "data, once for each worker",
         ],
+        ["until units count", figures.seconds(used.journal), "", _journal(used)],
     ]
     columns = [Column("resources"), Column("time", right=True), Column("of workers", right=True), Column("")]
+    return Table(columns, rows)
+
+
+def accounts(record: RunRecord) -> Table:
+    """What each configuration has cost: seconds by what they went into, and bytes."""
+    kinds = ("train", "eval", "hop", "load", "save", "wait", "journal")
+    columns = [Column("configuration"), *(Column(kind, right=True) for kind in kinds)]
+    columns += [Column("hopped", right=True), Column("journal size", right=True)]
+    rows: list[list[Cell]] = []
+    for config in record.leaderboard():
+        cost = account(record, config.id)
+        seconds = [figures.seconds(getattr(cost, f"{kind}_seconds")) for kind in kinds]
+        rows.append([config.id, *seconds, figures.size(cost.hop_bytes), figures.size(cost.journal_bytes)])
     return Table(columns, rows)
 
 
@@ -208,6 +224,10 @@ def _units(number: int) -> str:
 def _hops(used: Resources) -> str:
     each = f", {figures.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
     return f"{figures.count(used.hops, 'hop')}, {figures.size(used.bytes_hopped)}{each}"
+
+
+def _journal(used: Resources) -> str:
+    return f"their states durable, their records in a journal of {figures.size(used.journal_bytes)}"
 
 
 def _run_row(record: RunRecord) -> list[Cell]:

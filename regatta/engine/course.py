@@ -45,6 +45,7 @@ class Course:
     stopped: bool = False
     failed: bool = False
     written_off: bool = False  # the search was told that nothing more will come
+    origin: Path | None = None  # the parent's state, as long as it has none of its own
     state: Path | None = None  # the newest that can be read
     visits: int = 0  # of the present epoch
     entries: deque[Entry] = field(default_factory=deque)

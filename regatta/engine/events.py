@@ -129,6 +129,14 @@ class TaskReturned:
 
 
 @dataclass(frozen=True)
+class DiskFull:
+    """A worker cannot make a state durable now, and tries again: no new units until there is room."""
+
+    worker: str
+    error: str
+
+
+@dataclass(frozen=True)
 class WorkerLost:
     """A worker is gone, and with it the task it had: not the fault of a configuration."""
 
@@ -137,4 +145,4 @@ class WorkerLost:
     for_good: bool = False  # it will not come back
 
 
-Event: TypeAlias = WorkerReady | TaskDone | TaskFailed | StateDurable | StateLost | TaskReturned | WorkerLost
+Event: TypeAlias = WorkerReady | TaskDone | TaskFailed | StateDurable | StateLost | TaskReturned | DiskFull | WorkerLost

@@ -43,6 +43,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.last_size = 0  # bytes of the record that was appended last
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, _whole_lines(self._file))
         self._sync_folder()
@@ -62,6 +63,7 @@ class Journal:
             if self._error is not None:
                 raise self._error
             self._write(line)
+            self.last_size = len(line)
             self._dirty = True
             if then is not None:
                 self._waiting.append(then)
@@ -155,6 +157,12 @@ def _write_all(file: int, data: bytes) -> None:
 
 def read_journal(path: Path) -> Iterator[Record]:
     """The records of a journal; a last line that was torn by a crash is left out."""
+    for record, _ in read_lines(path):
+        yield record
+
+
+def read_lines(path: Path) -> Iterator[tuple[Record, int]]:
+    """The records of a journal, each with the bytes it takes."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -165,4 +173,4 @@ def read_journal(path: Path) -> Iterator[Record]:
                 raise CorruptError(f"Line {number} is not JSON: {error}.", place=str(path)) from error
             if not isinstance(record, dict) or "event" not in record:
                 raise CorruptError(f"Line {number} is not a record with an event.", place=str(path))
-            yield record
+            yield record, len(line)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regatta.configuration import Scalar
-from regatta.engine.journal import Record, read_journal
+from regatta.engine.accounting import Resources, resources
+from regatta.engine.journal import Record, read_lines
 from regatta.errors import CorruptError
 
 Status = Literal["running", "done", "failed", "interrupted"]
@@ -39,6 +40,7 @@ class UnitRecord:
     save_seconds: float = 0.0
     state: str | None = None
     hash: str | None = None
+    counted: float = 0.0  # when it was in the journal
 
     @property
     def seconds(self) -> float:
@@ -61,6 +63,7 @@ class ConfigRecord:
     halted: bool = False  # the run ended, or was killed, before it was done
     error: str | None = None
     traceback: str | None = None
+    journal_bytes: int = 0
 
     @property
     def epoch(self) -> int:
@@ -109,23 +112,6 @@ class WorkerRecord:
     since: float = 0.0
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Where the time went: seconds summed over workers, but for `wall`."""
-
-    wall: float
-    train: float
-    eval: float
-    pilot: float
-    hop: float
-    save: float
-    load: float
-    idle: float
-    bytes_hopped: int
-    hops: int
-    units: int
-
-
 @dataclass
 class RunRecord:
     """The state of a run as its journal tells it."""
@@ -138,6 +124,7 @@ class RunRecord:
     workers: dict[str, WorkerRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)  # in the order in which they counted
     notes: list[tuple[str, str]] = field(default_factory=list)  # level, text
+    journal_bytes: int = 0
     device_seconds: float = 0.0  # that workers trained and judged, all together
     started: float = 0.0
     now: float = 0.0  # the time of the last record
@@ -147,8 +134,8 @@ class RunRecord:
     @classmethod
     def read(cls, path: Path) -> RunRecord:
         record = cls()
-        for line in read_journal(path):
-            record.apply(line)
+        for line, size in read_lines(path):
+            record.apply(line, size)
         if not record.header:
             raise CorruptError("The journal has no record of its run.", place=str(path))
         return record
@@ -161,14 +148,17 @@ class RunRecord:
     def mode(self) -> str:
         return str(self.header["mode"])
 
-    def apply(self, record: Record) -> None:
-        """Take in one record of the journal; events of later versions are passed over."""
+    def apply(self, record: Record, size: int = 0) -> None:
+        """Take in one record of the journal, of so many bytes; events of later versions are passed over."""
         self.now = max(self.now, float(record.get("time", 0.0)))
         if self.sessions and record["event"] != "resume":
             self.sessions[-1] = (self.sessions[-1][0], self.now)
         handler = getattr(self, f"_on_{record['event']}", None)
         if handler is not None:
             handler(record)
+        self.journal_bytes += size
+        if record.get("config") in self.configs:
+            self.configs[record["config"]].journal_bytes += size
 
     @property
     def elapsed(self) -> float:
@@ -199,22 +189,7 @@ class RunRecord:
         return done, done + max(0, open_units)
 
     def resources(self) -> Resources:
-        units = self.units
-        start = min((u.start for u in units), default=self.started)
-        end = max((u.end for u in units), default=self.started)
-        sums = {kind: sum(u.seconds for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
-        workers = len({u.worker for u in units})
-        return Resources(
-            wall=end - start,
-            **sums,
-            hop=sum(u.hop_seconds for u in units),
-            save=sum(u.save_seconds for u in units),
-            load=sum(u.load_seconds for u in units),
-            idle=max(0.0, (end - start) * workers - sum(sums.values())),
-            bytes_hopped=sum(u.hop_bytes for u in units),
-            hops=sum(u.hop_bytes > 0 for u in units),
-            units=len(units),
-        )
+        return resources(self)
 
     def _on_run(self, record: Record) -> None:
         self.header = record
@@ -265,7 +240,7 @@ class RunRecord:
 
     def _on_unit(self, record: Record) -> None:
         fields = {k: v for k, v in record.items() if k in UnitRecord.__dataclass_fields__}
-        unit = UnitRecord(**{**fields, "metrics": _numbers(record.get("metrics", {}))})
+        unit = UnitRecord(**{**fields, "metrics": _numbers(record.get("metrics", {})), "counted": record["time"]})
         self._clear(unit.worker, unit.kind, unit.config, unit.epoch, unit.partition)
         self.units.append(unit)
         self.device_seconds += unit.seconds

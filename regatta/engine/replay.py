@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.cluster import Cluster
-from regatta.configuration import Scalar
 from regatta.engine.record import ConfigRecord, RunRecord, UnitRecord
 from regatta.errors import UsageError
 from regatta.search.base import Action, Goal, Report, Train
@@ -35,18 +33,23 @@ class ReplayReport:
 
 @dataclass
 class _Recorded:
-    """A search that asks for what was trained, no more and no less."""
+    """A search that asks for what was trained, no more and no less; children when their parents are where they were."""
 
-    configs: list[tuple[Mapping[str, Scalar], int]]
+    configs: list[tuple[ConfigRecord, int]]  # with the epochs that are whole
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "replay"}
 
     def start(self, goal: Goal) -> list[Action]:
-        return [Train(dict(values), epochs) for values, epochs in self.configs]
+        return [Train(dict(config.values), epochs) for config, epochs in self.configs if config.parent is None]
 
     def hear(self, report: Report) -> list[Action]:
-        return []
+        born = (report.config, report.epoch)
+        return [
+            Train(dict(config.values), epochs, config.parent)
+            for config, epochs in self.configs
+            if (config.parent, config.parent_epoch) == born
+        ]
 
 
 def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
@@ -57,7 +60,7 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
     wanted = [unit for unit in record.units if unit.kind == "train"]
     compared = {_key(unit): unit for unit in wanted if unit.epoch <= whole[unit.config]}
     again = copy.copy(sweep)
-    again.search = _Recorded([(c.values, whole[c.id]) for c in record.configs.values() if whole[c.id]])
+    again.search = _Recorded([(c, whole[c.id]) for c in record.configs.values() if whole[c.id]])
     again.cluster = Cluster(**record.header["cluster"])
     orders = {c.id: {e: c.visits(e) for e in range(1, whole[c.id] + 1)} for c in record.configs.values()}
     if not compared:

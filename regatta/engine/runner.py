@@ -24,6 +24,7 @@ from regatta.data import Dataset
 from regatta.engine.control import Desk, Guest, Knock
 from regatta.engine.course import Course, Courses, Entry, progress, summary
 from regatta.engine.events import (
+    DiskFull,
     Event,
     StateDurable,
     StateLost,
@@ -35,19 +36,21 @@ from regatta.engine.events import (
     WorkerReady,
 )
 from regatta.engine.interrupts import interruptible
-from regatta.engine.journal import Journal, Record, read_journal
+from regatta.engine.journal import Journal, Record, read_lines
 from regatta.engine.lock import RunLock
 from regatta.engine.patience import Patience
 from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
 from regatta.engine.record import RunRecord
 from regatta.engine.workers.base import WorkerPool
-from regatta.errors import DiskError
+from regatta.errors import NotFoundError
 from regatta.plan.hop import Hopper
 from regatta.plan.units import Unit
 from regatta.search.base import Goal, Search
+from regatta.store.kept import RunStates
 from regatta.store.states import StateFolder, make_durable
 
 Listener: TypeAlias = Callable[[RunRecord, Record], None]
+History: TypeAlias = list[tuple[Record, int]]  # records of the journal, and their bytes
 Orders: TypeAlias = Callable[
     [str, int], Mapping[int, Sequence[int]] | None
 ]  # of a configuration, up to an epoch: epoch -> partitions in order
@@ -120,7 +123,7 @@ class Runner:
         if not self._looping:
             raise KeyboardInterrupt  # nothing is on its way
 
-    def _go(self, history: list[Record]) -> None:
+    def _go(self, history: History) -> None:
         try:
             self._prepare(history)
             with Desk(self._folder, self._call) as self._desk:
@@ -135,13 +138,13 @@ class Runner:
 
     # -- beginning, and beginning again --------------------------------------------------------------
 
-    def _prepare(self, history: list[Record]) -> None:
+    def _prepare(self, history: History) -> None:
         """The search, the courses, the workers and the scheduler: new, or as the journal says they were."""
         if not history:
             self._write("run", **self._header)
         self._courses.start()
-        for line in history:
-            self.record.apply(line)
+        for line, size in history:
+            self.record.apply(line, size)
             self._courses.relive(line)
         if history:
             self._write("resume", pid=os.getpid())
@@ -162,11 +165,11 @@ class Runner:
         for failure in outcome.failed.values():
             self._fail(failure)
 
-    def _try_out(self, history: list[Record]) -> PilotOutcome:
+    def _try_out(self, history: History) -> PilotOutcome:
         """Pilots of all that the search begins with; where units are known to take, none are needed."""
         if any(unit.kind == "train" for unit in self.record.units):
             self._pool.start()
-            return recalled_pilots(self._dataset, history)
+            return recalled_pilots(self._dataset, (line for line, _ in history))
         configs = {course.id: course.values for course in self._courses if not course.failed and not course.stopped}
         return run_pilots(self._pool, self._dataset, configs, self._goal.epochs, self._goal.metric, self._hear_pilot)
 
@@ -175,19 +178,14 @@ class Runner:
         if course.failed:
             return
         far = progress(self.record.configs[course.id], len(self._dataset.train), len(self._dataset.eval))
+        course.visits = len(far.visited)
         if far.visited:
-            course.state, course.visits = (
-                self._states.path(course.id, far.epochs + 1, len(far.visited)),
-                len(far.visited),
-            )
+            course.state = self._states.path(course.id, far.epochs + 1, course.visits)
         elif far.epochs:
-            course.state = self._epoch_state(course.id, far.epochs)
-        if course.state is not None and not course.state.is_file():
-            raise DiskError(
-                "A state that the journal counts on is gone.",
-                place=str(course.state),
-                hint="Bring it back from a copy, or start the sweep anew.",
-            )
+            course.state = self._brought_back(course.id, far.epochs)
+        elif course.parent is not None and course.parent_epoch is not None:
+            target = self._states.path(course.id, 0, 0)
+            course.origin = self._brought_back(course.parent, course.parent_epoch, target)
         course.scheduled = True
         self._hopper.add_model(
             course.id, max(course.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
@@ -198,6 +196,13 @@ class Runner:
         for epoch in far.reports:
             course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
         self._settle(course)
+
+    def _brought_back(self, config: str, epoch: int, target: Path | None = None) -> Path:
+        """The state at the end of an epoch, out of the parameter store if it is there; under another name, if given."""
+        try:
+            return RunStates(self._folder).materialize(config, epoch, target)
+        except NotFoundError:
+            return self._epoch_state(config, epoch)  # workers may find it where this process does not look
 
     def _clear_away(self) -> None:
         """States that were being written, or that were no longer needed, when the last controller died."""
@@ -261,6 +266,8 @@ class Runner:
         elif isinstance(event, TaskReturned):
             self._patience.end(event.worker)
             self._hopper.give_back(event.worker)
+        elif isinstance(event, DiskFull):
+            self._pause(event.error)
         elif isinstance(event, WorkerReady):
             self._add_worker(event.worker, event.info)
         else:
@@ -315,9 +322,7 @@ class Runner:
         course = self._courses[unit.model]
         if unit.kind == "eval":
             return self._epoch_state(unit.model, unit.epoch)
-        if course.state is None and course.parent is not None and course.parent_epoch is not None:
-            return self._epoch_state(course.parent, course.parent_epoch)
-        return course.state
+        return course.state or course.origin
 
     def _epoch_state(self, config: str, epoch: int) -> Path:
         return self._states.path(config, epoch, len(self._dataset.train))
@@ -336,7 +341,7 @@ class Runner:
             entry.ready = False
             self._awaited[task.state_out] = (course, entry, event.worker)
             course.kills = 0  # it can be trained; what died under it died of something else
-            entry.spent = task.state_in if course.visits > 0 else None  # the states at ends of epochs stay
+            entry.spent = course.origin if course.state is None else task.state_in if course.visits > 0 else None
             course.state, course.visits = task.state_out, course.visits + 1
         if finished.trained:
             course.visits = 0
@@ -534,10 +539,10 @@ class Runner:
                     raise
                 self._pause(f"the journal cannot be written: {error.strerror}")
                 self._patience.wait()
-        self._tell(line)
+        self._tell(line, self._journal.last_size)
 
-    def _tell(self, line: Record) -> None:
-        self.record.apply(line)
+    def _tell(self, line: Record, size: int = 0) -> None:
+        self.record.apply(line, size)
         for listener in self._listeners:
             listener(self.record, line)
 
@@ -545,8 +550,8 @@ class Runner:
         return time.time() - self._started
 
 
-def _history(path: Path) -> list[Record]:
-    return list(read_journal(path)) if path.exists() else []
+def _history(path: Path) -> History:
+    return list(read_lines(path)) if path.exists() else []
 
 
 def _place(unit: Unit) -> dict[str, Any]:

@@ -32,11 +32,16 @@ def run(args: argparse.Namespace) -> int:
     report = chosen.replay()
     if args.json:
         ui.write_json(
-            document(run=chosen.name, ok=report.ok, units=report.units, equal=report.equal, differing=report.differing)
+            document(
+                run=chosen.name, ok=report.ok, units=report.units, equal=report.equal, left_out=report.left_out,
+                differing=report.differing,
+            )  # fmt: skip
         )
         return 0 if report.ok else 1
     if report.ok:
         ui.write(f"{chosen.name}: all {count(report.units, 'state')} equal, bit for bit")
+        if report.left_out:
+            ui.message(f"{count(report.left_out, 'unit')} of epochs that were not finished were left out")
         return 0
     ui.write(f"{chosen.name}: {len(report.differing)} of {count(report.units, 'state')} differ")
     for row in report.differing[:SHOWN]:

@@ -1,0 +1,127 @@
+"""Where time and bytes went: of a whole run, and of each of its configurations.
+
+Seconds of a unit are told apart: fetching the state (hop), reading data (load), writing the state (save), and the
+rest, which is training or evaluation. A configuration waits while none of its units runs, though it has more to come;
+the journal costs it the time from the end of a unit until the unit counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regatta.engine.record import RunRecord, UnitRecord
+
+Spans = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Where the time of a run went: seconds summed over workers, but for `wall`."""
+
+    wall: float
+    train: float
+    eval: float
+    pilot: float
+    hop: float
+    save: float
+    load: float
+    idle: float
+    bytes_hopped: int
+    hops: int
+    units: int
+    journal: float
+    journal_bytes: int
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one configuration has cost, in seconds and in bytes."""
+
+    train_seconds: float
+    eval_seconds: float
+    hop_seconds: float
+    load_seconds: float
+    save_seconds: float
+    wait_seconds: float
+    journal_seconds: float
+    hop_bytes: int
+    journal_bytes: int
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def resources(record: RunRecord) -> Resources:
+    units = record.units
+    wall = _wall(units, record.sessions)
+    sums = {kind: sum(u.seconds for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
+    workers = len({u.worker for u in units})
+    return Resources(
+        wall=wall,
+        **sums,
+        hop=sum(u.hop_seconds for u in units),
+        save=sum(u.save_seconds for u in units),
+        load=sum(u.load_seconds for u in units),
+        idle=max(0.0, wall * workers - sum(sums.values())),
+        bytes_hopped=sum(u.hop_bytes for u in units),
+        hops=sum(u.hop_bytes > 0 for u in units),
+        units=len(units),
+        journal=sum(_until_counted(u) for u in units),
+        journal_bytes=record.journal_bytes,
+    )
+
+
+def account(record: RunRecord, config: str) -> Account:
+    units = record.configs[config].units
+    work = {kind: sum(_work(u) for u in units if u.kind == kind) for kind in ("train", "eval")}
+    return Account(
+        train_seconds=work["train"],
+        eval_seconds=work["eval"],
+        hop_seconds=sum(u.hop_seconds for u in units),
+        load_seconds=sum(u.load_seconds for u in units),
+        save_seconds=sum(u.save_seconds for u in units),
+        wait_seconds=_waited(units, record.sessions),
+        journal_seconds=sum(_until_counted(u) for u in units),
+        hop_bytes=sum(u.hop_bytes for u in units),
+        journal_bytes=record.configs[config].journal_bytes,
+    )
+
+
+def _work(unit: UnitRecord) -> float:
+    return max(0.0, unit.seconds - unit.hop_seconds - unit.load_seconds - unit.save_seconds)
+
+
+def _until_counted(unit: UnitRecord) -> float:
+    return max(0.0, unit.counted - unit.end) if unit.counted else 0.0
+
+
+def _wall(units: Sequence[UnitRecord], sessions: Spans) -> float:
+    """From the first unit to the last, without the time in which nobody was at work."""
+    if not units:
+        return 0.0
+    start, end = min(u.start for u in units), max(u.end for u in units)
+    return _within(start, end, sessions) if len(sessions) > 1 else end - start
+
+
+def _waited(units: Iterable[UnitRecord], sessions: Spans) -> float:
+    ordered = sorted(units, key=lambda unit: unit.start)
+    waited, busy_until = 0.0, None
+    for unit in ordered:
+        if busy_until is not None and unit.start > busy_until:
+            waited += _within(busy_until, unit.start, sessions)
+        busy_until = max(unit.end, busy_until or unit.end)
+    return waited
+
+
+def _within(start: float, end: float, sessions: Spans) -> float:
+    """How much of a span lies in sessions."""
+    return sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in sessions)
+
+
+def downtime(sessions: Spans) -> list[tuple[float, float]]:
+    """When nobody was at work on a run that was resumed: from, to."""
+    return [(before[1], after[0]) for before, after in pairwise(sessions)]
