@@ -2,9 +2,9 @@
 
 The controller offers each state whose epoch is trained, evaluated and in the journal; the newest of a configuration is
 held back until its next one comes, for models go on from it. A process of its own, with the lowest priority, takes them
-through a pipe. An offer never waits: what a full pipe does not take, and what a keeper that died had not yet done,
-the next one finds in the journal, and until then it stays the file that it was. Kill it at any moment: a file is
-deleted only after the store has given it back.
+through a pipe. An offer never waits: what a full pipe does not take, what was offered before it was worth a process,
+and what a keeper that died had not yet done, the next one finds in the journal; until then it stays the file that it
+was. Kill it at any moment: a file is deleted only after the store has given it back.
 
 Of two keepers of one run (a resumed run may meet the one of its last controller, still at work) the later has the say:
 each takes a batch under a lock and stops when the token in it is not its own any more.
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 LOCK, JOURNAL = "keeper.lock", "journal.jsonl"
 STARTS = 3  # how often the process is started in a run
+LEAST = 2**22  # bytes of states that are worth a process; fewer stay files until somebody calls `keep`
 TOGETHER_BYTES, TOGETHER_STATES, TOGETHER_SECONDS = 2**25, 64, 10.0  # a batch goes when it has any of these
 NICENESS = 19
 _BOOT = """import os, sys
@@ -62,6 +63,7 @@ class Keeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._starts = 0
+        self._bytes = 0  # offered so far
 
     def hear(self, record: object, line: Record) -> None:
         """Follow a run, as its listener: each state is offered when the epoch that it ends is reported."""
@@ -75,25 +77,29 @@ class Keeper:
     def offer(self, path: Path, config: str, epoch: int, hash: str) -> None:
         """A state at the end of an epoch that counts, and that was evaluated."""
         before = self._newest.get(config)
+        with contextlib.suppress(OSError):
+            self._bytes += path.stat().st_size
         message = [config, str(path.absolute().relative_to(self._folder)), hash]
         self._newest[config] = epoch, json.dumps(message).encode() + b"\n"
         if before is not None and before[0] < epoch:
             self._send(before[1])
 
-    def close(self, wait: bool = False) -> None:
+    def close(self, wait: bool | float = False) -> None:
         """No more comes; call it when the journal is closed, which says whether the newest states may go too.
 
-        Unless told to wait, the process goes on by itself until all is done.
+        The process goes on by itself until all is done, unless told to wait for that, or so many seconds at most.
         """
-        if self._process is None and self._newest:
+        if self._process is None:
             self._start()
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
         process, self._process = self._process, None
-        if process is not None and wait:
-            process.wait()
-        elif process is not None:
+        if process is None:
+            return
+        try:
+            process.wait(None if wait is True else float(wait))
+        except subprocess.TimeoutExpired:
             threading.Thread(target=process.wait, name="keeper", daemon=True).start()  # leaves no zombie behind
 
     def _send(self, message: bytes) -> None:
@@ -111,7 +117,7 @@ class Keeper:
             self._process, self._pipe = None, -1
 
     def _start(self) -> None:
-        if self._starts == STARTS:
+        if self._starts == STARTS or self._bytes < LEAST:
             return
         self._starts += 1
         idle = ["ionice", "-c3", "-t"] if shutil.which("ionice") else []

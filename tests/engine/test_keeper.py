@@ -83,8 +83,9 @@ def run(tmp_path: Path) -> Written:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a keeper that gives way to everybody may take minutes."""
+    """On a busy machine a keeper that gives way to everybody may take minutes; and few bytes are enough here."""
     monkeypatch.setattr(keeper_module, "NICENESS", 0)
+    monkeypatch.setattr(keeper_module, "LEAST", 0)
 
 
 def test_the_newest_stay_until_the_run_is_done(run: Written, tmp_path: Path) -> None:
@@ -120,9 +121,22 @@ def test_it_follows_a_run_as_a_listener(run: Written, tmp_path: Path) -> None:
     run.check(tmp_path)
 
 
-def test_nothing_is_started_for_nothing(run: Written) -> None:
-    Keeper(run.folder, run.store).close(wait=True)
-    assert not run.store.exists()
+def test_little_is_left_to_a_pass(run: Written, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(keeper_module, "LEAST", 30_000)  # three states have less, four have more
+    keeper = Keeper(run.folder, run.store)
+    for epoch in (1, 2, 3):
+        run.offer(keeper, "a", epoch)
+    run.note("end", status="done")
+    keeper.close(wait=True)
+    assert not run.store.exists() and len(run.files()) == 3
+    keeper = Keeper(run.folder, run.store)
+    for epoch in (4, 5, 6, 7):
+        run.offer(keeper, "a", epoch)
+    keeper.close(wait=True)
+    assert run.files() == {("a", 7)}
+    run.note("end", status="done")
+    assert keep(run.folder, run.store) == 1
+    run.check(tmp_path)
 
 
 def test_batches_go_while_the_run_goes_on(run: Written, tmp_path: Path) -> None:
@@ -200,7 +214,7 @@ def test_without_waiting_it_goes_on_by_itself(run: Written, tmp_path: Path) -> N
     for epoch in range(1, 4):
         run.offer(keeper, "a", epoch)
     run.note("end", status="done")
-    keeper.close()
+    keeper.close(wait=0.01)
     run.check(tmp_path)  # wherever each is right now
     assert soon(lambda: not run.files(), 60)
     run.check(tmp_path)
@@ -231,8 +245,9 @@ def test_the_death_of_the_controller_ends_it(run: Written, tmp_path: Path) -> No
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from regatta.engine.keeper import Keeper
-keeper = Keeper(Path({str(run.folder)!r}), Path({str(run.store)!r}))
+from regatta.engine import keeper as module
+module.LEAST = 0
+keeper = module.Keeper(Path({str(run.folder)!r}), Path({str(run.store)!r}))
 for epoch in (1, 2):
     path = Path({str(run.folder)!r}) / "states" / "a" / f"{{epoch:04d}}-002.safetensors"
     keeper.offer(path, "a", epoch, {run.hashes!r}["a", epoch])
