@@ -1,0 +1,74 @@
+"""Which members are built alike: all that decides what a step computes, except the values of its tensors.
+
+What cannot be compared counts as different, so that two members never share a fingerprint by mistake.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from regatta.pack.member import Member
+
+_INNARDS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def fingerprint(member: Member) -> tuple[Any, ...]:
+    """Architecture, loss function, batch size and kind of optimizer; equal for members that one stack could hold."""
+    return (
+        *shape_of_work(member),
+        tuple(sorted((k, _key(v)) for k, v in member.optimizer.param_groups[0].items() if isinstance(v, bool | None))),
+        member.clip_norm is not None or member.scaler is not None,
+        member.schedule is not None,
+    )
+
+
+def shape_of_work(member: Member) -> tuple[Any, ...]:
+    """What a step costs: the same for members that differ in hyperparameters only."""
+    optimizer = type(member.optimizer).__qualname__
+    return _module(member.model), _key(member.loss_fn), member.batch_size, optimizer
+
+
+def _module(module: torch.nn.Module) -> tuple[Any, ...]:
+    kind = type(module)
+    own = {name: value for name, value in vars(module).items() if name not in _INNARDS}
+    return (
+        f"{kind.__module__}.{kind.__qualname__}",
+        id(kind),
+        tuple(sorted((name, _key(value)) for name, value in own.items())),
+        tuple((name, _tensor(value)) for name, value in module._parameters.items()),
+        tuple((name, _tensor(value)) for name, value in module._buffers.items()),
+        tuple((name, None if part is None else _module(part)) for name, part in module._modules.items()),
+    )
+
+
+def _tensor(tensor: torch.Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    return tuple(tensor.shape), str(tensor.dtype), str(tensor.device), tensor.requires_grad
+
+
+def _key(value: Any) -> Any:
+    """A comparable stand-in for an attribute; an object that has none stands for itself alone."""
+    if isinstance(value, _SCALARS):
+        return type(value).__name__, repr(value)
+    if isinstance(value, tuple | list):
+        return type(value).__name__, tuple(map(_key, value))
+    if isinstance(value, dict):
+        return "dict", tuple(sorted((repr(name), _key(part)) for name, part in value.items()))
+    if isinstance(value, functools.partial):
+        return "partial", _key(value.func), _key(value.args), _key(value.keywords)
+    if isinstance(value, types.FunctionType):
+        return _function(value)
+    return "object", id(value)
+
+
+def _function(function: types.FunctionType) -> Any:
+    """Two closures of one function are alike when what they hold is."""
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    return "function", id(function.__code__), _key(function.__defaults__), _key(function.__kwdefaults__), _key(held)

@@ -1,0 +1,143 @@
+"""One model in a pack: its place in the data, its losses, its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from regatta.pack.randomness import Randomness
+
+Indices = npt.NDArray[np.int64]
+Order = Callable[[int, int], Sequence[Indices]]  # (rows, epoch) -> the batches of that epoch
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much to train: exactly one of these."""
+
+    steps: int | None = None
+    samples: int | None = None
+    epochs: int | None = None
+
+    def reached(self, steps: int, samples: int, epochs: int) -> bool:
+        if self.steps is not None:
+            return steps >= self.steps
+        if self.samples is not None:
+            return samples >= self.samples
+        return epochs >= (self.epochs or 0)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a member costs, as measured: alone, and in the group that it last trained in."""
+
+    state_bytes: int = 0  # parameters, buffers and optimizer
+    peak_bytes: int = 0  # what a step takes beside them
+    alone_seconds: float = float("nan")  # one step by itself
+    packed_seconds: float = float("nan")  # its share of a step of the group
+    samples_per_second: float = float("nan")
+
+
+@dataclass(eq=False)
+class Member:
+    """A model that a pack trains; read its losses and figures here, and stop it with `Pack.free`."""
+
+    name: str
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    loss_fn: Callable[..., Any]
+    batch_size: int
+    order: Order
+    randomness: Randomness
+    config: Mapping[str, Any] | None = None
+    schedule: Any = None  # a learning-rate schedule that advances with each step
+    clip_norm: float | None = None
+    scaler: Any = None  # a torch.amp.GradScaler of its own
+    limit: int | None = None  # steps after which it is done
+
+    epoch: int = 0
+    batch: int = 0  # batches taken of this epoch
+    taken: int = 0  # steps taken in all
+    tier: str = "new"
+    reason: str = "not trained yet"
+    error: BaseException | None = None
+    figures: Figures = field(default_factory=Figures)
+
+    _log: list[tuple[torch.Tensor, list[int]]] = field(default_factory=list, repr=False)
+    _since: int = field(default=0, repr=False)  # where the last call of `train` begins in the log
+    _of_epoch: tuple[int, int, Sequence[Indices]] | None = field(default=None, repr=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether it will take no further step: it failed, or has reached its limit."""
+        return self.error is not None or (self.limit is not None and self.taken >= self.limit)
+
+    @property
+    def losses(self) -> npt.NDArray[np.float64]:
+        """The loss of every step so far; waits for the device."""
+        parts = [losses.detach().cpu().numpy() for losses, _ in self._log]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    @property
+    def mean_loss(self) -> float:
+        """The mean over the rows of the last call of `train`, summed step by step as a plain loop does."""
+        total, seen = 0.0, 0
+        for losses, sizes in self._log[self._since :]:
+            for loss, size in zip(losses.tolist(), sizes, strict=True):
+                total += loss * size
+                seen += size
+        return total / max(1, seen)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any loss so far was not finite; waits for the device."""
+        return not bool(np.isfinite(self.losses).all())
+
+    def reseed(self, seed: int) -> None:
+        """Start its random streams again, as at the beginning of a unit."""
+        self.randomness.seed(seed)
+
+    def begin(self) -> None:
+        """A call of `train` begins: losses are counted from here."""
+        self._since = len(self._log)
+        self.model.train()
+
+    def note(self, losses: torch.Tensor, sizes: list[int]) -> None:
+        """Keep the losses of some steps, as a tensor that may still be on its way."""
+        self._log.append((losses, sizes))
+
+    def upcoming(self, rows: int, amount: Amount) -> list[Indices]:
+        """The batches that are next, without taking them."""
+        found: list[Indices] = []
+        epoch, batch, samples, epochs = self.epoch, self.batch, 0, 0
+        while not amount.reached(len(found), samples, epochs) and not self._limited(len(found)):
+            batches = self._batches(rows, epoch)
+            if batch >= len(batches):
+                epoch, batch = epoch + 1, 0
+                continue
+            found.append(np.asarray(batches[batch], np.int64))
+            samples += len(found[-1])
+            batch += 1
+            epochs += batch == len(batches)
+        return found
+
+    def advance(self, rows: int, count: int) -> None:
+        """Count steps as taken."""
+        self.taken += count
+        self.batch += count
+        while self.batch >= len(self._batches(rows, self.epoch)):
+            self.batch -= len(self._batches(rows, self.epoch))
+            self.epoch += 1
+
+    def _limited(self, planned: int) -> bool:
+        return self.error is not None or (self.limit is not None and self.taken + planned >= self.limit)
+
+    def _batches(self, rows: int, epoch: int) -> Sequence[Indices]:
+        if self._of_epoch is None or self._of_epoch[:2] != (rows, epoch):
+            self._of_epoch = rows, epoch, self.order(rows, epoch)
+        return self._of_epoch[2]

@@ -1,0 +1,54 @@
+"""What a member needs on the device, and what fits together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from regatta.pack.state import changing
+
+if TYPE_CHECKING:
+    from regatta.pack.member import Member
+
+T = TypeVar("T")
+SLACK = 1.15  # a captured step keeps its memory in whole segments
+
+
+@contextmanager
+def weighed(member: Member, device: torch.device) -> Iterator[None]:
+    """Note what the step inside takes: the state of the member, and its peak beside that."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    yield
+    peak = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
+    size = sum(tensor.nbytes for tensor in changing(member).values())
+    member.figures = replace(member.figures, state_bytes=size, peak_bytes=max(peak, member.figures.peak_bytes))
+
+
+def waves(items: Sequence[T], need: Callable[[T], int], limit: int) -> list[list[T]]:
+    """Cut a sequence into groups that fit; an item that is too large for the limit has a group of its own."""
+    found: list[list[T]] = []
+    room = 0
+    for item in items:
+        size = int(need(item) * SLACK)
+        if not found or size > room:
+            found.append([])
+            room = limit
+        found[-1].append(item)
+        room -= size
+    return found
+
+
+def room(device: torch.device, limit: int | None) -> int:
+    """Bytes that steps may take: what is free, or what the limit leaves."""
+    if device.type != "cuda":
+        return limit if limit is not None else 1 << 62
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    available = int(0.95 * (free + unused))
+    return available if limit is None else min(available, limit - torch.cuda.memory_allocated(device))

@@ -1,0 +1,112 @@
+"""Optimizers in the form that a CUDA graph can hold: counters and, for schedules, learning rates on the device.
+
+The capturable form of an optimizer may round differently from its ordinary form, so the promise of a pack is about
+the same form: packed equals alone for an optimizer that `capturable` has prepared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # one kernel, and a loss scaler needs no wait
+
+
+def capturable(optimizer: torch.optim.Optimizer, schedule: bool = False) -> torch.optim.Optimizer:
+    """Prepare an optimizer, in place, for capture; `schedule` says that its learning rates will change.
+
+    Parameters on the CPU need no preparation and get none. What the caller chose by name (foreach, fused) stays.
+    """
+    if not all(p.is_cuda for group in optimizer.param_groups for p in group["params"]):
+        return optimizer
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+        if type(optimizer) in FUSED and group.get("foreach") is None and group.get("fused") is None:
+            group["fused"], group["foreach"] = True, False
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        if schedule and takes_tensor_rate(group):
+            group["lr"] = _as_tensor(group["lr"], group["params"][0].device)
+    _counters_to_device(optimizer)
+    return optimizer
+
+
+def takes_tensor_rate(group: dict[str, Any]) -> bool:
+    """Whether the update of a parameter group can read its learning rate from the device under capture."""
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def _as_tensor(rate: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(rate, torch.Tensor):
+        return rate.to(device)
+    return torch.tensor(rate, dtype=torch.float32, device=device)
+
+
+def _counters_to_device(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if not takes_tensor_rate(group):
+            continue
+        for parameter in group["params"]:
+            step = optimizer.state.get(parameter, {}).get("step")
+            if isinstance(step, torch.Tensor):
+                optimizer.state[parameter]["step"] = step.to(parameter.device)
+
+
+def unsuited(optimizer: torch.optim.Optimizer, schedule: bool) -> str | None:
+    """Why an optimizer cannot be captured, as far as its settings tell; a trial tells the rest."""
+    for group in optimizer.param_groups:
+        on_gpu = any(parameter.is_cuda for parameter in group["params"])
+        if on_gpu and group.get("capturable") is False and not group.get("fused"):
+            return f"{type(optimizer).__name__} without capturable=True counts its steps on the host"
+        if schedule and not isinstance(group.get("lr"), torch.Tensor):
+            return f"its schedule changes a learning rate of {type(optimizer).__name__} that cannot be on the device"
+        if group.get("lr_decay"):
+            return f"{type(optimizer).__name__} with lr_decay computes its learning rate on the host"
+    return None
+
+
+def host_counters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Step counters that live on the host beside parameters on a device: a replayed step does not count there."""
+    return [
+        value
+        for parameter, state in optimizer.state.items()
+        if isinstance(parameter, torch.Tensor) and parameter.is_cuda
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and not value.is_cuda
+    ]
+
+
+class RatePreview:
+    """The learning rates of the steps to come: the schedule is stepped ahead, on the host.
+
+    A schedule computes with the numbers that it finds in the parameter groups. Single-precision arithmetic on the host
+    rounds as on the device, so a rate that is a tensor gives the same values from a copy on the host.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
+        self.groups = optimizer.param_groups
+        self.schedule = schedule
+        self.rates = [group["lr"] for group in self.groups]
+        self._host = [rate.cpu().clone() if isinstance(rate, torch.Tensor) else rate for rate in self.rates]
+
+    def next(self, steps: int) -> torch.Tensor:
+        """The rate of each group at each of the next steps."""
+        for group, rate in zip(self.groups, self._host, strict=True):
+            group["lr"] = rate
+        found = []
+        for _ in range(steps):
+            found.append([float(group["lr"]) for group in self.groups])
+            self.schedule.step()
+        self._host = [group["lr"] for group in self.groups]
+        for group, rate in zip(self.groups, self.rates, strict=True):
+            group["lr"] = rate
+        return torch.tensor(found, dtype=torch.float64)
+
+    def finish(self) -> None:
+        """Leave each group with the rate of its next step."""
+        for group, host in zip(self.groups, self._host, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].copy_(host)
+            else:
+                group["lr"] = host

@@ -1,0 +1,86 @@
+"""Each member's own random streams: Python's, NumPy's and PyTorch's on the host and on the device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Randomness:
+    """The state of all random generators as one member sees them; `active` makes them the process's own."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.device = device
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Begin again, as `random.seed`, `numpy.random.seed` and `torch.manual_seed` do."""
+        self.python: Any = random.Random(seed).getstate()
+        self.numpy: Any = np.random.RandomState(seed % 2**32).get_state()
+        self.host = torch.Generator()
+        self.host.manual_seed(seed)
+        self.on_device = None
+        if self.device.type == "cuda":
+            self.on_device = self._default().clone_state()
+            self.on_device.manual_seed(seed)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.host.get_state())
+        try:
+            with self.active_on_device():
+                yield
+        finally:
+            self.python, self.numpy = random.getstate(), np.random.get_state()
+            self.host.set_state(torch.get_rng_state())
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+            torch.set_rng_state(before[2])
+
+    @contextmanager
+    def active_on_device(self) -> Iterator[None]:
+        """The device's default generator counts in this member's state: a graph captured inside goes on with it."""
+        if self.on_device is None:
+            yield
+            return
+        default = self._default()
+        before = default.graphsafe_get_state()
+        default.graphsafe_set_state(self.on_device)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)
+
+    def mark(self) -> tuple[Any, ...]:
+        """Where all streams stand, to compare or to go back to."""
+        offset = None if self.on_device is None else self.on_device.get_state().clone()
+        return self.python, repr(self.numpy), self.numpy, self.host.get_state().clone(), offset
+
+    def go_back(self, mark: tuple[Any, ...]) -> None:
+        self.python, _, self.numpy, host, offset = mark
+        self.host.set_state(host)
+        if self.on_device is not None:
+            self.on_device.set_state(offset)
+
+    def drew_on_host(self, since: tuple[Any, ...]) -> bool:
+        """Whether random numbers were drawn on the host since a mark: a captured step cannot draw them again."""
+        same = self.python == since[0] and repr(self.numpy) == since[1]
+        return not same or not torch.equal(self.host.get_state(), since[3])
+
+    def differs(self, mark: tuple[Any, ...]) -> bool:
+        """Whether any stream stands elsewhere than at a mark."""
+        moved = self.on_device is not None and not torch.equal(self.on_device.get_state(), mark[4])
+        return moved or self.drew_on_host(mark)
+
+    def _default(self) -> torch.Generator:
+        torch.cuda.init()
+        index = self.device.index if self.device.index is not None else torch.cuda.current_device()
+        return torch.cuda.default_generators[index]

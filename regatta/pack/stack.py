@@ -1,0 +1,262 @@
+"""Members of one architecture in one memory, stepped together.
+
+Each member's parameters and optimizer states become views of a row of a flat buffer, so that the members stay ordinary
+modules with ordinary optimizers: a step of one of them alone and a step of the stack work on the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from regatta.pack import updates
+from regatta.pack.member import Indices, Member
+from regatta.pack.resident import Resident, mapped, take
+from regatta.pack.stacked import NotStackable, base_of, drawing, stacked
+from regatta.pack.state import same_bits
+from regatta.pack.step import call_loss, take_step
+
+ALIGNMENT = 16  # numbers of four bytes to a line of the cache: products round by how their operands lie
+
+
+class Recorded(Mapping[str, Any]):
+    """A configuration that remembers what was read of it."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values_, self.read = values, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self.values_[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self.values_)
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+class _Called(torch.nn.Module):
+    """Lets `functional_call` reach the model inside a loss function."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__()
+        self.model = member.model
+        self.call = lambda batch: call_loss(member, self.model, batch)
+
+    def forward(self, batch: Any) -> Any:
+        return self.call(batch)
+
+
+class Proof(NamedTuple):
+    """Whether stacked steps equal those alone; the losses alone, a list per member; the seconds of a step alone."""
+
+    equal: bool
+    losses: list[list[torch.Tensor]]
+    seconds: float
+
+
+class Stack:
+    """A group of members as one; raises NotStackable where that cannot be."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = list(members)
+        first = self.members[0]
+        reason = _unsuited(self.members)
+        if reason is not None:
+            raise NotStackable(reason)
+        self.names = [name for name, _ in first.model.named_parameters()]
+        self.shapes = [parameter.shape for parameter in first.model.parameters()]
+        self.offsets, self.width = _layout(self.shapes)
+        self.device = next(first.model.parameters()).device
+        self.params = self._adopted([[p.data for p in m.model.parameters()] for m in self.members])
+        self.states = {name: self._adopted(self._state(name)) for name in self._state_names()}
+        self.pads = self._pads()
+        steps = [_steps_of(member) for member in self.members]
+        self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states, steps)
+        self._point()
+        self.leaves = [self._cut(self.params, k).detach().requires_grad_() for k in range(len(self.shapes))]
+        self.called = _Called(first)
+        self.config = Recorded(first.config) if first.config is not None else None
+        self.proven: dict[int, bool] = {}
+
+    def body(self, batch: Any, rates: torch.Tensor | None) -> torch.Tensor:
+        """One step of all members on a batch that holds their rows one after another."""
+        count = len(self.members)
+        apart = mapped(batch, lambda part: stacked(part.view(count, -1, *part.shape[1:])))
+        values = {f"model.{name}": stacked(leaf) for name, leaf in zip(self.names, self.leaves, strict=True)}
+        first = self.members[0]
+        with drawing(self._draw), self._watched(first):
+            found = torch.func.functional_call(self.called, values, (apart,))
+        losses = base_of(found)
+        if losses.shape != (count,):
+            raise NotStackable(f"the loss has the shape {tuple(losses.shape[1:])} instead of one number")
+        grads = torch.autograd.grad(losses.sum(), self.leaves)
+        with torch.no_grad():
+            self.update.apply(self._flat(grads), None if rates is None else rates)
+        return losses
+
+    def prove(self, resident: Resident, batches: Sequence[Sequence[Indices]]) -> Proof:
+        """Take steps as a stack, go back, and take them member by member; whether every bit agrees.
+
+        The steps taken alone are the ones that count.
+        """
+        self.sync()
+        tensors = [self.params, *self.states.values()]
+        before, marks = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
+        steps, shared = self.update.steps.clone(), self.update.shared_step
+        together = self._together(resident, batches)
+        after = [t.clone() for t in tensors]
+        ends = [m.randomness.mark() for m in self.members]
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+        self.update.steps, self.update.shared_step = steps, shared
+        self.update.count(len(batches))
+        start = time.perf_counter()
+        alone = [self._alone(number, resident, batches, marks[number]) for number in range(len(self.members))]
+        seconds = (time.perf_counter() - start) / len(batches) / len(self.members)
+        equal = all(same_bits(t, value) for t, value in zip(tensors, after, strict=True))
+        equal &= all(same_bits(a, b) for one, other in zip(alone, together, strict=True) for a, b in zip(one, other, strict=True))
+        equal &= all(not m.randomness.differs(end) for m, end in zip(self.members, ends, strict=True))
+        self.proven[len(batches[0][0])] = equal
+        return Proof(equal, alone, seconds)
+
+    def reread(self, steps: int) -> None:
+        """Members took steps alone, on this very memory: only the counters are to be brought up."""
+        self.update.count(steps)
+
+    def _together(self, resident: Resident, batches: Sequence[Sequence[Indices]]) -> list[list[torch.Tensor]]:
+        found = []
+        for parts in batches:
+            rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
+            found.append(self.body(take(resident.data, rows), None).detach())
+        return [[losses[number] for losses in found] for number in range(len(self.members))]
+
+    def _alone(self, number: int, resident: Resident, batches: Sequence[Sequence[Indices]], mark: Any) -> list[torch.Tensor]:
+        member = self.members[number]
+        member.randomness.go_back(mark)
+        with member.randomness.active():
+            rows = [torch.from_numpy(parts[number]).to(self.device) for parts in batches]
+            return [take_step(member, take(resident.data, taken)) for taken in rows]
+
+    @contextlib.contextmanager
+    def _watched(self, first: Member) -> Iterator[None]:
+        """What the loss function reads of the configuration must be the same for all members."""
+        if self.config is None:
+            yield
+            return
+        before, first.config = first.config, self.config
+        try:
+            yield
+        finally:
+            first.config = before
+        for name in self.config.read:
+            if any((m.config or {}).get(name) != self.config.values_[name] for m in self.members):
+                raise NotStackable(f"loss_fn reads {name!r} of the configuration, in which the members differ")
+
+    def _draw(self, like: torch.Tensor, keep: float) -> torch.Tensor:
+        if like.is_cuda:
+            raise NotStackable("random numbers on a GPU have no stacked form")
+        noise = torch.empty_like(like)
+        for row, member in zip(noise.unbind(), self.members, strict=True):
+            row.bernoulli_(keep, generator=member.randomness.host)
+        return noise
+
+    def sync(self) -> None:
+        """Bring what members keep on the host up to date: their step counters."""
+        if not self.states or "momentum_buffer" in self.states:
+            return
+        for member, steps in zip(self.members, self.update.steps.view(-1).tolist(), strict=True):
+            for state in member.optimizer.state.values():
+                state["step"].fill_(steps)
+
+    def release(self) -> None:
+        """Give every member memory of its own again."""
+        self.sync()
+        for member in self.members:
+            for parameter in member.model.parameters():
+                parameter.data = parameter.data.clone()
+                state = member.optimizer.state.get(parameter, {})
+                for name in self.states:
+                    state[name] = state[name].clone()
+
+    def _adopted(self, values: list[list[torch.Tensor]]) -> torch.Tensor:
+        """Copy one tensor list per member into rows of a flat buffer."""
+        like = values[0][0]
+        flat = torch.zeros(len(values), self.width, dtype=like.dtype, device=like.device)
+        for row, parts in zip(flat, values, strict=True):
+            for part, offset in zip(parts, self.offsets, strict=True):
+                row[offset : offset + part.numel()].copy_(part.reshape(-1))
+        return flat
+
+    def _point(self) -> None:
+        """Make the members' tensors views of their rows."""
+        for number, member in enumerate(self.members):
+            for k, parameter in enumerate(member.model.parameters()):
+                parameter.grad = None
+                parameter.data = self._cut(self.params, k)[number]
+                for name, flat in self.states.items():
+                    member.optimizer.state[parameter][name] = self._cut(flat, k)[number]
+
+    def _cut(self, flat: torch.Tensor, k: int) -> torch.Tensor:
+        shape, offset = self.shapes[k], self.offsets[k]
+        return flat[:, offset : offset + shape.numel()].unflatten(1, shape) if shape else flat[:, offset]
+
+    def _state_names(self) -> list[str]:
+        names = updates.STATES[type(self.members[0].optimizer)]
+        group = self.members[0].optimizer.param_groups[0]
+        return [] if names == ("momentum_buffer",) and not group["momentum"] else list(names)
+
+    def _state(self, name: str) -> list[list[torch.Tensor]]:
+        try:
+            return [[m.optimizer.state[p][name] for p in m.model.parameters()] for m in self.members]
+        except KeyError:
+            raise NotStackable(f"a parameter has no {name} yet: it got no gradient in the first step") from None
+
+    def _pads(self) -> list[torch.Tensor]:
+        ends = [*self.offsets[1:], self.width]
+        gaps = [e - o - s.numel() for o, s, e in zip(self.offsets, self.shapes, ends, strict=True)]
+        return [torch.zeros(len(self.members), gap, dtype=self.params.dtype, device=self.device) for gap in gaps]
+
+    def _flat(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        parts = []
+        for grad, pad in zip(grads, self.pads, strict=True):
+            parts.append(grad.reshape(len(self.members), -1))
+            if pad.shape[1]:
+                parts.append(pad)
+        return torch.cat(parts, 1)
+
+
+def _layout(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
+    offsets, end = [], 0
+    for shape in shapes:
+        offsets.append(end)
+        end += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def _steps_of(member: Member) -> float:
+    states = iter(member.optimizer.state.values())
+    return float(next(states, {}).get("step", 0.0))
+
+
+def _unsuited(members: Sequence[Member]) -> str | None:
+    first = members[0]
+    if first.clip_norm is not None or first.scaler is not None:
+        return "gradient clipping and loss scaling have no stacked form"
+    parameters = list(first.model.parameters())
+    if not parameters or any(not p.requires_grad for p in parameters):
+        return "frozen parameters have no stacked form"
+    if len({(p.dtype, p.device) for p in parameters}) > 1 or not parameters[0].is_floating_point():
+        return "parameters of several types have no stacked form"
+    if any(True for _ in first.model.buffers()):
+        return "buffers have no stacked form"
+    held = {id(p) for group in first.optimizer.param_groups for p in group["params"]}
+    if held != {id(p) for p in parameters}:
+        return "an optimizer that holds only some parameters has no stacked form"
+    return updates.unsuited([m.optimizer for m in members])

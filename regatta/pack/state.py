@@ -1,0 +1,107 @@
+"""All tensors that a step of a member may change: found, copied, put back in place, compared bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from regatta.pack.member import Member
+
+
+def changing(member: Member) -> dict[str, torch.Tensor]:
+    """Every parameter, buffer and optimizer tensor by name; also those that a state_dict leaves out."""
+    found: dict[str, torch.Tensor] = dict(member.model.named_parameters())
+    found |= dict(member.model.named_buffers())
+    names = {parameter: name for name, parameter in member.model.named_parameters()}
+    for parameter, values in member.optimizer.state.items():
+        found |= dict(_named(values, f"optimizer/{names.get(parameter, 'shared')}"))
+    for number, group in enumerate(member.optimizer.param_groups):
+        found |= dict(_named({k: v for k, v in group.items() if k != "params"}, f"group{number}"))
+    if member.scaler is not None:
+        found |= dict(_named(vars(member.scaler), "scaler"))
+    return found
+
+
+def _named(tree: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        yield place, tree
+    elif isinstance(tree, dict):
+        for name, part in tree.items():
+            yield from _named(part, f"{place}/{name}")
+    elif isinstance(tree, list | tuple):
+        for number, part in enumerate(tree):
+            yield from _named(part, f"{place}/{number}")
+
+
+def copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def put_back(tensors: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
+    """Write a copy back where it came from: addresses stay, as captured steps need them."""
+    with torch.no_grad():
+        for name, value in saved.items():
+            tensors[name].copy_(value)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equality of bits: NaN equals itself, and 0 is not -0."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> str | None:
+    """The name of a tensor that differs, or None."""
+    if ours.keys() != theirs.keys():
+        return min(ours.keys() ^ theirs.keys())
+    return next((name for name in ours if not same_bits(ours[name], theirs[name])), None)
+
+
+def portable(member: Member) -> dict[str, Any]:
+    """What `free` gives: ordinary state_dicts with tensors of their own, and the place in the data."""
+    saved = member.model.state_dict(keep_vars=True)
+    buffers = member.model.named_buffers(remove_duplicate=False)
+    state: dict[str, Any] = {
+        "model": _own(member.model.state_dict()),
+        "buffers": {name: buffer.detach().clone() for name, buffer in buffers if name not in saved},
+        "optimizer": _own(member.optimizer.state_dict()),
+        "epoch": member.epoch,
+        "batch": member.batch,
+        "steps": member.taken,
+    }
+    if member.schedule is not None:
+        state["schedule"] = _own(member.schedule.state_dict())
+    if member.scaler is not None:
+        state["scaler"] = member.scaler.state_dict()
+    return state
+
+
+def _own(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return type(tree)({name: _own(part) for name, part in tree.items()})
+    return type(tree)(_own(part) for part in tree) if isinstance(tree, list | tuple) else tree
+
+
+def restore(member: Member, state: dict[str, Any]) -> None:
+    """Go on from what `free` gave."""
+    member.model.load_state_dict(state["model"])
+    present = dict(member.model.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for name, value in state["buffers"].items():
+            present[name].copy_(value)
+    member.optimizer.load_state_dict(_own(state["optimizer"]))
+    if member.schedule is not None:
+        member.schedule.load_state_dict(_own(state["schedule"]))
+    if member.scaler is not None:
+        member.scaler.load_state_dict(state["scaler"])
+    member.epoch, member.batch, member.taken = state["epoch"], state["batch"], state["steps"]
