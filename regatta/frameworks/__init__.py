@@ -14,13 +14,28 @@ Nothing here knows of workers, partitions on disk or schedules; no framework is 
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 from regatta.errors import UsageError, nearest
-from regatta.frameworks.base import Framework, described
+from regatta.frameworks.base import OFFERED, TWO_LEVELS, Framework, described
 
-NAMES = ("torch", "numpy")
+NAMES = ("torch", "jax", "numpy")
+_ASKED = ("torch", "jax", "numpy")  # on the PyTorch backend, a Keras model is a torch.nn.Module as well
 
-__all__ = ["NAMES", "Framework", "framework_of", "load_framework"]
+__all__ = [
+    "NAMES",
+    "OFFERED",
+    "TWO_LEVELS",
+    "Framework",
+    "contained_in_all",
+    "framework_of",
+    "load_framework",
+    "loaded",
+    "may_have_own_loss",
+    "seeded_in_all",
+]
 
 
 def load_framework(name: str) -> Framework:
@@ -35,13 +50,45 @@ def load_framework(name: str) -> Framework:
 
 def framework_of(built: object) -> Framework:
     """The framework to which what `model_fn` returned belongs."""
+    jax = load_framework("jax")
+    if jax.owns(built):
+        return jax  # also where a bare pytree is a tuple
     model = built[0] if isinstance(built, tuple) and built else built
-    for name in NAMES:
+    for name in _ASKED:
         framework = load_framework(name)
         if framework.owns(model):
             return framework
     raise UsageError(
         f"model_fn returned {described(built)}, which belongs to no known framework.",
-        hint="Return a torch.nn.Module, or (module, optimizer), or (module, optimizer, schedule); "
-        "for the NumPy reference a dict of arrays and its optimizer.",
+        hint="Return a torch.nn.Module, (module, optimizer), or (module, optimizer, schedule); a compiled keras.Model, "
+        "or (model, optimizer); (parameters, optimizer) for JAX; for the NumPy reference a dict of arrays and its "
+        "optimizer.",
     )
+
+
+def may_have_own_loss(framework: str) -> bool:
+    """Whether models of a sweep may bring their own loss, as compiled Keras models do."""
+    return framework == "keras" or (framework == "auto" and "keras" in sys.modules)
+
+
+def loaded() -> tuple[str, ...]:
+    """The frameworks that this process has imported; NumPy always is."""
+    return tuple(name for name in NAMES if name in sys.modules)
+
+
+@contextmanager
+def seeded_in_all(seed: int) -> Iterator[None]:
+    """As `seeded` of every framework that is loaded: which one a model belongs to is not known before it is built."""
+    with ExitStack() as stack:
+        for name in loaded():
+            stack.enter_context(load_framework(name).seeded(seed))
+        yield
+
+
+@contextmanager
+def contained_in_all() -> Iterator[None]:
+    """As `contained` of every framework that is loaded."""
+    with ExitStack() as stack:
+        for name in loaded():
+            stack.enter_context(load_framework(name).contained())
+        yield

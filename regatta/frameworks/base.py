@@ -5,6 +5,8 @@ A framework is a module with these functions; `regatta.testing.frameworks.Framew
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,9 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.configuration import Scalar
+from regatta.errors import UsageError
 
 Indices = NDArray[np.int64]
 LossFunction = Callable[[Any, Any, Mapping[str, Scalar]], Any]
+OFFERED = ("training", "key", "rng")  # what a loss_fn gets by name, if it has an argument of that name
+TWO_LEVELS = (
+    "loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
+    "trains a whole pass over a partition by itself."
+)
 
 
 class Trainee(Protocol):
@@ -30,6 +38,9 @@ class Framework(Protocol):
     """The verbs of a framework."""
 
     NAME: str
+    COMPILES: (
+        bool  # the first steps of a trainee cost so much that a worker keeps it, and restores the next state into it
+    )
 
     def owns(self, model: object) -> bool:
         """Whether a model belongs to this framework; must not import it when it is not loaded."""
@@ -57,10 +68,16 @@ class Framework(Protocol):
         trainee: Any,
         data: Any,
         batches: Iterable[Indices],
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None,
         config: Mapping[str, Scalar],
-    ) -> float:
-        """One optimizer step per batch, in order; the mean loss over all rows."""
+    ) -> dict[str, float]:
+        """One optimizer step per batch, in order; the mean `loss` over all rows, and what the model measures itself.
+
+        Without a loss_fn the model must have a loss of its own.
+        """
+
+    def handed(self, trainee: Any) -> tuple[Any, Any]:
+        """The model and the optimizer as a `train_fn` gets them, to change them in place."""
 
     def end_epoch(self, trainee: Any) -> None:
         """Advance the schedules that count epochs."""
@@ -70,10 +87,10 @@ class Framework(Protocol):
         trainee: Any,
         data: Any,
         batches: Iterable[Indices],
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None,
         config: Mapping[str, Scalar],
-    ) -> float:
-        """The mean loss over all rows, in evaluation mode; the trainee is unchanged."""
+    ) -> dict[str, float]:
+        """The mean `loss` over all rows, in evaluation mode, with what else `train` gives; the trainee is unchanged."""
 
     def evaluating(self, trainee: Any) -> AbstractContextManager[None]:
         """A scope in which the model is in evaluation mode and keeps no gradients."""
@@ -98,3 +115,21 @@ def described(built: object) -> str:
     if isinstance(built, tuple):
         return "(" + ", ".join(map(described, built)) + ")"
     return f"the class {built.__name__}, not one of its objects" if isinstance(built, type) else type(built).__name__
+
+
+def with_offered(loss_fn: LossFunction | None, model: object, **offered: Any) -> LossFunction:
+    """The loss_fn with those of the offered values that it has an argument for; there must be one."""
+    if loss_fn is None:
+        raise UsageError(
+            f"model_fn returned {described(model)}, which has no loss of its own: give either loss_fn or train_fn.",
+            hint=TWO_LEVELS,
+        )
+    wanted = {name: value for name, value in offered.items() if name in arguments(loss_fn)}
+    return functools.partial(loss_fn, **wanted) if wanted else loss_fn
+
+
+def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except ValueError:  # builtins need not have one
+        return ()

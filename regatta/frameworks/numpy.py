@@ -12,24 +12,45 @@ def loss_fn(weights, batch, config):
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices, LossFunction, described
+from regatta.frameworks.arrays import Arrays, read_arrays, read_only, rows, seeded, take, write_arrays
+from regatta.frameworks.base import Indices, LossFunction, described, with_offered
 from regatta.frameworks.tree import flatten, unflatten
-from regatta.store.states import read_state, state_metadata
 
 NAME = "numpy"
-Arrays = dict[str, NDArray[Any]]
+COMPILES = False
+
+__all__ = [
+    "COMPILES",
+    "NAME",
+    "SGD",
+    "NumpyTrainee",
+    "assemble",
+    "contained",
+    "end_epoch",
+    "evaluate",
+    "evaluating",
+    "handed",
+    "loose",
+    "owns",
+    "prepare",
+    "read",
+    "restore",
+    "rows",
+    "save",
+    "seeded",
+    "train",
+    "untouched",
+]
 
 
 @dataclass
@@ -68,60 +89,39 @@ def assemble(built: Any, device: str) -> NumpyTrainee:
     return NumpyTrainee(model, optimizer)
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    before = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-
-
 def contained() -> nullcontext[None]:
     return nullcontext()
 
 
 def prepare(data: Any, device: str) -> Any:
-    return tuple(data) if isinstance(data, list) else data
+    return read_only(data)
 
 
 def untouched(data: Any) -> nullcontext[None]:
-    return nullcontext()  # what our readers give cannot be written to
-
-
-def rows(data: Any) -> int:
-    while isinstance(data, tuple | dict):
-        data = data[0] if isinstance(data, tuple) else next(iter(data.values()))
-    return len(data)
-
-
-def _take(data: Any, indices: Indices) -> Any:
-    if isinstance(data, tuple):
-        return tuple(_take(part, indices) for part in data)
-    if isinstance(data, dict):
-        return {name: _take(part, indices) for name, part in data.items()}
-    return data[indices]
+    return nullcontext()  # what `prepare` gives cannot be written to
 
 
 def train(
     trainee: NumpyTrainee,
     data: Any,
     batches: Iterable[Indices],
-    loss_fn: LossFunction,
+    loss_fn: LossFunction | None,
     config: Mapping[str, Scalar],
-) -> float:
+) -> dict[str, float]:
     if trainee.optimizer is None:
         raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (weights, SGD(...)).")
+    loss_fn = with_offered(loss_fn, trainee.model, training=True)
     total, seen = 0.0, 0
     for indices in batches:
-        loss, gradients = loss_fn(trainee.model, _take(data, indices), config)
+        loss, gradients = loss_fn(trainee.model, take(data, indices), config)
         trainee.optimizer.step(trainee.model, gradients)
         total += float(loss) * len(indices)
         seen += len(indices)
-    return total / max(1, seen)
+    return {"loss": total / max(1, seen)}
+
+
+def handed(trainee: NumpyTrainee) -> tuple[Arrays, SGD | None]:
+    return trainee.model, trainee.optimizer
 
 
 def end_epoch(trainee: NumpyTrainee) -> None:
@@ -136,20 +136,19 @@ def evaluate(
     trainee: NumpyTrainee,
     data: Any,
     batches: Iterable[Indices],
-    loss_fn: LossFunction,
+    loss_fn: LossFunction | None,
     config: Mapping[str, Scalar],
-) -> float:
+) -> dict[str, float]:
+    loss_fn = with_offered(loss_fn, trainee.model, training=False)
     total, seen = 0.0, 0
     for indices in batches:
-        loss, _ = loss_fn(trainee.model, _take(data, indices), config)
+        loss, _ = loss_fn(trainee.model, take(data, indices), config)
         total += float(loss) * len(indices)
         seen += len(indices)
-    return total / max(1, seen)
+    return {"loss": total / max(1, seen)}
 
 
 def save(trainee: NumpyTrainee, path: Path) -> None:
-    from safetensors.numpy import save_file
-
     tree: dict[str, Any] = {"model": trainee.model}
     if trainee.optimizer is not None:
         tree["optimizer"] = vars(trainee.optimizer)
@@ -157,14 +156,7 @@ def save(trainee: NumpyTrainee, path: Path) -> None:
     for part, value in tree.items():
         skeleton[part], found = flatten(value, part, lambda leaf: isinstance(leaf, np.ndarray))
         tensors.update(found)
-    own = {name: _storable(name, array) for name, array in tensors.items()}
-    save_file(own, path, state_metadata(NAME, skeleton))
-
-
-def _storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise UsageError(f"{name} is an array of dtype {array.dtype}, which cannot travel with the model.")
-    return np.array(array, order="C")
+    write_arrays(path, NAME, tensors, skeleton)
 
 
 def loose(trainee: NumpyTrainee) -> dict[str, Any]:
@@ -172,7 +164,7 @@ def loose(trainee: NumpyTrainee) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    tensors, meta = read_state(path, "np")
+    tensors, meta = read_arrays(path)
     tree: dict[str, Any] = unflatten(meta["tree"], tensors.__getitem__)
     return tree
 

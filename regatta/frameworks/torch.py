@@ -15,13 +15,16 @@ import numpy as np
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices, LossFunction, described
+from regatta.frameworks.base import Indices, LossFunction, described, with_offered
 from regatta.frameworks.torch_state import NAME, is_tensor, loose, read, restore, save
 
 if TYPE_CHECKING:
     import torch
 
+COMPILES = False
+
 __all__ = [
+    "COMPILES",
     "NAME",
     "TorchTrainee",
     "assemble",
@@ -29,6 +32,7 @@ __all__ = [
     "end_epoch",
     "evaluate",
     "evaluating",
+    "handed",
     "loose",
     "owns",
     "prepare",
@@ -199,20 +203,20 @@ def train(
     trainee: TorchTrainee,
     data: Any,
     batches: Iterable[Indices],
-    loss_fn: LossFunction,
+    loss_fn: LossFunction | None,
     config: Mapping[str, Scalar],
-) -> float:
+) -> dict[str, float]:
     import torch
 
     total = torch.zeros((), dtype=torch.float64, device=trainee.device)
     seen = 0
     trainee.model.train()
-    step = _stepper(trainee, loss_fn, config)
+    step = _stepper(trainee, with_offered(loss_fn, trainee.model, training=True), config)
     for indices in batches:
         loss = step(_take(data, torch.from_numpy(indices).to(trainee.device)))
         total += loss.double() * len(indices)
         seen += len(indices)
-    return total.item() / max(1, seen)
+    return {"loss": total.item() / max(1, seen)}
 
 
 def _stepper(
@@ -257,6 +261,10 @@ def _check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
     return loss.reshape(())
 
 
+def handed(trainee: TorchTrainee) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    return trainee.model, trainee.optimizer
+
+
 def end_epoch(trainee: TorchTrainee) -> None:
     schedule = trainee.schedules.get("epoch")
     if schedule is not None:
@@ -281,17 +289,18 @@ def evaluate(
     trainee: TorchTrainee,
     data: Any,
     batches: Iterable[Indices],
-    loss_fn: LossFunction,
+    loss_fn: LossFunction | None,
     config: Mapping[str, Scalar],
-) -> float:
+) -> dict[str, float]:
     import torch
 
     total = torch.zeros((), dtype=torch.float64, device=trainee.device)
     seen = 0
+    loss_fn = with_offered(loss_fn, trainee.model, training=False)
     with evaluating(trainee):
         for indices in batches:
             batch = _take(data, torch.from_numpy(indices).to(trainee.device))
             loss = _check_loss(loss_fn(trainee.model, batch, config), needs_gradient=False)
             total += loss.double() * len(indices)
             seen += len(indices)
-    return total.item() / max(1, seen)
+    return {"loss": total.item() / max(1, seen)}

@@ -27,16 +27,27 @@ UNITS = 4  # training passes of a test; every second one ends an epoch
 
 
 @dataclass(frozen=True)
+class Setting:
+    """A setting of the whole process: how it is read and put, and a value that it does not have."""
+
+    get: Callable[[], Any]
+    put: Callable[[Any], Any]
+    other: Any
+
+
+@dataclass(frozen=True)
 class Subject:
     """A small model on a framework. `draw` takes a number from the framework's own global generator."""
 
     framework: Framework
     model_fn: Callable[[dict[str, Any]], Any]
-    loss_fn: Callable[[Any, Any, Configuration], Any]
+    loss_fn: Callable[[Any, Any, Configuration], Any] | None
     arrays: Any
     draw: Callable[[], float]
     config: dict[str, Any] = field(default_factory=lambda: {"batch_size": 8, "lr": 0.05})
     device: str = "cpu"
+    setting: Setting | None = None
+    precision: float = 1e-12  # of mean losses; some models add them up themselves, in single precision
 
     def assemble(self, seed: int = 0) -> Any:
         with self.framework.seeded(seed):
@@ -52,14 +63,14 @@ class Subject:
     def train(self, trainee: Any, unit: int) -> float:
         """One unit, as a worker does it."""
         with self.framework.seeded(unit):
-            loss = self.framework.train(trainee, self.data(), self.batches(unit), self.loss_fn, self.config)
+            found = self.framework.train(trainee, self.data(), self.batches(unit), self.loss_fn, self.config)
             if unit % 2:
                 self.framework.end_epoch(trainee)
-        return loss
+        return found["loss"]
 
     def evaluate(self, trainee: Any, batches: Iterable[Indices]) -> float:
         with self.framework.seeded(0):
-            return self.framework.evaluate(trainee, self.data(), batches, self.loss_fn, self.config)
+            return self.framework.evaluate(trainee, self.data(), batches, self.loss_fn, self.config)["loss"]
 
     def bits(self, trainee: Any, folder: Path) -> bytes:
         """The whole state of a trainee, as the file that a hop would carry."""
@@ -115,6 +126,29 @@ class FrameworkContract:
             subject.train(fresh, unit)
             assert subject.bits(fresh, tmp_path) != before
         assert (tmp_path / "state").read_bytes() == before
+
+    def test_a_kept_trainee_is_as_good_as_a_new_one(self, subject: Subject, tmp_path: Path) -> None:
+        """Where compiling is dear, a worker restores the next state into a trainee that another state was in."""
+        if not subject.framework.COMPILES:
+            pytest.skip("a worker builds this framework's models anew")
+        trainee, kept = subject.assemble(), subject.assemble(seed=5)
+        subject.train(trainee, 0)
+        subject.framework.save(trainee, tmp_path / "state")
+        for unit in (3, 2, 1):
+            subject.train(kept, unit)
+            subject.evaluate(kept, subject.batches(1))
+        subject.framework.restore(kept, subject.framework.read(tmp_path / "state"))
+        for unit in (1, 2):
+            assert _same(subject.train(kept, unit), subject.train(trainee, unit))
+            assert subject.bits(kept, tmp_path) == subject.bits(trainee, tmp_path)
+
+    def test_what_no_state_keeps_does_not_change(self, subject: Subject) -> None:
+        """These models are whole: nothing of them is lost at a hop. Names and values can be compared."""
+        trainee = subject.assemble()
+        before = subject.framework.loose(trainee)
+        assert before == subject.framework.loose(subject.assemble(seed=3))
+        subject.train(trainee, 0)
+        assert subject.framework.loose(trainee) == before
 
     def test_saving_changes_nothing(self, subject: Subject, tmp_path: Path) -> None:
         trainee = subject.assemble()
@@ -174,9 +208,27 @@ class FrameworkContract:
         rows = subject.framework.rows(subject.data())
         uneven = np.split(np.arange(rows), [rows // 2, rows // 2 + 3])
         parts = [subject.evaluate(trainee, [part]) * len(part) for part in uneven]
-        assert subject.evaluate(trainee, uneven) == pytest.approx(sum(parts) / rows, rel=1e-12)
+        assert subject.evaluate(trainee, uneven) == pytest.approx(sum(parts) / rows, rel=subject.precision)
+
+    def test_train_fn_gets_what_trains(self, subject: Subject) -> None:
+        trainee = subject.assemble()
+        model, optimizer = subject.framework.handed(trainee)
+        assert subject.framework.owns(model)
+        assert optimizer is trainee.optimizer is not None
+
+    def test_a_scope_of_evaluation_changes_nothing(self, subject: Subject, tmp_path: Path) -> None:
+        scoped, left_alone = subject.assemble(), subject.assemble()
+        with subject.framework.seeded(5), subject.framework.evaluating(scoped):
+            pass
+        with pytest.raises(ZeroDivisionError), subject.framework.evaluating(scoped):
+            raise ZeroDivisionError
+        for unit in range(2):
+            assert _same(subject.train(scoped, unit), subject.train(left_alone, unit))
+        assert subject.bits(scoped, tmp_path) == subject.bits(left_alone, tmp_path)
 
     def test_a_model_without_an_optimizer_cannot_take_steps(self, subject: Subject) -> None:
+        if subject.loss_fn is None:
+            pytest.skip("a model with a loss of its own has its own optimizer")
         model = subject.assemble().model
         trainee = subject.framework.assemble(model, subject.device)
         with pytest.raises(UsageError, match="model_fn returned none"):
@@ -217,10 +269,37 @@ class FrameworkContract:
             ends.append(subject.bits(trainee, tmp_path))
         assert ends[0] == ends[1]
 
+    def test_settings_of_the_process_are_contained(self, subject: Subject) -> None:
+        setting = subject.setting
+        if setting is None:
+            pytest.skip("the framework has no settings")
+        before = setting.get()
+        assert before != setting.other
+        with pytest.raises(ZeroDivisionError), subject.framework.contained():
+            setting.put(setting.other)
+            assert setting.get() == setting.other
+            raise ZeroDivisionError
+        assert setting.get() == before
+        with subject.framework.contained():
+            setting.put(setting.other)
+        assert setting.get() == before
+
     # -- what the user gives ---------------------------------------------------------------------------------
 
     def test_data_has_as_many_rows_as_its_arrays(self, subject: Subject) -> None:
         assert subject.framework.rows(subject.data()) == len(subject.arrays[0])
+
+    def test_shared_data_cannot_be_changed_unnoticed(self, subject: Subject) -> None:
+        """Either it cannot be written to, or the scope's end says that it was."""
+        data = subject.data()
+        with subject.framework.untouched(data):
+            subject.framework.rows(data)
+        before = np.asarray(data[0]).tobytes()
+        try:
+            with pytest.raises(UsageError, match="in place"), subject.framework.untouched(data):
+                data[0][0] = 77
+        except (TypeError, ValueError):
+            assert np.asarray(data[0]).tobytes() == before
 
     def test_the_framework_knows_its_own(self, subject: Subject) -> None:
         assert subject.framework.owns(subject.assemble().model)

@@ -16,7 +16,7 @@ from regatta.frameworks import framework_of, load_framework
 from regatta.frameworks import torch as torch_framework
 from regatta.frameworks.base import Framework
 from regatta.store.states import read_weights
-from regatta.testing.frameworks import FrameworkContract, Subject, WrongBuilds
+from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,9 @@ def draw() -> float:
 class TestTorch(FrameworkContract):
     @pytest.fixture(params=MODELS)
     def subject(self, request: pytest.FixtureRequest) -> Subject:
-        return Subject(load_framework("torch"), MODELS[request.param], classify, arrays(), draw)
+        framework, make = load_framework("torch"), MODELS[request.param]
+        setting = Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
+        return Subject(framework, make, classify, arrays(), draw, setting=setting)
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -103,7 +105,7 @@ def test_a_loss_may_have_a_dimension_of_one() -> None:
     trainee = torch_framework.assemble(model_and_optimizer(), "cpu")
     data = torch_framework.prepare(arrays(), "cpu")
     loss = torch_framework.train(trainee, data, [np.arange(20)], lambda m, b, c: m(b[0]).mean().reshape(1), {})
-    assert isinstance(loss, float)
+    assert isinstance(loss["loss"], float)
 
 
 def test_data_may_be_a_tensor_a_dict_or_nested() -> None:
