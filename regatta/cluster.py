@@ -69,9 +69,9 @@ class Cluster:
 
         By default as many workers as there is room for, but no more than there are partitions, and more when nodes
         join while the run goes on. `address` is that of a cluster, "auto" for the one that this machine belongs to,
-        "ray://..." for one that is far away; None finds one here or starts it. `threads` are one per CPU of a worker.
-        All nodes must reach the partitions and the run's folder, or the fsspec URL `storage`, which then takes the
-        durable states.
+        "ray://..." for one that is far away; None finds one here or starts one, "local" starts one for this run.
+        `threads` are one per CPU of a worker. All nodes must reach the partitions and the run's folder, or the fsspec
+        URL `storage`, which then takes the durable states.
         """
         return cls("ray", workers, threads, device, address, resources, cpus, gpus, storage)
 

@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fsspec import AbstractFileSystem
+from fsspec.registry import register_implementation
+from processes import soon
+
+from regatta.testing.workers import loss_fn, model_fn
 
 SIGHT = {  # a node that is gone is noticed within two seconds, not half a minute
     "health_check_initial_delay_ms": 500,
@@ -48,3 +59,41 @@ class RayNodes:
 
         ray.shutdown()
         self._cluster.shutdown()
+
+
+class GatedFiles(AbstractFileSystem):  # type: ignore[misc]
+    """A remote storage that can be shut: gated:///folder is /folder, and takes nothing while a file `shut` is above."""
+
+    protocol = "gated"
+    root_marker = "/"
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        os.makedirs(path, exist_ok=exist_ok)
+
+    def put_file(self, lpath: str, rpath: str, **options: Any) -> None:
+        gates = [parent / "shut" for parent in Path(rpath).parents]
+        assert soon(lambda: not any(gate.exists() for gate in gates), 60.0)
+        shutil.copyfile(lpath, rpath)
+
+    def get_file(self, rpath: str, lpath: str, **options: Any) -> None:
+        shutil.copyfile(rpath, lpath)
+
+    def mv(self, path1: str, path2: str, **options: Any) -> None:
+        os.replace(path1, path2)
+
+    def rm_file(self, path: str) -> None:
+        os.unlink(path)
+
+
+register_implementation("gated", GatedFiles, clobber=True)
+
+
+def wide_fn(config: Mapping[str, Any]) -> Any:
+    """A model of a megabyte; whoever is given it knows the storage above as well."""
+    weights, optimizer = model_fn(config)
+    return {**weights, "more": np.zeros(125_000)}, optimizer
+
+
+def wide_loss(weights: Any, batch: Any, config: Mapping[str, Any]) -> Any:
+    loss, gradients = loss_fn(weights, batch, config)
+    return loss, {**gradients, "more": np.zeros(125_000)}

@@ -29,6 +29,9 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> int:
         (Cluster.local(workers=2, threads=1), 4, 2, 1),
         (Cluster.inline(), 4, 1, None),
         (Cluster.inline(3), 2, 3, None),
+        (Cluster.ray(3), 2, 3, 1),
+        (Cluster.ray(3, cpus=4), 2, 3, 4),
+        (Cluster.ray(2, cpus=0.5, threads=2), 2, 2, 2),
     ],
 )
 def test_numbers_are_decided_by_cores_and_partitions(
@@ -50,7 +53,8 @@ def test_a_worker_per_gpu(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_description_makes_the_same_cluster_again(cores: int) -> None:
-    for cluster in (Cluster.local(2, threads=1, device="cpu"), Cluster.inline(3), Cluster.local().sized(4)):
+    ray = Cluster.ray(2, address="auto", resources={"fast": 1}, cpus=2, gpus=0.5, storage="s3://bucket/runs")
+    for cluster in (Cluster.local(2, threads=1, device="cpu"), Cluster.inline(3), Cluster.local().sized(4), ray):
         assert Cluster(**cluster.describe()) == cluster
 
 
@@ -59,3 +63,22 @@ def test_a_description_makes_the_same_cluster_again(cores: int) -> None:
 def test_wrong_numbers_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"{name} is {value!r}; it is a whole number from 1"):
         Cluster.local(**{name: value})
+
+
+def test_ray_decides_how_many_workers_there_is_room_for() -> None:
+    assert Cluster.ray().sized(4).workers is None
+
+
+def test_what_a_worker_takes_of_a_node() -> None:
+    assert Cluster.ray().needs() == {"CPU": 1}
+    assert Cluster.ray(cpus=0, gpus=0.5, resources={"fast": 2}).needs() == {"GPU": 0.5, "fast": 2}
+    with pytest.raises(UsageError, match="fits any number of times"):
+        Cluster.ray(cpus=0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"cpus": -1}, {"gpus": "1"}, {"resources": {"fast": True}}, {"cpus": float("nan")}]
+)
+def test_wrong_resources_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="it is a number of them per worker"):
+        Cluster.ray(**options)

@@ -15,6 +15,7 @@ from regatta.errors import MissingExtraError, UsageError
 # Ray has only its environment for these. The second is read when Ray is imported: what raylets say of nodes that die,
 # which our events tell as well, would go to the standard output, where data belongs.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": r"\A|\(raylet\)|[Rr]aylet|node id"}
+PATIENCE = 10.0  # seconds until a cluster must have answered
 
 
 class Session:
@@ -29,8 +30,9 @@ class Session:
         self._needs = cluster.needs()
 
     def _connect(self, address: str | None) -> None:
-        started = {} if address is not None else {"include_dashboard": False}
+        started = {"include_dashboard": False} if address in (None, "local") else {}
         try:
+            _knock(address)
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UsageError(
@@ -80,6 +82,13 @@ class Session:
 def _fits(needs: Mapping[str, float], has: Mapping[str, float]) -> int:
     """How many times what a worker needs is there."""
     return min(int(has.get(name, 0.0) / need + 1e-9) for name, need in needs.items())
+
+
+def _knock(address: str | None) -> None:
+    """Raise an OSError where nobody listens; Ray would try for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
 
 
 def _import_ray() -> Any:
