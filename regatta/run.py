@@ -61,7 +61,7 @@ class Run:
 
     def halt(self) -> None:
         """Stop training here, once the states that are on their way are durable; `resume` goes on."""
-        if self._halt is not None and not self.done():
+        if self._halt is not None:
             self._halt()
             self._ended.wait()
 

@@ -32,7 +32,7 @@ from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
 from regatta.launching import code_of, find_unfinished, new_folder
 from regatta.location import ensure_repository
 from regatta.plan.hop import check_rule
-from regatta.run import RUN_NAME, Run
+from regatta.run import JOURNAL, RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
 from regatta.sinks import Sink, following, usable_sinks
 
@@ -233,13 +233,14 @@ class Sweep:
         return folder
 
     def _train(self, run: Run, progress: bool) -> None:
+        fresh = not (run.folder / JOURNAL).exists()
         keeper = Keeper(run.folder, run.folder.parent.parent / "store")
         try:
             with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
                 listeners = (run.follow, keeper.hear, *shown, *sinks)
                 run.record = self.execute(run.folder, listeners=listeners, began=run.can_halt)
         except UsageError:
-            if len(run.record.sessions) == 1 and not any(unit.kind == "train" for unit in run.record.units):
+            if fresh and not any(unit.kind == "train" for unit in run.record.units):
                 shutil.rmtree(run.folder)  # the sweep was wrong and nothing was trained: there is nothing to keep
             raise
         finally:

@@ -22,6 +22,7 @@ class Patience:
         self._deadlines: dict[str, float] = {}
         self._overdue: list[str] = []
         self._lacks: tuple[Path, int] | None = None  # room, in that folder, of so many bytes
+        self._look_at = 0.0
         self._closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -48,6 +49,7 @@ class Patience:
         with self._changed:
             waits = self._lacks is not None
             self._lacks = folder, max(size, LEAST_ROOM)
+            self._look_at = time.monotonic() + LOOK_AGAIN
         self._watch()
         return not waits
 
@@ -78,7 +80,7 @@ class Patience:
             while not self._closed:
                 if self._look():
                     self._wake()
-                due = [*self._deadlines.values(), *([time.monotonic() + LOOK_AGAIN] if self._lacks else [])]
+                due = [*self._deadlines.values(), *([self._look_at] if self._lacks else [])]
                 self._changed.wait(max(0.0, min(due) - time.monotonic()) if due else None)
 
     def _look(self) -> bool:
@@ -88,10 +90,12 @@ class Patience:
         for worker in late:
             del self._deadlines[worker]
         self._overdue += late
-        if self._lacks is not None and has_room(*self._lacks):
-            self._lacks = None
-            self._changed.notify_all()
-            return True
+        if self._lacks is not None and now >= self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            if has_room(*self._lacks):
+                self._lacks = None
+                self._changed.notify_all()
+                return True
         return bool(late)
 
 

@@ -42,7 +42,7 @@ from regatta.engine.patience import Patience
 from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
 from regatta.engine.record import RunRecord
 from regatta.engine.workers.base import WorkerPool
-from regatta.errors import NotFoundError
+from regatta.errors import DiskError, NotFoundError
 from regatta.plan.hop import Hopper
 from regatta.plan.units import Unit
 from regatta.search.base import Goal, Search
@@ -55,6 +55,7 @@ Orders: TypeAlias = Callable[
     [str, int], Mapping[int, Sequence[int]] | None
 ]  # of a configuration, up to an epoch: epoch -> partitions in order
 FULL = (errno.ENOSPC, errno.EDQUOT)
+PAUSES = 5  # so often, without a unit in between, there was room and then there was none
 KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
 
 
@@ -90,6 +91,7 @@ class Runner:
         self._awaited: dict[Path, tuple[Course, Entry, str]] = {}  # states on their way to the disk
         self._forgotten: set[tuple[str, ...]] = set()  # names of which people were warned
         self._largest = 0  # bytes of a state
+        self._pauses = 0  # since a state was written
         self._hinted: set[str] = set()  # workers that know what probably comes next
         self._callers: queue.SimpleQueue[Knock | Guest] = queue.SimpleQueue()
         self._patience = Patience(pool.wake, unit_limit)
@@ -340,6 +342,7 @@ class Runner:
         if task.state_out is not None:
             entry.ready = False
             self._awaited[task.state_out] = (course, entry, event.worker)
+            self._pauses = 0
             course.kills = 0  # it can be trained; what died under it died of something else
             entry.spent = course.origin if course.state is None else task.state_in if course.visits > 0 else None
             course.state, course.visits = task.state_out, course.visits + 1
@@ -449,8 +452,11 @@ class Runner:
         self._want(self._courses.fail(course.id, place["epoch"]))
 
     def _pause(self, error: str) -> None:
-        """No new units until the disk takes their states."""
+        """No new units until the disk takes their states; one that only says that it would is not waited for."""
         if self._patience.wait_for_room(self._states.folder, self._largest):
+            self._pauses += 1
+            if self._pauses > PAUSES:
+                raise DiskError(error)
             text = f"Paused, and going on by itself once the disk takes {self._largest} bytes: {error}"
             self._tell({"event": "note", "time": time.time(), "level": "warning", "text": text})
 

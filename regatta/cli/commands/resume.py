@@ -20,9 +20,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     )
     add_run(parser)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a configuration that was stopped")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="so many workers, instead of as many as before"
-    )
+    parser.add_argument("--workers", type=int, metavar="N", help="so many workers, instead of as many as before")
     add_repo(parser)
     add_json(parser)
     return parser
