@@ -94,6 +94,7 @@ def environment(peers: Sequence[str] = ()) -> dict[str, Any]:
             "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "system": f"{platform.system()} {platform.release()}",
+            **_accelerator(),
         },
         "python": platform.python_version(),
         "packages": {package: _version(package) for package in dict.fromkeys((*PACKAGES, *peers))},
@@ -104,8 +105,9 @@ def _where(peers: Sequence[str]) -> str:
     found = environment(peers)
     machine = found["machine"]
     versions = ", ".join(f"{package} {number}" for package, number in found["packages"].items() if number)
+    gpu = f"{machine['gpu']}, " if "gpu" in machine else ""
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}; Python {found['python']}, {versions}"
+        f"{gpu}{machine['processor']}, {machine['cores']} cores, {machine['system']}; Python {found['python']}, {versions}"
     )
 
 
@@ -141,6 +143,14 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _accelerator() -> dict[str, str]:
+    """The GPU, when the benchmark has loaded PyTorch and used one."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return {}
+    return {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
 
 
 def _processor() -> str:

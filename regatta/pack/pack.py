@@ -135,18 +135,22 @@ class Pack:
         return portable(found)
 
     def train(
-        self, data: Any, *, steps: int | None = None, samples: int | None = None, epochs: int | None = None
+        self,
+        data: Any,
+        *,
+        steps: int | Mapping[Member, int] | None = None,
+        samples: int | Mapping[Member, int] | None = None,
+        epochs: int | Mapping[Member, int] | None = None,
     ) -> None:
-        """Train every member: so many steps, samples or epochs; `epochs=1` goes to the end of the present one.
+        """Train members: so many steps, samples or epochs each; `epochs=1` goes to the end of the present one.
 
-        The call returns when all work has been handed to the device; reading losses waits for it.
+        A number holds for all members; a mapping says how much for whom, and the others rest. The call returns when all
+        work has been handed to the device; reading losses waits for it.
         """
-        if sum(value is not None for value in (steps, samples, epochs)) != 1:
-            raise UsageError("Say how much to train with exactly one of steps, samples and epochs.")
-        amount = Amount(steps, samples, epochs)
+        amounts = self._amounts(steps=steps, samples=samples, epochs=epochs)
         self.resident.place(data)
         self._tracks = {m: t for m, t in self._tracks.items() if t.generation == self.resident.generation}
-        work: Work = {m: deque(m.upcoming(self.resident.rows, amount)) for m in self.members if not m.done}
+        work: Work = {m: deque(m.upcoming(self.resident.rows, amount)) for m, amount in amounts.items() if not m.done}
         for member in work:
             member.begin()
         with self._settings():
@@ -160,6 +164,18 @@ class Pack:
     def plan(self) -> list[Placement]:
         """How each member is trained, why, and what was measured."""
         return [Placement(m.name, m.tier, m.reason, m.figures) for m in self.members]
+
+    def _amounts(self, **given: int | Mapping[Member, int] | None) -> dict[Member, Amount]:
+        said = {unit: value for unit, value in given.items() if value is not None}
+        if len(said) != 1:
+            raise UsageError("Say how much to train with exactly one of steps, samples and epochs.")
+        ((unit, value),) = said.items()
+        if not isinstance(value, Mapping):
+            return {member: Amount(**{unit: value}) for member in self.members}
+        strange = [member.name for member in value if member not in self.members]
+        if strange:
+            raise NotFoundError(f"There is no member {strange[0]!r} in the pack.")
+        return {member: Amount(**{unit: count}) for member, count in value.items()}
 
     # newcomers
 
