@@ -76,6 +76,8 @@ class Keeper:
 
     def offer(self, path: Path, config: str, epoch: int, hash: str) -> None:
         """A state at the end of an epoch that counts, and that was evaluated."""
+        if not path.absolute().is_relative_to(self._folder):
+            return  # workers elsewhere keep it themselves
         before = self._newest.get(config)
         with contextlib.suppress(OSError):
             self._bytes += path.stat().st_size
@@ -162,13 +164,13 @@ def keep(folder: Path, store: Path) -> int:
 def settled(run: Path) -> list[RawState]:
     """The states of a run's journal that nobody will change or go on from, and that are files still.
 
-    For each configuration: the last of each epoch that is reported, but for the newest, from which it may go on; all
-    that are left when the run is done.
+    For each configuration: the last of each epoch that is reported, but for the newest, from which it may go on; that
+    one as well when the run is done. What belongs to an epoch that is not reported stays, for it may be finished yet.
     """
     courses, done = _courses(read_journal(run / JOURNAL)) if (run / JOURNAL).exists() else ({}, False)
     found = []
     for config, course in courses.items():
-        ripe = course.states if done else sorted(course.reported)[:-1]
+        ripe = sorted(course.reported) if done else sorted(course.reported)[:-1]
         found += [_raw(run, config, *course.states[epoch]) for epoch in ripe if epoch in course.states]
     return [state for state in found if state.path.exists()]
 

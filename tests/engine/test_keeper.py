@@ -121,6 +121,15 @@ def test_it_follows_a_run_as_a_listener(run: Written, tmp_path: Path) -> None:
     run.check(tmp_path)
 
 
+def test_states_that_are_elsewhere_are_let_be(run: Written, tmp_path: Path) -> None:
+    keeper = Keeper(run.folder, run.store)
+    for epoch in (1, 2, 3):
+        keeper.offer(tmp_path / "elsewhere" / f"{epoch}.safetensors", "a", epoch, "0" * 64)
+        keeper.offer(run.folder / "states" / "b" / f"{epoch:04d}-002.safetensors", "b", epoch, "0" * 64)
+    keeper.close(wait=True)
+    assert (run.folder / "logs" / "keeper.log").read_text() == ""
+
+
 def test_little_is_left_to_a_pass(run: Written, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(keeper_module, "LEAST", 30_000)  # three states have less, four have more
     keeper = Keeper(run.folder, run.store)
@@ -162,7 +171,8 @@ def test_a_state_that_is_not_evaluated_stays(run: Written) -> None:
     run.note("end", status="interrupted")
     assert len(settled(run.folder)) == 1
     run.note("end", status="done")
-    assert len(settled(run.folder)) == 4
+    names = [(state.config, state.path.name) for state in settled(run.folder)]
+    assert names == [("a", "0001-002.safetensors"), ("a", "0002-002.safetensors"), ("b", "0001-002.safetensors")]
 
 
 def test_a_pass_over_a_run_of_the_past(run: Written, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def prepare(folder: Path) -> dict[int, str]:
         save_file({"model/w": weight, "optimizer/m": weight * 2}, path, state_metadata("numpy", {}))
         hashes[epoch] = blake3(path.read_bytes()).hexdigest()
         fields = {"config": "a", "epoch": epoch, "state": f"states/a/{path.name}", "hash": hashes[epoch]}
-        journal.append({"event": "unit", **fields})
+        journal += [{"event": "unit", **fields}, {"event": "report", "config": "a", "epoch": epoch}]
     journal.append({"event": "end", "status": "done"})
     (folder / "runs" / "one" / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal))
     return hashes
