@@ -1,7 +1,7 @@
 """A sink follows a run by reading its journal, on a thread of its own.
 
-The journal is the queue: the run only wakes the thread, which costs it a microsecond, holds nothing in memory for it,
-and never waits for it. A sink that raises is switched off and a note says so; `export` sends the journal later.
+The journal is the queue: the run only wakes the thread when something is reported, holds nothing in memory for it, and
+never waits for it. A sink that raises is switched off and a note says so; `export` sends the journal later.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 JOURNAL = "journal.jsonl"
 PATIENCE = 60.0  # seconds that a run's end waits for its sinks
+FREQUENT = frozenset(("start", "unit", "pilot"))  # most of a journal; a sink reads them when something is to be told
 Lines: TypeAlias = Iterator[Record]
 
 
@@ -126,6 +127,8 @@ class _Watch:
 
     def __call__(self, record: RunRecord, line: Record) -> None:
         self._record = record
+        if line["event"] in FREQUENT:
+            return
         for feed in self._feeds:
             feed.wake()
             if feed.failure is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class _Writer:
         if record is None or not self._parent:
             return
         for config in record.configs.values():
-            if config.id in self._runs and config.status in ("waiting", "training"):
+            if config.id in self._runs and config.status not in STATES:
                 self._end(self._runs[config.id], record.now, config.status, _verdict(record))
         self._best(record)
         self._end(self._parent, record.now, record.status, _verdict(record))
@@ -143,8 +144,6 @@ class _Writer:
 
     def _best(self, record: RunRecord) -> None:
         """Which configuration won, on the sweep's run; its state, as a file of its own run."""
-        from regatta.store.states import StateFolder
-
         for config in record.leaderboard()[:1]:
             best = config.best(record.metric, record.mode)
             if best is None or config.id not in self._runs:
@@ -153,11 +152,18 @@ class _Writer:
             time = _milliseconds(record.now)
             self._client.log_metric(self._parent, _key(f"best_{record.metric}"), value, timestamp=time, step=epoch)
             self._client.set_tag(self._parent, "regatta.best", config.id)
+            self._add_state(config.id, epoch)
+
+    def _add_state(self, config: str, epoch: int) -> None:
+        from regatta.store.kept import RunStates
+
+        with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=self._folder) as folder:  # on the disk of the states
+            target = Path(folder) / f"{config}-epoch-{epoch}.safetensors"
             try:
-                state = StateFolder(self._folder / "states").of_epoch(config.id, epoch)
+                RunStates(self._folder).materialize(config, epoch, target)
             except NotFoundError:
-                continue  # a journal that came without its states
-            self._client.log_artifact(self._runs[config.id], str(state), "state")
+                return  # a journal that came without its states
+            self._client.log_artifact(self._runs[config], str(target), "state")
 
     def _create(self, name: str, start: float, tags: Mapping[str, str]) -> str:
         run = self._client.create_run(

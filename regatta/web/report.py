@@ -131,8 +131,7 @@ def _births(record: RunRecord) -> dict[str, int]:
     """After how many epochs of its lineage each configuration began: 0 unless it began from another's state."""
     born: dict[str, int] = {}
     for config in record.configs.values():  # a parent comes before its children
-        after = getattr(config, "parent_epoch", None) or 0
-        born[config.id] = born.get(config.parent, 0) + after if config.parent is not None else 0
+        born[config.id] = born.get(config.parent, 0) + (config.parent_epoch or 0) if config.parent is not None else 0
     return born
 
 
