@@ -10,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 from regatta.engine.journal import read_journal
+from regatta.engine.lock import is_live
 from regatta.engine.record import find_journals
 from regatta.errors import ConflictError, CorruptError
 from regatta.location import writable_folder
@@ -23,6 +24,8 @@ def new_folder(runs: Path, name: str | None, stem: str) -> Path:
         try:
             (runs / name).mkdir()
         except FileExistsError:
+            if _is_empty(runs / name):
+                return runs / name
             raise ConflictError(
                 f"There is a run named {name!r} already.",
                 place=str(runs),
@@ -39,6 +42,12 @@ def new_folder(runs: Path, name: str | None, stem: str) -> Path:
             number += 1
         else:
             return runs / f"{stem}-{number}"
+
+
+def _is_empty(folder: Path) -> bool:
+    """A run whose controller was killed before its first record has nothing to lose."""
+    journal = folder / "journal.jsonl"
+    return folder.is_dir() and not is_live(folder) and not (journal.exists() and journal.stat().st_size)
 
 
 def find_unfinished(runs: Path, name: str | None, identity: str) -> Run | None:

@@ -127,6 +127,12 @@ class Run:
 
         return export(self.folder, sink)
 
+    def speeds(self) -> dict[str, float]:
+        """How fast each worker was, the mean being 1: `proportions` for a data set on the same workers."""
+        from regatta.engine.trace import speeds
+
+        return speeds(self.record)
+
     def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
         """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""
         from regatta.store.kept import RunStates

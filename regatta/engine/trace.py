@@ -162,3 +162,20 @@ def workload(record: RunRecord) -> Workload:
         for partition in range(held_out):
             tables["eval"].setdefault((config, partition), 0.0)
     return Workload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]), sizes)
+
+
+def speeds(record: RunRecord) -> dict[str, float]:
+    """How fast each worker was, the mean being 1: rows per second, against what the same model did elsewhere."""
+    pace: defaultdict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)  # of a kind and configuration
+    for unit in record.units:
+        work = unit.seconds - unit.hop_seconds - unit.load_seconds - unit.save_seconds
+        if unit.kind != "pilot" and unit.rows and work > 0:
+            pace[unit.kind, unit.config].append((unit.worker, unit.rows / work))
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    for found in pace.values():
+        usual = sum(rate for _, rate in found) / len(found)
+        for worker, rate in found:
+            ratios[worker].append(rate / usual)
+    means = {worker: sum(values) / len(values) for worker, values in sorted(ratios.items())}
+    mean = sum(means.values()) / max(1, len(means))
+    return {worker: value / mean for worker, value in means.items()}

@@ -103,3 +103,20 @@ def test_a_trace_says_nan_where_json_cannot() -> None:
 def test_workers_are_in_the_order_of_their_numbers() -> None:
     run = record_of(unit("a", "w10", 0, 1), unit("a", "w2", 1, 2), unit("a", "w0", 2, 3))
     assert worker_names(run) == ["w0", "w2", "w10"]
+
+
+def test_speeds_tell_slow_workers_from_slow_models() -> None:
+    from regatta.engine.record import RunRecord, UnitRecord
+    from regatta.engine.trace import speeds
+
+    record = RunRecord()
+    for config, slowness in (("light", 1.0), ("heavy", 30.0)):
+        for worker, speed in (("w0", 1.0), ("w1", 3.0)):
+            for partition, count in enumerate((100, 200)):
+                end = slowness * count / speed
+                unit = UnitRecord(
+                    "train", config, 1, partition, worker, 0.0, end + 2.0, count, hop_seconds=1.5, save_seconds=0.5
+                )
+                record.units.append(unit)
+    assert speeds(record) == {"w0": 0.5, "w1": 1.5}
+    assert speeds(RunRecord()) == {}
