@@ -21,8 +21,8 @@ from contextlib import ExitStack, contextmanager
 from regatta.errors import UsageError, nearest
 from regatta.frameworks.base import OFFERED, TWO_LEVELS, Framework, described
 
-NAMES = ("torch", "jax", "numpy")
-_ASKED = ("torch", "jax", "numpy")  # on the PyTorch backend, a Keras model is a torch.nn.Module as well
+NAMES = ("torch", "keras", "jax", "numpy")
+_ASKED = ("keras", "torch", "jax", "numpy")  # on the PyTorch backend, a Keras model is a torch.nn.Module as well
 
 __all__ = [
     "NAMES",

@@ -1,0 +1,214 @@
+"""One step of Keras, on each of its backends: the model's own `train_step`, or a loss_fn with the optimizer.
+
+`Steps.train` and `Steps.evaluate` take batches of NumPy arrays; what they compute depends on the batches and the
+variables alone, not on which batches were seen before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regatta.configuration import Scalar
+from regatta.errors import UsageError
+from regatta.frameworks.base import LossFunction, described, with_offered
+
+Step = Callable[[Any], Any]  # a batch -> its loss, or a dict of metrics so far
+Logs = dict[str, Any]
+_RANDOM = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "StatelessIf")
+
+
+@dataclass
+class Steps:
+    """What one step needs; `kept` are the steps that were compiled."""
+
+    model: Any
+    optimizer: Any
+    loss_fn: LossFunction | None
+    config: Mapping[str, Scalar]
+
+    def make(self, training: bool) -> Step:
+        """The function that takes one step on a batch: an optimizer's, or one that only looks."""
+        import keras
+
+        makers = {"tensorflow": _tensorflow, "torch": _torch, "jax": _jax}
+        return makers[keras.backend.backend()](self, training)
+
+    def loss(self, batch: Any, training: bool) -> Any:
+        import keras
+
+        loss_fn = with_offered(self.loss_fn, self.model, training=training)
+        loss = loss_fn(self.model, batch, dict(self.config))
+        if not keras.ops.is_tensor(loss) or any(length != 1 for length in loss.shape):
+            found = f"shape {tuple(loss.shape)}" if keras.ops.is_tensor(loss) else described(loss)
+            raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint="Take its mean.")
+        return keras.ops.reshape(loss, ())
+
+    def known(self) -> list[Any]:
+        """All variables that a step may change or read."""
+        own = self.optimizer.variables if self.optimizer is not None else []
+        return [*self.model.variables, *self.model.metrics_variables, *own]
+
+
+def _tensorflow(steps: Steps, training: bool) -> Step:
+    import tensorflow as tf
+
+    model, optimizer = steps.model, steps.optimizer
+
+    def own(batch: Any) -> Any:
+        return model.train_step(batch) if training else model.test_step(batch)
+
+    def custom(batch: Any) -> Any:
+        if not training:
+            return steps.loss(batch, training=False)
+        with tf.GradientTape() as tape:
+            loss = steps.loss(batch, training=True)
+            scaled = optimizer.scale_loss(loss)
+        weights = model.trainable_weights
+        optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+        return loss
+
+    body = tf.autograph.experimental.do_not_convert(own if steps.loss_fn is None else custom)
+    if getattr(model, "run_eagerly", False):
+        return lambda batch: body(tf.nest.map_structure(tf.convert_to_tensor, batch))
+    return _traced(steps, body)
+
+
+def _traced(steps: Steps, body: Step) -> Step:
+    """A graph for batches of any length: one that Keras makes would depend on which lengths came first."""
+    import tensorflow as tf
+
+    compile_ = bool(getattr(steps.model, "jit_compile", False)) if steps.loss_fn is None else False
+    made: list[Any] = []
+
+    def step(batch: Any) -> Any:
+        batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+        if not made:
+            signature = tf.nest.map_structure(lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), batch)
+            function = tf.function(body, input_signature=[signature], jit_compile=compile_)
+            _check_graph(function.get_concrete_function(), steps)
+            made.append(function)
+        return made[0](batch)
+
+    return step
+
+
+def _check_graph(graph: Any, steps: Steps) -> None:
+    """Whatever a graph remembers beside the variables that travel would differ between workers."""
+    known = {id(variable.value) for variable in steps.known()}
+    strange = [variable.name for variable in graph.variables if id(variable) not in known]
+    random = [op.name for op in graph.graph.get_operations() if op.type.startswith(_RANDOM) and op.op_def.is_stateful]
+    if strange or random:
+        what = f"the variable {strange[0]}" if strange else f"the random operation {random[0]}"
+        raise UsageError(
+            f"A training step uses {what}, which is not part of the model, and would be lost at each hop.",
+            hint="Make it part of the model: random numbers come from a keras.random.SeedGenerator that is an "
+            "attribute of the model or of one of its layers.",
+        )
+
+
+def _torch(steps: Steps, training: bool) -> Step:
+    import torch
+
+    model, optimizer = steps.model, steps.optimizer
+
+    def own(batch: Any) -> Any:
+        if training:
+            return model.train_step(batch)
+        with torch.no_grad():
+            return model.test_step(batch)
+
+    def custom(batch: Any) -> Any:
+        if not training:
+            with torch.no_grad():
+                return steps.loss(batch, training=False)
+        model.zero_grad()
+        loss = steps.loss(batch, training=True)
+        optimizer.scale_loss(loss).backward()
+        weights = model.trainable_weights
+        with torch.no_grad():
+            optimizer.apply([weight.value.grad for weight in weights], weights)
+        return loss.detach()
+
+    body = own if steps.loss_fn is None else custom
+    return lambda batch: body(_tensors(batch))
+
+
+def _tensors(batch: Any) -> Any:
+    import keras
+
+    return keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+
+
+def _jax(steps: Steps, training: bool) -> Step:
+    """Variables go in and come out of a pure function; they are assigned after each step."""
+    import jax
+
+    made: list[Any] = []
+
+    def step(batch: Any) -> Any:
+        batch = _tensors(batch)
+        if not made:
+            if steps.loss_fn is None:
+                steps.model._symbolic_build(data_batch=batch)  # its metrics have no variables before
+            made.extend([jax.jit(_pure(steps, training)), _groups(steps, training)])
+        compiled, groups = made
+        found, values = compiled(tuple([v.value for v in group] for group in groups), batch)
+        for group, new in zip(groups, values, strict=True):
+            for variable, value in zip(group, new, strict=True):
+                variable.assign(value)
+        return found
+
+    return step
+
+
+def _groups(steps: Steps, training: bool) -> list[list[Any]]:
+    """The variables that a pure step takes and gives back."""
+    model = steps.model
+    groups = [model.trainable_variables, model.non_trainable_variables]
+    groups += [steps.optimizer.variables] if training else []
+    return groups + ([model.metrics_variables] if steps.loss_fn is None else [])
+
+
+def _pure(steps: Steps, training: bool) -> Callable[..., Any]:
+    if steps.loss_fn is None:
+        own: Callable[..., Any] = steps.model.train_step if training else steps.model.test_step
+        return own
+    return _pure_train(steps) if training else _pure_test(steps)
+
+
+def _pure_train(steps: Steps) -> Callable[..., Any]:
+    import jax
+
+    def pure(state: tuple[Any, ...], batch: Any) -> Any:
+        trainable, others, slots = state
+        slopes = jax.value_and_grad(lambda weights: _stateless(steps, weights, others, batch, True), has_aux=True)
+        (_, (loss, others)), gradients = slopes(trainable)
+        trainable, slots = steps.optimizer.stateless_apply(slots, gradients, trainable)
+        return loss, (trainable, others, slots)
+
+    return pure
+
+
+def _pure_test(steps: Steps) -> Callable[..., Any]:
+    def pure(state: tuple[Any, ...], batch: Any) -> Any:
+        trainable, others = state
+        _, (loss, others) = _stateless(steps, trainable, others, batch, False)
+        return loss, (trainable, others)
+
+    return pure
+
+
+def _stateless(steps: Steps, trainable: Any, others: Any, batch: Any, training: bool) -> Any:
+    """The scaled loss; with it, the loss itself and what became of the variables that no gradient changes."""
+    import keras
+
+    model = steps.model
+    mapping = [*zip(model.trainable_variables, trainable, strict=True)]
+    mapping += zip(model.non_trainable_variables, others, strict=True)
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        loss = steps.loss(batch, training)
+        scaled = steps.optimizer.scale_loss(loss) if training else loss
+    changed = [scope.get_current_value(variable) for variable in model.non_trainable_variables]
+    return scaled, (loss, [old if new is None else new for old, new in zip(others, changed, strict=True)])
