@@ -17,7 +17,9 @@ class Learning extends Plot {
     const values = this.curves.flatMap((curve) => curve.map((point) => point[1])).filter((v) => v !== null).sort((a, b) => a - b);
     this.values = values;
     this.canLog = values.length > 0 && values[0] > 0;
-    this.log = this.canLog && values.at(-1) / values[0] > 50;
+    this.log = false;
+    if (this.canLog) this.range();
+    this.log = this.canLog && (values.at(-1) / values[0] > 50 || this.cut > 0);
   }
 
   // Where the parent was when a child began with its state: the child's line sets out from there.
