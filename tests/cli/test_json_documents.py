@@ -17,10 +17,10 @@ RUN_KEYS = {
     "name", "status", "error", "started", "seconds", "metric", "mode", "configurations", "units", "best", "folder",
     "seed", "epochs", "rule", "search", "dataset", "cluster", "versions",
 }  # fmt: skip
-CONFIG_KEYS = {
+CONFIG_KEYS = {"account", "parent_epoch", 
     "id", "values", "status", "epoch", "epochs", "parent", "best", "last", "reports", "error", "traceback",
 }  # fmt: skip
-RESOURCE_KEYS = {
+RESOURCE_KEYS = {"journal", "journal_bytes", 
     "wall", "train", "eval", "pilot", "hop", "save", "load", "idle", "bytes_hopped", "hops", "units",
 }  # fmt: skip
 
