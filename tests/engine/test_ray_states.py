@@ -152,5 +152,4 @@ def test_what_is_not_durable_is_not_forgotten() -> None:
     desk.states.forget(A)
     assert desk.states.get(A) is state
     desk.settle(state, "w0")
-    desk.states.forget(A)
     assert desk.states.get(A) is None

@@ -32,7 +32,7 @@ from regatta.engine.events import (
     WorkerReady,
 )
 from regatta.engine.workers.base import refuse
-from regatta.engine.workers.ray_actor import GROUPS, Hello, RayWorker, Storage
+from regatta.engine.workers.ray_actor import GROUPS, Hello, RayWorker, Storage, name_of
 from regatta.engine.workers.ray_session import Session, await_end, how_it_ended, watched
 from regatta.engine.workers.ray_states import Member, State, States
 from regatta.errors import DiskError, RegattaError
@@ -123,7 +123,7 @@ class RayPool:
 
     def forget(self, state: Path) -> None:
         """Nobody will ask for this state again; may be called from another thread."""
-        self._storage.drop(state)
+        self._storage.drop(name_of(state, self._run))
         self._heard.put(state)
 
     def end(self, worker: str, reason: str) -> None:
@@ -232,6 +232,8 @@ class RayPool:
         if isinstance(heard.value, DiskError):
             raise heard.value
         assert heard.subject is not None
+        if heard.subject.unwanted:
+            self._storage.drop(name_of(heard.subject.path, self._run))
         return self._states.settle(heard.subject, member, heard.value)
 
     def _welcome(self, member: Member, ready: WorkerReady) -> list[Event]:

@@ -58,36 +58,38 @@ class Hello:
 
 
 class Storage:
-    """Where durable states are: in the run's folder, or under the same names below a URL."""
+    """Where durable states are, by name: in the run's folder, or below a URL."""
 
     def __init__(self, run: Path, url: str | None) -> None:
-        self._run = run
         self._files: Any = None
-        self._root = str(run)
+        self._root = run
         if url is not None:
             from fsspec.core import url_to_fs  # type: ignore[import-untyped]
             from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-            files, self._root = url_to_fs(url)
+            files, root = url_to_fs(url)
+            self._root = Path(root)
             self._files = None if isinstance(files, LocalFileSystem) else files
 
-    def keep(self, local: Path, state: Path) -> tuple[str, int]:
+    def keep(self, local: Path, name: Path) -> tuple[str, int]:
         """Copy a state from this node; its digest and its size, once it is durable."""
-        target = self._place(state)
+        target = self._root / name
         if self._files is None:
             with writing(target):
                 written = temporary(target)
                 shutil.copyfile(local, written)
+                kept = make_durable(written)  # before it has its name, under which the controller may drop it
                 publish(written, target)
-                return make_durable(target)
+                _sync(target.parent)
+                return kept
         self._files.makedirs(str(target.parent), exist_ok=True)
         self._files.put_file(str(local), f"{target}.part")
         self._files.mv(f"{target}.part", str(target))
         return make_durable(local)
 
-    def fetch(self, state: Path, local: Path) -> None:
+    def fetch(self, name: Path, local: Path) -> None:
         """Copy a durable state to this node."""
-        source = self._place(state)
+        source = self._root / name
         written = temporary(local)
         try:
             if self._files is None:
@@ -98,22 +100,28 @@ class Storage:
             raise NotFoundError("The state is not there.", place=str(source)) from error
         publish(written, local)
 
-    def drop(self, state: Path) -> None:
+    def drop(self, name: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             if self._files is None:
-                self._place(state).unlink()
+                (self._root / name).unlink()
             else:
-                self._files.rm_file(str(self._place(state)))
+                self._files.rm_file(str(self._root / name))
 
-    def _place(self, state: Path) -> Path:
-        return Path(self._root) / name_of(state, self._run)
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def name_of(state: Path, run: Path) -> Path:
     """What a state is called on every node."""
-    return (
-        state.relative_to(run) if state.is_relative_to(run) else Path("elsewhere", *state.parts[state.is_absolute() :])
-    )
+    if state.is_relative_to(run):
+        return state.relative_to(run)
+    return Path("elsewhere", *state.parts[state.is_absolute() :])
 
 
 class Shelf:
@@ -126,14 +134,11 @@ class Shelf:
         self.folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
         self._lock_file = _locked(self.folder)
         self._locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
-        self._offers: dict[Path, Sequence[Any]] = {}
-        self._origins: dict[Path, Path] = {}
+        self._offers: dict[Path, Sequence[Any]] = {}  # the references by which states can be had
 
     def place(self, state: Path) -> Path:
         """Where a state is on this node, or will be."""
-        local = self.folder / name_of(state, self._run)
-        self._origins[local] = state
-        return local
+        return self.folder / name_of(state, self._run)
 
     def offer(self, state: Path, reference: Sequence[Any]) -> Path:
         """The place of a state that can be had by reference; it is fetched when somebody reads it."""
@@ -149,12 +154,14 @@ class Shelf:
             local.parent.mkdir(parents=True, exist_ok=True)
             data = _value(self._offers.get(local, ()))
             if data is None:
-                self._storage.fetch(self._origins[local], local)
-                return
-            written = temporary(local)
-            with written.open("wb", buffering=0) as file:
-                file.write(data.data)
-            publish(written, local)
+                self._storage.fetch(local.relative_to(self.folder), local)
+            else:
+                written = temporary(local)
+                with written.open("wb", buffering=0) as file:
+                    file.write(data.data)
+                publish(written, local)
+        if local not in self._offers:  # it was forgotten meanwhile
+            local.unlink(missing_ok=True)
 
     def keep(self, state: Path, reference: Sequence[Any]) -> tuple[str, int] | None:
         """Make a state durable, from wherever it can be had; None: it is gone."""
@@ -163,14 +170,12 @@ class Shelf:
             self.bring(local)
         except NotFoundError:
             return None
-        return self._storage.keep(local, state)
+        return self._storage.keep(local, local.relative_to(self.folder))
 
     def forget(self, states: Iterable[Path]) -> None:
         for state in states:
-            local = self.place(state)
-            local.unlink(missing_ok=True)
-            for known in (self._offers, self._origins, self._locks):
-                known.pop(local, None)
+            self._offers.pop(self.place(state), None)
+            self.place(state).unlink(missing_ok=True)
 
     def clear(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

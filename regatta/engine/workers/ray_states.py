@@ -45,6 +45,7 @@ class State:
     keeper: Member | None = None  # who makes it durable
     bytes: int | None = None  # once it is durable
     gone: bool = False  # its reference leads nowhere
+    unwanted: bool = False  # somebody else has made it durable, and nobody will ask for it again
     judged: int = 0
     followed: bool = False  # a later state of its configuration is durable
     returned: list[TaskReturned] = field(default_factory=list)  # tasks that wait to hear what became of it
@@ -74,6 +75,8 @@ class States:
         """Nobody will ask for this state again."""
         if self.is_safe(path):
             self._known.pop(path, None)
+        else:
+            self._known[path].unwanted = True
 
     def is_safe(self, path: Path) -> bool:
         """Whether a state may go from a worker's shelf."""
@@ -100,6 +103,8 @@ class States:
             state.gone = True
             return self.rescue(state)
         state.bytes = kept.bytes
+        if state.unwanted:
+            del self._known[state.path]
         before = self.get(state.before)
         if before is not None:
             before.followed = True
