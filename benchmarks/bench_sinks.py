@@ -2,7 +2,7 @@
 
 A sink reads the journal on a thread of its own; the controller only wakes it. The first table plays a journal of some
 thousand records as fast as it goes, with what a controller does for each: append, fold, tell listeners. The time is
-that of the controller's thread on the processor, which other work on the machine hardly changes.
+that of the controller's thread on the processor, which other work on the machine hardly changes; waiting for Python's lock is not in it.
 
 The second trains 16 small networks on two worker processes, in turns with and without all sinks, and compares
 makespans. The sinks' threads share Python's lock and the two cores with the run, and units take only milliseconds
@@ -48,9 +48,6 @@ def main() -> None:
     played = _in_turns(SINKS, options.repeats, _play)
     added = {name: played[name] - played["off"] for name in played}
     rows = [[name, 1e6 * played[name], 1e6 * added[name], played[name] / played["off"]] for name in played]
-    columns = ["sinks", "µs per record", "more than off", "to off"]
-    print_table(columns, rows)
-    print()
     with tempfile.TemporaryDirectory() as folder:
         data = regatta.Dataset.digits(partitions=4, directory=Path(folder) / "data")
         trained = _in_turns(TRAINED, options.repeats, lambda sinks: _train(data, sinks, options.epochs, folder))
@@ -60,7 +57,7 @@ def main() -> None:
     print()
     report(
         "sinks",
-        columns,
+        ["sinks", "µs per record", "more than off", "to off"],
         rows,
         bars=[
             Bar("all four: more µs per record", 1e6 * added["all four"], MICROSECONDS),

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 from regatta.engine.record import RunRecord
 from regatta.errors import UsageError
-from regatta.sinks import export, mlflow
+from regatta.sinks import export, following, mlflow
 from regatta.store.states import StateFolder
 
 # MLflow itself uses what SQLAlchemy has deprecated.
@@ -116,3 +116,15 @@ def test_mlflows_own_setting_counts_without_a_uri(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
     assert mlflow().uri == "http://elsewhere:5000"
     assert mlflow("sqlite:///here.db").uri == "sqlite:///here.db"
+
+
+def test_a_server_that_is_not_there_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    made = MadeRun(configs=2, epochs=1)
+    folder = made.write(tmp_path / "runs").parent
+    with following([mlflow("http://127.0.0.1:9")], folder) as (listener,):
+        record = made.record()
+        listener(record, made.records[0])
+    assert len(record.notes) == 1
+    assert "the sink mlflow failed with MlflowException" in record.notes[0][1]
+    assert RunRecord.read(folder / "journal.jsonl").notes == record.notes

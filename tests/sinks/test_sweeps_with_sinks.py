@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import time
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,19 @@ def test_wrong_sinks_fail_before_training(data: Dataset, tmp_path: Path, monkeyp
     with pytest.raises(MissingExtraError, match=r"pip install 'regatta\[mlflow\]'"):
         sweep(data, tmp_path, sinks="mlflow")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_resumed_run_is_whole_in_its_sinks(data: Dataset, tmp_path: Path) -> None:
+    space = grid(lr=[0.01, 0.1], batch_size=4, sleeps=0.01)
+    options = {"loss_fn": loss_fn, "epochs": 4, "cluster": Cluster.inline(), "repo": tmp_path, "name": "small"}
+    halted = Sweep(data, space, model_fn, sinks="csv", **options).launch(wait=False, progress=False)
+    while not any(config.reports for config in halted.record.configs.values()):
+        time.sleep(0.01)
+    halted.halt()
+    with pytest.raises(KeyboardInterrupt):
+        halted.result()
+    run = Sweep(data, space, model_fn, sinks="csv", **options).launch(progress=False)
+    with (run.folder / "results.csv").open(newline="") as file:
+        found = [(row["config"], int(row["epoch"])) for row in csv.DictReader(file)]
+    assert len(found) == len(set(found)) == 8
+    assert len(run.record.sessions) == 2
