@@ -7,7 +7,7 @@ and what a keeper that died had not yet done, the next one finds in the journal;
 was. Kill it at any moment: a file is deleted only after the store has given it back.
 
 Of two keepers of one run (a resumed run may meet the one of its last controller, still at work) the later has the say:
-each takes a batch under a lock and stops when the token in it is not its own any more.
+each deletes under a lock, and stops when the token in it is not its own any more.
 
 `main` is the process's side; `keep` does the same for a run of the past.
 """
@@ -55,7 +55,7 @@ class Keeper:
 
     def __init__(self, folder: Path, store: Path) -> None:
         self._folder, self._store, self._token = folder.absolute(), store.absolute(), secrets.token_hex(8)
-        with _turn(self._folder) as lock:  # a keeper of the past ends its batch, and finds that it is one
+        with _turn(self._folder) as lock:  # a keeper of the past will find that it is one
             os.ftruncate(lock, 0)
             os.pwrite(lock, self._token.encode(), 0)
         self._states: dict[tuple[str, int], tuple[str, str]] = {}  # of epochs that are not reported: state and hash
@@ -146,19 +146,20 @@ class Keeper:
 def keep(folder: Path, store: Path) -> int:
     """Move into the store all states of a run that nothing will change any more; how many there were.
 
-    The newest ones only of a run that is done: nobody may go on with it at the same time.
+    The newest ones only of a run that is done. It stops where a controller begins to go on with the run.
     """
     from regatta.store.kept import series_of
     from regatta.store.store import ParameterStore
 
     run = folder.absolute()
-    series = series_of(run)
-    waiting = settled(run)
-    if series is None or not waiting:
+    series, batch, token, kept = series_of(run), _Batch(), _token(run), 0
+    batch.add(settled(run))
+    if series is None or not batch:
         return 0
-    with ParameterStore.open(store) as opened, _turn(run):
-        batches = [waiting[at : at + TOGETHER_STATES] for at in range(0, len(waiting), TOGETHER_STATES)]
-        return sum(_take(opened, series, batch) for batch in batches)
+    with ParameterStore.open(store) as opened:
+        while batch and (taken := _take_turn(run, token, opened, series, batch)) is not None:
+            kept += taken
+    return kept
 
 
 def settled(run: Path) -> list[RawState]:
@@ -204,7 +205,7 @@ def _raw(run: Path, config: str, state: str, digest: str) -> RawState:
 
 @contextlib.contextmanager
 def _turn(run: Path) -> Iterator[int]:
-    """Nobody else moves states of this run meanwhile."""
+    """Nobody else deletes states of this run meanwhile."""
     handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -213,13 +214,20 @@ def _turn(run: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _take(store: ParameterStore, series: str, states: list[RawState]) -> int:
-    from regatta.store.kept import keep_states
+def _token(run: Path) -> bytes:
+    """The token of the keeper that has the say now."""
+    with _turn(run) as lock:
+        return os.pread(lock, 64, 0)
 
-    kept, left = keep_states(store, series, states)
+
+def _stored(store: ParameterStore, series: str, states: list[RawState]) -> list[Path]:
+    """The files that the store has as well."""
+    from regatta.store.kept import store_states
+
+    kept, left = store_states(store, series, states)
     for path, reason in left.items():
         sys.stderr.write(f"{path} stays as it is: {reason}\n")
-    return len(kept)
+    return kept
 
 
 class _Inbox:
@@ -274,7 +282,7 @@ class _Batch:
         return taken
 
 
-def serve(run: Path, store: Path, token: str, pipe: int) -> None:
+def serve(run: Path, store: Path, token: bytes, pipe: int) -> None:
     """Take what is offered until the controller has closed the pipe, and then what the journal has left."""
     from regatta.store.kept import series_of
     from regatta.store.store import ParameterStore
@@ -286,25 +294,30 @@ def serve(run: Path, store: Path, token: str, pipe: int) -> None:
         batch.add(settled(run))  # what the last keeper did not get to
         while not inbox.ended:
             batch.add(inbox.wait(batch.patience()))
-            if batch.patience() == 0.0 and not _take_turn(run, token, opened, series, batch):
+            if batch.patience() == 0.0 and _take_turn(run, token, opened, series, batch) is None:
                 return
         batch.add(settled(run))
-        while batch and _take_turn(run, token, opened, series, batch):
+        while batch and _take_turn(run, token, opened, series, batch) is not None:
             pass
 
 
-def _take_turn(run: Path, token: str, store: ParameterStore, series: str, batch: _Batch) -> bool:
-    """Take a batch, unless another keeper has taken over."""
+def _take_turn(run: Path, token: bytes, store: ParameterStore, series: str, batch: _Batch) -> int | None:
+    """Move a batch, and say how many states went; None when another keeper has taken over.
+
+    What is stored twice costs nothing: whose turn it is matters only for deleting, and nobody waits for more than that.
+    """
+    stored = _stored(store, series, batch.pop())
     with _turn(run) as lock:
-        if os.pread(lock, 64, 0) != token.encode():
-            return False
-        _take(store, series, batch.pop())
-    return True
+        if os.pread(lock, 64, 0) != token:
+            return None
+        for path in stored:
+            path.unlink(missing_ok=True)
+    return len(stored)
 
 
 def main(run: str, store: str, token: str) -> None:
     try:
-        serve(Path(run), Path(store), token, sys.stdin.fileno())
+        serve(Path(run), Path(store), token.encode(), sys.stdin.fileno())
     except (RegattaError, OSError) as error:
         if Path(run).exists():  # else all was deleted under its hands, and nobody asks
             sys.exit(f"{type(error).__name__}: {error}")

@@ -49,7 +49,7 @@ class RawState:
 
 
 class Outcome(NamedTuple):
-    """What became of states: those that are in the store alone now, and why others are files still."""
+    """What became of states: the files that are in the store as well now, and why others are not."""
 
     kept: list[Path]
     left: dict[Path, str]
@@ -71,8 +71,8 @@ def reference_of(series: str, config: str, path: Path) -> str:
     return f"{PREFIX}{series}/{config}/{path.stem}"
 
 
-def keep_states(store: ParameterStore, series: str, states: Iterable[RawState]) -> Outcome:
-    """Move states into the store, in one transaction; each file goes when the store has been seen to give it back."""
+def store_states(store: ParameterStore, series: str, states: Iterable[RawState]) -> Outcome:
+    """Put states into the store, in one transaction; the files that the store has been seen to give back may go."""
     found, left = _readable(states, series)
     stored = store.put_all(snapshot for _, snapshot in found)
     kept = []
@@ -82,7 +82,6 @@ def keep_states(store: ParameterStore, series: str, states: Iterable[RawState]) 
         except RegattaError as error:
             left[state.path] = str(error)
         else:
-            state.path.unlink(missing_ok=True)
             kept.append(state.path)
     return Outcome(kept, left)
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from regatta.errors import CorruptError, NotFoundError
 from regatta.store.archive import archive
-from regatta.store.kept import RawState, RunStates, _readable, keep_states, series_bases, series_of
+from regatta.store.kept import RawState, RunStates, _readable, series_bases, series_of, store_states
 from regatta.store.states import read_weights, state_metadata
 from regatta.store.store import ParameterStore
 
@@ -57,7 +57,11 @@ def keep(tmp_path: Path, run: Path, *states: RawState) -> Any:
     series = series_of(run)
     assert series is not None
     with ParameterStore.open(tmp_path / "store", threads=1) as store:
-        return keep_states(store, series, states)
+        outcome = store_states(store, series, states)
+    assert all(one.path.exists() for one in states if one.path in outcome.kept)
+    for path in outcome.kept:
+        path.unlink()
+    return outcome
 
 
 def test_a_state_comes_back_byte_for_byte(tmp_path: Path) -> None:
