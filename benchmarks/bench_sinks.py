@@ -2,7 +2,8 @@
 
 A sink reads the journal on a thread of its own; the controller only wakes it. The first table plays a journal of some
 thousand records as fast as it goes, with what a controller does for each: append, fold, tell listeners. The time is
-that of the controller's thread on the processor, which other work on the machine hardly changes; waiting for Python's lock is not in it.
+that of the controller's thread on the processor, which other work on the machine hardly changes; waiting for Python's
+lock is not in it.
 
 The second trains 16 small networks on two worker processes, in turns with and without all sinks, and compares
 makespans. The sinks' threads share Python's lock and the two cores with the run, and units take only milliseconds
