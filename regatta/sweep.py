@@ -22,7 +22,7 @@ from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
 from regatta.data.order import permutation
-from regatta.engine.events import Outfit, Recipe
+from regatta.engine.events import Outfit, Recipe, unsealed
 from regatta.engine.journal import VERSION
 from regatta.engine.keeper import Keeper
 from regatta.engine.record import RunRecord
@@ -104,7 +104,7 @@ class Sweep:
         limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
         _check_kind("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
         check_rule(rule)
-        self.recipe = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
+        self._sealed: Recipe | bytes = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
         self.dataset = dataset
         self.search = search
         self.goal = Goal(metric, mode or _usual_mode(metric), epochs, seed)
@@ -120,6 +120,16 @@ class Sweep:
     def __repr__(self) -> str:
         count = len(self.configs())
         return f"<Sweep of {count} configurations on {self.dataset.name}, {self.goal.epochs} epochs>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The functions sealed: whoever goes on with a run need not import what only its workers use."""
+        sealed = self._sealed if isinstance(self._sealed, bytes) else cloudpickle.dumps(self._sealed)
+        return {**vars(self), "_sealed": sealed}
+
+    @property
+    def recipe(self) -> Recipe:
+        self._sealed = unsealed(self._sealed)
+        return self._sealed
 
     def configs(self) -> dict[str, dict[str, Scalar]]:
         """The configurations that the search begins with, by id."""
@@ -202,7 +212,7 @@ class Sweep:
         cluster = self.cluster.sized(len(self.dataset.train))
         runner = Runner(
             folder=folder,
-            header=self._header(folder.name, cluster),
+            header=lambda: self._header(folder.name, cluster),
             dataset=self.dataset,
             search=self.search,
             goal=self.goal,
@@ -249,7 +259,7 @@ class Sweep:
     def _outfit(self, folder: Path) -> Outfit:
         train = tuple(part.path for part in self.dataset.train)
         held_out = tuple(part.path for part in self.dataset.eval)
-        return Outfit(self.recipe, self.goal.seed, train, held_out, folder / "logs")
+        return Outfit(self._sealed, self.goal.seed, train, held_out, folder / "logs")
 
     def _header(self, name: str, cluster: Cluster) -> dict[str, Any]:
         libraries = {package: version(package) for package in ("regatta", "torch", "numpy")}

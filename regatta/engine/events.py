@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
+from regatta.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,31 @@ class Recipe:
 class Outfit:
     """What every worker of a run is given before its first task."""
 
-    recipe: Recipe
+    sealed: Recipe | bytes  # pickled, where the controller itself has no use for it
     seed: int
     train: tuple[Path, ...]
     eval: tuple[Path, ...]
     logs: Path  # the folder for what workers print
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return unsealed(self.sealed)
+
+
+def unsealed(recipe: Recipe | bytes) -> Recipe:
+    """The user's functions, with all that they import; bytes come from our own controller."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    import cloudpickle
+
+    try:
+        found: Recipe = cloudpickle.loads(recipe)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"The functions of the sweep need the module {error.name!r}, which is not found from here.",
+            hint="Go to the folder from which it was launched, or put that module's folder on PYTHONPATH.",
+        ) from error
+    return found
 
 
 @dataclass(frozen=True)

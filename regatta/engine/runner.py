@@ -66,7 +66,7 @@ class Runner:
         self,
         *,
         folder: Path,
-        header: Mapping[str, Any],
+        header: Callable[[], Mapping[str, Any]],
         dataset: Dataset,
         search: Search,
         goal: Goal,
@@ -143,7 +143,7 @@ class Runner:
     def _prepare(self, history: History) -> None:
         """The search, the courses, the workers and the scheduler: new, or as the journal says they were."""
         if not history:
-            self._write("run", **self._header)
+            self._write("run", None, **self._header())
         self._courses.start()
         for line, size in history:
             self.record.apply(line, size)

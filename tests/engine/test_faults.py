@@ -163,7 +163,7 @@ def test_workers_that_cannot_start_end_the_run_with_their_words(tmp_path: Path, 
     (tmp_path / "vanished.py").unlink()
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     before = children(os.getpid())
-    with pytest.raises(RegattaError, match="before it could take work, 3 times") as caught:
+    with pytest.raises(RegattaError, match="before it could take work, again and again") as caught:
         sweep.launch(progress=False)
     assert "ModuleNotFoundError: No module named 'vanished'" in str(caught.value)
     assert children(os.getpid()) == before

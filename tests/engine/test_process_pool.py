@@ -54,7 +54,7 @@ def rough(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """Two workers that will be treated badly."""
     folder = tmp_path_factory.mktemp("rough")
     outfit = write_outfit(folder)
-    outfit = replace(outfit, recipe=replace(outfit.recipe, loss_fn=loss_with_a_child, input_fn=talkative))
+    outfit = replace(outfit, sealed=replace(outfit.recipe, loss_fn=loss_with_a_child, input_fn=talkative))
     pool = open_pool(Cluster.local(2, threads=1).sized(3), outfit)
     harness = Harness(pool, outfit, folder)
     yield harness
@@ -121,12 +121,12 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     outfit = write_outfit(tmp_path)
     before = children(os.getpid())
     pool = open_pool(
-        Cluster.local(1).sized(1), replace(outfit, recipe=replace(outfit.recipe, model_fn=vanishing.model_fn))
+        Cluster.local(1).sized(1), replace(outfit, sealed=replace(outfit.recipe, model_fn=vanishing.model_fn))
     )
     (tmp_path / "vanishing.py").unlink()
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     pool.start()
-    with pytest.raises(RegattaError, match="exited with code 1 before it could take work, 3 times") as caught:
+    with pytest.raises(RegattaError, match="exited with code 1 before it could take work, again and again") as caught:
         while True:
             assert all(isinstance(event, WorkerLost) for event in pool.events())
     pool.close()

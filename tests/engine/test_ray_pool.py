@@ -51,7 +51,7 @@ class Gated(Harness):
 
     def __init__(self, folder: Path) -> None:
         outfit = write_outfit(folder)
-        outfit = replace(outfit, recipe=replace(outfit.recipe, model_fn=wide_fn, loss_fn=wide_loss))
+        outfit = replace(outfit, sealed=replace(outfit.recipe, model_fn=wide_fn, loss_fn=wide_loss))
         self.folder = folder
         storage = f"gated://{folder}/far"
         super().__init__(RayPool(Cluster.ray(2, storage=storage, cpus=0.6).sized(3), outfit), outfit, folder)
@@ -173,11 +173,11 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
         import vanishing_on_ray  # type: ignore[import-not-found]
 
         outfit = write_outfit(tmp_path)
-        outfit = replace(outfit, recipe=replace(outfit.recipe, model_fn=vanishing_on_ray.model_fn))
+        outfit = replace(outfit, sealed=replace(outfit.recipe, model_fn=vanishing_on_ray.model_fn))
         pool = open_pool(Cluster.ray(1, cpus=0.4).sized(1), outfit)
     finally:
         sys.path.remove(str(tmp_path))
-    with pytest.raises(RegattaError, match="before it could take work, 3 times") as caught:
+    with pytest.raises(RegattaError, match="before it could take work, again and again") as caught:
         pool.start()
         while True:
             assert set(kinds(pool.events())) == {WorkerLost}

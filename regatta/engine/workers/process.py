@@ -40,7 +40,8 @@ file, *sys.path = sys.argv[1:]
 del sys.argv[1:]
 from regatta.engine.workers.process import main
 main(int(file))"""
-STARTS = 3  # how often a worker that dies before it is ready is started again
+STARTS = 3  # how often a worker that dies before it is ready is started
+KILLED_STARTS = 10  # the same, where somebody kills it
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,9 @@ class _Member:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
+    def was_killed(self) -> bool:
+        return self.process is not None and self.process.returncode == -signal.SIGKILL
+
     def close(self) -> str:
         """Let go of it; how it ended."""
         self.kill()
@@ -90,7 +94,7 @@ class ProcessPool:
         self._logs = outfit.logs
         self._outfit = cloudpickle.dumps(outfit)
         self._members: dict[str, _Member] = {}
-        self._failed_starts = dict.fromkeys(self.workers, 0)
+        self._failed_starts = dict.fromkeys(self.workers, 0.0)
         self._guests = 0
         self._woken, self._waker = Pipe(duplex=False)
 
@@ -178,16 +182,16 @@ class ProcessPool:
         if member.process is None:
             return WorkerLost(name, reason, for_good=True)
         if not member.ready:
-            self._failed_starts[name] += 1
+            self._failed_starts[name] += STARTS / KILLED_STARTS if member.was_killed() else 1
         if self._failed_starts[name] < STARTS:
             self._spawn(name)
             return WorkerLost(name, reason)
         if not any(other.ready for other in self._members.values()):
             raise RegattaError(
-                f"Worker {name} {reason} before it could take work, {STARTS} times.\n{self._last_words(name)}",
+                f"Worker {name} {reason} before it could take work, again and again.\n{self._last_words(name)}",
                 hint=f"All it said is in {self._log(name)}.",
             )
-        return WorkerLost(name, f"{reason} before it could take work, {STARTS} times", for_good=True)
+        return WorkerLost(name, f"{reason} before it could take work, again and again", for_good=True)
 
     def _log(self, name: str) -> Path:
         self._logs.mkdir(parents=True, exist_ok=True)
