@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regatta.errors import ConflictError
 from regatta.store.encodings import Encoding, by_name
@@ -28,8 +28,17 @@ _ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
+class NewSnapshot:
+    """What `put_all` takes: a snapshot that is to be stored, and the arguments of `put` that are its own."""
+
+    tensors: Mapping[str, Any]
+    metadata: Mapping[str, str] | None = None
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
 class Draft:
-    """A snapshot to be stored; `contents` has its tensors by id, those of a lossy scheme already encoded."""
+    """The same, made ready; `contents` has its tensors by id, those of a lossy scheme already encoded."""
 
     manifest: Manifest
     contents: Mapping[str, tuple[Tensor, Encoded | None]]

@@ -27,11 +27,12 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, NotFoundError, RegattaError
+from regatta.store.commit import NewSnapshot
 from regatta.store.dtypes import dtype_named, floats_of
 from regatta.store.identity import Bits, as_tensor, check_name, word_count
 from regatta.store.manifest import Manifest, Member
 from regatta.store.states import StateFolder, model_names, publish, read_weights, state_key, temporary, writing
-from regatta.store.store import NewSnapshot, ParameterStore
+from regatta.store.store import ParameterStore
 
 PREFIX = "runs/"
 MAX_HEADER = 10**8  # safetensors' own limit

@@ -27,7 +27,7 @@ import numpy as np
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
 from regatta.location import writable_folder
 from regatta.store import fsck, gc, rebuild, rewrite
-from regatta.store.commit import Commit, Draft
+from regatta.store.commit import Commit, Draft, NewSnapshot
 from regatta.store.dtypes import DType, Words
 from regatta.store.encodings import Encoding, by_name
 from regatta.store.folder import MissingPackError, PackFolder
@@ -59,15 +59,6 @@ class Entry:
     base: str | None
     stored_bytes: int
     remote_bytes: int
-
-
-@dataclass(frozen=True)
-class NewSnapshot:
-    """What `put_all` takes: a snapshot that is to be stored, and the arguments of `put` that are its own."""
-
-    tensors: Mapping[str, Any]
-    metadata: Mapping[str, str] | None = None
-    reference: str | None = None
 
 
 class ParameterStore:
