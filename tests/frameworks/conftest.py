@@ -1,9 +1,14 @@
 """Results are bitwise the same only for the same number of threads: one here, as in the workers of the tests.
 
-TensorFlow and JAX read it when they first compute, which is after every test has been collected.
+TensorFlow and JAX read it when they first compute, which is after every test has been collected. PyTorch's is left to
+the tests that need it.
 """
+
+import torch
 
 from regatta.frameworks import threads
 
+before = torch.get_num_threads()
 threads.limit(1)
 threads.settle()
+torch.set_num_threads(before)
