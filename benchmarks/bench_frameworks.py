@@ -86,7 +86,9 @@ def _arguments() -> argparse.Namespace:
 def _dataset(folder: Path, rows: int) -> regatta.Dataset:
     generator = np.random.default_rng(0)
     y = generator.integers(0, CLASSES, rows)
-    x = (generator.normal(size=(rows, FEATURES)) + generator.normal(size=(CLASSES, FEATURES))[y]).astype(np.float32)
+    x = (generator.normal(size=(rows, FEATURES)) + 0.15 * generator.normal(size=(CLASSES, FEATURES))[y]).astype(
+        np.float32
+    )
     return regatta.Dataset.from_arrays(x, y, partitions=PARTITIONS, name="made", directory=folder / "data")
 
 
