@@ -210,7 +210,7 @@ class RayPool:
         if self._proven:  # this node is not like the others, which go on
             return False
         raise RegattaError(
-            f"Worker {name} {reason} before it could take work, {STARTS} times.",
+            f"Worker {name} {reason} before it could take work, again and again.",
             hint="Its node needs the same packages, the modules of the sweep's functions and the same paths.",
         )
 

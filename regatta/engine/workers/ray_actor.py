@@ -246,7 +246,7 @@ class RayWorker:
         limit_threads(hello.threads)
         warm_up()
         self._shelf = Shelf(Storage(hello.run, hello.storage), hello.run)
-        outfit = replace(outfit, logs=self._shelf.folder)
+        outfit = replace(outfit, sealed=outfit.recipe, logs=self._shelf.folder)  # unsealed now, for it may fail
         self._trainer = _Trainer(hello.worker, outfit, choose_device(hello.device, 0))
         self._trainer.shelf = self._shelf
         import ray
