@@ -224,6 +224,7 @@ class Hopper:
         Nothing of what followed from it may be running, or have finished.
         """
         index = self._model(model)
+        self._must_be_last(index, epoch, partition)
         self._units_left -= self._left_of(index)
         self._board.undo(index, epoch, partition)
         self._units_left += self._left_of(index)
@@ -399,6 +400,19 @@ class Hopper:
     def _must_run(self, worker: str, index: int) -> None:
         if index not in self._board.running:
             raise UsageError(f"Worker {worker!r} runs no unit that could end.")
+
+    def _must_be_last(self, index: int, epoch: int, partition: int) -> None:
+        board, model = self._board, self._board.models[index]
+        unit = f"Unit {self._model_names[index]}, epoch {epoch}, partition {partition}, cannot be undone"
+        if any(not r.evaluates or r.epoch == epoch for r in board.running.values() if r.model == index):
+            raise UsageError(f"{unit}: what followed from it is running.")
+        begun = len(model.rest) < board.partitions and model.epoch <= model.epochs
+        last = model.epoch if begun else model.epoch - 1
+        trained = set(range(board.partitions)) - (model.rest if begun else set())
+        if epoch < 1 or epoch != last or partition not in trained:
+            raise UsageError(f"{unit}: it is none of the units that finished in the last epoch, {last}.")
+        if not begun and model.evals.get(epoch, 0) < board.eval_partitions:
+            raise UsageError(f"{unit}: its epoch was evaluated, at least in part.")
 
     def _checked_order(self, model: str, epoch: int, order: Sequence[int]) -> tuple[int, ...]:
         if sorted(order) != list(range(self._board.partitions)):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from regatta.plan.estimates import KnownTimes
 from regatta.plan.hop import Hopper
 from regatta.plan.simulate import Row, Schedule, simulate, spread
+from regatta.plan.units import Unit
 
 Matrix = Sequence[Sequence[float]]
 
@@ -49,3 +50,20 @@ def told(schedule: Schedule) -> list[str]:
         f"{worker}: " + ", ".join(f"{row.unit.model} {row.start:g}-{row.end:g}" for row in rows)
         for worker, rows in by_worker.items()
     ]
+
+
+def two_workers(evals: int = 0, rule: str = "longest", models: int = 2) -> Hopper:
+    """Two partitions, one each; evaluation partition 0 lies with both, 1 with w1."""
+    times = KnownTimes(
+        {(f"m{i}", j): 1.0 for i in range(9) for j in range(2)}, {(f"m{i}", j): 0.5 for i in range(9) for j in range(2)}
+    )
+    hopper = Hopper(2, evals, estimates=times, rule=rule, effort=0)
+    hopper.add_worker("w0", [0], range(min(evals, 1)))
+    hopper.add_worker("w1", [1], range(evals))
+    for model in range(models):
+        hopper.add_model(f"m{model}", 2)
+    return hopper
+
+
+def train(model: str, epoch: int, partition: int) -> Unit:
+    return Unit("train", model, epoch, partition)

@@ -28,6 +28,7 @@ class Play:
     skipped: dict[str, set[tuple[int, int]]] = field(default_factory=dict)  # done before it was added
     stopped: set[str] = field(default_factory=set)
     orders: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+    trails: dict[str, list[Unit]] = field(default_factory=dict)  # training units that finished, the last one last
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class Play:
     # -- events -----------------------------------------------------------------------------------
 
     def event(self, byte: int) -> None:
-        argument, what = divmod(byte, 12)
+        argument, what = divmod(byte, 16)
         self.now += 0.25
         actions = {
             5: self.add_model,
@@ -69,6 +70,9 @@ class Play:
             9: self.come,
             10: self.give_back,
             11: self.peek,
+            12: self.undo,
+            13: self.undo,
+            14: self.hand_over,
         }
         actions.get(what, self.finish)(argument)
         self.hopper.validate()
@@ -96,13 +100,18 @@ class Play:
         if argument % 5 == 3:
             order = [(j + argument) % self.partitions for j in range(self.partitions)]
             self.orders[name] = {done + 1: order, done + 2: order[::-1]}
-        self.hopper.add_model(name, self.epochs[name], done=done, visited=visited, order=self.orders.get(name))
+        most = self.epochs[name] + argument if argument % 7 == 6 else 0
+        self.hopper.add_model(
+            name, self.epochs[name], done=done, visited=visited, order=self.orders.get(name), most=most
+        )
 
     def finish(self, argument: int) -> None:
         if worker := self._pick(list(self.hopper.running()), argument):
             unit = self.hopper.running()[worker]
             finished = self.hopper.finish(worker, self.now, seconds=1.0)
             self.finished[unit] += 1
+            if unit.kind == "train":
+                self.trails.setdefault(unit.model, []).append(unit)
             assert finished.unit == unit
             trained = self._count("train", unit) == self.partitions
             assert finished.trained == (unit.kind == "train" and trained)
@@ -117,8 +126,30 @@ class Play:
     def extend(self, argument: int) -> None:
         if name := self._pick(list(self.epochs), argument):
             self.epochs[name] += argument % 2
-            self.hopper.extend_model(name, self.epochs[name])
+            order = None
+            if argument % 3 == 2:  # what is fixed already stays as it is
+                order = {self.epochs[name]: [(argument - j) % self.partitions for j in range(self.partitions)]}
+                self.orders[name] = {**order, **self.orders.get(name, {})}
+            self.hopper.extend_model(name, self.epochs[name], order=order)
             self.stopped.discard(name)
+
+    def undo(self, argument: int) -> None:
+        """The last training unit of a model, where nothing that followed from it runs or has finished."""
+        possible = [name for name in self.epochs if self._may_undo(name)]
+        if name := self._pick(possible, argument):
+            unit = self.trails[name].pop()
+            del self.finished[unit]
+            left = self.hopper.units_left()
+            self.hopper.undo(name, unit.epoch, unit.partition)
+            assert self.hopper.units_left() == left + (name not in self.stopped)
+
+    def _may_undo(self, name: str) -> bool:
+        if not self.trails.get(name):
+            return False
+        last = self.trails[name][-1]
+        running = [unit for unit in self.hopper.running().values() if unit.model == name]
+        followed = [unit for unit in [*running, *self.finished] if (unit.kind, unit.epoch) == ("eval", last.epoch)]
+        return all(unit.kind == "eval" for unit in running) and not any(unit.model == name for unit in followed)
 
     def leave(self, argument: int) -> None:
         if worker := self._pick(list(self.hopper.workers()), argument):
@@ -128,6 +159,21 @@ class Play:
     def come(self, argument: int) -> None:
         if worker := self._pick(sorted(set(self.homes) - set(self.hopper.workers())), argument):
             self.hopper.add_worker(worker, *self.homes[worker])
+
+    def hand_over(self, argument: int) -> None:
+        """Those that are here hold what a worker that is away held alone; it may come back, with it or with nothing."""
+        here = sorted(self.hopper.workers())
+        away = self._pick(sorted(set(self.homes) - set(here)), argument)
+        if away is None or not here:
+            return
+        for kind in (0, 1):
+            held = {j for worker in here for j in self.homes[worker][kind]}
+            for j in set(self.homes[away][kind]) - held:
+                self.homes[here[(argument + j) % len(here)]][kind].append(j)
+        for worker in here:
+            self.hopper.hold(worker, *self.homes[worker])
+        if argument % 2:
+            self.homes[away] = ([], [])
 
     def give_back(self, argument: int) -> None:
         if worker := self._pick(list(self.hopper.running()), argument):

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from instances import hopper_for, known
+from instances import hopper_for, known, train, two_workers
 
 from regatta.errors import UsageError
 from regatta.plan.estimates import KnownTimes
 from regatta.plan.hop import Hopper
 from regatta.plan.simulate import simulate
 from regatta.plan.units import Assignment, Unit
-
-
-def two_workers(evals: int = 0, rule: str = "longest", models: int = 2) -> Hopper:
-    """Two partitions, one each; evaluation partition 0 lies with both, 1 with w1."""
-    times = KnownTimes(
-        {(f"m{i}", j): 1.0 for i in range(9) for j in range(2)}, {(f"m{i}", j): 0.5 for i in range(9) for j in range(2)}
-    )
-    hopper = Hopper(2, evals, estimates=times, rule=rule, effort=0)
-    hopper.add_worker("w0", [0], range(min(evals, 1)))
-    hopper.add_worker("w1", [1], range(evals))
-    for model in range(models):
-        hopper.add_model(f"m{model}", 2)
-    return hopper
-
-
-def train(model: str, epoch: int, partition: int) -> Unit:
-    return Unit("train", model, epoch, partition)
 
 
 def test_a_model_goes_on_with_the_next_epoch_at_once() -> None:
