@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.configuration import Scalar, check_configuration, config_id
-from regatta.engine.accounting import account
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, UsageError, nearest
 from regatta.location import find_repository
@@ -185,6 +184,12 @@ class Run:
             raise UsageError(f"Run {self.name} is done.", hint="extend and clone give it more to do.")
         return (sweep or self.sweep()).train(self, wait, progress)
 
+    def join(self, device: str | None = None, joined: Callable[[str], None] = lambda worker: None) -> None:
+        """Be one more worker of the run, which is trained by another process of this machine, until it ends."""
+        from regatta.engine.workers.guest import join
+
+        join(self.folder, device, joined)
+
     def _requests_wait(self) -> bool:
         from regatta.engine.control import waiting
 
@@ -250,7 +255,7 @@ class Run:
             "last": series[-1] if series else None,
             "seconds": sum(unit.seconds for unit in config.units),
             "parent": config.parent,
-            **account(self.record, config.id).row(),
+            **self.record.account(config.id).row(),
             "error": config.error,
         }
 

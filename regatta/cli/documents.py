@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli.tables import last_value
-from regatta.engine.accounting import account
 
 if TYPE_CHECKING:
     from regatta.engine.record import ConfigRecord, RunRecord
@@ -74,7 +73,7 @@ def configuration(record: RunRecord, config: ConfigRecord) -> dict[str, Any]:
         "best": _best(record, config),
         "last": last_value(config, record.metric),
         "reports": [{"epoch": epoch, "metrics": config.reports[epoch]} for epoch in sorted(config.reports)],
-        "account": asdict(account(record, config.id)),
+        "account": asdict(record.account(config.id)),
         "error": config.error,
         "traceback": config.traceback,
     }

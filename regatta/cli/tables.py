@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
 from regatta.cli import figures
-from regatta.engine.accounting import account
 
 if TYPE_CHECKING:
     from regatta.engine.accounting import Resources
@@ -136,7 +135,7 @@ def accounts(record: RunRecord) -> Table:
     columns += [Column("hopped", right=True), Column("journal size", right=True)]
     rows: list[list[Cell]] = []
     for config in record.leaderboard():
-        cost = account(record, config.id)
+        cost = record.account(config.id)
         seconds = [figures.seconds(getattr(cost, f"{kind}_seconds")) for kind in kinds]
         rows.append([config.id, *seconds, figures.size(cost.hop_bytes), figures.size(cost.journal_bytes)])
     return Table(columns, rows)

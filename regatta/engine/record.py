@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regatta.configuration import Scalar
-from regatta.engine.accounting import Resources, resources
+from regatta.engine.accounting import Account, Resources, account, resources
 from regatta.engine.journal import Record, read_lines
 from regatta.errors import CorruptError
 
@@ -190,6 +190,9 @@ class RunRecord:
 
     def resources(self) -> Resources:
         return resources(self)
+
+    def account(self, config: str) -> Account:
+        return account(self, config)
 
     def _on_run(self, record: Record) -> None:
         self.header = record

@@ -33,7 +33,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         ui.write_json(
             document(
-                run=chosen.name, ok=report.ok, units=report.units, equal=report.equal, left_out=report.left_out,
+                run=chosen.name,
+                ok=report.ok,
+                units=report.units,
+                equal=report.equal,
+                left_out=report.left_out,
                 differing=report.differing,
             )  # fmt: skip
         )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs, add_repo, named_run
-from regatta.errors import ConflictError
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
@@ -23,22 +21,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.engine.control import knock, read_door
-    from regatta.engine.workers.process import start_worker
-
-    folder = named_run(args).folder
-    door = read_door(folder)
-    with knock(folder) as connection:
-        connection.send_bytes(json.dumps({"kind": "worker", "device": args.device}).encode())
-        reply = json.loads(connection.recv_bytes())
-        if "welcome" not in reply:
-            raise ConflictError(f"Nobody can join {folder.name}. {reply.get('refused', '')}")
-        process = start_worker(connection, reply["threads"], door["path"])
-    ui.message(f"Joined {folder.name} as {reply['welcome']}; Ctrl-C leaves it")
-    try:
-        process.wait()
-    finally:
-        process.kill()
-        process.wait()
-    ui.message(f"{folder.name} has ended, or let go of {reply['welcome']}")
+    chosen = named_run(args)
+    chosen.join(args.device, lambda name: ui.message(f"Joined {chosen.name} as {name}; Ctrl-C leaves it"))
+    ui.message(f"{chosen.name} has ended, or let go of this worker")
     return 0
