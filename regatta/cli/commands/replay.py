@@ -31,16 +31,8 @@ def run(args: argparse.Namespace) -> int:
     ui.message(f"Replaying {count(training, 'training unit')} of {chosen.name}")
     report = chosen.replay()
     if args.json:
-        ui.write_json(
-            document(
-                run=chosen.name,
-                ok=report.ok,
-                units=report.units,
-                equal=report.equal,
-                left_out=report.left_out,
-                differing=report.differing,
-            )  # fmt: skip
-        )
+        figures = {"units": report.units, "equal": report.equal, "left_out": report.left_out}
+        ui.write_json(document(run=chosen.name, ok=report.ok, **figures, differing=report.differing))
         return 0 if report.ok else 1
     if report.ok:
         ui.write(f"{chosen.name}: all {count(report.units, 'state')} equal, bit for bit")
