@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -234,9 +234,7 @@ def _pass(
     config: Mapping[str, Scalar],
     training: bool,
 ) -> dict[str, float]:
-    import keras
-
-    with keras.device(_place(trainee.device)):
+    with _on(trainee.device):
         step = _step(trainee, loss_fn, config, training)
         if loss_fn is None:
             return _own_metrics(trainee.model, step, data, batches)
@@ -287,11 +285,12 @@ def _has_modes(layer: Any) -> bool:
     return noisy or isinstance(layer, keras.layers.BatchNormalization)
 
 
-def _place(device: str) -> str:
-    """Keras's name of one of our devices; a backend without GPUs takes the CPU."""
+def _on(device: str) -> AbstractContextManager[Any]:
+    """A scope of Keras for one of our devices; none for the CPU, or without GPUs: as in a plain loop."""
     import keras
 
     kind, _, index = device.partition(":")
-    if kind != "cpu" and keras.distribution.list_devices("gpu"):
-        return f"gpu:{index or 0}"
-    return "cpu:0"
+    if kind == "cpu" or not keras.distribution.list_devices("gpu"):
+        return nullcontext()
+    scope: AbstractContextManager[Any] = keras.device(f"gpu:{index or 0}")
+    return scope
