@@ -7,11 +7,12 @@ import json
 import pickle
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -262,7 +263,8 @@ class Sweep:
         return Outfit(self._sealed, self.goal.seed, train, held_out, folder / "logs")
 
     def _header(self, name: str, cluster: Cluster) -> dict[str, Any]:
-        libraries = {package: version(package) for package in ("regatta", "torch", "numpy")}
+        used = [name for name in ("keras", "tensorflow", "jax", "ray") if name in sys.modules]
+        libraries = {package: _version(package) for package in ("regatta", "torch", "numpy", *used)}
         return {
             "version": VERSION,
             "name": name,
@@ -315,6 +317,13 @@ def launch(
                 f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress"])
             )
     return Sweep(dataset, search, model_fn, **options).launch(wait=wait, progress=progress)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # installed under another name, as tensorflow-cpu is
+        return str(getattr(sys.modules[package], "__version__", "unknown"))
 
 
 @contextmanager
