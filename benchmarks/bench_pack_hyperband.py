@@ -57,8 +57,9 @@ def build(config: Config) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     act = getattr(nn, config["activation"])
     sizes = [3072, 512, 512, 512]
-    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), act())]
-    model = nn.Sequential(*layers, nn.Linear(512, 10)).cuda()
+    with torch.device("cuda"):  # drawn on the device, for all ways alike
+        layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), act())]
+        model = nn.Sequential(*layers, nn.Linear(512, 10))
     name, lr, parameters = config["optimizer"], config["lr"], model.parameters()
     made = {
         "Adam": lambda: torch.optim.Adam(parameters, lr=lr),

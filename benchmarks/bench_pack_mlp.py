@@ -12,4 +12,4 @@ from pack_models import MLP
 from pack_throughput import family_report
 
 if __name__ == "__main__":
-    family_report("pack_mlp", MLP, members=32, over_eager=18.0, over_graphs=3.3)
+    family_report("pack_mlp", [MLP], members=32, over_eager=18.0, over_graphs=3.3)

@@ -13,7 +13,7 @@ from torch import nn
 
 from regatta.pack import capturable
 
-ROWS = 1000
+ROWS = 3000
 
 
 def net(kind: str, width: int) -> nn.Module:

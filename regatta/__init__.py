@@ -10,16 +10,18 @@ if TYPE_CHECKING:
     from regatta.cluster import Cluster
     from regatta.data import Dataset
     from regatta.errors import RegattaError
+    from regatta.pack import Pack
     from regatta.run import Run, open_run
     from regatta.sweep import Sweep, launch
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "Dataset", "RegattaError", "Run", "Sweep", "launch", "open_run", "search", "sinks"]
+__all__ = ["Cluster", "Dataset", "Pack", "RegattaError", "Run", "Sweep", "launch", "open_run", "search", "sinks"]
 
 _HOME = {
     "Cluster": "regatta.cluster",
     "Dataset": "regatta.data",
+    "Pack": "regatta.pack.pack",
     "RegattaError": "regatta.errors",
     "Run": "regatta.run",
     "Sweep": "regatta.sweep",

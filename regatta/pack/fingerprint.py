@@ -31,10 +31,11 @@ def fingerprint(member: Member) -> tuple[Any, ...]:
 def shape_of_work(member: Member) -> tuple[Any, ...]:
     """What a step costs: the same for members that differ in hyperparameters only."""
     optimizer = type(member.optimizer).__qualname__
-    return _module(member.model), _key(member.loss_fn), member.batch_size, optimizer
+    return structure(member.model), _key(member.loss_fn), member.batch_size, optimizer
 
 
-def _module(module: torch.nn.Module) -> tuple[Any, ...]:
+def structure(module: torch.nn.Module) -> tuple[Any, ...]:
+    """The build of a module: classes, attributes, shapes."""
     kind = type(module)
     own = {name: value for name, value in vars(module).items() if name not in _INNARDS}
     return (
@@ -43,7 +44,7 @@ def _module(module: torch.nn.Module) -> tuple[Any, ...]:
         tuple(sorted((name, _key(value)) for name, value in own.items())),
         tuple((name, _tensor(value)) for name, value in module._parameters.items()),
         tuple((name, _tensor(value)) for name, value in module._buffers.items()),
-        tuple((name, None if part is None else _module(part)) for name, part in module._modules.items()),
+        tuple((name, None if part is None else structure(part)) for name, part in module._modules.items()),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+
+from regatta.pack.joint import Joint, runtime
 
 
 class Replay(Protocol):
@@ -35,6 +37,12 @@ class Graphs(Protocol):
     def capture(self, stream: Any, step: Callable[[], None]) -> Replay:
         """Record a step without running it."""
 
+    def burst(self, parts: Sequence[tuple[Any, Replay, int]], rounds: int) -> None:
+        """Replay steps on their streams, each so many times a round, with as little beside it as can be."""
+
+    def joint(self, parts: Sequence[tuple[Replay, int]]) -> Replay | None:
+        """Steps as branches of one; None where that is not possible."""
+
     def synchronize(self) -> None:
         """Wait until the device has done everything."""
 
@@ -44,6 +52,7 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._runtime = runtime() if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph") else None
 
     def stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)
@@ -63,7 +72,8 @@ class CudaGraphs:
 
     def capture(self, stream: torch.cuda.Stream, step: Callable[[], None]) -> Replay:
         # graphs that run side by side may not share memory, so each has a pool of its own
-        graph = torch.cuda.CUDAGraph()
+        keeps = self._runtime is not None
+        graph = torch.cuda.CUDAGraph(keep_graph=True) if keeps else torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         with torch.cuda.stream(stream):
             graph.capture_begin(capture_error_mode="thread_local")
@@ -74,7 +84,24 @@ class CudaGraphs:
                     graph.capture_end()
                 raise
             graph.capture_end()
+        if keeps:
+            graph.instantiate()
         return graph
+
+    def burst(self, parts: Sequence[tuple[torch.cuda.Stream, Replay, int]], rounds: int) -> None:
+        calls = [(stream, step.replay, count) for stream, step, count in parts]
+        current = torch.cuda.current_stream(self.device)
+        try:
+            for _ in range(rounds):
+                for stream, replay, count in calls:
+                    torch.cuda.set_stream(stream)
+                    for _ in range(count):
+                        replay()
+        finally:
+            torch.cuda.set_stream(current)
+
+    def joint(self, parts: Sequence[tuple[Replay, int]]) -> Replay | None:
+        return None if self._runtime is None else Joint(self._runtime, parts, self.device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from regatta.pack.fingerprint import shape_of_work, structure
 from regatta.pack.randomness import Randomness
 
 Indices = npt.NDArray[np.int64]
@@ -43,7 +45,7 @@ class Figures:
     samples_per_second: float = float("nan")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Member:
     """A model that a pack trains; read its losses and figures here, and stop it with `Pack.free`."""
 
@@ -68,9 +70,21 @@ class Member:
     error: BaseException | None = None
     figures: Figures = field(default_factory=Figures)
 
-    _log: list[tuple[torch.Tensor, list[int]]] = field(default_factory=list, repr=False)
-    _since: int = field(default=0, repr=False)  # where the last call of `train` begins in the log
-    _of_epoch: tuple[int, int, Sequence[Indices]] | None = field(default=None, repr=False)
+    _log: list[tuple[torch.Tensor, list[int]]] = field(default_factory=list)
+    _since: int = 0  # where the last call of `train` begins in the log
+    _of_epoch: tuple[int, int, Sequence[Indices]] | None = None
+
+    def __repr__(self) -> str:
+        return f"Member({self.name!r}, {self.tier}, {self.taken} steps)"
+
+    @functools.cached_property
+    def kind(self) -> Hashable:
+        """What a step of it costs: the same for members that differ in hyperparameters only."""
+        return shape_of_work(self)
+
+    @functools.cached_property
+    def architecture(self) -> Hashable:
+        return structure(self.model)
 
     @property
     def done(self) -> bool:

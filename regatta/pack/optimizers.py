@@ -106,7 +106,12 @@ class RatePreview:
     def finish(self) -> None:
         """Leave each group with the rate of its next step."""
         for group, host in zip(self.groups, self._host, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].copy_(host)
-            else:
-                group["lr"] = host
+            set_rate(group, host)
+
+
+def set_rate(group: dict[str, Any], rate: Any) -> None:
+    """In place where the rate is a tensor: a captured step reads it there."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].copy_(torch.as_tensor(rate))
+    else:
+        group["lr"] = rate

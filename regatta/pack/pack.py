@@ -149,7 +149,7 @@ class Pack:
         """
         amounts = self._amounts(steps=steps, samples=samples, epochs=epochs)
         self.resident.place(data)
-        self._tracks = {m: t for m, t in self._tracks.items() if t.generation == self.resident.generation}
+        self._keep_tracks([m for m, t in self._tracks.items() if t.generation == self.resident.generation])
         work: Work = {m: deque(m.upcoming(self.resident.rows, amount)) for m, amount in amounts.items() if not m.done}
         for member in work:
             member.begin()
@@ -411,13 +411,16 @@ class Pack:
                 raise error
 
     def _release_graphs(self, but: Sequence[Member] = ()) -> None:
-        self._tracks = {m: t for m, t in self._tracks.items() if m in but}
-        for member in self.members:
-            if member.tier == "graph" and member not in self._tracks:
-                member.tier = "alone"
+        self._keep_tracks(but)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
+
+    def _keep_tracks(self, kept: Sequence[Member]) -> None:
+        self._tracks = {m: t for m, t in self._tracks.items() if m in kept}
+        for member in self.members:
+            if member.tier == "graph" and member not in self._tracks:
+                member.tier = "alone"
 
     # alone
 

@@ -62,25 +62,30 @@ class Randomness:
     def mark(self) -> tuple[Any, ...]:
         """Where all streams stand, to compare or to go back to."""
         offset = None if self.on_device is None else self.on_device.get_state().clone()
-        return self.python, repr(self.numpy), self.numpy, self.host.get_state().clone(), offset
+        return self.python, self.numpy, self.host.get_state().clone(), offset
 
     def go_back(self, mark: tuple[Any, ...]) -> None:
-        self.python, _, self.numpy, host, offset = mark
+        self.python, self.numpy, host, offset = mark
         self.host.set_state(host)
         if self.on_device is not None:
             self.on_device.set_state(offset)
 
     def drew_on_host(self, since: tuple[Any, ...]) -> bool:
         """Whether random numbers were drawn on the host since a mark: a captured step cannot draw them again."""
-        same = self.python == since[0] and repr(self.numpy) == since[1]
-        return not same or not torch.equal(self.host.get_state(), since[3])
+        same = self.python == since[0] and _comparable(self.numpy) == _comparable(since[1])
+        return not same or not torch.equal(self.host.get_state(), since[2])
 
     def differs(self, mark: tuple[Any, ...]) -> bool:
         """Whether any stream stands elsewhere than at a mark."""
-        moved = self.on_device is not None and not torch.equal(self.on_device.get_state(), mark[4])
+        moved = self.on_device is not None and not torch.equal(self.on_device.get_state(), mark[3])
         return moved or self.drew_on_host(mark)
 
     def _default(self) -> torch.Generator:
         torch.cuda.init()
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         return torch.cuda.default_generators[index]
+
+
+def _comparable(state: Any) -> tuple[Any, ...]:
+    """NumPy's state without its array, which would be compared element by element."""
+    return state[0], state[1].tobytes(), *state[2:]

@@ -12,6 +12,7 @@ class Measured:
 
     together: float
     in_turn: float
+    joint: bool = False  # as one graph; otherwise each on its own stream
 
     @property
     def pays(self) -> bool:

@@ -7,6 +7,7 @@ modules with ordinary optimizers: a step of one of them alone and a step of the 
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +16,10 @@ import torch
 
 from regatta.pack import updates
 from regatta.pack.member import Indices, Member
+from regatta.pack.optimizers import RatePreview, set_rate
 from regatta.pack.resident import Resident, mapped, take
-from regatta.pack.stacked import NotStackable, base_of, drawing, stacked
-from regatta.pack.state import same_bits
+from regatta.pack.stacked import NotStackable, base_of, drawing, leaf, plainly, stacked
+from regatta.pack.state import plain_values, same_bits
 from regatta.pack.step import call_loss, take_step
 
 ALIGNMENT = 16  # numbers of four bytes to a line of the cache: products round by how their operands lie
@@ -41,23 +43,28 @@ class Recorded(Mapping[str, Any]):
         return len(self.values_)
 
 
-class _Called(torch.nn.Module):
-    """Lets `functional_call` reach the model inside a loss function."""
+def shadow(module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
+    """A module of the same build, and of the same attributes, that computes with other tensors."""
+    return _shadow(module, tensors, {})
 
-    def __init__(self, member: Member) -> None:
-        super().__init__()
-        self.model = member.model
-        self.call = lambda batch: call_loss(member, self.model, batch)
 
-    def forward(self, batch: Any) -> Any:
-        return self.call(batch)
+def _shadow(
+    module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor], made: dict[int, torch.nn.Module]
+) -> torch.nn.Module:
+    if id(module) not in made:
+        made[id(module)] = twin = copy.copy(module)
+        parameters = {name: None if p is None else tensors[p] for name, p in module._parameters.items()}
+        parts = {name: None if m is None else _shadow(m, tensors, made) for name, m in module._modules.items()}
+        # not by attribute: a module insists on parameters there
+        twin.__dict__["_parameters"], twin.__dict__["_modules"] = parameters, parts
+    return made[id(module)]
 
 
 class Proof(NamedTuple):
-    """Whether stacked steps equal those alone; the losses alone, a list per member; the seconds of a step alone."""
+    """Whether stacked steps equal those alone; the losses alone, by member; the seconds of a step alone."""
 
     equal: bool
-    losses: list[list[torch.Tensor]]
+    losses: list[torch.Tensor]
     seconds: float
 
 
@@ -70,7 +77,6 @@ class Stack:
         reason = _unsuited(self.members)
         if reason is not None:
             raise NotStackable(reason)
-        self.names = [name for name, _ in first.model.named_parameters()]
         self.shapes = [parameter.shape for parameter in first.model.parameters()]
         self.offsets, self.width = _layout(self.shapes)
         self.device = next(first.model.parameters()).device
@@ -80,8 +86,10 @@ class Stack:
         steps = [_steps_of(member) for member in self.members]
         self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states, steps)
         self._point()
-        self.leaves = [self._cut(self.params, k).detach().requires_grad_() for k in range(len(self.shapes))]
-        self.called = _Called(first)
+        self.leaves = [leaf(self._cut(self.params, k)) for k in range(len(self.shapes))]
+        self.model = shadow(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)))
+        self.grads = torch.empty_like(self.params)
+        self.ones = torch.ones(len(self.members), dtype=self.params.dtype, device=self.device)
         self.config = Recorded(first.config) if first.config is not None else None
         self.proven: dict[int, bool] = {}
 
@@ -89,14 +97,12 @@ class Stack:
         """One step of all members on a batch that holds their rows one after another."""
         count = len(self.members)
         apart = mapped(batch, lambda part: stacked(part.view(count, -1, *part.shape[1:])))
-        values = {f"model.{name}": stacked(leaf) for name, leaf in zip(self.names, self.leaves, strict=True)}
-        first = self.members[0]
-        with drawing(self._draw), self._watched(first):
-            found = torch.func.functional_call(self.called, values, (apart,))
-        losses = base_of(found)
+        with drawing(self._draw), self._watched(self.members[0]):
+            losses = base_of(call_loss(self.members[0], self.model, apart))
         if losses.shape != (count,):
             raise NotStackable(f"the loss has the shape {tuple(losses.shape[1:])} instead of one number")
-        grads = torch.autograd.grad(losses.sum(), self.leaves)
+        with plainly():
+            grads = torch.autograd.grad(losses, self.leaves, self.ones)
         with torch.no_grad():
             self.update.apply(self._flat(grads), None if rates is None else rates)
         return losses
@@ -110,18 +116,25 @@ class Stack:
         tensors = [self.params, *self.states.values()]
         before, marks = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
         steps, shared = self.update.steps.clone(), self.update.shared_step
-        together = self._together(resident, batches)
-        after = [t.clone() for t in tensors]
-        ends = [m.randomness.mark() for m in self.members]
-        for tensor, value in zip(tensors, before, strict=True):
-            tensor.copy_(value)
-        self.update.steps, self.update.shared_step = steps, shared
+        previews = [RatePreview(m.optimizer, m.schedule) for m in self.members if m.schedule is not None]
+        rates = torch.stack([p.next(len(batches)) for p in previews], 1).to(self.device) if previews else None
+        try:
+            together = self._together(resident, batches, rates)
+        finally:  # it may have ended halfway
+            after, ends = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+            for member, mark in zip(self.members, marks, strict=True):
+                member.randomness.go_back(mark)
+            self.update.steps, self.update.shared_step = steps, shared
         self.update.count(len(batches))
         start = time.perf_counter()
-        alone = [self._alone(number, resident, batches, marks[number]) for number in range(len(self.members))]
+        alone = [self._alone(number, resident, batches, rates) for number in range(len(self.members))]
         seconds = (time.perf_counter() - start) / len(batches) / len(self.members)
+        for preview in previews:
+            preview.finish()
         equal = all(same_bits(t, value) for t, value in zip(tensors, after, strict=True))
-        equal &= all(same_bits(a, b) for one, other in zip(alone, together, strict=True) for a, b in zip(one, other, strict=True))
+        equal &= all(same_bits(one, other) for one, other in zip(alone, together, strict=True))
         equal &= all(not m.randomness.differs(end) for m, end in zip(self.members, ends, strict=True))
         self.proven[len(batches[0][0])] = equal
         return Proof(equal, alone, seconds)
@@ -130,19 +143,30 @@ class Stack:
         """Members took steps alone, on this very memory: only the counters are to be brought up."""
         self.update.count(steps)
 
-    def _together(self, resident: Resident, batches: Sequence[Sequence[Indices]]) -> list[list[torch.Tensor]]:
-        found = []
-        for parts in batches:
+    def _together(
+        self, resident: Resident, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """The losses, one tensor per member; a module that counts on the side is found out."""
+        found, plain = [], plain_values(self.model)
+        for step, parts in enumerate(batches):
             rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
-            found.append(self.body(take(resident.data, rows), None).detach())
-        return [[losses[number] for losses in found] for number in range(len(self.members))]
+            found.append(self.body(take(resident.data, rows), None if rates is None else rates[step]).detach())
+        changed = [name for name, value in plain_values(self.model).items() if plain.get(name) != value]
+        if changed:
+            raise NotStackable(f"a step changes {changed[0]} of the module, which is not a tensor")
+        return list(torch.stack(found, 1).unbind())
 
-    def _alone(self, number: int, resident: Resident, batches: Sequence[Sequence[Indices]], mark: Any) -> list[torch.Tensor]:
-        member = self.members[number]
-        member.randomness.go_back(mark)
+    def _alone(
+        self, number: int, resident: Resident, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
+    ) -> torch.Tensor:
+        member, losses = self.members[number], []
         with member.randomness.active():
-            rows = [torch.from_numpy(parts[number]).to(self.device) for parts in batches]
-            return [take_step(member, take(resident.data, taken)) for taken in rows]
+            for step, parts in enumerate(batches):
+                if rates is not None:
+                    set_rate(member.optimizer.param_groups[0], float(rates[step, number, 0]))
+                rows = torch.from_numpy(parts[number]).to(self.device)
+                losses.append(take_step(member, take(resident.data, rows)))
+        return torch.stack(losses)
 
     @contextlib.contextmanager
     def _watched(self, first: Member) -> Iterator[None]:
@@ -229,7 +253,7 @@ class Stack:
             parts.append(grad.reshape(len(self.members), -1))
             if pad.shape[1]:
                 parts.append(pad)
-        return torch.cat(parts, 1)
+        return torch.cat(parts, 1, out=self.grads)
 
 
 def _layout(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:

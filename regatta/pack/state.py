@@ -65,6 +65,16 @@ def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
     return next((name for name in ours if not same_bits(ours[name], theirs[name])), None)
 
 
+def plain_values(model: torch.nn.Module) -> dict[str, Any]:
+    """Numbers and texts that modules keep beside their tensors."""
+    return {
+        f"{prefix}.{name}".lstrip("."): value
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | float | str)
+    }
+
+
 def portable(member: Member) -> dict[str, Any]:
     """What `free` gives: ordinary state_dicts with tensors of their own, and the place in the data."""
     saved = member.model.state_dict(keep_vars=True)

@@ -1,19 +1,25 @@
-"""Tracks side by side: in each tick every member goes on by about the same number of samples."""
+"""Tracks side by side: in each tick every member goes on by about the same number of samples.
+
+Three ways lead through the same steps to the same bits: each member's graph on its own stream, all graphs as branches of
+a joint one, or one member after another. Which is fastest is measured on steps that count.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
-from regatta.pack.fingerprint import shape_of_work
-from regatta.pack.graphs import Graphs
+from regatta.pack.graphs import Graphs, Replay
 from regatta.pack.rates import Measured, Rates
-from regatta.pack.track import Track
+from regatta.pack.track import Lane, Track
 
-MEASURED = 4  # ticks that are timed of either way
-WORTHWHILE = 4 * MEASURED  # ticks below which nothing is measured
+MEASURED = 4  # ticks that are timed of each way
+WORTHWHILE = 5 * MEASURED  # ticks below which nothing is measured
+WORTH_JOINING = 48  # ticks below which a joint graph does not pay for being made
+
+Failed = Callable[[Track, Exception], None]
 
 
 def steps_per_tick(tracks: Sequence[Track]) -> list[int]:
@@ -22,31 +28,144 @@ def steps_per_tick(tracks: Sequence[Track]) -> list[int]:
     return [max(1, largest // track.batch_size) for track in tracks]
 
 
-def run(tracks: Sequence[Track], graphs: Graphs, rates: Rates, failed: Callable[[Track, Exception], None]) -> Measured | None:
-    """Take all steps of all tracks, side by side or in turn, as measured on the way."""
+def run(tracks: Sequence[Track], graphs: Graphs, rates: Rates, failed: Failed) -> Measured | None:
+    """Take all steps of all tracks, in the way that is fastest as far as it has been measured."""
     if not tracks:
         return None
-    steps = steps_per_tick(tracks)
-    key = tuple(sorted((hash(shape_of_work(m)) for t in tracks for m in t.members)))
+    ticker = Ticker(tracks, graphs, failed)
+    key = _composition(tracks)
     measured = rates.get(key)
-    if measured is None and len(tracks) > 1 and _enough(tracks, steps):
-        measured = rates.put(key, _measure(tracks, steps, graphs, failed))
+    if measured is None and len(tracks) > 1 and ticker.whole_ticks() >= WORTHWHILE:
+        measured = rates.put(key, _measure(ticker))
     if measured is None or measured.pays:
-        _side_by_side(tracks, steps, graphs, failed, None)
+        ticker.together(joint=measured is not None and measured.joint)
     else:
-        _in_turn(tracks, steps, graphs, failed, None)
+        ticker.in_turn()
     for track in tracks:
         track.finish()
     graphs.join([track.stream for track in tracks])
     if measured is not None:
-        _note(tracks, steps, measured)
+        _note(tracks, ticker.steps, measured)
     return measured
 
 
+def _composition(tracks: Sequence[Track]) -> Hashable:
+    """What a measurement holds for: the architectures that are there, and how many members to within a factor of two."""
+    members = [member for track in tracks for member in track.members]
+    return frozenset(hash(member.architecture) for member in members), len(members).bit_length()
+
+
+def _measure(ticker: Ticker) -> Measured:
+    """Time some ticks of each way; they are steps like all others, for no way changes a bit."""
+    ticker.together(2)
+    beside = ticker.seconds(lambda: ticker.together(MEASURED))
+    ticker.together(1, joint=True)
+    joint = ticker.seconds(lambda: ticker.together(MEASURED, joint=True))
+    in_turn = ticker.seconds(lambda: ticker.in_turn(MEASURED))
+    return Measured(min(beside, joint), in_turn, joint < 0.97 * beside)
+
+
+@dataclass
+class Ticker:
+    """Takes ticks of some tracks; what a member's own code raises ends that member's track alone."""
+
+    tracks: Sequence[Track]
+    graphs: Graphs
+    failed: Failed
+
+    def __post_init__(self) -> None:
+        self.steps = steps_per_tick(self.tracks)
+        self._joints: dict[tuple[tuple[int, int], ...], Replay | None] = {}
+
+    def whole_ticks(self) -> int:
+        return min(track.left // count for track, count in zip(self.tracks, self.steps, strict=True))
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        self.graphs.synchronize()
+        start = time.perf_counter()
+        work()
+        self.graphs.synchronize()
+        return (time.perf_counter() - start) / MEASURED
+
+    def together(self, ticks: int | None = None, joint: bool = False) -> None:
+        """So many ticks, or all."""
+        self.graphs.fork([track.stream for track in self.tracks])
+        while (active := self._active()) and ticks != 0:
+            rounds = min(_rounds(track, count) for track, count in active)
+            rounds = rounds if ticks is None else min(rounds, ticks)
+            if rounds:
+                self._rounds(active, rounds, joint, once=ticks is not None)
+            else:  # a lane is to be filled, or a batch is short
+                for track, count in active:
+                    self._advance(track, count)
+                rounds = 1
+            ticks = None if ticks is None else ticks - rounds
+        self.graphs.join([track.stream for track in self.tracks])
+
+    def in_turn(self, ticks: int | None = None) -> None:
+        """The same, one track after another."""
+        for track, count in zip(self.tracks, self.steps, strict=True):
+            self.graphs.fork([track.stream])
+            self._advance(track, track.left if ticks is None else ticks * count)
+            self.graphs.join([track.stream])
+
+    def _active(self) -> list[tuple[Track, int]]:
+        return [(track, count) for track, count in zip(self.tracks, self.steps, strict=True) if track.left]
+
+    def _rounds(self, active: Sequence[tuple[Track, int]], rounds: int, joint: bool, once: bool) -> None:
+        """Rounds in which every step is a replay: nothing to fill, nothing to capture, nothing that can raise."""
+        lanes = [(track, track.ready(), count) for track, count in active]
+        joined = self._joined(lanes, rounds, once) if joint else None
+        if joined is None:
+            self.graphs.burst([(track.stream, _replay(lane), count) for track, lane, count in lanes], rounds)
+        else:
+            self._launch(joined, lanes, rounds)
+        for _, lane, count in lanes:
+            lane.done += rounds * count
+            lane.replayed += rounds * count
+
+    def _launch(self, joined: Replay, lanes: Sequence[tuple[Track, Lane, int]], rounds: int) -> None:
+        streams = [track.stream for track, _, _ in lanes]
+        beside = [(track.stream, _replay(lane), count) for track, lane, count in lanes if track.draws]
+        self.graphs.join(streams)
+        for _ in range(rounds):
+            joined.replay()
+        self.graphs.burst(beside, rounds)
+        self.graphs.fork(streams)
+
+    def _joined(self, lanes: Sequence[tuple[Track, Lane, int]], rounds: int, once: bool) -> Replay | None:
+        """The joint graph of these lanes; members that draw random numbers stay out, for they are told where to go on."""
+        parts = [(_replay(lane), count) for track, lane, count in lanes if not track.draws]
+        key = tuple((id(step), count) for step, count in parts)
+        if key not in self._joints:
+            if len(parts) < 2 or (rounds < WORTH_JOINING and not once):
+                return None
+            self._joints[key] = self.graphs.joint(parts)
+        return self._joints[key]
+
+    def _advance(self, track: Track, count: int) -> None:
+        try:
+            with self.graphs.on(track.stream):
+                track.advance(count)
+        except Exception as error:  # noqa: BLE001 (a member's own code may raise anything, and only it shall stop)
+            self.failed(track, error)
+
+
+def _rounds(track: Track, count: int) -> int:
+    """How often a track can replay so many steps without anything else to do."""
+    lane = track.current
+    return 0 if lane is None or lane.replay is None else (lane.filled - lane.done) // count
+
+
+def _replay(lane: Lane) -> Replay:
+    assert lane.replay is not None
+    return lane.replay
+
+
 def run_stack(track: Track, rates: Rates) -> Measured | None:
-    """Take all steps of a stack; when it is measured for the first time and does not pay, stop after the measurement."""
+    """Take all steps of a stack; when it is measured for the first time and does not pay, stop after that."""
     graphs = track.graphs
-    key = "stack", len(track.members), hash(shape_of_work(track.members[0]))
+    key = "stack", len(track.members), hash(track.members[0].kind)
     measured = rates.get(key)
     if graphs is not None:
         graphs.fork([track.stream])
@@ -72,63 +191,6 @@ def _measure_stack(track: Track) -> Measured:
     wait()
     seconds = (time.perf_counter() - start) / MEASURED
     return Measured(seconds, sum(member.figures.alone_seconds for member in track.members))
-
-
-def _enough(tracks: Sequence[Track], steps: Sequence[int]) -> bool:
-    return all(track.left >= WORTHWHILE * count for track, count in zip(tracks, steps, strict=True))
-
-
-def _measure(
-    tracks: Sequence[Track], steps: Sequence[int], graphs: Graphs, failed: Callable[[Track, Exception], None]
-) -> Measured:
-    """Time some ticks of either way; they are steps like all others, for neither way changes a bit."""
-    _side_by_side(tracks, steps, graphs, failed, 2)
-    found = []
-    for way in (_side_by_side, _in_turn):
-        graphs.synchronize()
-        start = time.perf_counter()
-        way(tracks, steps, graphs, failed, MEASURED)
-        graphs.synchronize()
-        found.append((time.perf_counter() - start) / MEASURED)
-    return Measured(*found)
-
-
-def _side_by_side(
-    tracks: Sequence[Track],
-    steps: Sequence[int],
-    graphs: Graphs,
-    failed: Callable[[Track, Exception], None],
-    ticks: int | None,
-) -> None:
-    graphs.fork([track.stream for track in tracks])
-    active = list(zip(tracks, steps, strict=True))
-    while active and ticks != 0:
-        for track, count in active:
-            _advance(track, count, graphs, failed)
-        active = [(track, count) for track, count in active if track.left]
-        ticks = None if ticks is None else ticks - 1
-    graphs.join([track.stream for track in tracks])
-
-
-def _in_turn(
-    tracks: Sequence[Track],
-    steps: Sequence[int],
-    graphs: Graphs,
-    failed: Callable[[Track, Exception], None],
-    ticks: int | None,
-) -> None:
-    for track, count in zip(tracks, steps, strict=True):
-        graphs.fork([track.stream])
-        _advance(track, track.left if ticks is None else ticks * count, graphs, failed)
-        graphs.join([track.stream])
-
-
-def _advance(track: Track, count: int, graphs: Graphs, failed: Callable[[Track, Exception], None]) -> None:
-    try:
-        with graphs.on(track.stream):
-            track.advance(count)
-    except Exception as error:  # noqa: BLE001 (a member's own code may raise anything, and only it shall stop)
-        failed(track, error)
 
 
 def _note(tracks: Sequence[Track], steps: Sequence[int], measured: Measured) -> None:

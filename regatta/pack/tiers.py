@@ -19,7 +19,7 @@ from regatta.pack.member import Indices, Member
 from regatta.pack.optimizers import unsuited
 from regatta.pack.resident import Resident, take
 from regatta.pack.stack import Stack
-from regatta.pack.state import changing, copied, first_difference, put_back
+from regatta.pack.state import changing, copied, first_difference, plain_values, put_back
 from regatta.pack.step import needs_closure, take_step
 from regatta.pack.track import Track
 
@@ -56,7 +56,7 @@ def prove_stack(stack: Stack, resident: Resident, batches: Sequence[Sequence[Ind
     """Whether a stack's steps are those of its members alone; the members have taken the steps in any case."""
     equal, losses, seconds = stack.prove(resident, batches)
     for number, member in enumerate(stack.members):
-        member.note(torch.stack(losses[number]).double(), [len(parts[number]) for parts in batches])
+        member.note(losses[number].double(), [len(parts[number]) for parts in batches])
         member.advance(resident.rows, len(batches))
         member.figures = replace(member.figures, alone_seconds=seconds)
     return equal
@@ -68,11 +68,15 @@ def graph_track(member: Member, resident: Resident, graphs: Graphs, batches: Seq
     if reason is not None:
         raise CannotCapture(reason)
     track = Track([member], resident, graphs)
-    with graphs.on(track.stream):
-        _probe(track, batches[0])
-        track.work.extend([rows] for rows in batches[1 : 1 + PROOF])
-        different = _prove(track)
-        track.finish()
+    graphs.fork([track.stream])  # the member's first step may still be under way
+    try:
+        with graphs.on(track.stream):
+            _probe(track, batches[0])
+            track.work.extend([rows] for rows in batches[1 : 1 + PROOF])
+            different = _prove(track)
+            track.finish()
+    finally:
+        graphs.join([track.stream])
     if different is not None:
         raise CannotCapture(f"{different} differs between a captured step and the same step taken alone")
     return track
@@ -87,13 +91,13 @@ def _unsuited(member: Member) -> str | None:
 def _probe(track: Track, rows: Indices) -> None:
     """One step as usual, watched for what a graph cannot hold: waiting for the device, and state on the host."""
     member = track.members[0]
-    mark, plain = member.randomness.mark(), _plain_values(member.model)
+    mark, plain = member.randomness.mark(), plain_values(member.model)
     waits = _waits(member, track.resident, rows)
     if waits:
         raise CannotCapture(f"its step waits for the device: {waits}")
     if member.randomness.drew_on_host(mark):
         raise CannotCapture("its step draws random numbers on the host")
-    changed = [name for name, value in _plain_values(member.model).items() if plain.get(name) != value]
+    changed = [name for name, value in plain_values(member.model).items() if plain.get(name) != value]
     if changed:
         raise CannotCapture(f"its step changes {changed[0]} of the module, which is not a tensor")
 
@@ -117,16 +121,6 @@ def _waits(member: Member, resident: Resident, rows: Indices) -> str:
     return found[0].splitlines()[0] if found else ""
 
 
-def _plain_values(model: torch.nn.Module) -> dict[str, Any]:
-    """Numbers and texts that modules keep beside their tensors."""
-    return {
-        f"{prefix}.{name}".lstrip("."): value
-        for prefix, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str)
-    }
-
-
 def _prove(track: Track) -> str | None:
     """Replay steps, go back, take them as usual; the name of a tensor that came out differently, or None."""
     member, lane = track.members[0], track.ready()
@@ -142,6 +136,7 @@ def _prove(track: Track) -> str | None:
     assert lane.replay is not None
     for _ in range(lane.filled):
         lane.replay.replay()
+    track.draws = member.randomness.differs(mark)
     replayed, losses = copied(tensors), lane.losses[: lane.filled].clone()
     put_back(tensors, before)
     member.randomness.go_back(mark)

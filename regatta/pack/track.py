@@ -16,7 +16,7 @@ import torch
 
 from regatta.pack.graphs import Graphs, Replay
 from regatta.pack.member import Indices, Member
-from regatta.pack.optimizers import RatePreview, host_counters
+from regatta.pack.optimizers import RatePreview, host_counters, set_rate
 from regatta.pack.resident import Resident, take
 from regatta.pack.step import take_step
 
@@ -109,9 +109,10 @@ class Track:
         self.body: Body = body or self._alone
         self.stream = graphs.stream() if graphs is not None else None
         self.generation = resident.generation
+        self.draws = False  # random numbers on the device
         self.work: deque[list[Indices]] = deque()
         self._lanes: dict[int, Lane] = {}
-        self._current: Lane | None = None
+        self.current: Lane | None = None
         self._previews: list[RatePreview] | None = None
 
     @property
@@ -125,13 +126,13 @@ class Track:
 
     def ready(self) -> Lane:
         """The lane of the next step, filled."""
-        lane = self._current
+        lane = self.current
         if lane is not None and lane.done < lane.filled:
             return lane
         if lane is not None:
             lane.read()
         size = len(self.work[0][0])
-        self._current = lane = self.lane(size)
+        self.current = lane = self.lane(size)
         run: list[list[Indices]] = []
         while self.work and len(run) < CAPACITY and len(self.work[0][0]) == size:
             run.append(self.work.popleft())
@@ -141,7 +142,7 @@ class Track:
     @property
     def left(self) -> int:
         """Steps that are still to be taken."""
-        lane = self._current
+        lane = self.current
         return len(self.work) + (0 if lane is None else lane.filled - lane.done)
 
     def advance(self, steps: int) -> None:
@@ -150,16 +151,16 @@ class Track:
 
     def finish(self) -> None:
         """All steps are taken: hand the losses on, leave learning rates as they stand now."""
-        if self._current is not None:
-            self._current.read()
-            self._current = None
+        if self.current is not None:
+            self.current.read()
+            self.current = None
         for preview in self._previews or ():
             preview.finish()
         self._previews = None
 
     def drop(self) -> list[list[Indices]]:
         """Give up the steps laid out but not taken; they are returned, to be taken otherwise."""
-        lane, rest = self._current, list(self.work)
+        lane, rest = self.current, list(self.work)
         if lane is not None:
             table = lane.table[lane.done : lane.filled].cpu().numpy()
             rest = [np.split(row, len(self.members)) for row in table] + rest
@@ -179,7 +180,7 @@ class Track:
         member = self.members[0]
         if rates is not None:
             for group, rate in zip(member.optimizer.param_groups, rates[0], strict=True):
-                group["lr"].copy_(rate)
+                set_rate(group, rate)
         return take_step(member, batch)
 
     def randomly(self) -> Any:

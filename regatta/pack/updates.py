@@ -49,6 +49,7 @@ class Update:
         self.params, self.states = params, states
         self.steps = torch.tensor(steps, dtype=torch.float64, device=params.device).unsqueeze(1)
         self.shared_step = steps[0] if len(set(steps)) == 1 and not params.is_cuda else None
+        self._scratch = torch.empty_like(params), torch.empty_like(params)  # fresh memory costs more than the sums
         self._values: dict[str, Any] = {}
         self.refresh()
 
@@ -115,15 +116,21 @@ class Update:
             square.addcmul_(grads * self._cast(1 - beta2), grads)
         step = self.steps if self.shared_step is None else self.shared_step
         first, second = 1 - beta1**step, (1 - beta2**step) ** 0.5
-        denominator = (square.sqrt() / self._cast(second)).add_(self._cast(self._values["eps"]))
-        _addcdiv_(self.params, mean, denominator, -(lr / first), self._cast)
+        denominator = torch.sqrt(square, out=self._scratch[0]).div_(self._cast(second)).add_(self._cast(self._values["eps"]))
+        self._move(mean, denominator, -(lr / first))
 
     def _adagrad(self, grads: torch.Tensor, lr: Any) -> None:
         grads = self._decayed(grads)
         total = self.states["sum"]
         total.addcmul_(grads, grads, value=1)
-        root = total.sqrt().add_(self._cast(self._values["eps"]))
-        _addcdiv_(self.params, grads, root, -lr, self._cast)
+        root = torch.sqrt(total, out=self._scratch[0]).add_(self._cast(self._values["eps"]))
+        self._move(grads, root, -lr)
+
+    def _move(self, direction: torch.Tensor, divisor: torch.Tensor, factor: Any) -> None:
+        if isinstance(factor, float):
+            self.params.addcdiv_(direction, divisor, value=factor)
+        else:
+            self.params.addcdiv_(torch.mul(direction, self._cast(factor), out=self._scratch[1]), divisor)
 
     def _decayed(self, grads: torch.Tensor) -> torch.Tensor:
         decay = self._values["weight_decay"]
@@ -151,10 +158,3 @@ def _add_(target: torch.Tensor, other: torch.Tensor, factor: Any, cast: Any) -> 
         target.add_(other, alpha=factor)
     else:
         target.addcmul_(other, cast(factor))
-
-
-def _addcdiv_(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor, factor: Any, cast: Any) -> None:
-    if isinstance(factor, float):
-        target.addcdiv_(one, other, value=factor)
-    else:
-        target.addcdiv_(one * cast(factor), other)

@@ -1,0 +1,238 @@
+"""A member that diverges, raises, needs too much memory or leaves changes no bit of the others; and why tiers are left."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from pack_cases import FakeGraphs, Replayed, adam, assert_same, data, epochs_of, graph_pack, loss_fn, mlp, sgd, trained_alone
+from torch import nn
+
+from regatta.errors import ConflictError, NotFoundError, UsageError
+from regatta.pack import Pack, Rates
+from regatta.pack.rates import Measured
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_member_of_a_stack_that_goes_to_nan_stays_alone_with_it() -> None:
+    pack = Pack("cpu")
+    rates = [0.1, 1e30, 0.2]
+    members = [pack.load(*sgd(mlp(i), lr), loss_fn, 16) for i, lr in enumerate(rates)]
+    pack.train(data(), epochs=2)
+    assert {m.tier for m in members} == {"fused"}, pack.plan()
+    assert [m.diverged for m in members] == [False, True, False]
+    for i, lr in enumerate(rates):
+        trainee, _ = trained_alone(sgd(mlp(i), lr), epochs_of(members[i], 2), 0)
+        assert_same(members[i], trainee)
+
+
+class Fuse(nn.Module):
+    """Raises at its nth forward pass."""
+
+    def __init__(self, passes: int) -> None:
+        super().__init__()
+        self.inner, self.left = mlp(0), [passes]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.left[0] -= 1
+        if self.left[0] < 0:
+            raise ValueError("burnt out")
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(("graphs", "passes"), [(False, 0), (False, 2), (False, 13), (True, 0), (True, 2), (True, 4)])
+def test_a_member_that_raises_stops_alone(graphs: bool, passes: int) -> None:
+    pack = graph_pack() if graphs else Pack("cpu")
+    before = pack.load(*sgd(mlp(1)), loss_fn, 16)
+    bad = pack.load(*sgd(Fuse(passes)), loss_fn, 16)
+    after = pack.load(*sgd(mlp(2, width=8)), loss_fn, 16)
+    pack.train(data(), epochs=2)
+    pack.train(data(), epochs=1)
+    assert isinstance(bad.error, ValueError) and bad.tier == "failed" and "burnt out" in bad.reason
+    assert bad.done and bad.taken <= passes
+    for member, made in ((before, sgd(mlp(1))), (after, sgd(mlp(2, width=8)))):
+        trainee, _ = trained_alone(made, epochs_of(member, 3), 0)
+        assert_same(member, trainee)
+
+
+def test_a_member_freed_from_a_stack_keeps_what_it_has_and_the_others_go_on() -> None:
+    pack = Pack("cpu")
+    members = [pack.load(*adam(mlp(i, dropout=0.2)), loss_fn, 16, seed=i) for i in range(3)]
+    pack.train(data(), epochs=1)
+    state = pack.free(members[1])
+    held = members[1].model[0].weight.clone()
+    pack.train(data(), epochs=1)
+    assert torch.equal(held, members[1].model[0].weight) and torch.equal(held, state["model"]["0.weight"])
+    for i, epochs in ((0, 2), (1, 1), (2, 2)):
+        trainee, _ = trained_alone(adam(mlp(i, dropout=0.2)), epochs_of(members[i], epochs), i)
+        assert_same(members[i], trainee)
+    assert state["steps"] == 10 and state["epoch"] == 1
+    other, optimizer = adam(mlp(9))
+    other.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])  # an ordinary optimizer takes it
+
+
+def test_members_with_different_activations_are_never_one_stack() -> None:
+    pack = Pack("cpu")
+    kinds = [nn.ReLU, nn.Tanh, nn.ReLU, nn.Tanh]
+    members = [pack.load(*adam(mlp(i, kind)), loss_fn, 16) for i, kind in enumerate(kinds)]
+    pack.train(data(), epochs=2)
+    assert {m.tier for m in members} == {"fused"}
+    assert sorted(len(stack.members) for stack, _ in pack._stacks) == [2, 2]
+    for i, kind in enumerate(kinds):
+        trainee, _ = trained_alone(adam(mlp(i, kind)), epochs_of(members[i], 2), 0)
+        assert_same(members[i], trainee)
+
+
+def test_out_of_memory_splits_a_group_and_goes_on() -> None:
+    class Tight(FakeGraphs):
+        """Room for two graphs at a time."""
+
+        def capture(self, stream: object, step: Any) -> Any:
+            if len(pack._tracks) >= 2:
+                raise torch.OutOfMemoryError("no room")
+            return super().capture(stream, step)
+
+    graphs = Tight()
+    pack = graph_pack(graphs)
+    members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 10) for i in range(5)]
+    pack.train(data(), epochs=3)
+    assert all(member.error is None for member in members), pack.plan()
+    for i, member in enumerate(members):
+        trainee, _ = trained_alone(sgd(mlp(i, width=8 + i)), epochs_of(member, 3), 0)
+        assert_same(member, trainee)
+
+
+def test_a_group_that_would_not_fit_is_split_before_it_runs() -> None:
+    from dataclasses import replace
+
+    graphs = FakeGraphs()
+    pack = graph_pack(graphs, memory_limit=250)
+    members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 10) for i in range(4)]
+    pack.train(data(), steps=1)
+    for member in members:
+        member.figures = replace(member.figures, peak_bytes=100)
+    pack.train(data(), epochs=2)
+    assert len(pack._tracks) == 2  # two waves of two, and the first one has made room
+    for i, member in enumerate(members):
+        trainee, _ = trained_alone(sgd(mlp(i, width=8 + i)), [member.order(150, 0), member.order(150, 1)], 0)
+        assert_same(member, trainee)
+
+
+class Counting(nn.Module):
+    """Computes with a number that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = mlp(0), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x) * (1 + 0.01 * self.calls)
+
+
+def chance(model: nn.Module, batch: Any, config: Any = None) -> torch.Tensor:
+    return loss_fn(model, batch) * (1 + random.random())
+
+
+def test_what_a_graph_cannot_hold_is_trained_alone_and_says_why() -> None:
+    pack = graph_pack()
+    counting = pack.load(*sgd(Counting()), loss_fn, 16)
+    by_chance = pack.load(*sgd(mlp(0)), chance, 16, seed=3)
+    by_itself = pack.load(m := mlp(0), torch.optim.LBFGS(m.parameters(), max_iter=2), loss_fn, 50)
+    pack.train(data(), epochs=3)
+    assert {m.tier for m in pack.members} == {"alone"}
+    assert "calls" in counting.reason and "random numbers" in by_chance.reason and "by itself" in by_itself.reason
+    trainee, _ = trained_alone(sgd(Counting()), epochs_of(counting, 3), 0)
+    assert_same(counting, trainee)
+
+
+def test_a_stack_of_counting_modules_is_not_trusted() -> None:
+    pack = Pack("cpu")
+    members = [pack.load(*sgd(Counting()), loss_fn, 16) for _ in range(2)]
+    pack.train(data(), epochs=2)
+    assert {m.tier for m in members} == {"alone"}
+    trainee, _ = trained_alone(sgd(Counting()), epochs_of(members[0], 2), 0)
+    assert_same(members[0], trainee)
+
+
+def test_a_capture_that_computes_something_else_is_found_out() -> None:
+    class Forgetful(FakeGraphs):
+        def capture(self, stream: object, step: Any) -> Any:
+            lr = member.optimizer.param_groups[0]
+
+            def wrong() -> None:
+                lr["lr"] *= 1.5
+                step()
+                lr["lr"] /= 1.5
+
+            return Replayed(wrong)
+
+    pack = graph_pack(Forgetful())
+    member = pack.load(*sgd(mlp(0), lr=0.25), loss_fn, 16)
+    pack.train(data(), epochs=2)
+    assert member.tier == "alone" and "differs" in member.reason
+    trainee, _ = trained_alone(sgd(mlp(0), lr=0.25), epochs_of(member, 2), 0)
+    assert_same(member, trainee)
+
+
+def test_do_not_pack_is_an_answer() -> None:
+    class Slow(Rates):
+        def get(self, key: Any) -> Measured:
+            return Measured(together=2.0, in_turn=1.0)
+
+    pack = graph_pack(rates=Slow())
+    members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 16) for i in range(3)]
+    pack.train(data(), epochs=2)
+    assert all("do not pack" in m.reason and m.tier == "graph" for m in members)
+    stacked = Pack("cpu", rates=Slow())
+    pair = [stacked.load(*sgd(mlp(i)), loss_fn, 16) for i in range(2)]
+    stacked.train(data(), epochs=2)
+    assert all("do not pack" in m.reason and m.tier == "alone" for m in pair)
+    for i, member in enumerate(pair):
+        trainee, _ = trained_alone(sgd(mlp(i)), epochs_of(member, 2), 0)
+        assert_same(member, trainee)
+
+
+def test_measurements_are_shared_and_figures_are_there() -> None:
+    rates, graphs = Rates(), FakeGraphs()
+    for turn in range(2):
+        pack = graph_pack(graphs, rates=rates)
+        members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 2) for i in range(2)]
+        pack.train(data(), epochs=1)
+        assert len(rates.known) == 1
+        assert (graphs.joined > 0) if turn == 0 else True
+        assert all(m.figures.samples_per_second > 0 and m.figures.state_bytes > 0 for m in members)
+        assert all("side by side" in m.reason for m in members)
+
+
+def test_wrong_use_is_told() -> None:
+    pack = Pack("cpu")
+    model, optimizer = sgd(mlp(0))
+    pack.load(model, optimizer, loss_fn, 16, name="a")
+    with pytest.raises(ConflictError, match="'a'"):
+        pack.load(*sgd(mlp(0)), loss_fn, 16, name="a")
+    with pytest.raises(UsageError, match="exactly one"):
+        pack.train(data(), steps=1, epochs=1)
+    with pytest.raises(UsageError, match="not the model's"):
+        pack.load(mlp(1), optimizer, loss_fn, 16)
+    with pytest.raises(UsageError, match="batch_size"):
+        pack.load(*sgd(mlp(0)), loss_fn, 0)
+    with pytest.raises(UsageError, match="different numbers of rows"):
+        pack.train((torch.zeros(3, 12), torch.zeros(2)), steps=1)
+    with pytest.raises(NotFoundError, match="'b'"):
+        pack.free("b")
+    with pytest.raises(UsageError, match="numerics"):
+        Pack("cpu", numerics="quick")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="alone"):
+        Pack("cpu", tiers=("graph",))
+
+
+def test_a_loss_that_is_none_is_the_members_own_error() -> None:
+    pack = Pack("cpu")
+    member = pack.load(*sgd(mlp(0)), lambda model, batch: model(batch[0]), 16)
+    pack.train(data(), steps=2)
+    assert isinstance(member.error, UsageError) and "one number" in str(member.error)
