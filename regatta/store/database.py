@@ -1,6 +1,7 @@
 """The SQLite file under the index: its tables, its connection and its transactions.
 
-WAL mode, every commit synced; one connection, shared by the threads of this process.
+WAL mode, every commit synced; one connection, shared by the threads of this process. The catalog of a repository is
+such a file too, with tables of its own.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from regatta.errors import ConflictError, CorruptError, RegattaError
+from regatta.errors import ConflictError, CorruptError, RegattaError, UsageError
 from regatta.store.locks import exclusive, shared
 
 VERSION = 1
@@ -54,13 +56,20 @@ CREATE INDEX IF NOT EXISTS snapshots_by_pack ON snapshots (pack);
 class Database:
     """Statements go through `_all` and `_run`; what changes anything, inside `transaction`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    what = "index"
+    remedy = "ParameterStore.rebuild makes a new one out of the packs."
+
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        self.path, self.read_only = path, read_only
         self._lock = threading.RLock()
+        self._user = -1
+        if read_only:  # nothing beside the file is made, not even a lock
+            self._db = self._connect(_read_only_uri(path), self._check)
+            return
         self._user = shared(path.with_name(USERS))
         try:
-            with exclusive(path.with_name("index.lock"), "opening the index"):
-                self._db = self._connect()
+            with exclusive(path.with_suffix(".lock"), f"opening the {self.what}"):
+                self._db = self._connect(_uri(path), self._set_up)
         except BaseException:
             os.close(self._user)
             raise
@@ -74,26 +83,30 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Change the index: all of it or nothing. One writer of all processes at a time."""
+        """Change it: all of it or nothing. One writer of all processes at a time."""
+        if self.read_only:
+            raise UsageError(
+                f"The {self.what} is open for reading only.", place=str(self.path), hint="Make its folder writable."
+            )
         with self._between("BEGIN IMMEDIATE"):
             yield
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """See the index as it is at one moment."""
+        """See it as it is at one moment."""
         with self._between("BEGIN"):
             yield
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, uri: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
         try:
-            db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            db = sqlite3.connect(uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
             try:
-                self._set_up(db)
+                prepare(db)
             except BaseException:
                 db.close()
                 raise
         except sqlite3.DatabaseError as error:
-            raise _meaning(error, self.path) from error
+            raise self._meaning(error) from error
         return db
 
     def _set_up(self, db: sqlite3.Connection) -> None:
@@ -102,12 +115,15 @@ class Database:
         db.execute("BEGIN IMMEDIATE")
         db.execute("CREATE TABLE IF NOT EXISTS store (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
         db.execute("INSERT OR IGNORE INTO store VALUES ('format', ?)", (str(VERSION),))
-        found = db.execute("SELECT value FROM store WHERE key = 'format'").fetchone()[0]
-        if found != str(VERSION):
-            raise CorruptError(f"The index has format {found}; this version reads {VERSION}.", place=str(self.path))
+        self._check(db)
         for statement in _SCHEMA.split(";"):
             db.execute(statement)
         db.execute("COMMIT")
+
+    def _check(self, db: sqlite3.Connection) -> None:
+        found = db.execute("SELECT value FROM store WHERE key = 'format'").fetchone()[0]
+        if found != str(VERSION):
+            raise CorruptError(f"The index has format {found}; this version reads {VERSION}.", place=str(self.path))
 
     @contextmanager
     def _between(self, begin: str) -> Iterator[None]:
@@ -126,24 +142,32 @@ class Database:
             try:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.DatabaseError as error:
-                raise _meaning(error, self.path) from error
+                raise self._meaning(error) from error
 
     def _run(self, statement: str, *values: Any) -> int:
         with self._lock:
             try:
                 return self._db.execute(statement, values).rowcount
             except sqlite3.DatabaseError as error:
-                raise _meaning(error, self.path) from error
+                raise self._meaning(error) from error
+
+    def _meaning(self, error: sqlite3.DatabaseError) -> RegattaError:
+        place = str(self.path)
+        if isinstance(error, sqlite3.OperationalError):
+            if "locked" in str(error):
+                return ConflictError(
+                    f"Another process has held the {self.what} for {BUSY_SECONDS:g} seconds.", place=place
+                )
+            if "no such" not in str(error):  # a full disk, a folder that cannot be written: the file is not to blame
+                return RegattaError(f"The {self.what} cannot be used: {error}.", place=place)
+        return CorruptError(f"The {self.what} cannot be read: {error}.", place=place, hint=self.remedy)
 
 
-def _meaning(error: sqlite3.DatabaseError, path: Path) -> RegattaError:
-    if isinstance(error, sqlite3.OperationalError):
-        if "locked" in str(error):
-            return ConflictError(f"Another process has held the index for {BUSY_SECONDS:g} seconds.", place=str(path))
-        if "no such" not in str(error):  # a full disk, a folder that cannot be written: nothing is wrong with the file
-            return RegattaError(f"The index cannot be used: {error}.", place=str(path))
-    return CorruptError(
-        f"The index cannot be read: {error}.",
-        place=str(path),
-        hint="ParameterStore.rebuild makes a new one out of the packs.",
-    )
+def _uri(path: Path) -> str:
+    return f"file:{quote(os.path.abspath(path))}"
+
+
+def _read_only_uri(path: Path) -> str:
+    """A file without a log beside it is read as it is, for SQLite could not make the log; others may go on with one."""
+    log = path.with_name(f"{path.name}-wal")
+    return f"{_uri(path)}?{'mode=ro' if log.exists() and log.stat().st_size else 'immutable=1'}"

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from regatta.errors import CorruptError, NotFoundError, RegattaError
 from regatta.store.commit import NewSnapshot
 from regatta.store.dtypes import dtype_named, floats_of
-from regatta.store.identity import Bits, as_tensor, check_name, word_count
+from regatta.store.identity import Bits, Tensor, as_tensor, check_name, word_count
 from regatta.store.manifest import Manifest, Member
 from regatta.store.states import StateFolder, model_names, publish, read_weights, state_key, temporary, writing
 from regatta.store.store import ParameterStore
@@ -162,7 +162,7 @@ def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawSt
     found, left = [], {}
     for state in states:
         try:
-            view = _mapped(state.path)
+            view = mapped(state.path)
             _check_hash([view], state)
             found.append((state, _snapshot(state, view, series)))
         except FileNotFoundError:
@@ -173,7 +173,12 @@ def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawSt
 
 
 def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
-    place = str(state.path)
+    header, tensors = parse_tensors(view, str(state.path))
+    return NewSnapshot(tensors, {"header": header, "hash": state.hash}, reference_of(series, state.config, state.path))
+
+
+def parse_tensors(view: memoryview, place: str) -> tuple[str, dict[str, Tensor]]:
+    """The header of a safetensors file and its tensors, which look at its bytes; CorruptError says what is wrong."""
     length = int.from_bytes(view[:_LENGTH], "little")
     if not 0 < length <= min(MAX_HEADER, len(view) - _LENGTH):
         raise CorruptError(f"The header claims {length} bytes in a file of {len(view)}.", place=place)
@@ -184,8 +189,7 @@ def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
         check_name(name, "tensor"): as_tensor(name, Bits(dtype, shape, body[start:stop]))
         for name, dtype, shape, start, stop in layout
     }
-    metadata = {"header": header.decode(), "hash": state.hash}
-    return NewSnapshot(tensors, metadata, reference_of(series, state.config, state.path))
+    return header.decode(), tensors
 
 
 class _Place(NamedTuple):
@@ -222,10 +226,11 @@ def _check_layout(layout: list[_Place], size: int, place: str) -> None:
         raise CorruptError("The tensors do not follow each other from the beginning to the end.", place=place)
 
 
-def _mapped(path: Path) -> memoryview:
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, read as they are looked at."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
-            raise CorruptError("The state is empty.", place=str(path))
+            raise CorruptError("The file is empty.", place=str(path))
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
@@ -309,15 +314,22 @@ def _linked(path: Path, target: Path) -> Path:
     return target
 
 
-def _stored_weights(store: ParameterStore, snapshot: str) -> dict[str, NDArray[Any]]:
-    manifest = store.manifest(snapshot)
+def stored_names(manifest: Manifest, snapshot: str) -> dict[str, str]:
+    """The model's own names for tensors of a state that is in the store: {name: the tensor's name in the snapshot}."""
+    return header_names(_header(manifest, snapshot), manifest.tensors, f"snapshot {snapshot}")
+
+
+def header_names(header: str | bytes, tensors: Iterable[str], place: str) -> dict[str, str]:
+    """The same for a state of which this is the header of the file."""
     try:
-        meta = json.loads(json.loads(_header(manifest, snapshot))["__metadata__"]["regatta"])
-        wanted = model_names(manifest.tensors, meta)
+        meta = json.loads(json.loads(header)["__metadata__"]["regatta"])
+        return model_names(tensors, meta)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(
-            f"The header is not that of a state: {error!r:.200}.", place=f"snapshot {snapshot}"
-        ) from error
+        raise CorruptError(f"The header is not that of a state: {error!r:.200}.", place=place) from error
+
+
+def _stored_weights(store: ParameterStore, snapshot: str) -> dict[str, NDArray[Any]]:
+    wanted = stored_names(store.manifest(snapshot), snapshot)
     values = store.get(snapshot, sorted(set(wanted.values())))
     return {name: _as_array(values[source]) for name, source in sorted(wanted.items())}
 

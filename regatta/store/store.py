@@ -65,13 +65,15 @@ class ParameterStore:
     """A store in a folder; close it, or use it in a `with`."""
 
     def __init__(
-        self, path: Path, remote: Remote | None, threads: int, cache_bytes: int, clock: Callable[[], float]
+        self, path: Path, threads: int, cache_bytes: int, clock: Callable[[], float], read_only: bool = False
     ) -> None:
-        self.path, self.remote, self.clock = path, remote, clock
+        self.path, self.clock = path, clock
+        self.remote: Remote | None = None
         self.folder = PackFolder(path)
-        self.folder.create()
-        self.index = Index(path / "index.sqlite")
-        self.source = PackSource(self.folder, remote)
+        if not read_only:
+            self.folder.create()
+        self.index = Index(path / "index.sqlite", read_only)
+        self.source = PackSource(self.folder, None)
         self._pool = ThreadPoolExecutor(threads, "store") if threads > 1 else None
         self._background = ThreadPoolExecutor(1, "store-put")
         self.reader = Reader(self.source, self._pool, ChunkCache(cache_bytes))
@@ -83,17 +85,22 @@ class ParameterStore:
         path: str | Path,
         *,
         create: bool = True,
+        read_only: bool = False,
         remote: str | Remote | None = None,
         threads: int | None = None,
         cache_bytes: int = CACHE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> ParameterStore:
-        """The store in that folder, made when it is not there. A remote, once given, is remembered."""
+        """The store in that folder, made when it is not there. A remote, once given, is remembered.
+
+        `read_only` opens one in a folder that cannot be written: what it holds at that moment.
+        """
         root = Path(path)
-        if not create and not (root / "index.sqlite").exists():
+        if (read_only or not create) and not (root / "index.sqlite").exists():
             raise NotFoundError("There is no parameter store.", place=str(root))
-        writable_folder(root, "parameter store")
-        store = cls(root, None, threads or min(8, os.cpu_count() or 1), cache_bytes, clock)
+        if not read_only:
+            writable_folder(root, "parameter store")
+        store = cls(root, threads or min(8, os.cpu_count() or 1), cache_bytes, clock, read_only)
         store.set_remote(remote)
         return store
 
