@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -136,7 +137,29 @@ class Run:
         """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""
         from regatta.store.kept import RunStates
 
-        return RunStates(self.folder).weights(self.find(config).id, epoch)
+        found = self.find(config)
+        try:
+            return RunStates(self.folder).weights(found.id, epoch)
+        except NotFoundError:
+            storage = self.record.header.get("cluster", {}).get("storage")
+            if storage is None:
+                raise
+            return self._stored_weights(found, epoch, storage)
+
+    def _stored_weights(self, config: ConfigRecord, epoch: int | None, storage: str) -> dict[str, Any]:
+        """The same, of a run whose states are below a URL."""
+        from regatta.engine.workers.ray_storage import Storage
+        from regatta.store.states import read_weights
+
+        trained = (unit for unit in config.units if unit.kind == "train" and epoch in (None, unit.epoch))
+        names = [unit.state for unit in trained if unit.state is not None]
+        if not names:
+            which = "no state" if epoch is None else f"no state of epoch {epoch}"
+            raise NotFoundError(f"Configuration {config.id} has {which} in {storage}.")
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / "state.safetensors"
+            Storage(self.folder, storage).fetch(Path(names[-1]), local)
+            return read_weights(local)
 
     def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:
         """The configuration with that id, or the start of one, or those values."""

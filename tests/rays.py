@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -46,6 +47,15 @@ class RayNodes:
         """The nodes that have room for workers."""
         return len(self._cluster.list_all_nodes()) - 1
 
+    def resize(self, nodes: int) -> None:
+        """Have so many nodes with room for workers."""
+        workers = [node for node in self._cluster.list_all_nodes() if not node.is_head()]
+        for node in workers[nodes:]:
+            self.remove(node.node_id)
+        for _ in range(nodes - len(workers)):
+            self.add()
+        assert soon(lambda: _alive() == nodes + 1, 60.0)
+
     def remove(self, node_id: str) -> None:
         """Kill all processes of a node at once."""
         node = next(n for n in self._cluster.list_all_nodes() if n.node_id == node_id)
@@ -61,8 +71,14 @@ class RayNodes:
         self._cluster.shutdown()
 
 
+def _alive() -> int:
+    import ray
+
+    return sum(node["Alive"] for node in ray.nodes())
+
+
 class GatedFiles(AbstractFileSystem):  # type: ignore[misc]
-    """A remote storage that can be shut: gated:///folder is /folder, and takes nothing while a file `shut` is above."""
+    """A remote storage: gated:///folder is /folder. Below a file `shut` it waits, below a file `full` it refuses."""
 
     protocol = "gated"
     root_marker = "/"
@@ -71,8 +87,10 @@ class GatedFiles(AbstractFileSystem):  # type: ignore[misc]
         os.makedirs(path, exist_ok=exist_ok)
 
     def put_file(self, lpath: str, rpath: str, **options: Any) -> None:
-        gates = [parent / "shut" for parent in Path(rpath).parents]
-        assert soon(lambda: not any(gate.exists() for gate in gates), 60.0)
+        above = Path(rpath).parents
+        assert soon(lambda: not any((folder / "shut").exists() for folder in above), 60.0)
+        if any((folder / "full").exists() for folder in above):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), rpath)
         shutil.copyfile(lpath, rpath)
 
     def get_file(self, rpath: str, lpath: str, **options: Any) -> None:

@@ -59,7 +59,7 @@ class Killer:
 
 
 @pytest.mark.slow
-def test_twenty_kills_change_nothing_in_what_is_learnt(tmp_path: Path, one_thread: None) -> None:
+def test_twenty_kills_change_nothing_in_what_is_learnt(nodes: RayNodes, tmp_path: Path, one_thread: None) -> None:
     data = small_data(tmp_path / "data")
     space = search.grid(kind=["adam", "dropout", "momentum"], lr=0.01, batch_size=9, sleeps=0.05)
 
@@ -71,11 +71,11 @@ def test_twenty_kills_change_nothing_in_what_is_learnt(tmp_path: Path, one_threa
         return sweep.execute(folder, listeners=listeners)
 
     calm = executed(tmp_path / "calm", Cluster.inline(1, "cpu"), hasty_loss)
-    with RayNodes(3) as nodes:
-        killer = Killer(nodes, seed=7)
-        record = executed(tmp_path / "run", Cluster.ray(3), loss_fn, killer)
-        for thread in killer.threads:
-            thread.join()
+    nodes.resize(3)
+    killer = Killer(nodes, seed=7)
+    record = executed(tmp_path / "run", Cluster.ray(3), loss_fn, killer)
+    for thread in killer.threads:
+        thread.join()
     assert killer.struck == KILLS
     lines = list(read_journal(tmp_path / "run" / "journal.jsonl"))
     downs = [line["reason"] for line in lines if line.get("state") == "down"]

@@ -14,6 +14,7 @@ from rays import RayNodes, wide_fn, wide_loss
 
 from regatta.cluster import Cluster
 from regatta.engine.events import (
+    DiskFull,
     Event,
     Outfit,
     StateDurable,
@@ -32,10 +33,9 @@ from regatta.testing.workers import Harness, WorkerPoolContract, write_outfit
 pytest.importorskip("ray")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def nodes() -> Iterator[RayNodes]:
-    with RayNodes(2) as found:
-        yield found
+@pytest.fixture(autouse=True)
+def _connected(nodes: RayNodes) -> None:
+    """Pools find the cluster to which this process is connected."""
 
 
 class TestRayPool(WorkerPoolContract):
@@ -69,14 +69,14 @@ class Gated(Harness):
         return heard
 
     def far(self, state: Path) -> Path:
-        return self.folder / "far" / state.relative_to(self.folder)
+        return self.folder / "far" / self.folder.name / state.relative_to(self.folder)
 
     def node(self, worker: str) -> str:
         return str(self.ready[worker].info["node"])
 
 
 @pytest.fixture(scope="module")
-def gated(nodes: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
+def gated(ray_nodes: RayNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
     harness = Gated(tmp_path_factory.mktemp("gated"))
     yield harness
     harness.open()
@@ -131,6 +131,30 @@ def test_a_state_outlives_the_worker_that_made_it(gated: Gated) -> None:
     (durable,) = [event for event in heard if isinstance(event, StateDurable)]
     assert (durable.worker, durable.path) == ("w1", task.state_out)
     assert heard[0] == WorkerLost("w0", "died: Worker unexpectedly exits with a connection error code 2")
+    (gated.ready["w0"],) = [event for event in heard if isinstance(event, WorkerReady)]
+
+
+def test_a_storage_that_is_full_is_tried_again_until_it_takes_the_state(gated: Gated) -> None:
+    """Also by whoever makes the state durable in place of a worker that dies meanwhile."""
+    full = gated.folder / "full"
+    full.touch()
+    task = gated.train(gated.values(), 0)
+    assert task.state_out is not None
+    gated.pool.submit("w0", task)
+    heard = gated.hear(lambda heard: kinds(heard).count(DiskFull) == 2)
+    assert kinds(heard) == [TaskDone, DiskFull, DiskFull]
+    assert isinstance(heard[1], DiskFull)
+    assert heard[1].worker == "w0"
+    assert "The state cannot be written: [Errno 28] No space left on device" in heard[1].error
+
+    os.kill(gated.ready["w0"].info["pid"], signal.SIGKILL)
+    heard = gated.hear(lambda heard: any(isinstance(event, DiskFull) and event.worker == "w1" for event in heard))
+    assert WorkerLost in kinds(heard)
+    full.unlink()
+    heard += gated.hear(lambda more: {StateDurable, WorkerReady} <= set(kinds(heard + more)))
+    (durable,) = [event for event in heard if isinstance(event, StateDurable)]
+    assert (durable.worker, durable.path) == ("w1", task.state_out)
+    assert gated.far(task.state_out).exists()
     (gated.ready["w0"],) = [event for event in heard if isinstance(event, WorkerReady)]
 
 

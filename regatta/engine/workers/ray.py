@@ -11,17 +11,19 @@ from __future__ import annotations
 import contextlib
 import queue
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import cloudpickle
 
 from regatta.cluster import Cluster
 from regatta.engine.events import (
+    DiskFull,
     Event,
     Outfit,
     Task,
@@ -32,14 +34,16 @@ from regatta.engine.events import (
     WorkerReady,
 )
 from regatta.engine.workers.base import refuse
-from regatta.engine.workers.ray_actor import GROUPS, Hello, RayWorker, Storage, name_of
+from regatta.engine.workers.ray_actor import GROUPS, Hello, RayWorker
 from regatta.engine.workers.ray_session import Session, await_end, how_it_ended, watched
 from regatta.engine.workers.ray_states import Member, State, States
+from regatta.engine.workers.ray_storage import Storage, name_of
 from regatta.errors import DiskError, RegattaError
 
 STARTS = 3  # how often a worker that dies before it is ready is started again
 LOOK = 2.0  # seconds between two looks for new nodes, of which Ray tells nobody
 SHARE = 0.3  # of the cluster's object store, for states that are durable and that nobody has asked to forget
+RETRY = 1.0  # seconds until a state is copied again to a storage that did not take it, which tells nobody when it does
 PARTING = 3.0  # seconds in which workers tidy up, and in which they end
 
 
@@ -52,6 +56,17 @@ class _Answer:
     subject: State | None
     value: Any
     error: BaseException | None
+
+
+@dataclass(frozen=True)
+class _Again:
+    """It is time to try again to make a state durable."""
+
+    state: State
+    member: Member
+
+
+_Heard: TypeAlias = _Answer | _Again | Path
 
 
 class RayPool:
@@ -73,7 +88,8 @@ class RayPool:
         self._proven = False  # some worker has been ready: functions and paths are right
         budget = SHARE * self._session.store_bytes()
         self._states = States(self._members, self._keep, len(outfit.eval), budget)
-        self._heard: queue.SimpleQueue[_Answer | Path | None] = queue.SimpleQueue()  # None: wake up; a path: forget it
+        self._heard: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: wake up; a path: forget it
+        self._clocks: set[threading.Timer] = set()
         self._looked = time.monotonic()
         self._actors = self._session.actor_class(RayWorker, GROUPS, cluster)
 
@@ -137,6 +153,8 @@ class RayPool:
         refuse(connection, "Its workers are actors of a Ray cluster: add a node to that, and it gets a worker.")
 
     def close(self) -> None:
+        for clock in self._clocks:
+            clock.cancel()
         members = list(self._members.values())
         self._members.clear()
         ready = [member for member in members if member.ready]
@@ -173,7 +191,7 @@ class RayPool:
 
         reference.future().add_done_callback(heard)
 
-    def _next(self) -> _Answer | Path | None:
+    def _next(self) -> _Heard | None:
         """What comes next; on the way, an elastic pool looks for new nodes every now and then."""
         while self._elastic:
             left = self._looked + LOOK - time.monotonic()
@@ -216,9 +234,13 @@ class RayPool:
 
     # -- what is heard ---------------------------------------------------------------------------------
 
-    def _take(self, heard: _Answer | Path) -> list[Event]:
+    def _take(self, heard: _Heard) -> list[Event]:
         if isinstance(heard, Path):
             self._states.forget(heard)
+            return []
+        if isinstance(heard, _Again):
+            if self._states.keeps(heard.member, heard.state):
+                self._keep(heard.state, heard.member)
             return []
         member = heard.member
         if self._members.get(member.name) is not member:  # the last words of one that was buried
@@ -229,12 +251,22 @@ class RayPool:
             return self._welcome(member, heard.value)
         if heard.call == "run":
             return self._finish(member, heard.value)
-        if isinstance(heard.value, DiskError):
-            raise heard.value
         assert heard.subject is not None
+        if isinstance(heard.value, DiskError):
+            return self._postpone(heard.subject, member, heard.value)
         if heard.subject.unwanted:
             self._storage.drop(name_of(heard.subject.path, self._run))
         return self._states.settle(heard.subject, member, heard.value)
+
+    def _postpone(self, state: State, member: Member, error: DiskError) -> list[Event]:
+        """The storage does not take a state now: say so, and try again by and by."""
+        if not self._states.keeps(member, state):
+            return []
+        clock = threading.Timer(RETRY, self._heard.put, [_Again(state, member)])
+        clock.daemon = True
+        self._clocks = {clock, *(other for other in self._clocks if other.is_alive())}
+        clock.start()
+        return [DiskFull(member.name, str(error))]
 
     def _welcome(self, member: Member, ready: WorkerReady) -> list[Event]:
         member.ready = self._proven = True

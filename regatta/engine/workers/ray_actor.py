@@ -36,9 +36,10 @@ from regatta.engine.events import (
     TaskReturned,
     WorkerReady,
 )
+from regatta.engine.workers.ray_storage import Storage, name_of
 from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
 from regatta.errors import DiskError, NotFoundError, RegattaError
-from regatta.store.states import make_durable, publish, temporary, writing
+from regatta.store.states import publish, temporary, writing
 
 SCRATCH = "regatta-ray-"
 GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1}  # threads of an actor, by what they do
@@ -55,73 +56,6 @@ class Hello:
     paths: tuple[str, ...]  # where the controller finds its modules
     run: Path  # the run's folder, in which states have their names
     storage: str | None
-
-
-class Storage:
-    """Where durable states are, by name: in the run's folder, or below a URL."""
-
-    def __init__(self, run: Path, url: str | None) -> None:
-        self._files: Any = None
-        self._root = run
-        if url is not None:
-            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-            from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
-
-            files, root = url_to_fs(url)
-            self._root = Path(root)
-            self._files = None if isinstance(files, LocalFileSystem) else files
-
-    def keep(self, local: Path, name: Path) -> tuple[str, int]:
-        """Copy a state from this node; its digest and its size, once it is durable."""
-        target = self._root / name
-        if self._files is None:
-            with writing(target):
-                written = temporary(target)
-                shutil.copyfile(local, written)
-                kept = make_durable(written)  # before it has its name, under which the controller may drop it
-                publish(written, target)
-                _sync(target.parent)
-                return kept
-        self._files.makedirs(str(target.parent), exist_ok=True)
-        self._files.put_file(str(local), f"{target}.part")
-        self._files.mv(f"{target}.part", str(target))
-        return make_durable(local)
-
-    def fetch(self, name: Path, local: Path) -> None:
-        """Copy a durable state to this node."""
-        source = self._root / name
-        written = temporary(local)
-        try:
-            if self._files is None:
-                shutil.copyfile(source, written)
-            else:
-                self._files.get_file(str(source), str(written))
-        except FileNotFoundError as error:
-            raise NotFoundError("The state is not there.", place=str(source)) from error
-        publish(written, local)
-
-    def drop(self, name: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if self._files is None:
-                (self._root / name).unlink()
-            else:
-                self._files.rm_file(str(self._root / name))
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def name_of(state: Path, run: Path) -> Path:
-    """What a state is called on every node."""
-    if state.is_relative_to(run):
-        return state.relative_to(run)
-    return Path("elsewhere", *state.parts[state.is_absolute() :])
 
 
 class Shelf:

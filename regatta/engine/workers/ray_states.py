@@ -82,6 +82,10 @@ class States:
         """Whether a state may go from a worker's shelf."""
         return path not in self._known or self._known[path].bytes is not None
 
+    def keeps(self, member: Member, state: State) -> bool:
+        """Whether it still is for that worker to make the state durable."""
+        return state.keeper is member and self._known.get(state.path) is state
+
     def used(self, state: State, task: Task) -> list[Event]:
         """A task that began with this state is through: who did it has the state."""
         state.judged += task.kind == "eval"
@@ -95,7 +99,7 @@ class States:
 
     def settle(self, state: State, member: Member, kept: StateDurable | None) -> list[Event]:
         """What became of an attempt to make a state durable."""
-        if self._known.get(state.path) is not state or state.keeper is not member:
+        if not self.keeps(member, state):
             return []
         state.keeper = None
         if kept is None:
