@@ -45,6 +45,7 @@ class Course:
     stopped: bool = False
     failed: bool = False
     written_off: bool = False  # the search was told that nothing more will come
+    unheard: list[Report] = field(default_factory=list)  # of epochs that the search did not want yet
     origin: Path | None = None  # the parent's state, as long as it has none of its own
     state: Path | None = None  # the newest that can be read
     visits: int = 0  # of the present epoch
@@ -91,11 +92,11 @@ class Courses:
     ) -> list[Course]:
         """An epoch counts; the courses that the search changes for it."""
         course = self._courses[config]
-        self._reported[config] = max(epoch, self._reported.get(config, 0))
-        if course.written_off or epoch > course.searched:
+        if course.failed:  # in a later epoch, while this one was still judged
             return []
-        report = Report(config, course.values, epoch, metrics, False, elapsed, device_seconds)
-        return self._take(self._search.hear(report))
+        self._reported[config] = max(epoch, self._reported.get(config, 0))
+        course.unheard.append(Report(config, course.values, epoch, metrics, False, elapsed, device_seconds))
+        return self._take(self._catch_up(course))
 
     def fail(self, config: str, epoch: int) -> list[Course]:
         """Nothing more will come of it."""
@@ -127,7 +128,24 @@ class Courses:
         return self._take(self._search.hear(Report(course.id, course.values, epoch, {}, failed=True)))
 
     def _take(self, actions: Iterable[Action]) -> list[Course]:
-        return [self._stop(action) if isinstance(action, Stop) else self._train(action) for action in actions]
+        """Act, and on what the search answers to what is known of these courses already."""
+        changed, open_actions = [], deque(actions)
+        while open_actions:
+            action = open_actions.popleft()
+            changed.append(self._stop(action) if isinstance(action, Stop) else self._train(action))
+            open_actions.extend(self._catch_up(changed[-1]))
+        return changed
+
+    def _catch_up(self, course: Course) -> list[Action]:
+        """Tell the search what it wants to know: people may have had a course trained before it asked."""
+        if course.written_off or not course.searched:
+            return []
+        due = [report for report in course.unheard if report.epoch <= course.searched]
+        course.unheard = [report for report in course.unheard if report.epoch > course.searched]
+        if course.failed:
+            course.written_off = True
+            due.append(Report(course.id, course.values, self._reported.get(course.id, 0), {}, failed=True))
+        return [action for report in due for action in self._search.hear(report)]
 
     def _stop(self, action: Stop) -> Course:
         course = self._courses[action.config]
@@ -143,6 +161,7 @@ class Courses:
         course.searched, course.most = action.epochs, action.most
         course.epochs = max(course.searched, course.asked)
         course.stopped = False
+        course.written_off &= course.failed
         return course
 
     def _state_of(self, parent: str) -> int:

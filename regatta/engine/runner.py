@@ -163,7 +163,8 @@ class Runner:
         if history:
             self._clear_away()
         for course in list(self._courses):
-            self._recall(course)
+            if not course.scheduled:  # what one reports may have brought others back
+                self._recall(course)
         for failure in outcome.failed.values():
             self._fail(failure)
 
@@ -389,8 +390,6 @@ class Runner:
         metrics = summary(self.record.configs[course.id], epoch)
         elapsed, spent = self.record.elapsed, self.record.device_seconds
         self._write("report", config=course.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent)
-        if course.failed:  # in a later epoch, while this one was still judged
-            return
         self._warn_of_metrics(course, epoch, metrics)
         self._want(self._courses.report(course.id, epoch, metrics, elapsed, spent))
 
