@@ -1,0 +1,127 @@
+"""Kills at chosen moments, requests that cross a search, doors that nobody answers, functions that changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recipes import plain_fn, plain_loss, small_data
+
+from regatta import Cluster, Run, Sweep, open_run, search
+from regatta.configuration import config_id
+from regatta.engine.course import Courses
+from regatta.engine.journal import Journal, Record
+from regatta.search.base import Goal, Search
+
+GOAL = Goal("loss", "min", 4, 0)
+
+
+def plain_sweep(folder: Path, space: Search, name: str = "run", **options: Any) -> Sweep:
+    settings = {"epochs": 4, "visits": "seeded", "cluster": Cluster.inline(2), "framework": "numpy", **options}
+    data = small_data(folder / "data", rows=24, proportions=(1, 2), eval_partitions=2)
+    return Sweep(data, space, plain_fn, loss_fn=plain_loss, repo=folder, name=name, **settings)
+
+
+def halving() -> Search:
+    return search.hyperband(lr=search.uniform(0.001, 0.1), batch_size=[7], R=4, eta=2)
+
+
+def dies_before(sweep: Sweep, wanted: Callable[[Record], bool]) -> None:
+    """Train in a process that is gone at the moment when it would write such a record."""
+    child = os.fork()
+    if child == 0:
+        write = Journal._write
+
+        def dying(self: Journal, line: bytes) -> None:
+            if wanted(json.loads(line)):
+                os._exit(9)
+            write(self, line)
+
+        Journal._write = dying  # type: ignore[method-assign]
+        try:
+            sweep.launch(progress=False)
+        finally:
+            os._exit(0)
+    assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 9, "it got there"
+
+
+def told(run: Run) -> dict[str, Any]:
+    return {c.id: (c.epochs, c.status, c.reports) for c in run.record.configs.values()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return plain_sweep(tmp_path_factory.mktemp("undisturbed"), halving()).launch(progress=False)
+
+
+@pytest.mark.parametrize("event", ["report", "config", "end"])
+def test_a_controller_killed_before_it_could_say_what_follows(tmp_path: Path, undisturbed: Run, event: str) -> None:
+    """Before the report on which a rung waits, before the first promotion, before the end."""
+    rung, heard = list(undisturbed.record.configs)[:4], set[str]()
+
+    def wanted(line: Record) -> bool:
+        if line["event"] == "report" and line["config"] in rung:
+            heard.add(line["config"])
+        return line["event"] == event and (event == "end" or len(heard) == len(rung))
+
+    dies_before(plain_sweep(tmp_path, halving()), wanted)
+    journal = tmp_path / "runs" / "run" / "journal.jsonl"
+    if event == "config":  # and had it come from the first of the rung, those that go on are still to be recalled
+        kept = [line for line in journal.read_bytes().splitlines(True) if not _reports(json.loads(line), rung[0])]
+        journal.write_bytes(b"".join(kept))
+    run = open_run("run", tmp_path)
+    assert run.record.status == "interrupted"
+    run.go_on(progress=False)
+    assert told(run) == told(undisturbed)
+
+
+def _reports(line: Record, config: str) -> bool:
+    return bool(line["event"] == "report" and line["config"] == config)
+
+
+# -- what people ask for, and the search ---------------------------------------------------------------------
+
+
+def request(verb: str, config: str, **more: Any) -> Record:
+    return {"event": "request", "verb": verb, "config": config, "answer": {"done": True}, **more}
+
+
+def report(config: str, epoch: int, loss: float) -> Record:
+    return {
+        "event": "report", "config": config, "epoch": epoch, "metrics": {"loss": loss}, "elapsed": 0.0,
+        "device_seconds": 0.0,
+    }  # fmt: skip
+
+
+def test_what_people_had_trained_before_a_rung_asks_for_it_counts_in_the_rung() -> None:
+    courses = Courses(halving(), GOAL)
+    rung = [course.id for course in courses.start()][:4]
+    courses.relive(request("extend", rung[0], epochs=4))
+    for epoch in (1, 2, 3, 4):
+        courses.relive(report(rung[0], epoch, 0.5))
+    for place, config in enumerate(rung[1:]):
+        courses.relive(report(config, 1, 0.1 + place))
+    assert courses[rung[1]].epochs == 2, "the two best go on, of which the other is there already"
+    courses.relive(report(rung[1], 2, 0.1))
+    assert courses[rung[1]].epochs == 4, "and the better of them to the end"
+    assert courses[rung[2]].epochs == 1
+
+
+def test_a_clone_that_the_search_asks_for_later_is_heard_of() -> None:
+    values = [{"batch_size": 7, "lr": rate} for rate in (0.1, 0.2, 0.3)]
+    for fails in (False, True):
+        courses = Courses(search.asha(lr=[0.1, 0.2, 0.3], batch_size=[7], n=3, eta=3, at_once=1), GOAL)
+        first = courses.start()[0]
+        clones = [config_id(other) for other in values if config_id(other) != first.id]
+        for clone, other in [(config_id(v), v) for v in values if config_id(v) in clones]:
+            courses.relive(request("clone", first.id, values=other, warm=False, epochs=1, parent_epoch=None))
+            line = {"event": "failed", "config": clone, "epoch": 1} if fails else report(clone, 1, 0.1)
+            courses.relive(line)
+        assert not any(courses[clone].searched for clone in clones)
+        courses.relive(report(first.id, 1, 0.5))
+        assert all(courses[clone].searched for clone in clones), "one after another, for none had to be waited for"
+        assert sum(course.epochs == 4 for course in courses) == 1, "of three in a rung one goes on"
