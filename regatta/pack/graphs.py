@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -40,8 +41,11 @@ class Graphs(Protocol):
     def burst(self, parts: Sequence[tuple[Any, Replay, int]], rounds: int) -> None:
         """Replay steps on their streams, each so many times a round, with as little beside it as can be."""
 
-    def joint(self, parts: Sequence[tuple[Replay, int]]) -> Replay | None:
-        """Steps as branches of one; None where that is not possible."""
+    def name(self, stream: Any) -> Hashable:
+        """The same for two streams that are one: there are fewer than one may ask for."""
+
+    def joint(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
+        """Steps as branches of one graph; None where that is not possible."""
 
     def synchronize(self) -> None:
         """Wait until the device has done everything."""
@@ -75,7 +79,7 @@ class CudaGraphs:
         keeps = self._runtime is not None
         graph = torch.cuda.CUDAGraph(keep_graph=True) if keeps else torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _no_collection():
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 step()
@@ -100,8 +104,23 @@ class CudaGraphs:
         finally:
             torch.cuda.set_stream(current)
 
-    def joint(self, parts: Sequence[tuple[Replay, int]]) -> Replay | None:
-        return None if self._runtime is None else Joint(self._runtime, parts, self.device)
+    def name(self, stream: torch.cuda.Stream) -> Hashable:
+        return int(stream.cuda_stream)
+
+    def joint(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
+        return None if self._runtime is None else Joint(self._runtime, branches, self.device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection inside: the end of another graph is not allowed while one is captured."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

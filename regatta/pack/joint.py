@@ -27,22 +27,24 @@ def runtime() -> ctypes.CDLL | None:
 
 
 class Joint:
-    """One graph with each of some captured steps, repeated as often as it says, as a branch of its own."""
+    """One graph of captured steps, each repeated as often as it says: branches side by side, a branch in its order."""
 
-    def __init__(self, library: ctypes.CDLL, parts: Sequence[tuple[Any, int]], device: torch.device) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, branches: Sequence[Sequence[tuple[Any, int]]], device: torch.device
+    ) -> None:
         self._library, self._device = library, device
-        self._parts = list(parts)  # the steps hold the memory that the graph works on
+        self._branches = [list(branch) for branch in branches]  # the steps hold the memory that the graph works on
         self._graph, self._launchable = _Pointer(), _Pointer()
         self._check(library.cudaGraphCreate(ctypes.byref(self._graph), ctypes.c_uint(0)))
-        for step, count in parts:
-            self._branch(_Pointer(step.raw_cuda_graph()), count)
+        for branch in self._branches:
+            self._add([_Pointer(step.raw_cuda_graph()) for step, count in branch for _ in range(count)])
         self._check(
             library.cudaGraphInstantiate(ctypes.byref(self._launchable), self._graph, ctypes.c_ulonglong(0))
         )
 
-    def _branch(self, step: ctypes.c_void_p, count: int) -> None:
+    def _add(self, steps: Sequence[ctypes.c_void_p]) -> None:
         previous: ctypes.c_void_p | None = None
-        for _ in range(count):
+        for step in steps:
             node = _Pointer()
             after = (_Pointer * 1)(previous) if previous is not None else None
             number = ctypes.c_size_t(0 if previous is None else 1)

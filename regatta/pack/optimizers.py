@@ -6,6 +6,7 @@ the same form: packed equals alone for an optimizer that `capturable` has prepar
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -92,6 +93,7 @@ class RatePreview:
 
     def next(self, steps: int) -> torch.Tensor:
         """The rate of each group at each of the next steps."""
+        self._before = copy.deepcopy(self.schedule.state_dict()), copy.deepcopy(self._host)
         for group, rate in zip(self.groups, self._host, strict=True):
             group["lr"] = rate
         found = []
@@ -102,6 +104,12 @@ class RatePreview:
         for group, rate in zip(self.groups, self.rates, strict=True):
             group["lr"] = rate
         return torch.tensor(found, dtype=torch.float64)
+
+    def rewind(self, taken: int) -> None:
+        """Of the steps last asked for, only so many were taken."""
+        state, self._host = self._before
+        self.schedule.load_state_dict(state)
+        self.next(taken)
 
     def finish(self) -> None:
         """Leave each group with the rate of its next step."""

@@ -130,7 +130,7 @@ class Pack:
         if found is None:
             raise NotFoundError(f"There is no member {getattr(member, 'name', member)!r} in the pack.")
         self._unstack(found)
-        self._tracks.pop(found, None)
+        self._close_track(found)
         self.members.remove(found)
         return portable(found)
 
@@ -213,7 +213,7 @@ class Pack:
         except Exception as error:  # noqa: BLE001 (it may raise anything)
             member.error, member.tier = error, "failed"
             member.reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            self._tracks.pop(member, None)
+            self._close_track(member)
 
     # stacks
 
@@ -328,6 +328,8 @@ class Pack:
 
     def _dissolve(self, stack: Stack) -> None:
         stack.release()
+        for track in (t for s, t in self._stacks if s is stack):
+            track.close()
         self._stacks = [(s, t) for s, t in self._stacks if s is not stack]
         for member in stack.members:
             member.tier = "alone"
@@ -351,15 +353,17 @@ class Pack:
             try:
                 self._capture(wave, work, graphs)
             except torch.OutOfMemoryError as error:
-                several = True
-                self._release_graphs()
-                if len(wave) == 1:
+                if len(wave) == 1 and not self._tracks:
                     with self._own_fault(wave[0]):
                         raise error
                 else:
-                    waves.extendleft(reversed([wave[: len(wave) // 2], wave[len(wave) // 2 :]]))
+                    half = (len(wave) + 1) // 2
+                    waves.extendleft(part for part in (wave[half:], wave[:half]) if part)
+                several = True
+            else:
+                self._run_wave(wave, work, graphs)
                 continue
-            self._run_wave(wave, work, graphs)
+            self._release_graphs()  # here the error and what its traceback holds are gone
 
     def _worth_capture(self, member: Member, batches: Sequence[Indices]) -> bool:
         if member in self._tracks:
@@ -416,8 +420,14 @@ class Pack:
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
+    def _close_track(self, member: Member) -> None:
+        track = self._tracks.pop(member, None)
+        if track is not None:
+            track.close()
+
     def _keep_tracks(self, kept: Sequence[Member]) -> None:
-        self._tracks = {m: t for m, t in self._tracks.items() if m in kept}
+        for member in [m for m in self._tracks if m not in kept]:
+            self._close_track(member)
         for member in self.members:
             if member.tier == "graph" and member not in self._tracks:
                 member.tier = "alone"

@@ -126,21 +126,36 @@ class Ticker:
 
     def _launch(self, joined: Replay, lanes: Sequence[tuple[Track, Lane, int]], rounds: int) -> None:
         streams = [track.stream for track, _, _ in lanes]
-        beside = [(track.stream, _replay(lane), count) for track, lane, count in lanes if track.draws]
+        apart = self._apart(lanes)
+        beside = [(t.stream, _replay(lane), count) for t, lane, count in lanes if self.graphs.name(t.stream) in apart]
         self.graphs.join(streams)
+        self.graphs.fork([track.stream for track, _, _ in lanes if self.graphs.name(track.stream) in apart])
         for _ in range(rounds):
             joined.replay()
         self.graphs.burst(beside, rounds)
+        self.graphs.join(streams)
         self.graphs.fork(streams)
 
+    def _apart(self, lanes: Sequence[tuple[Track, Lane, int]]) -> set[Hashable]:
+        """Streams of members that draw random numbers: they stay out of a joint graph, to be told where to go on."""
+        return {self.graphs.name(track.stream) for track, _, _ in lanes if track.draws}
+
     def _joined(self, lanes: Sequence[tuple[Track, Lane, int]], rounds: int, once: bool) -> Replay | None:
-        """The joint graph of these lanes; members that draw random numbers stay out, for they are told where to go on."""
-        parts = [(_replay(lane), count) for track, lane, count in lanes if not track.draws]
-        key = tuple((id(step), count) for step, count in parts)
+        """The joint graph of these lanes.
+
+        Steps that were captured on one stream share its work space (cuBLAS has one for each), so they follow one another.
+        """
+        branches: dict[Hashable, list[tuple[Replay, int]]] = {}
+        apart = self._apart(lanes)
+        for track, lane, count in lanes:
+            name = self.graphs.name(track.stream)
+            if name not in apart:
+                branches.setdefault(name, []).append((_replay(lane), count))
+        key = tuple((id(step), count) for branch in branches.values() for step, count in branch)
         if key not in self._joints:
-            if len(parts) < 2 or (rounds < WORTH_JOINING and not once):
+            if len(branches) < 2 or (rounds < WORTH_JOINING and not once):
                 return None
-            self._joints[key] = self.graphs.joint(parts)
+            self._joints[key] = self.graphs.joint(list(branches.values()))
         return self._joints[key]
 
     def _advance(self, track: Track, count: int) -> None:

@@ -75,9 +75,14 @@ def graph_track(member: Member, resident: Resident, graphs: Graphs, batches: Seq
             track.work.extend([rows] for rows in batches[1 : 1 + PROOF])
             different = _prove(track)
             track.finish()
+    except BaseException:
+        track.drop()
+        track.close()
+        raise
     finally:
         graphs.join([track.stream])
     if different is not None:
+        track.close()
         raise CannotCapture(f"{different} differs between a captured step and the same step taken alone")
     return track
 
@@ -117,7 +122,7 @@ def _waits(member: Member, resident: Resident, rows: Indices) -> str:
         member.schedule.step()
     member.note(loss.double().reshape(1), [len(rows)])
     member.advance(resident.rows, 1)
-    found = [str(warning.message) for warning in caught if "synchroniz" in str(warning.message)]
+    found = [str(warning.message) for warning in caught if "called a synchroniz" in str(warning.message)]
     return found[0].splitlines()[0] if found else ""
 
 

@@ -164,9 +164,18 @@ class Track:
         if lane is not None:
             table = lane.table[lane.done : lane.filled].cpu().numpy()
             rest = [np.split(row, len(self.members)) for row in table] + rest
+            for preview in self._previews or ():
+                preview.rewind(lane.done)
         self.work.clear()
         self.finish()
         return rest
+
+    def close(self) -> None:
+        """Let go of graphs and buffers at once: lanes and tracks hold each other, and memory cannot wait for that."""
+        for lane in self._lanes.values():
+            lane.replay = None
+        self._lanes.clear()
+        self.current = None
 
     def _rates(self, steps: int) -> torch.Tensor | None:
         """Learning rates by step, member and parameter group, where a member has a schedule."""

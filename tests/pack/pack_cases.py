@@ -119,9 +119,12 @@ class FakeGraphs:
                 for _ in range(count):
                     step.replay()
 
-    def joint(self, parts: Sequence[tuple[Any, int]]) -> Any:
+    def name(self, stream: object) -> int:
+        return id(stream)
+
+    def joint(self, branches: Sequence[Sequence[tuple[Any, int]]]) -> Any:
         self.joined += 1
-        return Replayed(lambda: self.burst([(None, step, count) for step, count in parts], 1))
+        return Replayed(lambda: self.burst([(None, step, count) for branch in branches for step, count in branch], 1))
 
 
 def graph_pack(graphs: FakeGraphs | None = None, **options: Any) -> Pack:

@@ -98,11 +98,18 @@ def test_out_of_memory_splits_a_group_and_goes_on() -> None:
 
     graphs = Tight()
     pack = graph_pack(graphs)
-    members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 10) for i in range(5)]
+
+    def make(i: int) -> tuple[Any, Any]:
+        made = sgd(mlp(i, width=8 + i), lr=torch.tensor(0.5))
+        return made, torch.optim.lr_scheduler.ExponentialLR(made[1], 0.9)
+
+    built = [make(i) for i in range(5)]
+    members = [pack.load(*made, loss_fn, 10, schedule=schedule) for made, schedule in built]
     pack.train(data(), epochs=3)
     assert all(member.error is None for member in members), pack.plan()
     for i, member in enumerate(members):
-        trainee, _ = trained_alone(sgd(mlp(i, width=8 + i)), epochs_of(member, 3), 0)
+        made, schedule = make(i)
+        trainee, _ = trained_alone(made, epochs_of(member, 3), 0, schedule=schedule)
         assert_same(member, trainee)
 
 
