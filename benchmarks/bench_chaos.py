@@ -117,7 +117,7 @@ def _battered(folder: Path, name: str, calm: Run, luck: random.Random) -> Toll:
     while True:
         _let_it_work(process, journal, luck)
         if process.poll() is not None:
-            if process.returncode == 0:
+            if process.returncode == 0 or _is_over(journal):  # it may have been hit after its last record
                 break
             process = _started(folder, name)  # the same sweep again: it goes on
             continue
@@ -144,6 +144,10 @@ def _let_it_work(process: subprocess.Popen[bytes], journal: Path, luck: random.R
 
 def _counted(journal: Path) -> int:
     return journal.read_bytes().count(b'"event":"unit"') if journal.exists() else 0
+
+
+def _is_over(journal: Path) -> bool:
+    return journal.exists() and b'"event":"end"' in journal.read_bytes().splitlines()[-1]
 
 
 def _kill_one(pids: list[int], luck: random.Random) -> int:
