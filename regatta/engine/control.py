@@ -32,6 +32,7 @@ from typing import Any, TypeAlias
 from regatta.configuration import check_configuration, config_id
 from regatta.engine.lock import is_live
 from regatta.engine.record import ConfigRecord, RunRecord
+from regatta.engine.workers.base import refuse
 from regatta.errors import NotFoundError, RegattaError, UsageError, nearest
 
 Request: TypeAlias = dict[str, Any]
@@ -39,6 +40,8 @@ Answer: TypeAlias = dict[str, Any]
 Socket: TypeAlias = "Connection[Any, Any]"
 VERBS = ("stop", "resume", "extend", "clone")
 LARGEST = 1 << 16  # bytes of a request
+MOST_EPOCHS = 100_000  # that one may ask for
+SPEECHLESS = 5.0  # seconds that whoever comes has to say what for
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,9 @@ class Guest:
     connection: Socket
     wishes: dict[str, Any]
 
+    def close(self) -> None:
+        refuse(self.connection, "The run has ended.")
+
 
 class Desk:
     """The controller's side."""
@@ -72,6 +78,7 @@ class Desk:
         key = secrets.token_bytes(32)
         self._listener = Listener(os.path.join(self._place, "door"), family="AF_UNIX", authkey=key)
         self._closed = False
+        self._closing = threading.Lock()
         door = {"address": self._listener.address, "key": key.hex(), "path": sys.path, "pid": os.getpid()}
         _write_private(self._folder / "door.json", json.dumps(door))
         threading.Thread(target=self._listen, name="door", daemon=True).start()
@@ -80,7 +87,8 @@ class Desk:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._closed = True
+        with self._closing:  # from here on nobody is called any more
+            self._closed = True
         (self._folder / "door.json").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # wakes the thread, which waits for somebody to come
             Client(str(self._listener.address), family="AF_UNIX").close()
@@ -113,12 +121,19 @@ class Desk:
             except (OSError, EOFError, AuthenticationError):
                 continue  # whoever it was has no key, or went away again
             try:
-                wishes = json.loads(connection.recv_bytes(LARGEST))
-            except (OSError, EOFError, ValueError):
+                wishes: Any = json.loads(connection.recv_bytes(LARGEST)) if connection.poll(SPEECHLESS) else None
+            except (OSError, EOFError, ValueError, RecursionError):
                 connection.close()
                 continue
             joins = isinstance(wishes, dict) and wishes.get("kind") == "worker"
-            self._call(Guest(connection, wishes) if joins else Knock(connection))
+            self._announce(Guest(connection, wishes) if joins else Knock(connection))
+
+    def _announce(self, caller: Knock | Guest) -> None:
+        with self._closing:
+            if not self._closed:
+                self._call(caller)
+                return
+        caller.close()
 
 
 # -- what can be asked for ---------------------------------------------------------------------------------
@@ -164,7 +179,11 @@ def _extend(request: Request, config: ConfigRecord, record: RunRecord) -> tuple[
 
 
 def _clone(request: Request, config: ConfigRecord, record: RunRecord) -> tuple[Request, str]:
-    changes = request.get("values") or {}
+    changes, warm = request.get("values", {}), request.get("warm", False)
+    if not isinstance(changes, dict):
+        raise UsageError(f"values is {changes!r:.80}; it is an object of names and what they change to.")
+    if not isinstance(warm, bool):
+        raise UsageError(f"warm is {warm!r:.80}; it is true or false.")
     for name in changes:
         if name not in config.values:
             raise UsageError(f"{config.id} has no value {name!r} to change.", candidates=nearest(name, config.values))
@@ -172,7 +191,6 @@ def _clone(request: Request, config: ConfigRecord, record: RunRecord) -> tuple[R
     clone = config_id(values)
     if clone in record.configs:
         raise UsageError(f"There is a configuration with these values already: {clone}.", hint="Change another value.")
-    warm = bool(request.get("warm"))
     if warm and not config.epoch:
         raise UsageError(f"No epoch of {config.id} is trained yet.", hint="Wait for its first, or clone it fresh.")
     rest = config.epochs - config.epoch if warm else config.epochs
@@ -188,8 +206,8 @@ _JUDGES = {"stop": _stop, "resume": _resume, "extend": _extend, "clone": _clone}
 
 def _count(request: Request, name: str) -> int:
     value = request.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} is {value!r}; it is a whole number from 1.")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_EPOCHS:
+        raise UsageError(f"{name} is {value!r:.80}; it is a whole number from 1 to {MOST_EPOCHS}.")
     return value
 
 
@@ -209,7 +227,8 @@ def ask(folder: Path, verb: str, config: str, **more: Any) -> Answer:
     if path.exists():
         answer: Answer = json.loads(path.read_bytes())
         return answer
-    return {"done": False, "waits": True, "text": f"Nobody trains {folder.name} now; it is done once the run goes on"}
+    why = "is getting ready" if is_live(folder) else "is not being trained now"
+    return {"done": False, "waits": True, "text": f"Run {folder.name} {why}; this is done once the run goes on"}
 
 
 def knock(folder: Path) -> Socket:
@@ -243,8 +262,8 @@ def waiting(folder: Path) -> int:
 def _read(path: Path) -> Request:
     """A request that cannot be read is one that cannot be done."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError("too large")
+        if not path.is_file() or path.stat().st_size > LARGEST:
+            raise ValueError("no file, or too large")
         request = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         request = None

@@ -128,8 +128,11 @@ class Runner:
     def _go(self, history: History) -> None:
         try:
             self._prepare(history)
-            with Desk(self._folder, self._call) as self._desk:
-                self._loop()
+            try:
+                with Desk(self._folder, self._call) as self._desk:
+                    self._loop()
+            finally:
+                self._turn_away()
             self._write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
         except KeyboardInterrupt:
             self._write("end", status="interrupted")
@@ -255,7 +258,6 @@ class Runner:
                 self._hear(event)
             self._attend()
             self._dispatch()
-        self._looping = False
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, TaskDone):
@@ -474,9 +476,7 @@ class Runner:
         self._write("worker", worker=event.worker, state="down", reason=event.reason)
         self._hinted.discard(event.worker)
         self._patience.end(event.worker)
-        if event.worker not in self._hopper.workers():
-            return
-        unit = self._hopper.remove_worker(event.worker)
+        unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None
         for path in [path for path, (_, _, worker) in self._awaited.items() if worker == event.worker]:
             if path.exists():  # otherwise the pool sees to it
                 self._count(path, make_durable(path)[0])
@@ -516,6 +516,12 @@ class Runner:
         """Somebody is at the door; called from another thread."""
         self._callers.put(caller)
         self._pool.wake()
+
+    def _turn_away(self) -> None:
+        """Whoever came too late must not wait for an answer; what was asked for waits for the next controller."""
+        self._looping = False
+        while not self._callers.empty():
+            self._callers.get().close()
 
     def _serve(self, knock: Knock) -> None:
         """Do what people asked for, and say what was done."""

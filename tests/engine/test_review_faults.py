@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import soon
 from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
+from regatta.engine.control import ask, knock
 from regatta.engine.course import Courses
 from regatta.engine.journal import Journal, Record
+from regatta.engine.runner import Runner
 from regatta.search.base import Goal, Search
 
 GOAL = Goal("loss", "min", 4, 0)
@@ -125,3 +129,80 @@ def test_a_clone_that_the_search_asks_for_later_is_heard_of() -> None:
         courses.relive(report(first.id, 1, 0.5))
         assert all(courses[clone].searched for clone in clones), "one after another, for none had to be waited for"
         assert sum(course.epochs == 4 for course in courses) == 1, "of three in a rung one goes on"
+
+
+def asked(sweep: Sweep, *requests: dict[str, Any]) -> Run:
+    """A run that finds requests in its folder when it begins."""
+    folder = sweep._new_folder(Path(str(sweep.repo)) / "runs")
+    (folder / "requests").mkdir()
+    for number, request in enumerate(requests):
+        (folder / "requests" / f"{number}.json").write_text(json.dumps(request))
+    return Run(folder)
+
+
+@pytest.mark.parametrize("visits", ["free", "seeded"])
+def test_requests_by_hand_do_not_end_a_run(tmp_path: Path, visits: str) -> None:
+    sweep = plain_sweep(tmp_path, search.grid(lr=[0.1], batch_size=[7]), visits=visits)
+    config = next(iter(sweep.configs()))
+    clone = {"verb": "clone", "config": config, "warm": False}
+    wrong = [
+        *({**clone, "values": values} for values in (5, ["lr"], [["lr"]], "lr", None, {"lr": {}})),
+        {**clone, "values": {"lr": 0.5}, "warm": "no"},
+        {**clone, "values": {"lr": 0.5}, "epochs": 10**30},
+        {"verb": "extend", "config": config, "epochs": 10**30},
+        {"verb": ["stop"], "config": config},
+    ]
+    run = asked(sweep, *wrong)
+    os.mkfifo(run.folder / "requests" / "pipe.json")
+    sweep.train(run, progress=False)
+    assert run.record.status == "done"
+    assert len(run.record.requests) == len(wrong) + 1
+    assert not any(request["answer"]["done"] for request in run.record.requests.values())
+    assert list(run.record.configs) == [config]
+
+
+# -- the door ------------------------------------------------------------------------------------------------
+
+
+def slow_loss(weights: Any, batch: Any, config: dict[str, Any]) -> Any:
+    time.sleep(0.01)
+    return plain_loss(weights, batch, config)
+
+
+def test_a_guest_that_is_gone_before_it_is_refused(tmp_path: Path) -> None:
+    data = small_data(tmp_path / "data")
+    run = Sweep(
+        data, search.grid(lr=[0.1], batch_size=[7]), plain_fn, loss_fn=slow_loss, repo=tmp_path, epochs=500,
+        cluster=Cluster.inline(1), framework="numpy",
+    ).launch(wait=False, progress=False)  # fmt: skip
+    try:
+        assert soon(lambda: (run.folder / "door.json").exists(), 30)
+        for _ in range(3):
+            connection = knock(run.folder)
+            connection.send_bytes(b'{"kind": "worker"}')
+            connection.close()
+        config = next(iter(run.record.configs))
+        assert ask(run.folder, "stop", config)["done"], "they were turned away before"
+        run.result(timeout=60)
+    finally:
+        run.halt()
+
+
+def test_whoever_comes_when_the_run_has_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late, loop = [], Runner._loop
+
+    def loop_and_be_visited(self: Runner) -> None:
+        loop(self)
+        for kind in ("request", "worker"):
+            late.append(knock(self._folder))
+            late[-1].send_bytes(json.dumps({"kind": kind}).encode())
+        assert soon(lambda: self._callers.qsize() == 2)
+
+    monkeypatch.setattr(Runner, "_loop", loop_and_be_visited)
+    run = plain_sweep(tmp_path, search.grid(lr=[0.1], batch_size=[7]), epochs=1).launch(progress=False)
+    assert run.record.status == "done"
+    with pytest.raises(EOFError):
+        late[0].recv_bytes()
+    assert json.loads(late[1].recv_bytes()) == {"refused": "The run has ended."}
+    for connection in late:
+        connection.close()

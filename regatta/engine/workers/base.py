@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,5 +49,6 @@ class WorkerPool(Protocol):
 
 def refuse(connection: Connection[Any, Any], reason: str) -> None:
     """Tell a worker that wants to join that it cannot."""
-    connection.send_bytes(json.dumps({"refused": reason}).encode())
+    with contextlib.suppress(OSError):  # it is gone already
+        connection.send_bytes(json.dumps({"refused": reason}).encode())
     connection.close()
