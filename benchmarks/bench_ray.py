@@ -5,8 +5,8 @@
 - hop: a state of 40 MB goes to and fro between two workers, as in bench_hop.py: from the end of the optimizer's last
   step on one to the first call of the loss function on the other, the receiver waiting, building the model not counted.
   On Ray the state is made in a file, becomes an object of the node's store, is sent to the other node's store, and
-  is written to a file there: four copies of which worker processes need one. A row gives Ray's own share of that:
-  an array of the same size, returned by one actor and fetched by another, with nothing else.
+  is written to a file there: four copies of which worker processes need one. The last two are made while the model
+  is built. A row gives Ray's own share: an array of the same size, returned by one actor and fetched by another.
 - real run: the sweep of bench_real_run.py, sixteen models of very different cost on two workers with units of about
   half a second; makespan over the least time that the units of its own trace allow.
 
@@ -95,8 +95,8 @@ def _nodes() -> Iterator[None]:
             cluster.add_node(num_cpus=1, object_store_memory=STORE)
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield
-        ray.shutdown()
     finally:
+        ray.shutdown()
         cluster.shutdown()
 
 

@@ -193,7 +193,7 @@ def test_a_disk_that_fills_up_pauses_the_run(nodes: RayNodes, data: Dataset, tmp
 def _check_pause(data: Dataset, disk: Path) -> None:
     """The disk keeps room for the journal, so that it is the states that it does not take."""
     space = search.grid(kind="adam", lr=0.01, batch_size=9, sleeps=0.03)
-    sweep = Sweep(data, space, heavy_fn, loss_fn=loss_fn, epochs=EPOCHS, cluster=Cluster.ray(2), name="full", repo=disk)
+    sweep = Sweep(data, space, heavy_fn, loss_fn=loss_fn, epochs=EPOCHS, cluster=Cluster.ray(1), name="full", repo=disk)
     run = sweep.launch(wait=False, progress=False)
     try:
         assert soon(lambda: len(run.record.units) > 0, 120)

@@ -39,6 +39,7 @@ from regatta.engine.events import (
 from regatta.engine.workers.ray_storage import Storage, name_of
 from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
 from regatta.errors import DiskError, NotFoundError, RegattaError
+from regatta.frameworks import Framework
 from regatta.store.states import publish, temporary, writing
 
 SCRATCH = "regatta-ray-"
@@ -150,19 +151,30 @@ class _Trainer(Trainer):
     shelf: Shelf
 
     def prefetch(self, path: Path) -> None:
-        with contextlib.suppress(RegattaError):  # the task itself will say what is wrong
-            self.shelf.bring(path)
-            super().prefetch(path)
+        self._bring_ahead(path)
+        super().prefetch(path)
 
     def _fetch(self, task: Task, costs: Any) -> Any:
+        """The state comes while the model is built; what a clone inherits is read at once."""
+        if task.state_in is None:
+            return super()._fetch(task, costs)
         start = time.perf_counter()
-        if task.state_in is not None:
+        if task.parent is not None:
             self.shelf.bring(task.state_in)
+        else:
+            threading.Thread(target=self._bring_ahead, args=[task.state_in], daemon=True).start()
         brought = time.perf_counter() - start
         found = super()._fetch(task, costs)
-        if task.state_in is not None:
-            costs.hop_seconds += brought
+        costs.hop_seconds += brought
         return found
+
+    def _bring_ahead(self, path: Path) -> None:
+        with contextlib.suppress(RegattaError):  # whoever reads it will say what is wrong
+            self.shelf.bring(path)
+
+    def _read(self, framework: Framework, path: Path) -> Any:
+        self.shelf.bring(path)
+        return super()._read(framework, path)
 
 
 class RayWorker:

@@ -81,8 +81,12 @@ def _opened(url: str) -> tuple[Any, str]:
 
 def _copied(local: Path, target: Path) -> tuple[str, int]:
     written = temporary(target)
+    written.unlink(missing_ok=True)
     with _removed_on_failure(written):
-        shutil.copyfile(local, written)
+        try:
+            os.link(local, written)  # nobody writes to a state that has its name, so that two names can share it
+        except OSError:
+            shutil.copyfile(local, written)  # to another disk, mostly
         kept = make_durable(written)  # before it has its name, under which the controller may drop it
         publish(written, target)
     _sync(target.parent)
