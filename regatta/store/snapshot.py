@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,19 +64,23 @@ class Snapshot(Mapping[str, Any]):
 
         It is written tensor by tensor: a snapshot need not fit into memory.
         """
-        target = Path(path)
-        written = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with written.open("wb") as file:
-                file.write(_safetensors_header(self.manifest))
-                for name, value in self.items():
-                    file.write(as_tensor(name, value).words.data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(written, target)
-        finally:
-            written.unlink(missing_ok=True)
-        fsync_folder(target.parent)
+        write_safetensors(Path(path), self.manifest, self.items())
+
+
+def write_safetensors(target: Path, manifest: Manifest, tensors: Iterable[tuple[str, Any]]) -> None:
+    """Write tensors, in the order of the manifest, as a file that appears whole or not at all."""
+    written = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with written.open("wb") as file:
+            file.write(_safetensors_header(manifest))
+            for name, value in tensors:
+                file.write(as_tensor(name, value).words.data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, target)
+    finally:
+        written.unlink(missing_ok=True)
+    fsync_folder(target.parent)
 
 
 def _safetensors_header(manifest: Manifest) -> bytes:

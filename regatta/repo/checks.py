@@ -1,0 +1,108 @@
+"""A repository is checked and tidied up: the catalog, the files, the parameter store, and that they agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from regatta.errors import UsageError
+from regatta.repo.records import SnapshotRecord
+from regatta.repo.repo import COMMITTERS, PREFIX, Repo
+from regatta.repo.snapshots import state_file
+from regatta.store import fsck as store_fsck
+from regatta.store.locks import exclusive
+from regatta.store.store import GRACE
+
+if TYPE_CHECKING:
+    from regatta.store.gc import Collected as StoreCollected
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What fsck found, a sentence for each problem; `leftovers` are what gc will take away."""
+
+    versions: int
+    files: int
+    store: store_fsck.Findings
+    problems: tuple[str, ...] = ()
+    leftovers: int = 0
+
+    @property
+    def clean(self) -> bool:
+        return not self.problems
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What gc took away: files and their bytes, names of snapshots that no version has, and what the store freed."""
+
+    files: int
+    file_bytes: int
+    names: int
+    store: StoreCollected
+
+    @property
+    def bytes(self) -> int:
+        return self.file_bytes + self.store.bytes
+
+
+def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
+    """See Repo.fsck."""
+    if repo.read_only:
+        raise UsageError("A repository that cannot be written cannot be checked.", hint="Copy it, and check the copy.")
+    catalog = repo.catalog
+    whole = depth != "structure"
+    with catalog.reading():
+        problems = catalog.check()
+        ids, files, snapshots = catalog.ids(), catalog.all_files(), catalog.all_snapshots()
+    store = repo.store.fsck(depth, repair=repair)
+    problems += list(store.problems)
+    for digest, size in files.items():
+        if (reason := repo.files.why_bad(digest, size, whole)) is not None and digest in catalog.all_files():
+            problems.append(f"File {digest}: {reason}.")
+    names = repo.store.references()
+    for version, snapshot in snapshots:
+        if (reason := _why_bad(repo, version, snapshot, names, whole)) is not None and catalog.has(version):
+            problems.append(f"Version {version}, snapshot {snapshot.position}: {reason}.")
+    leftovers = len(list(_unknown_names(names, ids))) + sum(digest not in files for digest, _ in repo.files.present())
+    return Findings(len(ids), len(files), store, tuple(problems), leftovers)
+
+
+def collect(repo: Repo, grace: float | None) -> Collected:
+    """See Repo.gc."""
+    seconds = GRACE if grace is None else grace
+    if repo.read_only:
+        raise UsageError("The repository is open for reading only.", place=str(repo.folder))
+    with exclusive(repo.folder / COMMITTERS, "gc"):  # nobody is between a file or a snapshot and the version of it
+        names = list(_unknown_names(repo.store.references(PREFIX), repo.catalog.ids()))
+        for name in names:
+            repo.store.release(name)
+        files, size = repo.files.remove_unknown(set(repo.catalog.all_files()), repo.clock() - seconds)
+    return Collected(files, size, len(names), repo.store.gc(grace=seconds))
+
+
+def _unknown_names(names: dict[str, str], versions: set[str]) -> Iterator[str]:
+    """Names that a committer gave before it was killed, or that whoever deleted a version did not get to."""
+    for name in names:
+        if name.startswith(PREFIX) and name.removeprefix(PREFIX).partition("/")[0] not in versions:
+            yield name
+
+
+def _why_bad(repo: Repo, version: str, snapshot: SnapshotRecord, names: dict[str, str], whole: bool) -> str | None:
+    stored = names.get(snapshot.reference)
+    if stored is None and snapshot.kind == "state" and snapshot.id is None:
+        path = state_file(repo, repo.catalog.find(version), snapshot)
+        if path is None:  # it may have gone into the store since
+            gone = snapshot.reference not in repo.store.references(snapshot.reference)
+            return "its state is neither in the store nor a file" if gone else None
+        if whole and blake3().update_mmap(path).hexdigest() != snapshot.digest:
+            return f"the file {path} is not the one that the journal names"
+        return None
+    if stored is None:
+        return f"the store has no name {snapshot.reference}"
+    if snapshot.id not in (None, stored):
+        return f"the store's {snapshot.reference} is {stored}, not {snapshot.id}"
+    return None

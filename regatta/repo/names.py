@@ -1,0 +1,57 @@
+"""Names of versions and tags, and the ways in which people refer to a version."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from regatta.errors import UsageError
+
+MAX_NAME = 1024  # bytes of UTF-8
+ID_DIGITS = 32
+_NUMBERED = re.compile(r"(.+)@([0-9]{1,15})", re.DOTALL)
+_PREFIX = re.compile(r"[0-9a-f]{4,32}")
+
+
+class Way(NamedTuple):
+    """One reading of a reference: a "name" or a "tag" in full, a "number" of a name, or the start of an "id"."""
+
+    kind: str
+    text: str
+    number: int = 0
+
+
+def check_name(name: object, what: str = "version") -> str:
+    """The name in its composed form (NFC), when it may be one: any text that a line can hold and UTF-8 can spell."""
+    if not isinstance(name, str) or not name.strip():
+        raise UsageError(f"The name of a {what} is a text, not {name!r:.100}.")
+    made = unicodedata.normalize("NFC", name)
+    if (reason := _why_not(made)) is not None:
+        raise UsageError(f"The name {name!r:.200} of a {what} {reason}.")
+    return made
+
+
+def ways(reference: str) -> Iterator[Way]:
+    """What a reference may mean, the likeliest first."""
+    text = unicodedata.normalize("NFC", reference)
+    yield Way("tag", text)
+    yield Way("name", text)
+    if (match := _NUMBERED.fullmatch(text)) is not None:
+        yield Way("number", match[1], int(match[2]))
+    if _PREFIX.fullmatch(text.lower()):
+        yield Way("id", text.lower())
+
+
+def _why_not(name: str) -> str | None:
+    wrong = [character for character in name if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")]
+    if wrong:
+        return f"holds {wrong[0]!a}, which is no character of a line"
+    if name != name.strip():
+        return "begins or ends with a space"
+    if len(name.encode()) > MAX_NAME:
+        return f"is longer than {MAX_NAME} bytes"
+    if _NUMBERED.fullmatch(name):
+        return "ends as the number of a version does"
+    return None

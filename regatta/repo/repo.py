@@ -1,0 +1,406 @@
+"""Repo: the versions of a project's models, with their weights, files and lineage.
+
+    <repository>/catalog.sqlite     what there is (catalog.py)
+    <repository>/files/             files of versions, by content (files.py)
+    <repository>/store/             weights (regatta/store)
+    <repository>/runs/              runs of sweeps, which leave versions behind (sweep.py)
+
+A version counts when `commit` has come back: files and weights are durable first, then one transaction of the catalog
+makes them a version. Whoever is killed in between leaves only what `gc` takes away.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from regatta.errors import ConflictError, NotFoundError, UsageError
+from regatta.location import FOLDER, find_repository, writable_folder
+from regatta.repo.catalog import Catalog, NewVersion
+from regatta.repo.files import FileEntry, FileFolder, Files
+from regatta.repo.git import git_state
+from regatta.repo.metrics import metric_points
+from regatta.repo.names import ID_DIGITS, check_name
+from regatta.repo.networks import canonical_json, network_rows
+from regatta.repo.queries import Filters
+from regatta.repo.records import (
+    Description,
+    Link,
+    MetricPoint,
+    Records,
+    SnapshotRecord,
+    Tag,
+    Version,
+    Versions,
+)
+from regatta.repo.snapshots import choose, keep_again, weights_of
+from regatta.store.locks import shared
+
+if TYPE_CHECKING:
+    from regatta.repo.checks import Collected, Findings
+    from regatta.repo.weights import Given, TakenIn, Weights
+    from regatta.store.fsck import Depth
+    from regatta.store.store import ParameterStore
+
+CATALOG, COMMITTERS, PREFIX = "catalog.sqlite", "commit.lock", "versions/"
+
+
+class Repo:
+    """A repository; close it, or use it in a `with`. A reference is a tag, a name, name@number, or part of an id."""
+
+    def __init__(self, folder: Path, read_only: bool, clock: Callable[[], float] = time.time) -> None:
+        self.folder, self.read_only, self.clock = folder, read_only, clock
+        self.catalog = Catalog(folder / CATALOG, read_only)
+        self.files = FileFolder(folder / "files")
+        self._store: ParameterStore | None = None
+
+    @classmethod
+    def init(cls, path: str | Path = ".") -> Repo:
+        """Make a repository in a project's folder, or open the one that it has."""
+        return cls.at(Path(os.path.abspath(path)) / FOLDER)
+
+    @classmethod
+    def open(cls, path: str | Path | None = None, *, read_only: bool = False) -> Repo:
+        """The repository of this folder or of the nearest one above it; or at `path` itself, where one is.
+
+        In a folder that cannot be written it can still be read.
+        """
+        start = Path(os.path.abspath(path if path is not None else Path.cwd()))
+        folder = start if _is_repository(start) else find_repository(start)
+        if folder is None:
+            raise NotFoundError(
+                "There is no repository here or above.", place=str(start), hint="`regatta init` makes one."
+            )
+        if read_only or not os.access(folder, os.W_OK | os.X_OK):
+            return cls._for_reading(folder)
+        return cls.at(folder)
+
+    @classmethod
+    def at(cls, folder: str | Path) -> Repo:
+        """The repository whose own folder this is (the `.regatta` of a project), made when it is not there."""
+        return cls(writable_folder(Path(os.path.abspath(folder)), "repository folder"), read_only=False)
+
+    @classmethod
+    def _for_reading(cls, folder: Path) -> Repo:
+        if not (folder / CATALOG).is_file():
+            raise NotFoundError("The repository has no versions, and cannot be written.", place=str(folder))
+        return cls(folder, read_only=True)
+
+    @property
+    def store(self) -> ParameterStore:
+        """The parameter store, opened when it is first needed."""
+        if self._store is None:
+            from regatta.store.store import ParameterStore
+
+            self._store = ParameterStore.open(self.folder / "store", read_only=self.read_only, clock=self.clock)
+        return self._store
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        self.catalog.close()
+
+    def __enter__(self) -> Repo:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Repo {self.folder}: {self.catalog.count()} versions{', read only' if self.read_only else ''}>"
+
+    # Writing
+
+    def commit(
+        self,
+        name: str,
+        weights: Given | None = None,
+        *,
+        network: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+        metrics: Any = None,
+        files: Files = (),
+        parents: Iterable[str | Version] = (),
+        message: str = "",
+        git: bool = True,
+    ) -> Version:
+        """Keep a version of a model; it is there for good when this comes back.
+
+        `weights` are tensors by name, a safetensors or npz file, a list of these, or {epoch: one of these}. `metrics`
+        are numbers by name, lists or {step: number} by name, or rows of a log; `files` paths of files and folders, or
+        {name: path or bytes}. The state of the git working tree around the current folder is noted.
+        """
+        from regatta.repo.weights import take_in
+
+        given = take_in(weights)
+        bases = [self._version(parent) for parent in parents]
+        new = NewVersion(
+            id=secrets.token_hex(ID_DIGITS // 2),
+            name=check_name(name),
+            created=self.clock(),
+            message=_text(message, "message"),
+            network=None if network is None else network_rows(network),
+            metadata=_plain(metadata, "metadata"),
+            git=_surroundings() if git else None,
+            hyperparameters=_plain(hyperparameters, "hyperparameters"),
+            metrics=metric_points(metrics),
+            parents=[Link(base.id, "", "derived", None, message) for base in bases],
+            parameters=given[-1].parameters if given else None,
+            bytes=given[-1].bytes if given else None,
+        )
+        with self.committing():
+            return self._enter(new, self.files.put_all(files), self._put(new.id, given))
+
+    def copy(
+        self, reference: str | Version, name: str, *, message: str = "", snapshot: int | str | None = None
+    ) -> Version:
+        """Begin a model with what another one is: its network, weights, hyperparameters and files, but not its past."""
+        base = self._version(reference)
+        chosen = choose(self, base, snapshot) if base.snapshots else None
+        text = _text(message, "message") or f"copy of {base.reference}"
+        network = self.catalog.network(base.network)
+        new = NewVersion(
+            id=secrets.token_hex(ID_DIGITS // 2),
+            name=check_name(name),
+            created=self.clock(),
+            message=text,
+            network=None if network is None else network_rows(network),
+            metadata=base.metadata,
+            git=_surroundings(),
+            hyperparameters=base.hyperparameters,
+            parents=[Link(base.id, "", "copy", chosen.epoch if chosen else None, text)],
+            parameters=base.parameters,
+            bytes=base.bytes,
+        )
+        with self.committing():
+            kept = [] if chosen is None else [keep_again(self, f"{PREFIX}{new.id}/{0:06d}", base, chosen)]
+            return self._enter(new, self.catalog.files(base), kept)
+
+    def tag(self, reference: str | Version, name: str, *, move: bool = False) -> Tag:
+        """Give a version a name of its own; with `move`, take it from the one that has it."""
+        version, checked, now = self._version(reference), check_name(name, "tag"), self.clock()
+        with self.catalog.transaction():
+            self.catalog.set_tag(checked, version, now, move)
+        return Tag(checked, version.id, now)
+
+    def untag(self, name: str) -> None:
+        with self.catalog.transaction():
+            self.catalog.drop_tag(name)
+
+    def delete(self, reference: str | Version, *, force: bool = False) -> None:
+        """Forget a version; `gc` frees what only it needed. One with children or tags only with `force`."""
+        version = self._version(reference)
+        with self.committing():
+            with self.catalog.transaction():
+                self._check_unneeded(version, force)
+                files = self.catalog.files(version)
+                own = [s.reference for s in self.catalog.snapshots(version) if s.reference.startswith(PREFIX)]
+                self.catalog.drop(version)
+            self.files.renew(file.hash for file in files)
+            known = self.store.references(f"{PREFIX}{version.id}/") if own else {}
+            for name in known:
+                self.store.release(name)
+
+    # Reading
+
+    def versions(
+        self,
+        name: str | None = None,
+        *,
+        search: str | None = None,
+        run: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        where: Mapping[str, Any] | None = None,
+        metric: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        order: Literal["newest", "oldest", "name", "best"] = "newest",
+        limit: int | None = None,
+    ) -> Versions:
+        """Versions for which all of this holds.
+
+        `name` may be a pattern with * and ?; `search` are words of names, messages, hyperparameters and file names;
+        `where` has a value, or a list of values, by hyperparameter. With `metric`, only those that have it; with
+        order="best", by the best value that each had.
+        """
+        return self.catalog.versions(Filters(name, search, run, since, until, where or {}, metric, mode, order, limit))
+
+    def best(self, metric: str, mode: Literal["min", "max"] = "min", **filters: Any) -> Version | None:
+        """The version with the best value of a metric, of those that the filters leave."""
+        found = self.versions(**{**filters, "metric": metric, "mode": mode, "order": "best", "limit": 1})
+        return found[0] if found else None
+
+    def version(self, reference: str) -> Version:
+        """The version that a tag, a name (its newest), a name@number or the beginning of an id means."""
+        return self.catalog.find(reference)
+
+    def describe(self, reference: str | Version) -> Description:
+        """All that the catalog knows of a version."""
+        version, catalog = self._version(reference), self.catalog
+        with catalog.reading():
+            return Description(
+                version,
+                tuple(tag.name for tag in catalog.tags(version)),
+                catalog.network(version.network),
+                catalog.snapshots(version),
+                catalog.metrics(version),
+                catalog.files(version),
+                catalog.parents(version).links,
+                catalog.children(version).links,
+                catalog.run(version.run),
+            )
+
+    def log(self, reference: str | Version) -> Versions:
+        """A version and all that it came out of, newest first; `links` says what came out of what."""
+        return self.catalog.lineage(self._version(reference))
+
+    def parents(self, reference: str | Version) -> Versions:
+        return self.catalog.parents(self._version(reference))
+
+    def children(self, reference: str | Version) -> Versions:
+        return self.catalog.children(self._version(reference))
+
+    def tags(self) -> Records[Tag]:
+        return self.catalog.tags()
+
+    def snapshots(self, reference: str | Version) -> Records[SnapshotRecord]:
+        return self.catalog.snapshots(self._version(reference))
+
+    def metrics(self, reference: str | Version) -> Records[MetricPoint]:
+        """Every value of every metric."""
+        return self.catalog.metrics(self._version(reference))
+
+    def network(self, reference: str | Version) -> dict[str, Any] | None:
+        return self.catalog.network(self._version(reference).network)
+
+    def read_file(self, reference: str | Version, path: str) -> bytes:
+        """The content of a file of a version."""
+        files = {file.path: file for file in self.catalog.files(self._version(reference))}
+        if path not in files:
+            raise NotFoundError(f"The version has no file {path!r:.200}.", candidates=sorted(files)[:5])
+        return self.files.read(files[path].hash)
+
+    def weights(self, reference: str | Version, snapshot: int | str | None = None) -> Weights:
+        """The weights at a snapshot, as a mapping that reads each tensor when it is asked for.
+
+        A snapshot is an epoch, or a position where none has an epoch, or the beginning of its id; the last by default.
+        """
+        version = self._version(reference)
+        return weights_of(self, version, choose(self, version, snapshot))
+
+    def load(
+        self,
+        reference: str | Version,
+        snapshot: int | str | None = None,
+        *,
+        names: Iterable[str] | None = None,
+        planes: int | None = None,
+    ) -> dict[str, Any]:
+        """The weights at a snapshot as {name: array}, all or some, or the leading planes of them with their bounds."""
+        return self.weights(reference, snapshot).read(names, planes)
+
+    def checkout(
+        self, reference: str | Version, path: str | Path, *, snapshot: int | str | None = None, overwrite: bool = False
+    ) -> Path:
+        """Write a version out: a folder with weights.safetensors, version.json and files/; or its weights alone, where
+        the path ends in .safetensors."""
+        from regatta.repo.checkout import check_out
+
+        return check_out(self, self._version(reference), Path(os.path.abspath(path)), snapshot, overwrite)
+
+    # Keeping
+
+    def gc(self, *, grace: float | None = None) -> Collected:
+        """Take away weights and files that no version needs, once they are older than `grace` seconds (two weeks)."""
+        from regatta.repo.checks import collect
+
+        return collect(self, grace)
+
+    def fsck(self, depth: Depth = "structure", *, repair: bool = False) -> Findings:
+        """Check the catalog, the files and the parameter store; how deeply is as for the store."""
+        from regatta.repo.checks import check
+
+        return check(self, depth, repair)
+
+    # How it is done
+
+    def _version(self, reference: str | Version) -> Version:
+        return reference if isinstance(reference, Version) else self.catalog.find(reference)
+
+    def _enter(self, new: NewVersion, files: Sequence[FileEntry], snapshots: Sequence[SnapshotRecord]) -> Version:
+        with self.catalog.transaction():
+            return self.catalog.add(NewVersion(**{**new.__dict__, "files": files, "snapshots": snapshots}))
+
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Nobody collects what is about to be named; many may commit at once."""
+        if self.read_only:
+            raise UsageError("The repository is open for reading only.", place=str(self.folder))
+        handle = shared(self.folder / COMMITTERS)
+        try:
+            yield
+        finally:
+            os.close(handle)
+
+    def _put(self, version: str, given: Sequence[TakenIn]) -> list[SnapshotRecord]:
+        from regatta.store.commit import NewSnapshot
+
+        names = [f"{PREFIX}{version}/{position:06d}" for position in range(len(given))]
+        wanted = [NewSnapshot(each.tensors, each.metadata, name) for name, each in zip(names, given, strict=True)]
+        stored = self.store.put_all(wanted) if wanted else []
+        return [
+            SnapshotRecord(position, given[position].epoch, "weights", names[position], snapshot)
+            for position, snapshot in enumerate(stored)
+        ]
+
+    def _check_unneeded(self, version: Version, force: bool) -> None:
+        tags, children = self.catalog.tags(version), self.catalog.children(version)
+        if (tags or children) and not force:
+            reasons = [f"the tag {tag.name!r}" for tag in tags] + [f"the child {child.reference}" for child in children]
+            raise ConflictError(
+                f"The version {version.reference} has {', '.join(reasons[:5])}.",
+                hint="Delete it all the same: force=True.",
+            )
+
+
+def _is_repository(folder: Path) -> bool:
+    """Whether this is a repository's own folder, whatever its name."""
+    marks = (folder / CATALOG, folder / "store" / "index.sqlite")
+    return any(mark.is_file() for mark in marks) or (folder.name == FOLDER and folder.is_dir())
+
+
+def _surroundings() -> dict[str, Any] | None:
+    found = git_state(Path.cwd())
+    return None if found is None else asdict(found)
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"The {what} is a text, not {value!r:.100}.")
+    canonical_json(value, what)
+    return value
+
+
+def _plain(values: Mapping[str, Any] | None, what: str) -> dict[str, Any]:
+    """A dict of what JSON can hold; NumPy's numbers become Python's."""
+    if values is not None and not isinstance(values, Mapping):
+        raise UsageError(f"The {what} come as values by name, not as {type(values).__name__}.")
+    made = {}
+    for name, value in (values or {}).items():
+        if not isinstance(name, str):
+            raise UsageError(f"The {what} have a name that is no text: {name!r:.100}.")
+        item = getattr(value, "item", None)
+        made[name] = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
+    canonical_json(made, what)
+    return made

@@ -1,0 +1,97 @@
+"""Where the weights of a version are: in the parameter store, or, just after a run, still in one of its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regatta.errors import NotFoundError, UsageError
+from regatta.repo.records import SnapshotRecord, Version
+
+if TYPE_CHECKING:
+    from regatta.repo.repo import Repo
+    from regatta.repo.weights import Weights
+
+
+def choose(repo: Repo, version: Version, wanted: int | str | None) -> SnapshotRecord:
+    """A snapshot by its epoch, by its position where none has an epoch, or by the beginning of its id; or the last."""
+    found = repo.catalog.snapshots(version)
+    if not found:
+        raise NotFoundError(f"The version {version.reference} has no weights.", place=str(repo.folder))
+    if wanted is None:
+        return found[-1]
+    if isinstance(wanted, str):
+        chosen = [each for each in found if (stored_id(repo, each) or "").startswith(wanted.lower())]
+    elif any(each.epoch is not None for each in found):
+        chosen = [each for each in found if each.epoch == wanted]
+    else:
+        chosen = [each for each in found if wanted in (each.position, each.position - len(found))]
+    if not chosen:
+        known = ", ".join(str(each.position if each.epoch is None else each.epoch) for each in found[:20])
+        raise NotFoundError(f"The version {version.reference} has no snapshot {wanted!r}.", hint=f"It has {known}.")
+    return chosen[-1]
+
+
+def stored_id(repo: Repo, snapshot: SnapshotRecord) -> str | None:
+    """The id of a snapshot in the store; None when it is not there (yet)."""
+    if snapshot.id is not None:
+        return snapshot.id
+    if not (repo.folder / "store" / "index.sqlite").exists():
+        return None
+    return repo.store.references(snapshot.reference).get(snapshot.reference)
+
+
+def state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Path | None:
+    """The file of a state that has not gone into the store."""
+    from regatta.store.kept import series_of
+
+    run = repo.catalog.run(version.run)
+    if run is None or snapshot.kind != "state":
+        return None
+    folder = repo.folder / run.folder
+    path = folder / "states" / str(version.config) / f"{snapshot.reference.rpartition('/')[2]}.safetensors"
+    return path if path.is_file() and series_of(folder) == run.series else None
+
+
+def weights_of(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Weights:
+    from regatta.repo.weights import state_file_weights, stored_weights
+
+    stored = stored_id(repo, snapshot)
+    if stored is None and (path := state_file(repo, version, snapshot)) is not None:
+        try:
+            return state_file_weights(path)
+        except FileNotFoundError:  # it went into the store this very moment
+            pass
+    stored = stored or stored_id(repo, snapshot)
+    if stored is None:
+        raise _gone(repo, version, snapshot)
+    return stored_weights(repo.store, stored, snapshot.kind)
+
+
+def keep_again(repo: Repo, name: str, version: Version, snapshot: SnapshotRecord) -> SnapshotRecord:
+    """Another name for a snapshot of a version, to be one of another version."""
+    stored = stored_id(repo, snapshot) or _store_file(repo, version, snapshot)
+    repo.store.reference(name, stored)
+    return SnapshotRecord(0, snapshot.epoch, snapshot.kind, name, stored)
+
+
+def _store_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> str:
+    """Put a state that is still a file of its run into the store, under the name that it gets there sooner or later."""
+    from regatta.store.kept import RawState, store_states
+
+    path = state_file(repo, version, snapshot)
+    if path is not None:
+        state = RawState(path, str(version.config), str(snapshot.digest))
+        left = store_states(repo.store, str(version.run), [state]).left
+        if path in left:
+            raise UsageError(f"The state cannot be kept: {left[path]}", place=str(path))
+    stored = stored_id(repo, snapshot)
+    if stored is None:
+        raise _gone(repo, version, snapshot)
+    return stored
+
+
+def _gone(repo: Repo, version: Version, snapshot: SnapshotRecord) -> NotFoundError:
+    return NotFoundError(
+        f"The weights {snapshot.reference} of {version.reference} are not there any more.", place=str(repo.folder)
+    )

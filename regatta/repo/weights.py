@@ -1,0 +1,199 @@
+"""Weights on their way in and out: what people hand over becomes snapshots, a snapshot becomes tensors by name.
+
+A snapshot of a version is either the weights as they were committed, or the state of a model in training, of which the
+weights are a part; the latter may still be a file of its run. Whoever reads them sees the same mapping.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from regatta.errors import CorruptError, DataError, NotFoundError, UsageError, nearest
+from regatta.store.dtypes import dtype_named
+from regatta.store.identity import Tensor, as_tensor, word_count
+from regatta.store.kept import header_names, mapped, parse_tensors, stored_names
+from regatta.store.manifest import Manifest, Member
+from regatta.store.planes import leading
+from regatta.store.slices import Partial
+from regatta.store.snapshot import write_safetensors
+
+if TYPE_CHECKING:
+    from regatta.store.store import ParameterStore
+
+OneSnapshot: TypeAlias = Mapping[str, Any] | str | Path
+Given: TypeAlias = OneSnapshot | Mapping[int, OneSnapshot] | Sequence[OneSnapshot]
+SUFFIXES = (".safetensors", ".npz")
+
+
+@dataclass(frozen=True)
+class TakenIn:
+    """A snapshot as it was handed over, made ready for the store."""
+
+    epoch: int | None
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str]
+
+    @property
+    def parameters(self) -> int:
+        return sum(int(np.prod(tensor.shape, dtype=np.int64)) for tensor in self.tensors.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.words.nbytes for tensor in self.tensors.values())
+
+
+def take_in(weights: Given | None) -> list[TakenIn]:
+    """Snapshots out of tensors by name, a file, a list of these, or {epoch: one of these}."""
+    if weights is None:
+        return []
+    if isinstance(weights, Mapping) and weights and all(type(key) is int for key in weights):
+        by_epoch: dict[Any, Any] = dict(weights)
+        return [_one(by_epoch[epoch], epoch) for epoch in sorted(by_epoch)]
+    if isinstance(weights, Mapping | str | Path):
+        return [_one(weights, None)]
+    if isinstance(weights, Sequence):
+        return [_one(each, None) for each in weights]
+    raise UsageError(
+        f"Weights are tensors by name, a file, or several of these, not {type(weights).__name__}.",
+        hint="Of a PyTorch module, give model.state_dict().",
+    )
+
+
+def _one(weights: Any, epoch: int | None) -> TakenIn:
+    if isinstance(weights, str | Path):
+        return _from_file(Path(weights), epoch)
+    if not isinstance(weights, Mapping):
+        raise UsageError(f"A snapshot is tensors by name or a file, not {type(weights).__name__}.")
+    return TakenIn(epoch, {name: as_tensor(str(name), value) for name, value in weights.items()}, {})
+
+
+def _from_file(path: Path, epoch: int | None) -> TakenIn:
+    if path.suffix not in SUFFIXES:
+        raise UsageError(
+            f"Weights come from {' and '.join(SUFFIXES)} files, not from {path.suffix or 'one without a suffix'!r}.",
+            place=str(path),
+            hint="Load it with its framework and give its tensors by name.",
+        )
+    try:
+        return _from_npz(path, epoch) if path.suffix == ".npz" else _from_safetensors(path, epoch)
+    except FileNotFoundError as error:
+        raise NotFoundError("There is no such file.", place=str(path)) from error
+    except CorruptError as error:
+        raise DataError(error.message, place=str(path)) from error
+
+
+def _from_safetensors(path: Path, epoch: int | None) -> TakenIn:
+    header, tensors = parse_tensors(mapped(path), str(path))
+    metadata = json.loads(header).get("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise DataError("The metadata in the header is no object.", place=str(path))
+    return TakenIn(epoch, tensors, metadata)
+
+
+def _from_npz(path: Path, epoch: int | None) -> TakenIn:
+    from zipfile import BadZipFile
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return TakenIn(epoch, {name: as_tensor(name, file[name]) for name in file.files}, {})
+    except (ValueError, BadZipFile, EOFError, AttributeError) as error:
+        raise DataError(f"The file cannot be read: {error}.", place=str(path)) from error
+
+
+class Weights(Mapping[str, Any]):
+    """The tensors of a model at one snapshot, by the model's own names; each is read when it is asked for.
+
+    Arrays, and bits where NumPy lacks the type. `members` tells types and shapes without reading any.
+    """
+
+    def __init__(
+        self, members: Mapping[str, Member], read: Callable[[Sequence[str], int | None], dict[str, Any]], place: str
+    ) -> None:
+        self.members, self.place, self._read = dict(sorted(members.items())), place, read
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.members:
+            raise KeyError(name)
+        return self._read([name], None)[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.members
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.members)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __repr__(self) -> str:
+        return f"<weights of {len(self)} tensors, {self.parameters:,} parameters, {self.place}>"
+
+    @property
+    def parameters(self) -> int:
+        return sum(int(np.prod(member.shape, dtype=np.int64)) for member in self.members.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(_size(member) for member in self.members.values())
+
+    def read(self, names: Iterable[str] | None = None, planes: int | None = None) -> dict[str, Any]:
+        """All tensors or some, at once; with `planes`, the leading ones and the bounds that they give."""
+        wanted = list(self.members if names is None else names)
+        for name in wanted:
+            if name not in self.members:
+                raise NotFoundError(
+                    f"There is no tensor {name!r} in {self.place}.", candidates=nearest(name, self.members)
+                )
+        return self._read(wanted, planes)
+
+    def to_safetensors(self, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
+        """Write them as a safetensors file, tensor by tensor; it appears whole or not at all."""
+        write_safetensors(Path(path), Manifest(self.members, dict(metadata or {})), self.items())
+
+
+def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
+    """The weights in a snapshot of the store, which is of that kind."""
+    manifest = store.manifest(snapshot)
+    names = stored_names(manifest, snapshot) if kind == "state" else {name: name for name in manifest.tensors}
+    members = {name: manifest.tensors[source] for name, source in names.items()}
+
+    def read(wanted: Sequence[str], planes: int | None) -> dict[str, Any]:
+        return store.read({name: members[name].id for name in wanted}, planes)
+
+    return Weights(members, read, f"snapshot {snapshot[:10]}")
+
+
+def state_file_weights(path: Path) -> Weights:
+    """The weights in the file of a state."""
+    header, tensors = parse_tensors(mapped(path), str(path))
+    names = header_names(header, tensors, str(path))
+    members = {name: Member("", tensors[source].dtype.name, tensors[source].shape) for name, source in names.items()}
+
+    def read(wanted: Sequence[str], planes: int | None) -> dict[str, Any]:
+        return {name: _value(tensors[names[name]], planes) for name in wanted}
+
+    return Weights(members, read, os.path.basename(path))
+
+
+def _value(tensor: Tensor, planes: int | None) -> Any:
+    if planes is None:
+        return tensor.value()
+    if planes < 1:
+        raise UsageError(f"At least one plane is read, not {planes}.")
+    dtype = tensor.dtype
+    words = leading(tensor.words, planes, dtype).reshape(
+        tensor.shape if dtype.lanes == 1 else (*tensor.shape, dtype.lanes)
+    )
+    return Partial(dtype, tensor.shape, min(planes, dtype.planes), words)
+
+
+def _size(member: Member) -> int:
+    dtype = dtype_named(member.dtype)
+    return word_count(dtype, member.shape) * dtype.width_bytes
