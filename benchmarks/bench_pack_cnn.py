@@ -3,8 +3,8 @@
 The network halves the picture after each of its three blocks; beside it stands one that never does, whose kernels
 fill the GPU by themselves: there is less to gain from a pack.
 
-The baseline is the better of plain PyTorch and PyTorch with a fused optimizer; the second one is each model under a CUDA
-graph of its own. Times are of one step of all members, batches gathered on the device included.
+The baseline is the better of plain PyTorch and PyTorch with a fused optimizer; the second one is each model under a
+CUDA graph of its own. Times are of one step of all members, batches gathered on the device included.
 
     python benchmarks/bench_pack_cnn.py
 """

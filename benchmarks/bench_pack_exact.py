@@ -53,7 +53,9 @@ def main() -> None:
             found += [] if torch.equal(states[number]["losses"], expected["losses"]) else ["losses"]
         wrong += bool(found)
         name = parts(number, device)["name"]
-        rows.append([name, epochs[number], placements[number][0], placements[number][1][:60], ", ".join(found[:3]) or "equal"])
+        rows.append(
+            [name, epochs[number], placements[number][0], placements[number][1][:60], ", ".join(found[:3]) or "equal"]
+        )
         print(rows[-1], flush=True)
     report(
         f"pack_exact{'_cpu' if device == 'cpu' else ''}",

@@ -195,7 +195,9 @@ def rate_points(data: Any) -> dict[tuple[str, int], float]:
         pack = regatta.pack.Pack("cuda")
         for number in range(count):
             config = {"batch_size": 45, "optimizer": "Adam", "lr": 1e-3, "activation": "ReLU"}
-            pack.load(*build(config), loss_fn, 45, order=lambda rows, epoch: batches_of(rows, 45, epoch), name=str(number))
+            pack.load(
+                *build(config), loss_fn, 45, order=lambda rows, epoch: batches_of(rows, 45, epoch), name=str(number)
+            )
         pack.train(data, steps=24)
         torch.cuda.synchronize()
         start = time.perf_counter()

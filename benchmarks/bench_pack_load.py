@@ -41,7 +41,9 @@ def measure(family: Family) -> list[object]:
         frees.append(time.perf_counter() - start)
         model = family.model(100 + turn, "cuda")
         start = time.perf_counter()
-        pack.load(model, adam(model.parameters()), family.loss, family.batch, order=order(turn, family.batch), name=f"n{turn}")
+        pack.load(
+            model, adam(model.parameters()), family.loss, family.batch, order=order(turn, family.batch), name=f"n{turn}"
+        )
         pack.train(data, steps=12)
         torch.cuda.synchronize()
         loads.append(time.perf_counter() - start - twelve)
@@ -52,7 +54,9 @@ def measure(family: Family) -> list[object]:
 def main() -> None:
     need_gpu()
     rows = [measure(family) for family in (MLP, TRANSFORMER, CNN)]
-    bars = [Bar(f"{row[0]}: load, s", row[1], 0.5) for row in rows] + [Bar(f"{row[0]}: free, s", row[2], 0.5) for row in rows]
+    bars = [Bar(f"{row[0]}: load, s", row[1], 0.5) for row in rows] + [
+        Bar(f"{row[0]}: free, s", row[2], 0.5) for row in rows
+    ]
     columns = ["family", "load and capture, s", "free and go on, s", "all sixteen, s"]
     report("pack_load", columns, rows, bars=bars, notes={"members": MEMBERS, "times": TIMES})
 

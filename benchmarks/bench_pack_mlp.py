@@ -1,7 +1,7 @@
 """A pack against one after another: MLP 3072-512-512-512-10, batch 64, Adam, 32 members.
 
-The baseline is the better of plain PyTorch and PyTorch with a fused optimizer; the second one is each model under a CUDA
-graph of its own. Times are of one step of all members, batches gathered on the device included.
+The baseline is the better of plain PyTorch and PyTorch with a fused optimizer; the second one is each model under a
+CUDA graph of its own. Times are of one step of all members, batches gathered on the device included.
 
     python benchmarks/bench_pack_mlp.py
 """

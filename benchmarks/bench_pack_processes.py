@@ -1,6 +1,6 @@
 """Eight members of a pack against eight plain processes on the same GPU, and against four and one.
 
-    python benchmarks/bench_pack_processes.py
+python benchmarks/bench_pack_processes.py
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def main() -> None:
     ratio = seconds[f"{MEMBERS} plain processes"] / seconds[f"pack of {MEMBERS}"]
     rows = [[what, 1e3 * value] for what, value in seconds.items()]
     bars = [Bar("pack over plain processes", ratio, 2.0, "at least")]
-    report("pack_processes", ["what", "ms per step of one model"], rows, bars=bars, notes={"steps": STEPS, "tf32": True})
+    report(
+        "pack_processes", ["what", "ms per step of one model"], rows, bars=bars, notes={"steps": STEPS, "tf32": True}
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""256 tiny models (32-32-10, batch 16) on a GPU: stacked kernels, allowed to round differently, and exact graphs beside.
+"""256 tiny models (32-32-10, batch 16) on a GPU: stacked kernels that may round differently, exact graphs beside.
 
-    python benchmarks/bench_pack_tiny.py
+python benchmarks/bench_pack_tiny.py
 """
 
 from __future__ import annotations

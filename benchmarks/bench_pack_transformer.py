@@ -2,8 +2,8 @@
 
 Attention is written out; beside it stands the same model from PyTorch's own layers.
 
-The baseline is the better of plain PyTorch and PyTorch with a fused optimizer; the second one is each model under a CUDA
-graph of its own. Times are of one step of all members, batches gathered on the device included.
+The baseline is the better of plain PyTorch and PyTorch with a fused optimizer; the second one is each model under a
+CUDA graph of its own. Times are of one step of all members, batches gathered on the device included.
 
     python benchmarks/bench_pack_transformer.py
 """

@@ -54,7 +54,8 @@ KINDS = (
     Kind("dropout", 128, 32, lambda p: optim.Adam(p, lr=3e-3)),
     Kind("both", 8, 48, lambda p: optim.NAdam(p, lr=1e-3)),
     Kind("mlp", 128, 20, lambda p: optim.SGD(p, lr=0.1), lambda o: optim.lr_scheduler.ExponentialLR(o, 0.99), 1.0),
-    Kind("dropout", 64, 64, lambda p: optim.AdamW(p, lr=1e-2), lambda o: optim.lr_scheduler.CosineAnnealingLR(o, 200), None, True),
+    Kind("dropout", 64, 64, lambda p: optim.AdamW(p, lr=1e-2), lambda o: optim.lr_scheduler.CosineAnnealingLR(o, 200),
+         None, True),
 )  # fmt: skip
 
 
@@ -118,12 +119,19 @@ def alone(number: int, epochs: int, device: str) -> dict[str, Any]:
             if schedule is not None:
                 schedule.step()
             losses.append(loss.detach())
-    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": torch.stack(losses).double().cpu()}
+    return {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "losses": torch.stack(losses).double().cpu(),
+    }
 
 
 def differences(state: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """The names of values that differ in any bit; learning rates of the groups included."""
-    ours, theirs = _flat({k: state[k] for k in ("model", "optimizer")}), _flat({k: expected[k] for k in ("model", "optimizer")})
+    ours, theirs = (
+        _flat({k: state[k] for k in ("model", "optimizer")}),
+        _flat({k: expected[k] for k in ("model", "optimizer")}),
+    )
     missing = sorted(ours.keys() ^ theirs.keys())
     return missing + [name for name in ours.keys() & theirs.keys() if not _same(ours[name], theirs[name])]
 

@@ -6,6 +6,7 @@ under a CUDA graph of its own. All read their batches from data on the device by
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ ROWS = 4096
 def mlp(_: int = 0) -> nn.Module:
     """3072-512-512-512-10: an MLP with three hidden layers for 32 x 32 colour images."""
     sizes = [3072, 512, 512, 512]
-    layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(512, 10))
 
 
@@ -186,7 +187,9 @@ def batches_on_device(family: Family, seed: int, steps: int, device: str) -> lis
     return [torch.from_numpy(rows).to(device) for rows in found[:steps]]
 
 
-def eager_seconds(family: Family, make: Callable[[Any], Any], steps: int, device: str = "cuda", models: int = 3) -> float:
+def eager_seconds(
+    family: Family, make: Callable[[Any], Any], steps: int, device: str = "cuda", models: int = 3
+) -> float:
     """One step of plain training: models one after another."""
     data, each = family.data(device), []
     for seed in range(models):

@@ -13,7 +13,7 @@ from report import Bar, report
 import regatta.pack
 
 GRAPHS = "one after another, a CUDA graph each"
-# PyTorch asks for one of these two where cuBLAS on several streams shall give the same bits; it holds for all ways alike
+# PyTorch asks for one of these two where cuBLAS on several streams shall give the same bits; all ways have it
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 
 
@@ -48,7 +48,11 @@ def family_report(
     need_gpu()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     torch.backends.cudnn.deterministic = True  # for all alike: what an exact pack asks for
-    rows, bars, notes = [], [], {"members": members, "steps": steps, "tf32": tf32, "cublas_workspace": os.environ["CUBLAS_WORKSPACE_CONFIG"]}
+    rows, bars, notes = (
+        [],
+        [],
+        {"members": members, "steps": steps, "tf32": tf32, "cublas_workspace": os.environ["CUBLAS_WORKSPACE_CONFIG"]},
+    )
     for family in families:
         seconds, facts = measure(family, members, steps)
         plain = min(seconds["eager"], seconds["eager, fused optimizer"])

@@ -106,9 +106,8 @@ def _where(peers: Sequence[str]) -> str:
     machine = found["machine"]
     versions = ", ".join(f"{package} {number}" for package, number in found["packages"].items() if number)
     gpu = f"{machine['gpu']}, " if "gpu" in machine else ""
-    return (
-        f"{gpu}{machine['processor']}, {machine['cores']} cores, {machine['system']}; Python {found['python']}, {versions}"
-    )
+    host = f"{gpu}{machine['processor']}, {machine['cores']} cores, {machine['system']}"
+    return f"{host}; Python {found['python']}, {versions}"
 
 
 def _write(

@@ -59,7 +59,7 @@ class CudaGraphs:
         self._runtime = runtime() if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph") else None
 
     def stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)

@@ -38,9 +38,7 @@ class Joint:
         self._check(library.cudaGraphCreate(ctypes.byref(self._graph), ctypes.c_uint(0)))
         for branch in self._branches:
             self._add([_Pointer(step.raw_cuda_graph()) for step, count in branch for _ in range(count)])
-        self._check(
-            library.cudaGraphInstantiate(ctypes.byref(self._launchable), self._graph, ctypes.c_ulonglong(0))
-        )
+        self._check(library.cudaGraphInstantiate(ctypes.byref(self._launchable), self._graph, ctypes.c_ulonglong(0)))
 
     def _add(self, steps: Sequence[ctypes.c_void_p]) -> None:
         previous: ctypes.c_void_p | None = None
@@ -48,9 +46,7 @@ class Joint:
             node = _Pointer()
             after = (_Pointer * 1)(previous) if previous is not None else None
             number = ctypes.c_size_t(0 if previous is None else 1)
-            self._check(
-                self._library.cudaGraphAddChildGraphNode(ctypes.byref(node), self._graph, after, number, step)
-            )
+            self._check(self._library.cudaGraphAddChildGraphNode(ctypes.byref(node), self._graph, after, number, step))
             previous = node
 
     def replay(self) -> None:

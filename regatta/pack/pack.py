@@ -47,8 +47,8 @@ class Pack:
         pack.train((x, y), epochs=1)
         member.losses, pack.free(member)
 
-    Members may differ in everything, come and go between calls of `train`, and are each trained exactly as alone, unless
-    `numerics="fast"` allows stacked kernels that round differently.
+    Members may differ in everything, come and go between calls of `train`, and are each trained exactly as alone,
+    unless `numerics="fast"` allows stacked kernels that round differently.
     """
 
     def __init__(
@@ -101,16 +101,19 @@ class Pack:
     ) -> Member:
         """Take a model in; it trains from the next call of `train` on, and goes on from `state` if that is given.
 
-        `loss_fn(model, batch)` gets `config` as a third argument where there is one. `schedule` advances with every step.
-        `seed` starts the member's own random streams. `order(rows, epoch)` gives the batches of an epoch; without it, all
-        members follow one permutation. `clip_norm` and `scaler` (a GradScaler) are the member's own. `steps` is a limit.
+        `loss_fn(model, batch)` gets `config` as a third argument where there is one. `schedule` advances with every
+        step. `seed` starts the member's own random streams. `order(rows, epoch)` gives the batches of an epoch; without
+        it, all members follow one permutation. `clip_norm` and `scaler` (a GradScaler) are the member's own. `steps` is
+        a limit.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; it is a whole number from 1.")
         _check_parts(model, optimizer)
         name = name if name is not None else f"member-{len(self.members)}"
         if any(member.name == name for member in self.members):
-            raise ConflictError(f"There is a member named {name!r} already.", hint="Free it first, or choose another name.")
+            raise ConflictError(
+                f"There is a member named {name!r} already.", hint="Free it first, or choose another name."
+            )
         model.to(self.device)
         order = order if order is not None else self._shared_order(batch_size)
         randomness = Randomness(seed, self.device)
@@ -386,9 +389,10 @@ class Pack:
                     member.tier, member.reason = "held back", str(error)
             for _ in range(member.taken - taken):
                 batches.popleft()
-            if isinstance(member.error, torch.OutOfMemoryError):
-                error, member.error, member.tier = member.error, None, "alone"
-                raise error
+            failure: BaseException | None = vars(member)["error"]  # which the scope above may have set
+            if isinstance(failure, torch.OutOfMemoryError):
+                member.error, member.tier = None, "alone"
+                raise failure
 
     def _run_wave(self, wave: Sequence[Member], work: Work, graphs: Graphs) -> None:
         tracks = [self._tracks[m] for m in wave if m in self._tracks]
@@ -491,4 +495,3 @@ def _check_parts(model: object, optimizer: object) -> None:
     strange = sum(id(p) not in owned for group in optimizer.param_groups for p in group["params"])
     if strange:
         raise UsageError(f"The optimizer holds {strange} parameters that are not the model's.")
-

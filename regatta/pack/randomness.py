@@ -81,7 +81,7 @@ class Randomness:
         return moved or self.drew_on_host(mark)
 
     def _default(self) -> torch.Generator:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         index = self.device.index if self.device.index is not None else torch.cuda.current_device()
         return torch.cuda.default_generators[index]
 

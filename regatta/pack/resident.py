@@ -85,7 +85,8 @@ class Resident:
         mine, new = list(tensors(self.data)), list(tensors(placed))
         alike = len(mine) == len(new) and _shape_of_tree(self.data) == _shape_of_tree(placed)
         return alike and all(
-            a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and len(a) >= len(b) for a, b in zip(mine, new, strict=True)
+            a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and len(a) >= len(b)
+            for a, b in zip(mine, new, strict=True)
         )
 
 

@@ -229,7 +229,7 @@ class Stack:
 
     def _cut(self, flat: torch.Tensor, k: int) -> torch.Tensor:
         shape, offset = self.shapes[k], self.offsets[k]
-        return flat[:, offset : offset + shape.numel()].unflatten(1, shape) if shape else flat[:, offset]
+        return flat[:, offset : offset + shape.numel()].view(len(flat), *shape) if shape else flat[:, offset]
 
     def _state_names(self) -> list[str]:
         names = updates.STATES[type(self.members[0].optimizer)]
@@ -265,8 +265,8 @@ def _layout(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
 
 
 def _steps_of(member: Member) -> float:
-    states = iter(member.optimizer.state.values())
-    return float(next(states, {}).get("step", 0.0))
+    found = [float(state["step"]) for state in member.optimizer.state.values() if "step" in state]
+    return found[0] if found else 0.0
 
 
 def _unsuited(members: Sequence[Member]) -> str | None:

@@ -37,7 +37,7 @@ class Stacked(torch.Tensor):
 
 def plainly() -> AbstractContextManager[Any]:
     """Inside, stacked tensors are what they are below."""
-    return torch._C.DisableTorchFunctionSubclass()  # type: ignore[no-any-return]
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 def stacked(base: torch.Tensor) -> Stacked:
@@ -48,10 +48,12 @@ def stacked(base: torch.Tensor) -> Stacked:
 def leaf(base: torch.Tensor) -> Stacked:
     """A stacked tensor that shares the memory of another and takes gradients of its own."""
     with plainly():
-        return base.detach().as_subclass(Stacked).requires_grad_()
+        made = base.detach().as_subclass(Stacked)
+        made.requires_grad_()
+        return made
 
 
-def base_of(value: Any) -> torch.Tensor:
+def base_of(value: torch.Tensor) -> torch.Tensor:
     with plainly():
         return value.as_subclass(torch.Tensor)
 
@@ -104,9 +106,10 @@ class _NegativeLogLikelihood(torch.autograd.Function):
         ctx.save_for_backward(safe, kept, weight)
         if scores.is_cuda:
             picked = scores.gather(2, safe.unsqueeze(2)).squeeze(2)
-            return -torch.where(kept, picked, 0.0).sum(1) / weight
+            losses: torch.Tensor = -torch.where(kept, picked, 0.0).sum(1) / weight
+            return losses
         if whole and target.shape[1] < 2 * len(target) and _sums_as_known(target.shape[1]):
-            return _summed_as_alone(scores.gather(2, safe.unsqueeze(2)).squeeze(2)) / ctx.weight
+            return _summed_as_alone(scores.gather(2, safe.unsqueeze(2)).squeeze(2)).div(ctx.weight)
         pairs = zip(scores.unbind(), target.unbind(), strict=True)
         return torch.stack([F.nll_loss(one, rows, ignore_index=ignored) for one, rows in pairs])
 
@@ -278,11 +281,11 @@ def _squeeze(x: Any, dim: int) -> Stacked:
 
 
 _UNARY = (
-    torch.relu, F.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.leaky_relu, F.elu, F.selu, F.silu, F.softplus,
-    F.hardtanh, F.mish, torch.exp, torch.log, torch.neg, torch.abs, torch.square, torch.sqrt, torch.clamp,
+    torch.relu, F.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.leaky_relu, F.elu, F.selu, F.silu,
+    F.softplus, F.hardtanh, F.mish, torch.exp, torch.log, torch.neg, torch.abs, torch.square, torch.sqrt, torch.clamp,
     torch.Tensor.relu, torch.Tensor.tanh, torch.Tensor.sigmoid, torch.Tensor.exp, torch.Tensor.log, torch.Tensor.neg,
-    torch.Tensor.__neg__, torch.Tensor.abs, torch.Tensor.square, torch.Tensor.sqrt, torch.Tensor.clamp, torch.Tensor.float,
-    torch.Tensor.double, torch.Tensor.to, torch.Tensor.detach, torch.Tensor.contiguous,
+    torch.Tensor.__neg__, torch.Tensor.abs, torch.Tensor.square, torch.Tensor.sqrt, torch.Tensor.clamp,
+    torch.Tensor.float, torch.Tensor.double, torch.Tensor.to, torch.Tensor.detach, torch.Tensor.contiguous,
 )  # fmt: skip
 _BINARY = (
     torch.add, torch.sub, torch.mul, torch.div, torch.Tensor.add, torch.Tensor.sub, torch.Tensor.mul, torch.Tensor.div,

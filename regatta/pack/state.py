@@ -15,7 +15,7 @@ def changing(member: Member) -> dict[str, torch.Tensor]:
     """Every parameter, buffer and optimizer tensor by name; also those that a state_dict leaves out."""
     found: dict[str, torch.Tensor] = dict(member.model.named_parameters())
     found |= dict(member.model.named_buffers())
-    names = {parameter: name for name, parameter in member.model.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in member.model.named_parameters()}
     for parameter, values in member.optimizer.state.items():
         found |= dict(_named(values, f"optimizer/{names.get(parameter, 'shared')}"))
     for number, group in enumerate(member.optimizer.param_groups):

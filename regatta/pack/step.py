@@ -39,7 +39,7 @@ def call_loss(member: Member, model: Any, batch: Any) -> Any:
 def _gradients(member: Member, batch: Any) -> torch.Tensor:
     member.optimizer.zero_grad(set_to_none=True)
     loss = check_loss(call_loss(member, member.model, batch), needs_gradient=True)
-    (loss if member.scaler is None else member.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+    (loss if member.scaler is None else member.scaler.scale(loss)).backward()
     return loss
 
 

@@ -1,7 +1,7 @@
 """Tracks side by side: in each tick every member goes on by about the same number of samples.
 
-Three ways lead through the same steps to the same bits: each member's graph on its own stream, all graphs as branches of
-a joint one, or one member after another. Which is fastest is measured on steps that count.
+Three ways lead through the same steps to the same bits: each member's graph on its own stream, all graphs as branches
+of a joint one, or one member after another. Which is fastest is measured on steps that count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(tracks: Sequence[Track], graphs: Graphs, rates: Rates, failed: Failed) -
 
 
 def _composition(tracks: Sequence[Track]) -> Hashable:
-    """What a measurement holds for: the architectures that are there, and how many members to within a factor of two."""
+    """What a measurement holds for: the architectures, and the number of members to within a factor of two."""
     members = [member for track in tracks for member in track.members]
     return frozenset(hash(member.architecture) for member in members), len(members).bit_length()
 
@@ -143,7 +143,7 @@ class Ticker:
     def _joined(self, lanes: Sequence[tuple[Track, Lane, int]], rounds: int, once: bool) -> Replay | None:
         """The joint graph of these lanes.
 
-        Steps that were captured on one stream share its work space (cuBLAS has one for each), so they follow one another.
+        Steps that were captured on one stream share its work space (cuBLAS has one for each): they follow one another.
         """
         branches: dict[Hashable, list[tuple[Replay, int]]] = {}
         apart = self._apart(lanes)

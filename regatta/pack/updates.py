@@ -43,7 +43,9 @@ def unsuited(optimizers: Optimizers) -> str | None:
 class Update:
     """The update of all members: parameters and states are flat, one row per member."""
 
-    def __init__(self, optimizers: Optimizers, params: torch.Tensor, states: dict[str, torch.Tensor], steps: list[float]):
+    def __init__(
+        self, optimizers: Optimizers, params: torch.Tensor, states: dict[str, torch.Tensor], steps: list[float]
+    ):
         self.kind = type(optimizers[0])
         self.groups = [optimizer.param_groups[0] for optimizer in optimizers]
         self.params, self.states = params, states
@@ -116,7 +118,9 @@ class Update:
             square.addcmul_(grads * self._cast(1 - beta2), grads)
         step = self.steps if self.shared_step is None else self.shared_step
         first, second = 1 - beta1**step, (1 - beta2**step) ** 0.5
-        denominator = torch.sqrt(square, out=self._scratch[0]).div_(self._cast(second)).add_(self._cast(self._values["eps"]))
+        denominator = (
+            torch.sqrt(square, out=self._scratch[0]).div_(self._cast(second)).add_(self._cast(self._values["eps"]))
+        )
         self._move(mean, denominator, -(lr / first))
 
     def _adagrad(self, grads: torch.Tensor, lr: Any) -> None:

@@ -32,10 +32,14 @@ optim = torch.optim
 OPTIMIZERS: dict[str, Callable[[int], Callable[[Any], optim.Optimizer]]] = {
     "sgd": lambda i: lambda p: optim.SGD(p, lr=0.05 * (i + 1)),
     "momentum": lambda i: lambda p: optim.SGD(p, lr=0.05, momentum=0.5 + 0.1 * i),
-    "nesterov": lambda i: lambda p: optim.SGD(p, lr=0.05 * (i + 1), momentum=0.9, nesterov=True, weight_decay=0.01 * (i + 1)),
+    "nesterov": lambda i: (
+        lambda p: optim.SGD(p, lr=0.05 * (i + 1), momentum=0.9, nesterov=True, weight_decay=0.01 * (i + 1))
+    ),
     "adam": lambda i: lambda p: optim.Adam(p, lr=1e-3 * (i + 1)),
-    "adam, all its own": lambda i: lambda p: optim.Adam(
-        p, lr=1e-3 * (i + 1), betas=(0.8 + 0.02 * i, 0.9 + 0.02 * i), eps=1e-7 * (i + 1), weight_decay=0.1 * (i + 1)
+    "adam, all its own": lambda i: (
+        lambda p: optim.Adam(
+            p, lr=1e-3 * (i + 1), betas=(0.8 + 0.02 * i, 0.9 + 0.02 * i), eps=1e-7 * (i + 1), weight_decay=0.1 * (i + 1)
+        )
     ),
     "adamw": lambda i: lambda p: optim.AdamW(p, lr=1e-3 * (i + 1), weight_decay=0.01 * (i + 1)),
     "adagrad": lambda i: lambda p: optim.Adagrad(p, lr=0.01 * (i + 1), weight_decay=0.1),
@@ -142,7 +146,9 @@ def test_stacked_members_with_schedules_of_their_own() -> None:
 
 def test_each_member_has_its_own_order_and_its_own_amount() -> None:
     pack = graph_pack()
-    turned = pack.load(*sgd(mlp(0)), loss_fn, 10, order=lambda rows, epoch: [torch.arange(rows).numpy()[::-1][:10].copy()] * 5)
+    turned = pack.load(
+        *sgd(mlp(0)), loss_fn, 10, order=lambda rows, epoch: [torch.arange(rows).numpy()[::-1][:10].copy()] * 5
+    )
     other = pack.load(*sgd(mlp(0)), loss_fn, 30, steps=12)
     pack.train(data(), steps={turned: 25})
     pack.train(data(), steps=20)
@@ -195,7 +201,9 @@ def test_data_of_another_partition_is_trained_on_without_a_new_capture() -> None
         pack.train(part, epochs=1)
         captures.append(graphs.captured)
     assert captures == [1, 2, 2, 2]  # the first data lies where the caller has it, then there is a buffer
-    assert all(torch.equal(a, b) for one, other in zip(parts, before, strict=True) for a, b in zip(one, other, strict=True))
+    assert all(
+        torch.equal(a, b) for one, other in zip(parts, before, strict=True) for a, b in zip(one, other, strict=True)
+    )
     made = sgd(mlp(0))
     for epoch, part in enumerate(parts):
         trainee, _ = trained_alone(made, [member.order(150, epoch)], 0, given=part)

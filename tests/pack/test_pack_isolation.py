@@ -1,4 +1,4 @@
-"""A member that diverges, raises, needs too much memory or leaves changes no bit of the others; and why tiers are left."""
+"""A member that diverges, raises, needs too much memory or leaves changes no bit of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from pack_cases import FakeGraphs, Replayed, adam, assert_same, data, epochs_of, graph_pack, loss_fn, mlp, sgd, trained_alone
+from pack_cases import (
+    FakeGraphs,
+    Replayed,
+    adam,
+    assert_same,
+    data,
+    epochs_of,
+    graph_pack,
+    loss_fn,
+    mlp,
+    sgd,
+    trained_alone,
+)
 from torch import nn
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
