@@ -17,7 +17,10 @@ from pathlib import Path
 import pytest
 
 FRAMEWORKS = ("torch", "keras", "tensorflow", "jax")
-MAY_USE_FRAMEWORKS = ("regatta.frameworks", "regatta.pack", "regatta.engine.workers")
+MAY_USE_FRAMEWORKS = (
+    "regatta.frameworks", "regatta.pack", "regatta.engine.workers",
+    *(f"regatta.network.{part}" for part in ("from_torch", "torch_traces", "torch_layers", "to_torch", "from_keras")),
+)  # fmt: skip
 LOWER = ("regatta.plan", "regatta.search", "regatta.dql", "regatta.store")
 FRONT = ("regatta.cli", "regatta.hub", "regatta.web")
 FRONT_MAY_USE = (*FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors")
@@ -230,4 +233,5 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
 def test_importing_regatta_or_a_sweep_imports_no_framework() -> None:
     assert loaded_by("import regatta").isdisjoint({*FRAMEWORKS, "numpy"})
     assert loaded_by("import regatta.sweep").isdisjoint(FRAMEWORKS)
+    assert loaded_by("import regatta.network").isdisjoint({*FRAMEWORKS, "numpy", "onnx"})
     assert "torch" in loaded_by("import torch")  # the check can fail

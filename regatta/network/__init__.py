@@ -1,0 +1,31 @@
+"""Networks as data: read from PyTorch, Keras and ONNX, compared, cut, named by what they are, and made runnable again.
+
+Enters: a model or a file. Leaves: a `Network`, which holds no weights and needs no framework. The modules that read or
+build one import their framework inside functions; nothing here knows of repositories, runs or the command line.
+"""
+
+from regatta.network.canonical import canonical, structural_hash
+from regatta.network.expression import expression
+from regatta.network.from_onnx import from_onnx
+from regatta.network.from_torch import from_torch
+from regatta.network.graph import Edge, Network, Node, Parameter
+from regatta.network.kinds import KINDS
+from regatta.network.reading import from_json, to_json
+from regatta.network.to_torch import load_weights, to_torch
+
+__all__ = [
+    "KINDS",
+    "Edge",
+    "Network",
+    "Node",
+    "Parameter",
+    "canonical",
+    "expression",
+    "from_json",
+    "from_onnx",
+    "from_torch",
+    "load_weights",
+    "structural_hash",
+    "to_json",
+    "to_torch",
+]

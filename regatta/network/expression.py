@@ -1,0 +1,113 @@
+"""The architecture of a network as a regular expression over its layers: `(CONV POOL){2} FULL{2}`.
+
+As in table I of the ModelHub paper (Miao et al., 2017), activations and side connections are left out: the expression
+follows the path from input to output that has the most layers. Repetition is found, not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from regatta.network.graph import Network
+
+LAYERS = frozenset(("CONV", "POOL", "FULL", "EMBED", "ATTENTION", "RNN"))
+LONGEST_PERIOD = 128  # layers, runs counted once; a longer block is written out
+
+
+def expression(network: Network, kinds: Collection[str] = LAYERS) -> str:
+    """The kinds along the longest path, with repetitions as `{n}`."""
+    return repeated(main_path(network, kinds))
+
+
+def main_path(network: Network, kinds: Collection[str] = LAYERS) -> list[str]:
+    """The kinds of the layers on the path through the network that has the most of them."""
+    length: dict[str, int] = {}
+    before: dict[str, str | None] = {}
+    for id in network.order:
+        best = max(network.sources[id], key=lambda source: length[source], default=None)
+        before[id] = best
+        length[id] = (length[best] if best is not None else 0) + (network.by_id[id].kind in kinds)
+    at: str | None = max(network.order, key=lambda id: length[id], default=None)
+    path = []
+    while at is not None:
+        path.append(network.by_id[at].kind)
+        at = before[at]
+    return [kind for kind in reversed(path) if kind in kinds]
+
+
+def repeated(words: Sequence[str]) -> str:
+    """The words as the shortest expression that only repeats: runs first, then blocks within blocks."""
+    return " ".join(_shortest(_runs(words), {}).parts)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An expression and its cost: one for each symbol, one for each pair of brackets."""
+
+    cost: int
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The cheapest way to write the words up to a place: its cost, its number of parts, and how it got there."""
+
+    cost: int
+    parts: int
+    before: int
+    part: str
+
+
+def _runs(words: Sequence[str]) -> tuple[str, ...]:
+    found: list[tuple[str, int]] = []
+    for word in words:
+        if found and found[-1][0] == word:
+            found[-1] = (word, found[-1][1] + 1)
+        else:
+            found.append((word, 1))
+    return tuple(word if count == 1 else f"{word}{{{count}}}" for word, count in found)
+
+
+def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Written]) -> _Written:
+    """The cheapest cover of the words by single ones and by repeated blocks, from the left."""
+    if words in known:
+        return known[words]
+    steps = {0: _Step(0, 0, 0, "")}
+    repeats = _repeats(words)
+    for start, word in enumerate(words):
+        _improve(steps, start, start + 1, 1, word)
+        for period, count in repeats.get(start, {}).items():
+            block = _shortest(words[start : start + period], known)
+            for times in range(2, count + 1):
+                part = f"({' '.join(block.parts)}){{{times}}}"
+                _improve(steps, start, start + period * times, block.cost + 1, part)
+    known[words] = _Written(steps[len(words)].cost, _retraced(steps, len(words)))
+    return known[words]
+
+
+def _improve(steps: dict[int, _Step], start: int, end: int, cost: int, part: str) -> None:
+    new = _Step(steps[start].cost + cost, steps[start].parts + 1, start, part)
+    old = steps.get(end)
+    if old is None or (new.cost, new.parts) < (old.cost, old.parts):
+        steps[end] = new
+
+
+def _retraced(steps: Mapping[int, _Step], end: int) -> tuple[str, ...]:
+    parts = []
+    while end:
+        parts.append(steps[end].part)
+        end = steps[end].before
+    return tuple(reversed(parts))
+
+
+def _repeats(words: Sequence[str]) -> Mapping[int, dict[int, int]]:
+    """By start, then by period: how often the block there follows itself, if it does."""
+    found: dict[int, dict[int, int]] = {}
+    for period in range(1, min(len(words) // 2, LONGEST_PERIOD) + 1):
+        same = 0
+        for start in range(len(words) - period - 1, -1, -1):
+            same = same + 1 if words[start] == words[start + period] else 0
+            if same >= period:
+                found.setdefault(start, {})[period] = same // period + 1
+    return found

@@ -1,0 +1,226 @@
+"""The layers of torch.nn in the common vocabulary, and which of their tensors a node names as parameters.
+
+Layers are known by the name of their very class: a subclass may compute something else, so it is looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from regatta.network.graph import Parameter
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Made = tuple[str, dict[str, Any]]
+
+
+def is_known(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.") and type(module).__name__ in _LAYERS
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Whether a module is one node: a layer that is known, or one of PyTorch's with nothing inside."""
+    own = type(module).__module__.startswith(("torch.nn.", "torch.ao.nn."))
+    return is_known(module) or (
+        own and not any(True for _ in module.children()) and type(module).__name__ != "Sequential"
+    )
+
+
+def described(module: nn.Module) -> Made:
+    """The kind and the hyperparameters of a leaf."""
+    if is_known(module):
+        return _LAYERS[type(module).__name__](module)
+    return "OTHER", {"type": type(module).__name__, "settings": module.extra_repr()[:4000] or None}
+
+
+def parameters_of(module: nn.Module, path: str) -> Iterator[Parameter]:
+    """The tensors of a leaf, by their names in the state of the whole model."""
+    prefix = f"{path}." if path else ""
+    for role, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if role != "num_batches_tracked":
+            yield Parameter(role, prefix + role, tuple(tensor.shape))
+
+
+def listed(value: Any, count: int) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value] * count
+
+
+def same_padding(kernel: list[int], dilation: list[int]) -> list[int]:
+    """What padding="same" of a convolution with stride 1 adds: begins, then ends if they differ."""
+    totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    begins = [total // 2 for total in totals]
+    ends = [total - begin for total, begin in zip(totals, begins, strict=True)]
+    return begins if begins == ends else begins + ends
+
+
+def _conv(dims: int, transposed: bool = False) -> Callable[[Any], Made]:
+    def made(module: Any) -> Made:
+        kernel, dilation = list(module.kernel_size), list(module.dilation)
+        padding = module.padding
+        if isinstance(padding, str):
+            padding = same_padding(kernel, dilation) if padding == "same" else [0] * dims
+        return "CONV", {
+            "dims": dims, "in": module.in_channels, "out": module.out_channels, "kernel": kernel,
+            "stride": list(module.stride), "padding": list(padding), "dilation": dilation, "groups": module.groups,
+            "bias": module.bias is not None, "transposed": transposed, "padding_mode": module.padding_mode,
+            "output_padding": list(module.output_padding) if transposed else None,
+        }  # fmt: skip
+
+    return made
+
+
+def _pool(dims: int, function: str) -> Callable[[Any], Made]:
+    def made(module: Any) -> Made:
+        return pool(
+            dims, function, module.kernel_size, module.stride, module.padding, getattr(module, "dilation", 1),
+            module.ceil_mode, getattr(module, "count_include_pad", True),
+        )  # fmt: skip
+
+    return made
+
+
+def pool(
+    dims: int, function: str, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, counted: bool
+) -> Made:
+    padded = listed(padding, dims)
+    return "POOL", {
+        "dims": dims, "function": function, "kernel": listed(kernel, dims),
+        "stride": listed(kernel if stride in (None, [], ()) else stride, dims), "padding": padded,
+        "dilation": listed(dilation, dims), "ceil": bool(ceil), "count_padding": bool(counted) or not any(padded),
+    }  # fmt: skip
+
+
+def _adaptive(dims: int, function: str) -> Callable[[Any], Made]:
+    return lambda m: ("POOL", {"dims": dims, "function": function, "output": listed(m.output_size, dims)})
+
+
+def _batch_norm(function: str) -> Callable[[Any], Made]:
+    return lambda m: (
+        "NORM",
+        {
+            "function": function, "features": m.num_features, "eps": m.eps, "momentum": m.momentum,
+            "affine": m.affine, "track": m.track_running_stats,
+        },
+    )  # fmt: skip
+
+
+def _layer_norm(module: Any) -> Made:
+    biased = module.elementwise_affine and module.bias is not None
+    attributes = {"function": "layer", "shape": list(module.normalized_shape), "eps": module.eps}
+    return "NORM", attributes | {"affine": module.elementwise_affine, "bias": biased or not module.elementwise_affine}
+
+
+def _rms_norm(module: Any) -> Made:
+    attributes = {"function": "rms", "shape": list(module.normalized_shape), "affine": module.elementwise_affine}
+    return "NORM", attributes | ({} if module.eps is None else {"eps": module.eps})
+
+
+def _group_norm(module: Any) -> Made:
+    attributes = {"function": "group", "groups": module.num_groups, "features": module.num_channels}
+    return "NORM", attributes | {"eps": module.eps, "affine": module.affine}
+
+
+def _local_norm(module: Any) -> Made:
+    return "NORM", {"function": "local", "size": module.size, "alpha": module.alpha, "beta": module.beta, "k": module.k}
+
+
+def _dropout(function: str) -> Callable[[Any], Made]:
+    return lambda m: ("DROPOUT", {"p": m.p, "function": function})
+
+
+def _attention(module: Any) -> Made:
+    features = module.embed_dim
+    return "ATTENTION", {
+        "features": features, "heads": module.num_heads, "bias": module.in_proj_bias is not None,
+        "dropout": module.dropout, "batch_first": module.batch_first,
+        "keys": module.kdim if module.kdim != features else None,
+        "values": module.vdim if module.vdim != features else None,
+    }  # fmt: skip
+
+
+def _recurrent(function: str) -> Callable[[Any], Made]:
+    def made(module: Any) -> Made:
+        return "RNN", {
+            "function": f"rnn_{module.nonlinearity}" if function == "rnn" else function, "in": module.input_size,
+            "hidden": module.hidden_size, "layers": module.num_layers, "bias": module.bias,
+            "batch_first": module.batch_first, "dropout": float(module.dropout),
+            "bidirectional": module.bidirectional, "projection": module.proj_size,
+        }  # fmt: skip
+
+    return made
+
+
+def _simple(kind: str, **names: str) -> Callable[[Any], Made]:
+    """A layer whose attributes are those of the module, under other names."""
+    return lambda m: (kind, {ours: getattr(m, theirs) for ours, theirs in names.items()})
+
+
+def _clip(module: Any) -> Made:
+    return "CLIP", {"min": module.min_val, "max": module.max_val}
+
+
+def _softmax(log: bool) -> Callable[[Any], Made]:
+    return lambda m: ("SOFTMAX", {"axis": -1 if m.dim is None else m.dim, "log": log})
+
+
+def _upsample(module: Any) -> Made:
+    size = None if module.size is None else listed(module.size, 1 if isinstance(module.size, int) else 0)
+    scale = module.scale_factor
+    return "RESIZE", {"size": size, "scale": scale, "mode": module.mode, "corners": module.align_corners}
+
+
+_LAYERS: dict[str, Callable[[Any], Made]] = {
+    **{f"Conv{d}d": _conv(d) for d in (1, 2, 3)},
+    **{f"ConvTranspose{d}d": _conv(d, transposed=True) for d in (1, 2, 3)},
+    **{f"MaxPool{d}d": _pool(d, "max") for d in (1, 2, 3)},
+    **{f"AvgPool{d}d": _pool(d, "avg") for d in (1, 2, 3)},
+    **{f"AdaptiveMaxPool{d}d": _adaptive(d, "max") for d in (1, 2, 3)},
+    **{f"AdaptiveAvgPool{d}d": _adaptive(d, "avg") for d in (1, 2, 3)},
+    **{f"BatchNorm{d}d": _batch_norm("batch") for d in (1, 2, 3)},
+    **{f"InstanceNorm{d}d": _batch_norm("instance") for d in (1, 2, 3)},
+    "LayerNorm": _layer_norm,
+    "RMSNorm": _rms_norm,
+    "GroupNorm": _group_norm,
+    "LocalResponseNorm": _local_norm,
+    "Dropout": _dropout("elements"),
+    **{f"Dropout{d}d": _dropout("channels") for d in (1, 2, 3)},
+    "AlphaDropout": _dropout("alpha"),
+    "MultiheadAttention": _attention,
+    "LSTM": _recurrent("lstm"),
+    "GRU": _recurrent("gru"),
+    "RNN": _recurrent("rnn"),
+    "Linear": lambda m: ("FULL", {"in": m.in_features, "out": m.out_features, "bias": m.bias is not None}),
+    "NonDynamicallyQuantizableLinear": lambda m: ("FULL", {"in": m.in_features, "out": m.out_features}),
+    "Embedding": _simple("EMBED", count="num_embeddings", features="embedding_dim", padding_index="padding_idx"),
+    "Flatten": _simple("FLATTEN", start="start_dim", end="end_dim"),
+    "Identity": _simple("IDENTITY"),
+    "ReLU": _simple("RELU"),
+    "ReLU6": _clip,
+    "Hardtanh": _clip,
+    "LeakyReLU": _simple("LEAKY_RELU", slope="negative_slope"),
+    "PReLU": _simple("PRELU", count="num_parameters"),
+    "ELU": _simple("ELU", alpha="alpha"),
+    "CELU": _simple("CELU", alpha="alpha"),
+    "SELU": _simple("SELU"),
+    "GELU": _simple("GELU", approximate="approximate"),
+    "SiLU": _simple("SILU"),
+    "Mish": _simple("MISH"),
+    "Sigmoid": _simple("SIGMOID"),
+    "LogSigmoid": _simple("LOG_SIGMOID"),
+    "Hardsigmoid": _simple("HARD_SIGMOID"),
+    "Hardswish": _simple("HARD_SWISH"),
+    "Tanh": _simple("TANH"),
+    "Softplus": _simple("SOFTPLUS", beta="beta", threshold="threshold"),
+    "Softsign": _simple("SOFTSIGN"),
+    "Softmax": _softmax(log=False),
+    "LogSoftmax": _softmax(log=True),
+    "Upsample": _upsample,
+    "UpsamplingNearest2d": _upsample,
+    "UpsamplingBilinear2d": _upsample,
+    "ZeroPad2d": lambda m: ("PAD", {"padding": list(m.padding)}),
+    "ConstantPad2d": lambda m: ("PAD", {"padding": list(m.padding), "value": m.value}),
+    "ReflectionPad2d": lambda m: ("PAD", {"padding": list(m.padding), "mode": "reflect"}),
+    "ReplicationPad2d": lambda m: ("PAD", {"padding": list(m.padding), "mode": "replicate"}),
+}
