@@ -6,22 +6,27 @@ build one import their framework inside functions; nothing here knows of reposit
 
 from regatta.network.canonical import canonical, structural_hash
 from regatta.network.expression import expression
+from regatta.network.from_keras import from_keras
 from regatta.network.from_onnx import from_onnx
 from regatta.network.from_torch import from_torch
 from regatta.network.graph import Edge, Network, Node, Parameter
 from regatta.network.kinds import KINDS
+from regatta.network.match import Alignment, align
 from regatta.network.reading import from_json, to_json
 from regatta.network.to_torch import load_weights, to_torch
 
 __all__ = [
     "KINDS",
+    "Alignment",
     "Edge",
     "Network",
     "Node",
     "Parameter",
+    "align",
     "canonical",
     "expression",
     "from_json",
+    "from_keras",
     "from_onnx",
     "from_torch",
     "load_weights",

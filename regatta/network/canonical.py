@@ -42,7 +42,7 @@ def labels(network: Network) -> dict[str, str]:
 
 
 def _label(node: Node, port: int, shared: Mapping[str, int]) -> str:
-    parameters = sorted((p.role, shared[p.name]) for p in node.parameters)
+    parameters = sorted((p.role.partition("@")[0], shared[p.name]) for p in node.parameters)  # not how it is stored
     attributes = {name: _number(value) for name, value in node.attributes.items() if node.kind != "INPUT"}
     return _hash(json.dumps([node.kind, attributes, port, parameters], sort_keys=True))
 

@@ -356,7 +356,9 @@ def _is_several(axes: object) -> bool:
 
 def _concat(kind: str) -> Callable[[Bound], Layer]:
     def made(bound: Bound) -> Layer:
-        return Layer(kind, tuple(bound["tensors"]), {"axis": bound.get("dim", 0)})
+        tensors, axis = tuple(bound["tensors"]), bound.get("dim", 0)
+        shape = getattr(tensors[0], "shape", None)
+        return Layer(kind, tensors, {"axis": axis + len(shape) if shape and axis < 0 and kind == "CONCAT" else axis})
 
     return made
 

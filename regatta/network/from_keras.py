@@ -1,0 +1,366 @@
+"""The network of a Keras model: functional and sequential ones as they are connected, subclassed ones by their layers.
+
+Shapes and parameters are as Keras has them (channels last, unless the model says otherwise); the role of a parameter
+says how its axes lie. A layer with an activation becomes two nodes, as it would be written in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regatta.errors import MissingExtraError, UsageError
+from regatta.network.building import Builder
+from regatta.network.graph import Network, Parameter, Shape
+from regatta.network.onnx_ops import same_padding
+
+if TYPE_CHECKING:
+    import keras
+
+
+def from_keras(model: keras.Model, *, name: str = "") -> Network:
+    """The layers of a Keras model and what flows between them.
+
+    A subclassed model has no graph; its layers are listed one after the other, in the order in which they were made.
+    """
+    try:
+        import keras
+    except ImportError:
+        raise MissingExtraError("keras", "keras", "Reading Keras models") from None
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"from_keras reads a keras.Model, not {type(model).__name__}: {model!r:.80}.")
+    if isinstance(model, keras.Sequential) and not model.built:
+        raise UsageError(
+            f"The model {model.name!r} has not been built, so its layers have no shapes.",
+            hint="Begin it with keras.Input(shape), or call model.build(shape).",
+        )
+    reader = _Reader(Builder(name or model.name, "keras"))
+    if isinstance(model, keras.Sequential):
+        model = model._functional  # its graph, which is there once it is built
+    if _is_functional(model):
+        return reader.connected(model)
+    return reader.listed(model)
+
+
+def _is_functional(model: Any) -> bool:
+    from keras.src.models.functional import Functional  # it has no public name
+
+    return isinstance(model, Functional)
+
+
+def _leaves(layer: Any) -> Iterator[Any]:
+    """The layers inside that the vocabulary has, or that have nothing inside."""
+    for inner in layer._flatten_layers(include_self=False, recursive=False):
+        is_known = type(inner).__name__ in _LAYERS and type(inner).__module__.startswith("keras.")
+        deeper = [] if is_known else list(_leaves(inner))
+        yield from deeper or [inner]
+
+
+class _Reader:
+    """Writes the operations of a model, each with its activation."""
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+        self._made: dict[int, str] = {}
+
+    def connected(self, model: Any) -> Network:
+        for tensor in model.inputs:
+            self._input(tensor)
+        self._inside(model)
+        self._builder.add("OUTPUT", [self._made[id(tensor)] for tensor in model.outputs], name="output")
+        return self._builder.network()
+
+    def listed(self, model: Any) -> Network:
+        at = self._builder.add("INPUT", name="input")
+        for layer in _leaves(model):
+            at = self._write(layer, [at], [None], None)
+        self._builder.add("OUTPUT", [at], name="output")
+        return self._builder.network()
+
+    def _input(self, tensor: Any) -> None:
+        name = tensor._keras_history.operation.name
+        attributes = {"dtype": str(tensor.dtype)}
+        self._made[id(tensor)] = self._builder.add("INPUT", name=name, shape=tuple(tensor.shape), attributes=attributes)
+
+    def _inside(self, model: Any) -> None:
+        """The operations of a functional model whose inputs are written already, in their order."""
+        import keras
+
+        for depth in sorted(model._nodes_by_depth, reverse=True):
+            for node in model._nodes_by_depth[depth]:
+                operation = node.operation
+                if node.is_input or isinstance(operation, keras.layers.InputLayer):
+                    continue
+                if isinstance(operation, keras.Sequential):
+                    operation = operation._functional
+                if _is_functional(operation):
+                    self._nested(operation, node)
+                else:
+                    self._operation(operation, node)
+
+    def _nested(self, model: Any, node: Any) -> None:
+        """A model used as a layer is written with what it is made of."""
+        for inner, outer in zip(model.inputs, node.input_tensors, strict=True):
+            self._made[id(inner)] = self._made[id(outer)]
+        self._inside(model)
+        for inner, outer in zip(model.outputs, node.outputs, strict=True):
+            self._made[id(outer)] = self._made[id(inner)]
+
+    def _operation(self, operation: Any, node: Any) -> None:
+        inputs = [self._made[id(tensor)] for tensor in node.input_tensors]
+        shapes = [tuple(tensor.shape) for tensor in node.input_tensors]
+        outputs = list(node.outputs)
+        shape = tuple(outputs[0].shape) if len(outputs) == 1 else None
+        constants = _constants(node)
+        at = self._write(operation, inputs, shapes, shape, constants)
+        if len(outputs) == 1:
+            self._made[id(outputs[0])] = at
+            return
+        for item, tensor in enumerate(outputs):
+            part = self._builder.add("SELECT", [at], attributes={"item": item}, shape=tuple(tensor.shape))
+            self._made[id(tensor)] = part
+
+    def _write(
+        self, layer: Any, inputs: list[str], shapes: Sequence[Shape | None], shape: Shape | None, constants: Any = ()
+    ) -> str:
+        made = _described(layer, shapes, constants)
+        for place, (kind, attributes) in enumerate(made):
+            last = place == len(made) - 1
+            parameters = list(_parameters(layer, kind)) if place == 0 else []
+            name = layer.name if place == 0 else f"{layer.name}.{kind.lower()}"
+            known = shape if last or kind in ("CONV", "FULL") else None
+            inputs = [
+                self._builder.add(kind, inputs, name=name, attributes=attributes, shape=known, parameters=parameters)
+            ]
+        return inputs[0]
+
+
+Made = tuple[str, dict[str, Any]]
+
+
+def _constants(node: Any) -> list[Any]:
+    """Numbers among the operands of an operation: `x + 1`."""
+    return [x for x in (*node.arguments.args, *node.arguments.kwargs.values()) if isinstance(x, int | float)]
+
+
+def _described(layer: Any, shapes: Sequence[Shape | None], constants: Sequence[Any]) -> list[Made]:
+    make = _LAYERS.get(type(layer).__name__)
+    known = type(layer).__module__.startswith("keras.")
+    if not known or make is None:
+        made: list[Made] = [("OTHER", {"type": type(layer).__name__})]
+    elif type(layer).__name__ in _ARITHMETIC and len(shapes) == 1:
+        made = [(make(layer, shapes)[0][0], {"value": constants[0] if constants else None})]
+    else:
+        made = make(layer, shapes)
+    activation = getattr(layer, "activation", None)
+    if known and made[0][0] in ("CONV", "FULL") and activation is not None:
+        made = made + _activation(getattr(activation, "__name__", str(activation)))
+    return made
+
+
+def _activation(name: str) -> list[Made]:
+    if name == "linear":
+        return []
+    return [_ACTIVATIONS.get(name, ("OTHER", {"type": name}))]
+
+
+def _parameters(layer: Any, kind: str) -> Iterator[Parameter]:
+    for variable in getattr(layer, "weights", ()):
+        if "seed" in variable.path:
+            continue
+        role = _role(kind, variable.name, len(variable.shape), type(layer).__name__)
+        yield Parameter(role, variable.path, tuple(variable.shape))
+
+
+_NORM_ROLES = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
+
+
+def _role(kind: str, name: str, rank: int, layer: str) -> str:
+    """What the variable is in PyTorch's terms, with the order in which its axes have to be taken."""
+    if kind == "FULL" and name == "kernel":
+        return "weight@10"
+    if kind == "CONV" and name == "kernel" and not layer.startswith(("Depthwise", "Separable")):
+        spatial = "".join(str(axis) for axis in range(rank - 2))
+        return f"weight@{rank - 1}{rank - 2}{spatial}"
+    if kind == "NORM":
+        return _NORM_ROLES.get(name, name)
+    return {"embeddings": "weight"}.get(name, name)
+
+
+def _channels(shape: Shape | None, layer: Any) -> Any:
+    if shape is None:
+        return None
+    return shape[1] if getattr(layer, "data_format", "channels_last") == "channels_first" else shape[-1]
+
+
+def _spatial(shape: Shape, layer: Any) -> Shape:
+    return shape[2:] if getattr(layer, "data_format", "channels_last") == "channels_first" else shape[1:-1]
+
+
+def _padding(
+    layer: Any, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], shape: Any
+) -> list[int]:
+    """What "same" adds: begins, then ends if they differ. A size that is not known counts as a multiple of strides."""
+    if layer.padding != "same":
+        return [0] * len(kernel)
+    sizes = _spatial(shape, layer) if shape is not None else [None] * len(kernel)
+    totals = [
+        same_padding(size if size is not None else s * 1024, k, s, d)
+        for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
+    ]
+    begins = [total // 2 for total in totals]
+    ends = [total - begin for total, begin in zip(totals, begins, strict=True)]
+    return begins if begins == ends else begins + ends
+
+
+def _conv(transposed: bool = False, depthwise: bool = False) -> Callable[..., list[Made]]:
+    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+        kernel, stride, dilation = list(layer.kernel_size), list(layer.strides), list(layer.dilation_rate)
+        ins = _channels(shapes[0], layer)
+        outs = (ins or 0) * layer.depth_multiplier if depthwise else layer.filters
+        attributes = {
+            "dims": len(kernel), "in": ins, "out": outs, "kernel": kernel, "stride": stride, "dilation": dilation,
+            "padding": [0] * len(kernel) if transposed else _padding(layer, kernel, stride, dilation, shapes[0]),
+            "groups": ins if depthwise else getattr(layer, "groups", 1), "bias": layer.use_bias,
+            "transposed": transposed,
+        }  # fmt: skip
+        return [("CONV", attributes)]
+
+    return made
+
+
+def _pool(function: str) -> Callable[..., list[Made]]:
+    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+        kernel, stride = list(layer.pool_size), list(layer.strides)
+        padding = _padding(layer, kernel, stride, [1] * len(kernel), shapes[0])
+        attributes = {"dims": len(kernel), "function": function, "kernel": kernel, "stride": stride, "padding": padding}
+        return [("POOL", attributes | {"count_padding": function == "max" or not any(padding)})]
+
+    return made
+
+
+def _global_pool(dims: int, function: str) -> Callable[..., list[Made]]:
+    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+        pool: Made = ("POOL", {"dims": dims, "function": function, "output": [1] * dims})
+        return [pool] if layer.keepdims else [pool, ("FLATTEN", {})]
+
+    return made
+
+
+def _full(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    ins = shapes[0][-1] if shapes[0] is not None else layer.kernel.shape[0] if layer.built else None
+    return [("FULL", {"in": ins, "out": layer.units, "bias": layer.use_bias})]
+
+
+def _batch_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    features = shapes[0][layer.axis] if shapes[0] is not None else None
+    attributes = {
+        "function": "batch",
+        "features": features,
+        "eps": layer.epsilon,
+        "momentum": round(1 - layer.momentum, 9),
+    }
+    return [("NORM", attributes | {"affine": layer.scale or layer.center})]
+
+
+def _layer_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
+    shape = [shapes[0][axis] for axis in axes] if shapes[0] is not None else None
+    return [
+        ("NORM", {"function": "layer", "shape": shape, "eps": layer.epsilon, "affine": layer.scale or layer.center})
+    ]
+
+
+def _group_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    features = _channels(shapes[0], layer)
+    return [("NORM", {"function": "group", "groups": layer.groups, "features": features, "eps": layer.epsilon})]
+
+
+def _attention(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    features = shapes[0][-1] if shapes[0] is not None else None
+    return [("ATTENTION", {"features": features, "heads": layer._num_heads, "dropout": float(layer._dropout)})]
+
+
+def _recurrent(function: str) -> Callable[..., list[Made]]:
+    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+        ins = shapes[0][-1] if shapes[0] is not None else None
+        attributes = {"function": function, "in": ins, "hidden": layer.units, "bias": layer.use_bias}
+        return [("RNN", attributes | {"sequences": layer.return_sequences})]
+
+    return made
+
+
+def _spatial_dropout(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    return [("DROPOUT", {"p": layer.rate, "function": "channels"})]
+
+
+def _relu(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    if layer.threshold:
+        return [("OTHER", {"type": "ReLU", "threshold": float(layer.threshold)})]
+    if layer.max_value is not None and not layer.negative_slope:
+        return [("CLIP", {"min": 0.0, "max": float(layer.max_value)})]
+    return [("LEAKY_RELU", {"slope": float(layer.negative_slope)})] if layer.negative_slope else [("RELU", {})]
+
+
+def _concat(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    """Channels are axis 1 in the vocabulary, wherever Keras has them."""
+    rank = len(shapes[0]) if shapes[0] is not None else 0
+    last = bool(rank) and layer.axis % rank == rank - 1
+    return [("CONCAT", {"axis": 1 if last and (rank == 2 or rank > 3) else layer.axis})]
+
+
+def _reshape(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    return [("RESHAPE", {"shape": [0, *layer.target_shape]})]
+
+
+def _zero_padding(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    amounts = [list(pair) if isinstance(pair, tuple | list) else [pair, pair] for pair in layer.padding]
+    return [("PAD", {"padding": [amount for pair in reversed(amounts) for amount in pair]})]
+
+
+def _upsampling(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    return [("RESIZE", {"scale": [float(s) for s in layer.size], "mode": getattr(layer, "interpolation", "nearest")})]
+
+
+def _simple(kind: str, **names: str) -> Callable[..., list[Made]]:
+    return lambda layer, shapes: [(kind, {ours: getattr(layer, theirs) for ours, theirs in names.items()})]
+
+
+_ACTIVATIONS: Mapping[str, Made] = {
+    "relu": ("RELU", {}), "relu6": ("CLIP", {"min": 0.0, "max": 6.0}), "sigmoid": ("SIGMOID", {}), "tanh": ("TANH", {}),
+    "softmax": ("SOFTMAX", {}), "log_softmax": ("SOFTMAX", {"log": True}), "elu": ("ELU", {}), "selu": ("SELU", {}),
+    "gelu": ("GELU", {}), "silu": ("SILU", {}), "swish": ("SILU", {}), "mish": ("MISH", {}),
+    "softplus": ("SOFTPLUS", {}), "softsign": ("SOFTSIGN", {}), "hard_sigmoid": ("HARD_SIGMOID", {}),
+    "hard_silu": ("HARD_SWISH", {}), "hard_swish": ("HARD_SWISH", {}),
+    "leaky_relu": ("LEAKY_RELU", {"slope": 0.2}),
+}  # fmt: skip
+
+_ARITHMETIC = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Maximum", "Minimum", "Power")
+
+_LAYERS: Mapping[str, Callable[[Any, Sequence[Shape | None]], list[Made]]] = {
+    **{f"Conv{d}D": _conv() for d in (1, 2, 3)},
+    **{f"Conv{d}DTranspose": _conv(transposed=True) for d in (1, 2, 3)},
+    **{f"DepthwiseConv{d}D": _conv(depthwise=True) for d in (1, 2)},
+    **{f"MaxPooling{d}D": _pool("max") for d in (1, 2, 3)},
+    **{f"AveragePooling{d}D": _pool("avg") for d in (1, 2, 3)},
+    **{f"GlobalMaxPooling{d}D": _global_pool(d, "max") for d in (1, 2, 3)},
+    **{f"GlobalAveragePooling{d}D": _global_pool(d, "avg") for d in (1, 2, 3)},
+    "Dense": _full, "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm,
+    "GroupNormalization": _group_norm, "MultiHeadAttention": _attention,
+    "LSTM": _recurrent("lstm"), "GRU": _recurrent("gru"), "SimpleRNN": _recurrent("rnn_tanh"),
+    "Embedding": _simple("EMBED", count="input_dim", features="output_dim"),
+    "Dropout": _simple("DROPOUT", p="rate"),
+    **{f"SpatialDropout{d}D": _spatial_dropout for d in (1, 2, 3)},
+    "Activation": lambda layer, shapes: _activation(layer.activation.__name__) or [("IDENTITY", {})],
+    "ReLU": _relu, "LeakyReLU": _simple("LEAKY_RELU", slope="negative_slope"), "ELU": _simple("ELU", alpha="alpha"),
+    "PReLU": _simple("PRELU"), "Softmax": _simple("SOFTMAX", axis="axis"), "Flatten": _simple("FLATTEN"),
+    "Reshape": _reshape, "Permute": lambda layer, shapes: [("TRANSPOSE", {"order": [0, *layer.dims]})],
+    "Concatenate": _concat, "Identity": _simple("IDENTITY"),
+    **{name: _simple(kind) for name, kind in zip(
+        _ARITHMETIC, ("ADD", "SUB", "MUL", "DIV", "DIV", "MAXIMUM", "MINIMUM", "POW"), strict=True
+    )},
+    **{f"ZeroPadding{d}D": _zero_padding for d in (2, 3)},
+    **{f"UpSampling{d}D": _upsampling for d in (2, 3)},
+    "Matmul": _simple("MATMUL"), "Relu": _simple("RELU"), "Sigmoid": _simple("SIGMOID"), "Tanh": _simple("TANH"),
+    "Gelu": _simple("GELU"), "Silu": _simple("SILU"),
+}  # fmt: skip

@@ -1,0 +1,200 @@
+"""Which layers of two networks correspond: the alignment behind `diff`.
+
+Whole stretches first: layers whose place in the network (all that leads to them, or all that comes of them) is the same
+in both. What is left lies between such anchors, and is aligned along the order of execution by dynamic programming.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from regatta.network.canonical import ancestry, labels, progeny
+from regatta.network.graph import Network, Node
+from regatta.network.kinds import KINDS, Attribute
+
+LARGEST_TABLE = 1_000_000  # cells; a wider gap is aligned by equal layers only
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A layer of the left network, the one of the right that corresponds to it, and their differences (left, right)."""
+
+    left: str
+    right: str
+    changes: Mapping[str, tuple[Attribute, Attribute]]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Pairs in the order of the left network, and the layers that only one of the two has."""
+
+    pairs: tuple[Pair, ...]
+    only_left: tuple[str, ...]
+    only_right: tuple[str, ...]
+    rewired: tuple[str, ...]  # left ids of pairs whose operands do not correspond
+
+    @property
+    def same(self) -> bool:
+        return not (self.only_left or self.only_right or self.rewired or any(pair.changes for pair in self.pairs))
+
+    @property
+    def changed(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.pairs if pair.changes)
+
+
+def align(left: Network, right: Network) -> Alignment:
+    """Pair the layers of two networks so that as much as possible corresponds, in the order of execution."""
+    sides = _Side(left), _Side(right)
+    partner = dict(_aligned(*sides, _anchors(*sides)))
+    taken = set(partner.values())
+    pairs = [Pair(a, partner[a], _changes(left.by_id[a], right.by_id[partner[a]])) for a in left.order if a in partner]
+    return Alignment(
+        tuple(pairs),
+        tuple(id for id in left.order if id not in partner),
+        tuple(id for id in right.order if id not in taken),
+        tuple(pair.left for pair in pairs if _is_rewired(left, right, pair, partner)),
+    )
+
+
+class _Side:
+    """One of the two networks, with all hashes that are asked for."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.order = network.order
+        self.nodes = [network.by_id[id] for id in network.order]
+        self.labels = labels(network)
+        self.above = ancestry(network, self.labels)
+        self.below = progeny(network, self.labels)
+
+
+def _anchors(left: _Side, right: _Side) -> list[tuple[int, int]]:
+    """Places of layers that surely correspond: same origin, or same fate, and no other layer is like it."""
+    found = dict(_unique(left, right, left.above, right.above))
+    taken = set(found.values())
+    for a, b in _unique(left, right, left.below, right.below):
+        if a not in found and b not in taken:
+            found[a] = b
+            taken.add(b)
+    return _increasing(sorted(found.items()))
+
+
+def _unique(
+    left: _Side, right: _Side, lefts: Mapping[str, str], rights: Mapping[str, str]
+) -> Iterator[tuple[int, int]]:
+    places_left, places_right = _by_hash(left, lefts), _by_hash(right, rights)
+    for key, mine in places_left.items():
+        other = places_right.get(key, [])
+        if len(mine) == len(other):  # equally often: layers that are alike, in their order
+            yield from zip(mine, other, strict=True)
+
+
+def _by_hash(side: _Side, hashes: Mapping[str, str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, id in enumerate(side.order):
+        found.setdefault(hashes[id], []).append(place)
+    return found
+
+
+def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest series of pairs that runs forward in both networks."""
+    tails: list[int] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for index, (_, b) in enumerate(pairs):
+        at = bisect_left(tails, b)
+        before.append(ends[at - 1] if at else -1)
+        tails[at : at + 1] = [b]
+        ends[at : at + 1] = [index]
+    chain = []
+    index = ends[-1] if ends else -1
+    while index >= 0:
+        chain.append(pairs[index])
+        index = before[index]
+    return chain[::-1]
+
+
+def _aligned(left: _Side, right: _Side, anchors: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    a = b = 0
+    for to_a, to_b in [*anchors, (len(left.order), len(right.order))]:
+        for x, y in _between(left, right, range(a, to_a), range(b, to_b)):
+            yield left.order[x], right.order[y]
+        if to_a < len(left.order):
+            yield left.order[to_a], right.order[to_b]
+        a, b = to_a + 1, to_b + 1
+
+
+def _between(left: _Side, right: _Side, rows: range, columns: range) -> list[tuple[int, int]]:
+    if not rows or not columns:
+        return []
+    if len(rows) * len(columns) > LARGEST_TABLE:
+        return _equal_stretches(left, right, rows, columns)
+    return _best_path(left, right, rows, columns)
+
+
+def _equal_stretches(left: _Side, right: _Side, rows: range, columns: range) -> list[tuple[int, int]]:
+    mine = [left.labels[left.order[row]] for row in rows]
+    other = [right.labels[right.order[column]] for column in columns]
+    blocks = SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks()
+    return [(rows[block.a + i], columns[block.b + i]) for block in blocks for i in range(block.size)]
+
+
+def _best_path(left: _Side, right: _Side, rows: range, columns: range) -> list[tuple[int, int]]:
+    """The pairs, in order, with the greatest sum of likenesses."""
+    width = len(columns)
+    best = [[0.0] * (width + 1) for _ in range(len(rows) + 1)]
+    for i in range(len(rows) - 1, -1, -1):
+        node, row, below = left.nodes[rows[i]], best[i], best[i + 1]
+        for j in range(width - 1, -1, -1):
+            likeness = _likeness(node, right.nodes[columns[j]])
+            row[j] = max(below[j], row[j + 1], below[j + 1] + likeness if likeness else 0.0)
+    i = j = 0
+    pairs = []
+    while i < len(rows) and j < width:
+        likeness = _likeness(left.nodes[rows[i]], right.nodes[columns[j]])
+        if likeness and best[i][j] == best[i + 1][j + 1] + likeness:
+            pairs.append((rows[i], columns[j]))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _likeness(a: Node, b: Node) -> float:
+    """From 0, cannot correspond, to 4: same kind, attributes, parameters, shape and name."""
+    if a.kind != b.kind:
+        family = KINDS[a.kind].family
+        return 0.5 if family == "activation" and family == KINDS[b.kind].family else 0.0
+    if a.kind == "OTHER" and a.get("type") != b.get("type"):
+        return 0.0
+    names = a.attributes.keys() | b.attributes.keys()
+    alike = sum(a.get(name) == b.get(name) for name in names) / len(names) if names else 1.0
+    return 1.0 + 2.0 * alike + 0.5 * (a.shape == b.shape) + 0.5 * (bool(a.name) and a.name == b.name)
+
+
+def _changes(a: Node, b: Node) -> dict[str, tuple[Attribute, Attribute]]:
+    names = sorted(a.attributes.keys() | b.attributes.keys())
+    changes = {name: (a.get(name), b.get(name)) for name in names if not _equal(a.get(name), b.get(name))}
+    return changes if a.kind == b.kind else {"kind": (a.kind, b.kind), **changes}
+
+
+def _equal(a: Attribute, b: Attribute) -> bool:
+    """Numbers that differ only as float32 and float64 do are the same."""
+    if isinstance(a, float) and isinstance(b, float):
+        return f"{a:.6g}" == f"{b:.6g}"
+    return a == b
+
+
+def _is_rewired(left: Network, right: Network, pair: Pair, partner: Mapping[str, str]) -> bool:
+    """Whether an operand that both networks have goes elsewhere. What comes or goes with a layer is not said twice."""
+    have = set(right.sources[pair.right])
+    expected = {partner[source] for source in left.sources[pair.left] if source in partner}
+    lost = expected - have
+    paired = set(partner.values())
+    gained = {source for source in have if source in paired} - expected
+    return bool(lost and gained)
