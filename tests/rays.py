@@ -23,6 +23,7 @@ SIGHT = {  # a node that is gone is noticed within two seconds, not half a minut
     "health_check_failure_threshold": 3,
 }
 STORE = 200_000_000
+STARTS = 3
 
 
 class RayNodes:
@@ -31,10 +32,8 @@ class RayNodes:
     def __init__(self, nodes: int) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         import ray
-        from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE, "_system_config": SIGHT}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._cluster = _headed()
         for _ in range(nodes):
             self.add()
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level="ERROR")
@@ -69,6 +68,20 @@ class RayNodes:
 
         ray.shutdown()
         self._cluster.shutdown()
+
+
+def _headed() -> Any:
+    """A cluster with a head; on a busy machine that may take longer than the half minute that Ray allows."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE, "_system_config": SIGHT}
+    for _ in range(STARTS - 1):
+        try:
+            return Cluster(initialize_head=True, head_node_args=head)
+        except Exception as error:  # Ray has no kind of its own for it
+            if "timed out during startup" not in str(error):
+                raise
+    return Cluster(initialize_head=True, head_node_args=head)
 
 
 def _alive() -> int:
