@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,12 @@ def children(pid: int) -> set[int]:
         if fields and int(fields[1]) == pid and fields[0] != "Z":
             found.add(int(entry.name))
     return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """The time for which a process was at work itself."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:

@@ -27,16 +27,17 @@ class Patience:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def begin(self, worker: str) -> None:
-        """A worker has begun a unit."""
+    def begin(self, worker: str, units: int = 1) -> None:
+        """A worker has begun a unit, or what takes as long as so many."""
         if self.limit is not None:
             with self._changed:
-                self._deadlines[worker] = time.monotonic() + self.limit
+                self._deadlines[worker] = time.monotonic() + self.limit * units
             self._watch()
 
     def end(self, worker: str) -> None:
         with self._changed:
             self._deadlines.pop(worker, None)
+            self._overdue = [late for late in self._overdue if late != worker]  # it was late, but it came
 
     def overdue(self) -> list[str]:
         """The workers whose units took too long; each is named once."""

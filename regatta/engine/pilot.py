@@ -47,15 +47,22 @@ def run_pilots(
     epochs: int,
     metric: str,
     heard: Callable[[Event], None] = lambda event: None,
+    begun: Callable[[str], None] = lambda worker: None,
+    between: Callable[[], None] = lambda: None,
 ) -> PilotOutcome:
-    """Try configurations on the pool's workers, which are started; raises when not a single one works."""
+    """Try configurations on the pool's workers, which are started; raises when not a single one works.
+
+    `begun` is told who begins a pilot; `between` is called whenever something happened, or the pool was woken.
+    """
     pilots = _Pilots(pool, dataset, configs, epochs)
     pool.start()
     while not pilots.over():
         for event in pool.events():
             pilots.take(event)
             heard(event)
-        pilots.dispatch()
+        between()
+        for worker in pilots.dispatch():
+            begun(worker)
     pilots.check(metric)
     return pilots.outcome
 
@@ -120,7 +127,9 @@ class _Pilots:
             elif event.pilot is not None:
                 _learn(self.outcome, event.task.config, event.pilot, self.known_rows)
 
-    def dispatch(self) -> None:
+    def dispatch(self) -> list[str]:
+        """Give idle workers something to try; who got something."""
+        before = set(self.busy)
         for worker in self.outcome.ready:
             if worker in self.busy or not self.left or self._enough() or not self.train.get(worker):
                 continue
@@ -129,6 +138,7 @@ class _Pilots:
             task = Task("pilot", config, self.configs[config], 0, self.train[worker][0], judge_on=judge_on)
             self.busy.add(worker)
             self.pool.submit(worker, task)
+        return sorted(self.busy - before)
 
     def over(self) -> bool:
         everyone = set(self.pool.workers) <= self.outcome.ready.keys() | self.lost  # who was lost may not come back

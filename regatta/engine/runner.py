@@ -96,7 +96,7 @@ class Runner:
         self._callers: queue.SimpleQueue[Knock | Guest] = queue.SimpleQueue()
         self._patience = Patience(pool.wake, unit_limit)
         self._interrupted = False
-        self._looping = False
+        self._looping = self._piloting = False
         self._started = time.time()
 
     def run(self) -> RunRecord:
@@ -117,7 +117,7 @@ class Runner:
     def interrupt(self) -> None:
         """Come to a halt once the states that are on their way are durable; may be called from another thread."""
         self._interrupted = True
-        if self._looping:
+        if self._looping or self._piloting:
             self._pool.wake()
 
     def _hear_signal(self) -> None:
@@ -177,7 +177,20 @@ class Runner:
             self._pool.start()
             return recalled_pilots(self._dataset, (line for line, _ in history))
         configs = {course.id: course.values for course in self._courses if not course.failed and not course.stopped}
-        return run_pilots(self._pool, self._dataset, configs, self._goal.epochs, self._goal.metric, self._hear_pilot)
+        self._piloting = True
+        try:
+            return run_pilots(
+                self._pool, self._dataset, configs, self._goal.epochs, self._goal.metric, self._hear_pilot,
+                begun=partial(self._patience.begin, units=2),  # the first is tried twice
+                between=self._attend_pilots,
+            )  # fmt: skip
+        finally:
+            self._piloting = False
+
+    def _attend_pilots(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt  # nothing is on its way
+        self._end_overdue("its first batches took")
 
     def _recall(self, course: Course) -> None:
         """Take a course up where the units that count have left it."""
@@ -220,6 +233,8 @@ class Runner:
                 path.unlink(missing_ok=True)
 
     def _hear_pilot(self, event: Event) -> None:
+        if isinstance(event, TaskDone | TaskFailed | WorkerLost):
+            self._patience.end(event.worker)
         if isinstance(event, TaskDone) and event.pilot is not None:
             self._write(
                 "pilot", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
@@ -286,8 +301,11 @@ class Runner:
                 self._pool.admit(caller.connection, caller.wishes)
             else:
                 self._serve(caller)
+        self._end_overdue("its unit took")
+
+    def _end_overdue(self, what: str) -> None:
         for worker in self._patience.overdue():
-            self._pool.end(worker, f"was ended: its unit took longer than {self._patience.limit} seconds")
+            self._pool.end(worker, f"was ended: {what} longer than {self._patience.limit} seconds")
 
     def _dispatch(self) -> None:
         """Give idle workers their units, and busy ones a hint of what comes next."""

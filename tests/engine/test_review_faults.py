@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import soon
+from processes import children, cpu_seconds, is_running, soon
 from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
@@ -19,6 +22,7 @@ from regatta.engine.control import ask, knock
 from regatta.engine.course import Courses
 from regatta.engine.journal import Journal, Record
 from regatta.engine.runner import Runner
+from regatta.errors import RegattaError
 from regatta.search.base import Goal, Search
 
 GOAL = Goal("loss", "min", 4, 0)
@@ -206,3 +210,53 @@ def test_whoever_comes_when_the_run_has_ended_is_told(tmp_path: Path, monkeypatc
     assert json.loads(late[1].recv_bytes()) == {"refused": "The run has ended."}
     for connection in late:
         connection.close()
+
+
+# -- functions that hang -------------------------------------------------------------------------------------
+
+
+def stalled_loss(weights: Any, batch: Any, config: dict[str, Any]) -> Any:
+    time.sleep(600)
+
+
+def deaf_loss(weights: Any, batch: Any, config: dict[str, Any]) -> Any:
+    """Hangs without letting any other thread of its process run."""
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def stalled(folder: Path, loss: Any, **options: Any) -> Sweep:
+    return Sweep(
+        small_data(folder / "data"), search.grid(lr=[0.1], batch_size=[7]), plain_fn, loss_fn=loss, repo=folder,
+        name="stalled", cluster=Cluster.local(1, threads=1), framework="numpy", **options,
+    )  # fmt: skip
+
+
+def test_first_batches_that_hang_are_ended(tmp_path: Path) -> None:
+    with pytest.raises(RegattaError, match=r"w0 was ended: its first batches took longer than 0\.5 seconds"):
+        stalled(tmp_path, stalled_loss, unit_limit=0.5).launch(progress=False)
+
+
+def test_a_background_run_is_halted_while_it_tries_its_first_batches(tmp_path: Path) -> None:
+    run = stalled(tmp_path, stalled_loss).launch(wait=False, progress=False)
+    assert soon(lambda: (run.folder / "journal.jsonl").exists(), 30)
+    run.halt()
+    with pytest.raises(KeyboardInterrupt):
+        run.result(timeout=60)
+    assert open_run("stalled", tmp_path).record.status == "interrupted"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not see to it")
+def test_a_worker_that_hangs_goes_with_its_controller(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            stalled(tmp_path, deaf_loss).launch(progress=False)
+        finally:
+            os._exit(0)
+    journal, log = tmp_path / "runs" / "stalled" / "journal.jsonl", tmp_path / "runs" / "stalled" / "logs" / "w0.log"
+    assert soon(lambda: journal.exists() and log.exists() and bool(children(child)), 30)
+    workers = children(child)
+    assert soon(lambda: any(cpu_seconds(worker) > 2.5 for worker in workers), 60), "it is at it"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert soon(lambda: not any(is_running(worker) for worker in workers))

@@ -11,6 +11,7 @@ was just published durable.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -42,6 +43,7 @@ from regatta.engine.workers.process import main
 main(int(file))"""
 STARTS = 3  # how often a worker that dies before it is ready is started
 KILLED_STARTS = 10  # the same, where somebody kills it
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -239,6 +241,7 @@ class _Side:
 
 def serve(file: int) -> None:
     """Be a worker until the controller is gone."""
+    _die_with_parent()
     side = _Side(Connection(file))
     hello: _Hello = side.hear()  # before the imports, for the controller may wait until a large one is taken
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
@@ -261,6 +264,12 @@ def serve(file: int) -> None:
         side.say(done)
         if isinstance(done, TaskDone) and done.task.state_out is not None:
             published.put(done.task.state_out)
+
+
+def _die_with_parent() -> None:
+    """Where the system sees to it: one that hangs in foreign code would not hear of the end of the stream."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _live_by(body: Callable[..., None], *arguments: Any) -> None:
