@@ -160,8 +160,10 @@ def opening(record: RunRecord) -> Text:
     if header:
         parts.append(figures.count(len(header["dataset"]["train"]), "partition"))
         parts.append(figures.count(header["epochs"], "epoch"))
-    workers = header.get("cluster", {}).get("workers") or len(record.workers)
-    return Text(f"{record.name}: {', '.join(parts)} on {figures.count(workers, 'worker')}")
+    cluster = header.get("cluster", {})
+    workers = cluster.get("workers") or len(record.workers)
+    where = figures.count(workers, "worker") if workers else str(cluster.get("kind", "workers")).capitalize()
+    return Text(f"{record.name}: {', '.join(parts)} on {where}")
 
 
 def announcement(record: RunRecord, line: dict[str, Any]) -> Text | None:

@@ -105,7 +105,7 @@ def resources(record: RunRecord) -> Table:
     """Where the workers' time went, and what travelled."""
     used = record.resources()
     workers = len({unit.worker for unit in record.units})
-    total = used.wall * workers
+    total = used.workers
     training = sum(unit.kind == "train" for unit in record.units)
     evaluating = sum(unit.kind == "eval" for unit in record.units)
     rows: list[list[Cell]] = [

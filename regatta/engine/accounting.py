@@ -20,9 +20,13 @@ Spans = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Resources:
-    """Where the time of a run went: seconds summed over workers, but for `wall`."""
+    """Where the time of a run went: seconds summed over workers, but for `wall`.
+
+    `workers` is how long workers were there, from the first unit to the last; those that joined or left, for less.
+    """
 
     wall: float
+    workers: float
     train: float
     eval: float
     pilot: float
@@ -59,20 +63,35 @@ def resources(record: RunRecord) -> Resources:
     units = record.units
     wall = _wall(units, record.sessions)
     sums = {kind: sum(u.seconds for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
-    workers = len({u.worker for u in units})
+    there = sum(present(record).values())
     return Resources(
         wall=wall,
+        workers=there,
         **sums,
         hop=sum(u.hop_seconds for u in units),
         save=sum(u.save_seconds for u in units),
         load=sum(u.load_seconds for u in units),
-        idle=max(0.0, wall * workers - sum(sums.values())),
+        idle=max(0.0, there - sum(sums.values())),
         bytes_hopped=sum(u.hop_bytes for u in units),
         hops=sum(u.hop_bytes > 0 for u in units),
         units=len(units),
         journal=sum(_until_counted(u) for u in units),
         journal_bytes=record.journal_bytes,
     )
+
+
+def present(record: RunRecord) -> dict[str, float]:
+    """Seconds for which each worker that did something was there, from the run's first unit to its last."""
+    units = record.units
+    if not units:
+        return {}
+    start, end = min(u.start for u in units), max(u.end for u in units)
+    spans = {worker: record.presence.get(worker) or [(start, end)] for worker in {u.worker for u in units}}
+    pilots = {worker: min(u.start for u in units if u.worker == worker) for worker in spans}
+    return {
+        worker: _within(start, end, [(min(found[0][0], pilots[worker]), found[0][1]), *found[1:]])
+        for worker, found in spans.items()
+    }
 
 
 def account(record: RunRecord, config: str) -> Account:

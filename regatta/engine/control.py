@@ -186,7 +186,11 @@ def _clone(request: Request, config: ConfigRecord, record: RunRecord) -> tuple[R
         raise UsageError(f"warm is {warm!r:.80}; it is true or false.")
     for name in changes:
         if name not in config.values:
-            raise UsageError(f"{config.id} has no value {name!r} to change.", candidates=nearest(name, config.values))
+            known = ", ".join(config.values)
+            near = nearest(name, config.values)
+            raise UsageError(f"{config.id} has no value {name!r} to change; it has {known}.", candidates=near)
+        if isinstance(changes[name], str) != isinstance(config.values[name], str):
+            raise UsageError(f"{name} of {config.id} is {config.values[name]!r}; it cannot become {changes[name]!r}.")
     values = check_configuration({**config.values, **changes})
     clone = config_id(values)
     if clone in record.configs:
@@ -227,8 +231,9 @@ def ask(folder: Path, verb: str, config: str, **more: Any) -> Answer:
     if path.exists():
         answer: Answer = json.loads(path.read_bytes())
         return answer
-    why = "is getting ready" if is_live(folder) else "is not being trained now"
-    return {"done": False, "waits": True, "text": f"Run {folder.name} {why}; this is done once the run goes on"}
+    live = is_live(folder)
+    why = "is getting ready" if live else f"is not being trained now; `regatta resume {folder.name}` goes on with it"
+    return {"done": False, "waits": True, "text": f"This waits: run {folder.name} {why}"}
 
 
 def knock(folder: Path) -> Socket:

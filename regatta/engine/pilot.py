@@ -149,7 +149,8 @@ class _Pilots:
         if self.configs and not self.outcome.results and self.outcome.failed:
             first = next(iter(self.outcome.failed.values()))
             raise UsageError(
-                f"No configuration can be trained. The first, {first.task.config}, failed with\n\n{first.traceback}",
+                f"No configuration can be trained. The first, {first.task.config}, failed: {first.error}"
+                f"\n\n{first.traceback}",
                 hint=f"Its values: {dict(first.task.values)}.",
             )
         names = sorted({name for result in self.outcome.results.values() for name in result.metrics})

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regatta.configuration import Scalar
-from regatta.engine.accounting import Account, Resources, account, resources
+from regatta.engine.accounting import Account, Resources, account, present, resources
 from regatta.engine.journal import Record, read_lines
 from regatta.errors import CorruptError
 
@@ -129,6 +129,7 @@ class RunRecord:
     started: float = 0.0
     now: float = 0.0  # the time of the last record
     sessions: list[tuple[float, float]] = field(default_factory=list)  # when each controller began and was last heard
+    presence: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # when each worker came and went
     requests: dict[str, Record] = field(default_factory=dict)  # what people asked for, by id, with the answers
 
     @classmethod
@@ -191,6 +192,9 @@ class RunRecord:
     def resources(self) -> Resources:
         return resources(self)
 
+    def present(self) -> dict[str, float]:
+        return present(self)
+
     def account(self, config: str) -> Account:
         return account(self, config)
 
@@ -213,6 +217,7 @@ class RunRecord:
         info = {k: v for k, v in record.items() if k not in ("event", "time", "worker", "state")}
         worker = WorkerRecord(record["worker"], up=record["state"] == "up", info=info, since=record["time"])
         self.workers[worker.name] = worker
+        self._see(worker.name, record["time"], worker.up)
         if not worker.up:
             for config in self.configs.values():
                 config.running.pop(worker.name, None)
@@ -273,9 +278,18 @@ class RunRecord:
         self.error = record.get("error")
         self._halt()
 
+    def _see(self, worker: str, now: float, up: bool) -> None:
+        """A worker came or went; one that is here has no end yet."""
+        spans = self.presence.setdefault(worker, [])
+        if spans and spans[-1][1] == math.inf:
+            spans[-1] = (spans[-1][0], now)
+        if up:
+            spans.append((now, math.inf))
+
     def _halt(self) -> None:
         for worker in self.workers.values():
             worker.running = None
+            self._see(worker.name, self.sessions[-1][1] if self.sessions else self.now, up=False)
         for config in self.configs.values():
             config.running.clear()
             config.halted = True

@@ -169,15 +169,15 @@ def _rungs(shown: Sequence[ConfigRecord]) -> list[list[int]]:
 def _time(record: RunRecord) -> dict[str, Any]:
     """Seconds of each worker, by what they went to; fetching, loading and saving are taken out of their units."""
     units = record.units
-    wall = max((u.end for u in units), default=0.0) - min((u.start for u in units), default=0.0)
+    present = record.present()
     sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PARTS, 0.0))
     for unit in units:
         spent = sums[unit.worker]
         inside = {"hop": unit.hop_seconds, "load": unit.load_seconds, "save": unit.save_seconds}
         for part, seconds in {**inside, unit.kind: unit.seconds - sum(inside.values())}.items():
             spent[part] += max(0.0, seconds)
-    for spent in sums.values():
-        spent["idle"] = max(0.0, wall - sum(spent.values()))
+    for worker, spent in sums.items():
+        spent["idle"] = max(0.0, present[worker] - sum(spent.values()))
     names = sorted(sums, key=lambda name: (len(name), name))  # w2 before w10
     return {"parts": list(PARTS), "workers": names, "seconds": [[rounded(sums[w][p]) for p in PARTS] for w in names]}
 

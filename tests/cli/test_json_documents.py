@@ -20,7 +20,7 @@ RUN_KEYS = {
 CONFIG_KEYS = {"account", "parent_epoch", 
     "id", "values", "status", "epoch", "epochs", "parent", "best", "last", "reports", "error", "traceback",
 }  # fmt: skip
-RESOURCE_KEYS = {"journal", "journal_bytes", 
+RESOURCE_KEYS = {"journal", "journal_bytes", "workers", 
     "wall", "train", "eval", "pilot", "hop", "save", "load", "idle", "bytes_hopped", "hops", "units",
 }  # fmt: skip
 

@@ -175,7 +175,7 @@ def test_from_the_command_line(tmp_path: Path, ended: list[Run]) -> None:
     assert "is stopped already" in wrong
     run.result(timeout=120)
     said, _ = command(tmp_path, "extend", "steered", name, "1").communicate(timeout=60)
-    assert "once the run goes on" in said
+    assert "`regatta resume steered` goes on" in said
     resumed = command(tmp_path, "resume", "steered")
     said, wrong = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, wrong

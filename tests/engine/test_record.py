@@ -105,7 +105,8 @@ def test_records_of_later_versions_are_passed_over(journal: list[dict[str, Any]]
 def test_resources_add_up(run: Run) -> None:
     resources = run.record.resources()
     busy = resources.train + resources.eval + resources.pilot
-    assert resources.wall * 2 == pytest.approx(busy + resources.idle)
+    assert resources.workers == pytest.approx(busy + resources.idle)
+    assert resources.wall < resources.workers <= 2 * resources.wall
     assert 0 < resources.hop < resources.train + resources.eval
     assert 0 < resources.save < resources.train
     assert resources.load > 0
@@ -159,3 +160,28 @@ def test_a_metric_that_was_not_reported_is_nan() -> None:
     assert config.series("loss")[0] == 1.0
     assert math.isnan(config.series("loss")[1])
     assert config.best("loss", "min") == (1, 1.0)
+
+
+def test_a_worker_that_joins_for_a_while_is_idle_only_while_it_is_there() -> None:
+    record = RunRecord()
+    lines = [
+        {
+            "event": "run",
+            "time": 0.0,
+            "name": "r",
+            "dataset": {"train": [], "eval": []},
+            "metric": "loss",
+            "mode": "min",
+        },
+        {"event": "config", "time": 0.0, "config": "c", "values": {}, "epochs": 9},
+        {"event": "worker", "time": 0.0, "worker": "w0", "state": "up"},
+        {"event": "worker", "time": 40.0, "worker": "w1", "state": "up"},
+        {"event": "worker", "time": 45.0, "worker": "w1", "state": "down", "reason": "left"},
+    ]
+    for number, (worker, start, end) in enumerate([("w0", 0.0, 50.0), ("w1", 41.0, 44.0), ("w0", 50.0, 100.0)]):
+        unit = {"kind": "train", "config": "c", "epoch": number, "partition": 0, "worker": worker}
+        lines.append({"event": "unit", "time": end, "start": start, "end": end, **unit})
+    for line in sorted(lines, key=lambda line: line["time"]):
+        record.apply(line)
+    used = record.resources()
+    assert (used.wall, used.workers, used.idle) == (100.0, 105.0, 2.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, command, named_run
+from regatta.cli.arguments import Verbs, add_json, add_repo, named_run
 from regatta.errors import UsageError
 
 
@@ -43,8 +43,6 @@ def tell(answer: dict[str, Any], as_json: bool) -> int:
         ui.write_json(document(**answer))
     else:
         ui.write(answer["text"])
-        if answer.get("waits"):
-            ui.message(f"Go on with it: {command()} resume RUN")
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from regatta.cli import ui
 from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
 from regatta.cli.commands.control import tell
 from regatta.cli.commands.run import conclude
@@ -34,6 +33,5 @@ def run(args: argparse.Namespace) -> int:
     if args.workers is not None:
         sweep = chosen.sweep()
         sweep.cluster = dataclasses.replace(sweep.cluster, workers=args.workers)
-    ui.message(f"Going on with {chosen.name}")
     chosen.go_on(sweep)
     return conclude(chosen, args.json)

@@ -92,7 +92,8 @@ def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
     ui.write("")
     ui.write_table(resources(record))
     for level, text in record.notes:
-        ui.message(f"{level}: {text}")
+        if level != "info":  # what was said in passing is no news any more
+            ui.message(f"{level}: {text}")
 
 
 def _show_config(chosen: Run, args: argparse.Namespace) -> None:
