@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from regatta import Sweep
 
 
 def is_running(pid: int) -> bool:
@@ -44,3 +49,23 @@ def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.02)
     return condition()
+
+
+def killed_after(records: int, sweep: Sweep) -> bool:
+    """Train in a child process that is killed once its journal has so many more records; whether it was."""
+    journal = Path(str(sweep.repo)) / "runs" / str(sweep.name) / "journal.jsonl"
+    before = lines_of(journal)
+    child = os.fork()
+    if child == 0:
+        try:
+            sweep.launch(progress=False)
+        finally:
+            os._exit(0)
+    while lines_of(journal) < before + records and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def lines_of(journal: Path) -> int:
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
