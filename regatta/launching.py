@@ -6,7 +6,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from regatta.engine.journal import read_journal
@@ -67,25 +67,75 @@ def _identity(journal: Path) -> str | None:
         return None
 
 
-def code_of(function: Any) -> object:
-    """What tells whether a function was changed: its code, and the plain values that it holds on to."""
-    if isinstance(function, partial):
-        return code_of(function.func), repr(function.args), repr(function.keywords)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    if not isinstance(code, CodeType):
-        return getattr(function, "__qualname__", type(function).__qualname__)
-    held = [_plain(cell.cell_contents) for cell in getattr(function, "__closure__", None) or () if _is_set(cell)]
-    return _code(code), held, _plain(getattr(function, "__defaults__", None))
+def code_of(function: object) -> object:
+    """What tells whether a function was changed: its code, that of what it uses of its own module, and plain values."""
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    return _told(function, getattr(inner, "__module__", None), set())
+
+
+def _told(thing: object, module: str | None, seen: set[int]) -> object:
+    """Text and lists of it, the same in every process: of what is neither code nor plain only its kind is told."""
+    if isinstance(thing, str | bytes | int | float | bool | None):
+        return repr(thing)
+    if isinstance(thing, tuple | list):
+        return [_told(item, module, seen) for item in thing]
+    if isinstance(thing, set | frozenset):
+        return sorted(str(_told(item, module, seen)) for item in thing)
+    if isinstance(thing, dict):
+        return [(str(_told(key, module, seen)), _told(value, module, seen)) for key, value in thing.items()]
+    if isinstance(thing, partial):
+        return [_told(part, module, seen) for part in (thing.func, thing.args, thing.keywords)]
+    if isinstance(thing, MethodType):
+        return [_told(part, module, seen) for part in (thing.__func__, thing.__self__)]
+    if hasattr(thing, "__wrapped__"):
+        return _told(thing.__wrapped__, module, seen)
+    if isinstance(thing, FunctionType | type):
+        if id(thing) in seen:
+            return thing.__qualname__
+        seen.add(id(thing))
+        return _function(thing, module, seen) if isinstance(thing, FunctionType) else _class(thing, module, seen)
+    return [_class(type(thing), module, seen), _values(vars(thing), module, seen) if hasattr(thing, "__dict__") else ()]
+
+
+def _function(function: FunctionType, module: str | None, seen: set[int]) -> object:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
+    defaults = [function.__defaults__, function.__kwdefaults__]
+    used = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+    own = [_told(value, module, seen) for value in used.values() if _is_plain(value) or _is_of(value, module)]
+    return [_code(function.__code__), _told(cells, module, seen), _told(defaults, module, seen), own]
+
+
+def _class(kind: type, module: str | None, seen: set[int]) -> object:
+    """The functions of a class of the same module; another's is known by its name."""
+    methods = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
+    return [kind.__qualname__, *(_told(method, module, seen) for method in methods if _is_of(kind, module))]
+
+
+def _values(attributes: dict[str, object], module: str | None, seen: set[int]) -> object:
+    return [(name, _told(value, module, seen)) for name, value in attributes.items() if _is_plain(value)]
 
 
 def _code(code: CodeType) -> object:
-    constants = [_code(value) if isinstance(value, CodeType) else _plain(value) for value in code.co_consts]
+    constants = [_code(value) if isinstance(value, CodeType) else _told(value, None, set()) for value in code.co_consts]
     return code.co_code, code.co_names, constants
 
 
-def _plain(value: object) -> str:
-    """The text of a plain value; of anything else only its kind, for its text may hold an address."""
-    return repr(value) if isinstance(value, str | bytes | int | float | bool | None | tuple) else type(value).__name__
+def _names(code: CodeType) -> list[str]:
+    """What a function and those inside it call for by name."""
+    inner = [name for value in code.co_consts if isinstance(value, CodeType) for name in _names(value)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | bytes | int | float | bool | None)
+
+
+def _is_of(value: object, module: str | None) -> bool:
+    return isinstance(value, FunctionType | type) and value.__module__ == module
 
 
 def _is_set(cell: Any) -> bool:

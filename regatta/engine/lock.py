@@ -36,6 +36,7 @@ class RunLock:
         return self
 
     def __exit__(self, *error: object) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)  # whatever process was forked meanwhile and has the file open too
         os.close(self._file)
 
 

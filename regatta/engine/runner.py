@@ -56,6 +56,7 @@ Orders: TypeAlias = Callable[
 ]  # of a configuration, up to an epoch: epoch -> partitions in order
 FULL = (errno.ENOSPC, errno.EDQUOT)
 PAUSES = 5  # so often, without a unit in between, there was room and then there was none
+FIRST_UNITS = 10  # first batches may take as long as so many units: they pay for imports, reading and compiling
 KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
 
 
@@ -181,7 +182,7 @@ class Runner:
         try:
             return run_pilots(
                 self._pool, self._dataset, configs, self._goal.epochs, self._goal.metric, self._hear_pilot,
-                begun=partial(self._patience.begin, units=2),  # the first is tried twice
+                begun=partial(self._patience.begin, units=FIRST_UNITS),
                 between=self._attend_pilots,
             )  # fmt: skip
         finally:
@@ -190,7 +191,7 @@ class Runner:
     def _attend_pilots(self) -> None:
         if self._interrupted:
             raise KeyboardInterrupt  # nothing is on its way
-        self._end_overdue("its first batches took")
+        self._end_overdue("its first batches took", FIRST_UNITS)
 
     def _recall(self, course: Course) -> None:
         """Take a course up where the units that count have left it."""
@@ -303,9 +304,9 @@ class Runner:
                 self._serve(caller)
         self._end_overdue("its unit took")
 
-    def _end_overdue(self, what: str) -> None:
+    def _end_overdue(self, what: str, units: int = 1) -> None:
         for worker in self._patience.overdue():
-            self._pool.end(worker, f"was ended: {what} longer than {self._patience.limit} seconds")
+            self._pool.end(worker, f"was ended: {what} longer than {units * (self._patience.limit or 0)} seconds")
 
     def _dispatch(self) -> None:
         """Give idle workers their units, and busy ones a hint of what comes next."""

@@ -23,6 +23,7 @@ from regatta.engine.course import Courses
 from regatta.engine.journal import Journal, Record
 from regatta.engine.runner import Runner
 from regatta.errors import RegattaError
+from regatta.launching import code_of
 from regatta.search.base import Goal, Search
 
 GOAL = Goal("loss", "min", 4, 0)
@@ -232,8 +233,8 @@ def stalled(folder: Path, loss: Any, **options: Any) -> Sweep:
 
 
 def test_first_batches_that_hang_are_ended(tmp_path: Path) -> None:
-    with pytest.raises(RegattaError, match=r"w0 was ended: its first batches took longer than 0\.5 seconds"):
-        stalled(tmp_path, stalled_loss, unit_limit=0.5).launch(progress=False)
+    with pytest.raises(RegattaError, match=r"w0 was ended: its first batches took longer than 1\.0 seconds"):
+        stalled(tmp_path, stalled_loss, unit_limit=0.1).launch(progress=False)
 
 
 def test_a_background_run_is_halted_while_it_tries_its_first_batches(tmp_path: Path) -> None:
@@ -260,3 +261,57 @@ def test_a_worker_that_hangs_goes_with_its_controller(tmp_path: Path) -> None:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert soon(lambda: not any(is_running(worker) for worker in workers))
+
+
+# -- the same program ----------------------------------------------------------------------------------------
+
+PROGRAM = """
+import functools
+WIDTH = 3
+class Model:
+    def __init__(self, width): self.width, self.cache = width, object()
+    def __call__(self, config): return self.width * 2
+    def build(self, config): return helper(config)
+def helper(config): return 1 + WIDTH
+def wrap(function):
+    @functools.wraps(function)
+    def inner(config): return function(config)
+    return inner
+def plain(config): return [helper(c) for c in [config]]
+def keyword(config, *, scale=0.5): return scale
+@wrap
+def wrapped(config): return 7
+def closed(width, other): return lambda config: (width, other)
+functions = [plain, keyword, wrapped, Model(4), Model(4).build, Model, closed(2, (object(), plain)),
+             functools.partial(keyword, scale=0.1), functools.partial(plain, object())]
+"""
+
+
+def codes(program: str) -> list[str]:
+    names: dict[str, Any] = {"__name__": "program"}
+    exec(program, names)
+    return [repr(code_of(function)) for function in names["functions"]]
+
+
+def test_the_same_functions_are_known_again() -> None:
+    assert codes(PROGRAM) == codes(PROGRAM)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("WIDTH = 3", "WIDTH = 4", {0, 4, 5, 6, 8}),
+        ("return 1 + WIDTH", "return 2 + WIDTH", {0, 4, 5, 6, 8}),
+        ("scale=0.5", "scale=0.6", {1, 7}),
+        ("return 7", "return 8", {2}),
+        ("Model(4), Model", "Model(5), Model", {3}),
+        ("self.width * 2", "self.width * 3", {3, 4, 5}),
+        ("closed(2", "closed(3", {6}),
+        ("scale=0.1", "scale=0.2", {7}),
+    ],
+)
+def test_changed_functions_are_told_apart(before: str, after: str, changed: set[int]) -> None:
+    pairs = enumerate(zip(codes(PROGRAM), codes(PROGRAM.replace(before, after)), strict=True))
+    found = {place for place, (old, new) in pairs if old != new}
+    assert found >= changed
+    assert found <= changed | {3, 4, 5}, "an object is known by its class"
