@@ -102,6 +102,13 @@ class Catalog(Database):
                 return found[0]
         raise self._unknown(reference)
 
+    def of_id(self, version: str) -> Version:
+        """The version with just this id."""
+        found = self._versions(f"SELECT {VERSION} FROM model_version v WHERE v.id = ?", version)
+        if not found:
+            raise self._unknown(version)
+        return found[0]
+
     def has(self, version: str) -> bool:
         return bool(self._all("SELECT 1 FROM model_version WHERE id = ?", version))
 
@@ -228,7 +235,7 @@ class Catalog(Database):
         )
         self.extend(key, new)
         self._add_words(key, new)
-        return self._of_id(new.id)
+        return self.of_id(new.id)
 
     def extend(self, key: int, new: NewVersion) -> None:
         """Add what a version has not had so far: a network, snapshots, metrics, parents; snapshots may be replaced."""
@@ -326,9 +333,6 @@ class Catalog(Database):
             values,
             files,
         )
-
-    def _of_id(self, version: str) -> Version:
-        return self._versions(f"SELECT {VERSION} FROM model_version v WHERE v.id = ?", version)[0]
 
     def _versions(self, query: str, *values: Any) -> list[Version]:
         return [Version(*row) for row in self._all(query, *values)]

@@ -21,7 +21,8 @@ WEIGHTS, ABOUT = "weights.safetensors", "version.json"
 def check_out(repo: Repo, version: Version, target: Path, snapshot: int | str | None, overwrite: bool) -> Path:
     """See Repo.checkout."""
     alone = target.suffix == ".safetensors"
-    if not overwrite and (target.exists() if alone else target.exists() and any(target.iterdir())):
+    taken = target.exists() and (alone or not target.is_dir() or any(target.iterdir()))
+    if taken and not overwrite:
         raise ConflictError(
             "There is something already.", place=str(target), hint="Name another place, or overwrite=True."
         )

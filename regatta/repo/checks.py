@@ -65,6 +65,8 @@ def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
             problems.append(f"File {digest}: {reason}.")
     names = repo.store.references()
     for version, snapshot in snapshots:
+        if not catalog.has(version):  # deleted since
+            continue
         if (reason := _why_bad(repo, version, snapshot, names, whole)) is not None and catalog.has(version):
             problems.append(f"Version {version}, snapshot {snapshot.position}: {reason}.")
     leftovers = len(list(_unknown_names(names, ids))) + sum(digest not in files for digest, _ in repo.files.present())
@@ -94,7 +96,7 @@ def _unknown_names(names: dict[str, str], versions: set[str]) -> Iterator[str]:
 def _why_bad(repo: Repo, version: str, snapshot: SnapshotRecord, names: dict[str, str], whole: bool) -> str | None:
     stored = names.get(snapshot.reference)
     if stored is None and snapshot.kind == "state" and snapshot.id is None:
-        path = state_file(repo, repo.catalog.find(version), snapshot)
+        path = state_file(repo, repo.catalog.of_id(version), snapshot)
         if path is None:  # it may have gone into the store since
             gone = snapshot.reference not in repo.store.references(snapshot.reference)
             return "its state is neither in the store nor a file" if gone else None

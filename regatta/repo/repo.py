@@ -376,7 +376,7 @@ class Repo:
 
 def _is_repository(folder: Path) -> bool:
     """Whether this is a repository's own folder, whatever its name."""
-    marks = (folder / CATALOG, folder / "store" / "index.sqlite")
+    marks = (folder / CATALOG, folder / "store" / "index.sqlite", *(folder / "runs").glob("*/journal.jsonl"))
     return any(mark.is_file() for mark in marks) or (folder.name == FOLDER and folder.is_dir())
 
 

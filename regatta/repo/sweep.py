@@ -58,7 +58,7 @@ def _enter(repo: Repo, new: NewVersion) -> None:
     if not repo.catalog.has(new.id):
         repo.catalog.add(new)
         return
-    known = repo.catalog.find(new.id)
+    known = repo.catalog.of_id(new.id)
     gained = new.network is not None and known.network is None
     if gained or known.metadata != new.metadata or known.snapshots != len(new.snapshots):
         repo.catalog.extend(known.key, new)

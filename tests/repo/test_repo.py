@@ -251,7 +251,8 @@ def test_filters_and_orders(repo: Repo) -> None:
         loss = [[3.0, 1.0], [2.0, float("nan")], [float("inf"), 0.5]][number]
         commit(
             repo, name, hyperparameters={"lr": lr, "optimizer": optimizer, "on": number == 0, "rare": number},
-            metrics={"loss": loss}, message=f"Größe {['null', 'eins', 'zwei'][number]}", files={f"configs/run-{number}.yaml": b""},
+            metrics={"loss": loss}, message=f"Größe {['null', 'eins', 'zwei'][number]}",
+            files={f"configs/run-{number}.yaml": b""},
         )  # fmt: skip
     names = lambda **filters: [version.name for version in repo.versions(**filters)]  # noqa: E731
     assert names() == ["b/[1]", "a/2", "a/1"]
@@ -308,6 +309,9 @@ def test_checkout(repo: Repo, tmp_path: Path) -> None:
     with pytest.raises(ConflictError, match="something already"):
         repo.checkout("net", out)
     repo.checkout("net", out, overwrite=True)
+    (tmp_path / "a file").write_text("mine")
+    with pytest.raises(ConflictError, match="something already"):
+        repo.checkout("net", tmp_path / "a file")
     alone = repo.checkout("net", tmp_path / "deep" / "w.safetensors")
     assert same(load_file(alone), WEIGHTS)
 

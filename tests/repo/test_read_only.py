@@ -1,0 +1,113 @@
+"""A repository in a folder that nobody may write can be read: as another user, for root may write anywhere."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regatta.errors import NotFoundError, UsageError
+from regatta.repo import Repo
+
+NOBODY = 65534
+WEIGHTS = {"w": np.arange(400, dtype="f4")}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that every user can reach."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+        set_modes(Path(folder), 0o755, 0o644)
+
+
+def set_modes(folder: Path, folders: int, files: int) -> None:
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(folders if path.is_dir() else files)
+
+
+def as_reader(look: Callable[[], None]) -> None:
+    """Do it in a process that may not write; an error there is one here."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if os.getuid() == 0:
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            look()
+        except BaseException:  # noqa: BLE001 (told to the parent)
+            os.write(write, traceback.format_exc().encode()[-4000:])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        error = told.read()
+    os.waitpid(child, 0)
+    assert error == ""
+
+
+def look(place: Path) -> None:
+    with Repo.open(place) as repo:
+        assert repo.read_only and "read only" in repr(repo)
+        assert np.array_equal(repo.load("net")["w"], WEIGHTS["w"])
+        assert repo.read_file("net@1", "a.txt") == b"hello"
+        assert [version.name for version in repo.versions(search="net")] == ["net"]
+        assert len(repo.log("net")) == 1 and repo.describe("net").tags == ("best",)
+        for change in (
+            lambda: repo.commit("new", WEIGHTS),
+            lambda: repo.tag("net", "mine"),
+            lambda: repo.delete("net"),
+            lambda: repo.gc(),
+            lambda: repo.copy("net", "other"),
+            lambda: repo.fsck(),
+        ):
+            with pytest.raises(UsageError):
+                change()
+
+
+def fill(place: Path) -> Repo:
+    repo = Repo.init(place)
+    repo.commit("net", WEIGHTS, files={"a.txt": b"hello"}, git=False)
+    repo.tag("net", "best")
+    return repo
+
+
+def test_a_folder_that_cannot_be_written(place: Path) -> None:
+    fill(place).close()
+    set_modes(place, 0o555, 0o444)
+    before = sorted(place.rglob("*"))
+    as_reader(lambda: look(place))
+    assert sorted(place.rglob("*")) == before, "nothing is left there"
+
+
+def test_one_that_another_user_has_open_is_read_as_it_stands(place: Path) -> None:
+    """What was committed last may only be in the log beside the catalog."""
+    repo = fill(place)
+    assert (place / ".regatta" / "catalog.sqlite-wal").stat().st_size
+    set_modes(place, 0o755, 0o644)
+    as_reader(lambda: look(place))
+    repo.commit("net", WEIGHTS, git=False)
+    repo.close()
+
+
+def test_one_without_versions(place: Path) -> None:
+    (place / ".regatta").mkdir()
+    set_modes(place, 0o555, 0o444)
+
+    def open_it() -> None:
+        with pytest.raises(NotFoundError, match="no versions"):
+            Repo.open(place)
+
+    as_reader(open_it)
+
+
+def test_asked_for_by_those_who_could_write(tmp_path: Path) -> None:
+    fill(tmp_path).close()
+    with Repo.open(tmp_path, read_only=True) as repo:
+        assert repo.read_only and np.array_equal(repo.load("best")["w"], WEIGHTS["w"])
