@@ -58,6 +58,13 @@ class Version:
     _hyperparameters: str = field(repr=False)
     _metrics: str = field(repr=False)
 
+    @classmethod
+    def from_row(cls, row: Sequence[Any]) -> Version:
+        """From its columns, in the order of the fields: frozen classes are slow to fill one by one."""
+        made = cls.__new__(cls)
+        made.__dict__.update(zip(cls.__dataclass_fields__, row, strict=True))
+        return made
+
     @property
     def reference(self) -> str:
         """What to call it by."""
