@@ -47,7 +47,7 @@ def new_folder(runs: Path, name: str | None, stem: str) -> Path:
 def _is_empty(folder: Path) -> bool:
     """A run whose controller was killed before its first record has nothing to lose."""
     journal = folder / "journal.jsonl"
-    return folder.is_dir() and not is_live(folder) and not (journal.exists() and journal.stat().st_size)
+    return folder.is_dir() and not is_live(folder) and not (journal.exists() and b"\n" in journal.read_bytes()[:65536])
 
 
 def find_unfinished(runs: Path, name: str | None, identity: str) -> Run | None:

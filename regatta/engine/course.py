@@ -39,7 +39,7 @@ class Course:
     epochs: int
     most: int = 0  # epochs that the search may come to want
     parent: str | None = None
-    parent_epoch: int | None = None  # it begins with the parent's state after that epoch
+    parent_epoch: int | None = None  # it begins with the parent's state after that epoch; None: afresh
     searched: int = 0  # epochs that the search wants: what people want beyond is none of its business
     asked: int = 0  # epochs that people want
     stopped: bool = False
@@ -112,8 +112,7 @@ class Courses:
             return [course, *self._write_off(course, self._reported.get(course.id, 0))]
         if request["verb"] == "clone":
             name, epochs = config_id(request["values"]), request["epochs"]
-            parent = course.id if request["warm"] else None
-            clone = Course(name, request["values"], epochs, 0, parent, request["parent_epoch"], asked=epochs)
+            clone = Course(name, request["values"], epochs, 0, course.id, request["parent_epoch"], asked=epochs)
             self._courses[name] = clone
             return [clone]
         course.stopped = False

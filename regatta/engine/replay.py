@@ -41,7 +41,7 @@ class _Recorded:
         return {"kind": "replay"}
 
     def start(self, goal: Goal) -> list[Action]:
-        return [Train(dict(config.values), epochs) for config, epochs in self.configs if config.parent is None]
+        return [Train(dict(config.values), epochs) for config, epochs in self.configs if config.parent_epoch is None]
 
     def hear(self, report: Report) -> list[Action]:
         born = (report.config, report.epoch)

@@ -335,7 +335,8 @@ class Runner:
         state = self._state_for(unit)
         if unit.kind == "eval":
             return Task("eval", course.id, course.values, unit.epoch, unit.partition, state)
-        parent = self._courses[course.parent].values if course.parent and course.state is None else None
+        begins = course.state is None and course.origin is not None
+        parent = self._courses[course.parent].values if course.parent and begins else None
         return Task(
             "train", course.id, course.values, unit.epoch, unit.partition, state,
             self._states.path(course.id, unit.epoch, course.visits + 1),
@@ -366,13 +367,20 @@ class Runner:
             self._awaited[task.state_out] = (course, entry, event.worker)
             self._pauses = 0
             course.kills = 0  # it can be trained; what died under it died of something else
-            entry.spent = course.origin if course.state is None else task.state_in if course.visits > 0 else None
+            entry.spent = self._spent(course, task)
             course.state, course.visits = task.state_out, course.visits + 1
         if finished.trained:
             course.visits = 0
         if finished.evaluated:
             course.entries.append(Entry("report", {"config": course.id, "epoch": task.epoch}))
         self._settle(course)
+
+    def _spent(self, course: Course, task: Task) -> Path | None:
+        """The state that nobody needs once this unit counts: not those at ends of epochs, its parent's among them."""
+        if course.state is None:
+            own = self._states.path(course.id, 0, 0)
+            return own if course.origin == own else None
+        return task.state_in if course.visits > 0 else None
 
     def _count(self, path: Path, digest: str) -> None:
         awaited = self._awaited.pop(path, None)
@@ -501,7 +509,7 @@ class Runner:
                 self._count(path, make_durable(path)[0])
         if event.for_good:
             self._hand_over(event.worker)
-        if unit is None:
+        if unit is None or event.for_good:  # a guest that leaves is nobody's fault
             return
         course = self._courses[unit.model]
         course.kills += 1

@@ -87,7 +87,7 @@ def test_a_clone_keeps_what_was_not_changed(tmp_path: Path, ended: list[Run]) ->
     child, fresh = run.find(warm["config"]), run.find(cold["config"])
     assert child.values == {**parent, "lr": 0.02}
     assert (child.parent, child.parent_epoch) == (config_id(parent), 2)
-    assert (fresh.parent, fresh.values) == (None, {**parent, "batch_size": 4})
+    assert (fresh.parent, fresh.parent_epoch, fresh.values) == (child.parent, None, {**parent, "batch_size": 4})
     assert [len(c.reports) for c in (child, fresh)] == [1, 1]
     _check_child_began_with(run, parent, child)
 
