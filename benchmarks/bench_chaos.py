@@ -147,7 +147,8 @@ def _counted(journal: Path) -> int:
 
 
 def _is_over(journal: Path) -> bool:
-    return journal.exists() and b'"event":"end"' in journal.read_bytes().splitlines()[-1]
+    last = journal.read_bytes().splitlines()[-1:] if journal.exists() else []
+    return bool(last) and b'"event":"end"' in last[0] and b'"status":"done"' in last[0]
 
 
 def _kill_one(pids: list[int], luck: random.Random) -> int:
