@@ -79,7 +79,7 @@ def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Written]) ->
         _improve(steps, start, start + 1, 1, word)
         for period, count in repeats.get(start, {}).items():
             block = _shortest(words[start : start + period], known)
-            for times in range(2, count + 1):
+            for times in {2, count - 1, count} - {1}:
                 part = f"({' '.join(block.parts)}){{{times}}}"
                 _improve(steps, start, start + period * times, block.cost + 1, part)
     known[words] = _Written(steps[len(words)].cost, _retraced(steps, len(words)))
@@ -89,7 +89,7 @@ def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Written]) ->
 def _improve(steps: dict[int, _Step], start: int, end: int, cost: int, part: str) -> None:
     new = _Step(steps[start].cost + cost, steps[start].parts + 1, start, part)
     old = steps.get(end)
-    if old is None or (new.cost, new.parts) < (old.cost, old.parts):
+    if old is None or (new.cost, new.parts) <= (old.cost, old.parts):
         steps[end] = new
 
 
@@ -101,6 +101,11 @@ def _retraced(steps: Mapping[int, _Step], end: int) -> tuple[str, ...]:
     return tuple(reversed(parts))
 
 
+def _is_repeated(shorter: Mapping[int, int], period: int) -> bool:
+    """Whether a block is itself a shorter one, several times."""
+    return any(period % p == 0 and p * count >= period for p, count in shorter.items())
+
+
 def _repeats(words: Sequence[str]) -> Mapping[int, dict[int, int]]:
     """By start, then by period: how often the block there follows itself, if it does."""
     found: dict[int, dict[int, int]] = {}
@@ -108,6 +113,6 @@ def _repeats(words: Sequence[str]) -> Mapping[int, dict[int, int]]:
         same = 0
         for start in range(len(words) - period - 1, -1, -1):
             same = same + 1 if words[start] == words[start + period] else 0
-            if same >= period:
+            if same >= period and not _is_repeated(found.get(start, {}), period):
                 found.setdefault(start, {})[period] = same // period + 1
     return found

@@ -15,7 +15,7 @@ from regatta.network.canonical import ancestry, labels, progeny
 from regatta.network.graph import Network, Node
 from regatta.network.kinds import KINDS, Attribute
 
-LARGEST_TABLE = 1_000_000  # cells; a wider gap is aligned by equal layers only
+LARGEST_TABLE = 4_000_000  # cells; a wider gap is aligned by equal layers only
 
 
 @dataclass(frozen=True)
@@ -142,19 +142,52 @@ def _equal_stretches(left: _Side, right: _Side, rows: range, columns: range) -> 
     return [(rows[block.a + i], columns[block.b + i]) for block in blocks for i in range(block.size)]
 
 
+class _Likenesses:
+    """How like each layer of the left is to those of a stretch of the right; computed once for equal layers."""
+
+    def __init__(self, left: _Side, right: _Side, columns: range) -> None:
+        self._left = left.nodes
+        self._others = [right.nodes[column] for column in columns]
+        self._classes = [_class(node) for node in self._others]
+        self._known: dict[object, list[float]] = {}
+
+    def of(self, row: int) -> list[float]:
+        node = self._left[row]
+        mine = _class(node)
+        if mine not in self._known:
+            by_class: dict[object, float] = {}
+            for other, known in zip(self._others, self._classes, strict=True):
+                if known not in by_class:
+                    by_class[known] = _likeness(node, other)
+            self._known[mine] = [by_class[known] for known in self._classes]
+        return self._known[mine]
+
+
+def _class(node: Node) -> object:
+    return node.kind, tuple(node.attributes.items()), node.shape
+
+
 def _best_path(left: _Side, right: _Side, rows: range, columns: range) -> list[tuple[int, int]]:
     """The pairs, in order, with the greatest sum of likenesses."""
     width = len(columns)
+    likenesses = _Likenesses(left, right, columns)
     best = [[0.0] * (width + 1) for _ in range(len(rows) + 1)]
     for i in range(len(rows) - 1, -1, -1):
-        node, row, below = left.nodes[rows[i]], best[i], best[i + 1]
+        row, below, alike = best[i], best[i + 1], likenesses.of(rows[i])
         for j in range(width - 1, -1, -1):
-            likeness = _likeness(node, right.nodes[columns[j]])
-            row[j] = max(below[j], row[j + 1], below[j + 1] + likeness if likeness else 0.0)
+            both = below[j + 1] + alike[j] if alike[j] else 0.0
+            one = below[j] if below[j] > row[j + 1] else row[j + 1]
+            row[j] = both if both > one else one
+    return _retraced(best, likenesses, rows, columns)
+
+
+def _retraced(
+    best: Sequence[Sequence[float]], likenesses: _Likenesses, rows: range, columns: range
+) -> list[tuple[int, int]]:
     i = j = 0
     pairs = []
-    while i < len(rows) and j < width:
-        likeness = _likeness(left.nodes[rows[i]], right.nodes[columns[j]])
+    while i < len(rows) and j < len(columns):
+        likeness = likenesses.of(rows[i])[j]
         if likeness and best[i][j] == best[i + 1][j + 1] + likeness:
             pairs.append((rows[i], columns[j]))
             i, j = i + 1, j + 1
@@ -166,7 +199,7 @@ def _best_path(left: _Side, right: _Side, rows: range, columns: range) -> list[t
 
 
 def _likeness(a: Node, b: Node) -> float:
-    """From 0, cannot correspond, to 4: same kind, attributes, parameters, shape and name."""
+    """From 0, cannot correspond, to 3.5: same kind, attributes and shape. Names are of the writer's taste."""
     if a.kind != b.kind:
         family = KINDS[a.kind].family
         return 0.5 if family == "activation" and family == KINDS[b.kind].family else 0.0
@@ -174,12 +207,15 @@ def _likeness(a: Node, b: Node) -> float:
         return 0.0
     names = a.attributes.keys() | b.attributes.keys()
     alike = sum(a.get(name) == b.get(name) for name in names) / len(names) if names else 1.0
-    return 1.0 + 2.0 * alike + 0.5 * (a.shape == b.shape) + 0.5 * (bool(a.name) and a.name == b.name)
+    return 1.0 + 2.0 * alike + 0.5 * (a.shape == b.shape)
 
 
 def _changes(a: Node, b: Node) -> dict[str, tuple[Attribute, Attribute]]:
     names = sorted(a.attributes.keys() | b.attributes.keys())
-    changes = {name: (a.get(name), b.get(name)) for name in names if not _equal(a.get(name), b.get(name))}
+    unsaid = a.kind == "INPUT" and not (a.attributes and b.attributes)  # one was read without an example
+    changes = {
+        name: (a.get(name), b.get(name)) for name in names if not _equal(a.get(name), b.get(name)) and not unsaid
+    }
     return changes if a.kind == b.kind else {"kind": (a.kind, b.kind), **changes}
 
 

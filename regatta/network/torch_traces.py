@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+_VIEWS = ("real", "imag", "T", "mT", "H", "mH")  # attributes of a tensor that are tensors
 MANY = ("RNN", "SPLIT")
 _CHECKS = ("_assert_is_none", "_assert", "_assert_scalar", "_assert_tensor_metadata", "_guards_fn")
 
@@ -31,8 +32,9 @@ _CHECKS = ("_assert_is_none", "_assert", "_assert_scalar", "_assert_tensor_metad
 class Recorder:
     """Turns calls of layers and functions into nodes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, module: nn.Module) -> None:
         self._builder = Builder(name, "torch")
+        self._first_names = _first_names(module)
         self._weights: dict[str, str] = {}
 
     def input(self, name: str, shape: Shape | None, dtype: str | None = None) -> Ref:
@@ -43,7 +45,7 @@ class Recorder:
         inputs = [self._operand(x) for x in tensors_in([args, kwargs])]
         if kind == "ATTENTION":
             attributes |= _attention_call(args, kwargs)
-        parameters = list(parameters_of(module, path))
+        parameters = [self._parameter(p.role, p.name, p.shape) for p in parameters_of(module, path)]
         shape = shape if shape is not None else _shape_of_layer(kind, attributes)
         id = self._builder.add(kind, inputs, name=path, attributes=attributes, shape=shape, parameters=parameters)
         return Ref(id, shape, many=kind in MANY or kind == "ATTENTION")
@@ -55,12 +57,19 @@ class Recorder:
         return self._add(Layer("SELECT", (of,), {"item": item}), "select", shape)
 
     def output(self, value: Any) -> Network:
-        self._builder.add("OUTPUT", [self._operand(x) for x in tensors_in(value)], name="output")
-        return self._builder.network()
+        results = [self._operand(x) for x in tensors_in(value)]
+        if not results:
+            raise RuntimeError("what the module returns is no tensor that a layer has made")
+        self._builder.add("OUTPUT", results, name="output")
+        return _without_dead_ends(self._builder.network())
+
+    def _parameter(self, role: str, name: str, shape: Shape) -> Parameter:
+        return Parameter(role, self._first_names.get(name, name), shape)
 
     def _add(self, layer: Layer, name: str, shape: Shape | None) -> Ref:
         inputs = [self._operand(x) for x in layer.inputs]
-        parameters = [Parameter(role, x.name, x.shape) for role, x in layer.weights.items() if isinstance(x, Held)]
+        held = [(role, x) for role, x in layer.weights.items() if isinstance(x, Held)]
+        parameters = [self._parameter(role, x.name, x.shape) for role, x in held]
         named = _common_path([parameter.name for parameter in parameters]) or name
         id = self._builder.add(
             layer.kind, inputs, name=named, attributes=layer.attributes, shape=shape, parameters=parameters
@@ -71,10 +80,32 @@ class Recorder:
         if isinstance(value, Ref):
             return value.id
         if value.name not in self._weights:
-            parameters = [Parameter("weight" if value.learned else "buffer", value.name, value.shape)]
+            parameters = [self._parameter("weight" if value.learned else "buffer", value.name, value.shape)]
             id = self._builder.add("WEIGHT", name=value.name, shape=value.shape, parameters=parameters)
             self._weights[value.name] = id
         return self._weights[value.name]
+
+
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """A tensor that the module has under several names is known by the first."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    for name, tensor in named:
+        first.setdefault(id(tensor), name)
+    return {name: first[id(tensor)] for name, tensor in named}
+
+
+def _without_dead_ends(network: Network) -> Network:
+    """Without what was computed and then only looked at, as conditions are."""
+    needed: set[str] = {node.id for node in network.nodes if node.kind in ("INPUT", "OUTPUT")}
+    for id in reversed(network.order):
+        if id in needed:
+            needed.update(network.sources[id])
+    if len(needed) == len(network):
+        return network
+    nodes = tuple(node for node in network.nodes if node.id in needed)
+    edges = tuple(edge for edge in network.edges if edge.target in needed)
+    return replace(network, nodes=nodes, edges=edges)
 
 
 _ATTENTION_ARGS = (
@@ -118,13 +149,13 @@ def symbolic(module: nn.Module, example: tuple[torch.Tensor, ...] | None, name: 
     tracer = Tracer()
     graph = tracer.trace(module, concrete_args=fixed or None)
     shapes = {} if example is None else _propagated(torch.fx.GraphModule(tracer.root, graph), example, len(fixed))
-    return _walk(graph, Recorder(name), shapes, _SymbolicSource(module, fixed))
+    return _walk(graph, Recorder(name, module), shapes, _SymbolicSource(module, fixed))
 
 
 def _single(module: nn.Module, example: tuple[torch.Tensor, ...] | None, name: str) -> Network:
     import torch
 
-    recorder = Recorder(name)
+    recorder = Recorder(name, module)
     if example is None:
         inputs, shape = [recorder.input("input", None)], None
     else:
@@ -215,7 +246,7 @@ def exported(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) ->
             program = export(module, example, strict=False)
     shapes = {node.name: _meta_shape(node.meta.get("val")) for node in program.graph.nodes}
     return _walk(
-        program.graph, Recorder(name), {k: v for k, v in shapes.items() if v}, _ExportedSource(program, module)
+        program.graph, Recorder(name, module), {k: v for k, v in shapes.items() if v}, _ExportedSource(program, module)
     )
 
 
@@ -365,7 +396,7 @@ def _sized(name: str, args: list[Any]) -> Any:
         return _ShapeOf(tensor)[args[1]]
     if name == "dim" or (name == "getattr" and args[1] == "ndim"):
         return Unknown() if tensor.shape is None else len(tensor.shape)
-    return Unknown() if name in ("getattr", "numel") else None
+    return Unknown() if name == "numel" or (name == "getattr" and args[1] not in _VIEWS) else None
 
 
 def _folded(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -383,7 +414,7 @@ def watched(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> 
     import torch
     from torch.overrides import TorchFunctionMode
 
-    watch = _Watch(module, example, Recorder(name))
+    watch = _Watch(module, example, Recorder(name, module))
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,0 +1,154 @@
+"""ONNX files as networks: one made here, hostile ones, and three that nobody here wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from network_models import LeNet
+
+from regatta.errors import DataError, NotFoundError
+from regatta.network import expression, from_json, from_onnx, from_torch, structural_hash, to_json, to_torch
+
+onnx = pytest.importorskip("onnx")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
+from onnx.reference.op_run import OpRun  # noqa: E402
+
+
+class BatchNormalization(OpRun):  # type: ignore[misc]
+    """As the operators' specification has it. The reference takes old files that state a momentum to be in training."""
+
+    op_domain = ""
+
+    def _run(self, x: Any, scale: Any, bias: Any, mean: Any, var: Any, epsilon: float = 1e-5, **_: Any) -> tuple[Any]:
+        across = (1, -1, *[1] * (x.ndim - 2))
+        scale, bias, mean, var = (v.reshape(across) for v in (scale, bias, mean, var))
+        return (((x - mean) / np.sqrt(var + epsilon) * scale + bias).astype(x.dtype),)
+
+
+def lenet_file(path: Path, module: LeNet) -> Path:
+    """LeNet as an exporter would write it: a Gemm that is transposed, a MatMul with an Add."""
+    weights = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+    weights["fc2.weight"] = np.ascontiguousarray(weights["fc2.weight"].T)
+    pool = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    made = [
+        helper.make_node("Conv", ["x", "conv1.weight", "conv1.bias"], ["a"], kernel_shape=[5, 5]),
+        helper.make_node("MaxPool", ["a"], ["b"], **pool),
+        helper.make_node("Conv", ["b", "conv2.weight", "conv2.bias"], ["c"]),
+        helper.make_node("MaxPool", ["c"], ["d"], **pool),
+        helper.make_node("Flatten", ["d"], ["e"]),
+        helper.make_node("Gemm", ["e", "fc1.weight", "fc1.bias"], ["f"], transB=1),
+        helper.make_node("Relu", ["f"], ["g"]),
+        helper.make_node("MatMul", ["g", "fc2.weight"], ["h"]),
+        helper.make_node("Add", ["h", "fc2.bias"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        made, "lenet",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1, 28, 28])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 10])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def weights_of(path: Path) -> dict[str, torch.Tensor]:
+    graph = onnx.load(path).graph
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    found |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    return {name: torch.from_numpy(np.array(numpy_helper.to_array(tensor))) for name, tensor in found.items()}
+
+
+def test_an_onnx_network_is_the_torch_network(tmp_path: Path) -> None:
+    module = LeNet()
+    path = lenet_file(tmp_path / "lenet.onnx", module)
+    network = from_onnx(path)
+    assert network.name == "lenet"
+    assert expression(network) == "(CONV POOL){2} FULL{2}"
+    assert structural_hash(network) == structural_hash(from_torch(module))
+    assert network.parameters["fc1.weight"].shape == (500, 800)
+    assert [n.shape for n in network.nodes if n.kind == "POOL"] == [(None, 20, 12, 12), (None, 50, 4, 4)]
+    x = torch.randn(3, 1, 28, 28)
+    torch.testing.assert_close(to_torch(network, weights_of(path))(x), module(x), rtol=1e-5, atol=1e-5)
+
+
+def test_external_weights_are_neither_needed_nor_opened(tmp_path: Path) -> None:
+    path = lenet_file(tmp_path / "lenet.onnx", LeNet())
+    whole = from_onnx(path)
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    (tmp_path / "weights.bin").unlink()
+    assert from_onnx(path) == whole
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"not a network", b"\x08\x08\x3a\x04\x0a\x02\x0a\xff"])
+def test_what_is_not_onnx_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.onnx"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="ONNX"):
+        from_onnx(path)
+
+
+def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no such file"):
+        from_onnx(tmp_path / "none.onnx")
+
+
+def test_an_operand_from_nowhere_is_refused(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["nowhere"], ["y"])], "g", [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph), tmp_path / "x.onnx")
+    with pytest.raises(DataError, match="computes 'nowhere'"):
+        from_onnx(tmp_path / "x.onnx")
+
+
+def test_operators_of_somebodys_own_are_kept_as_other(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Sparkle", ["x"], ["y"], domain="mine", power=3, note="hi")], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "x.onnx")
+    other = from_onnx(tmp_path / "x.onnx").nodes[1]
+    assert (other.kind, dict(other.attributes)) == ("OTHER", {"type": "Sparkle", "power": 3, "note": "hi"})
+
+
+def strangers() -> list[Path]:
+    found = importlib.util.find_spec("rapidocr_onnxruntime")
+    if found is None or found.origin is None:
+        return []
+    return sorted((Path(found.origin).parent / "models").glob("*.onnx"))
+
+
+STRANGERS = {
+    "ch_PP-OCRv4_det_infer": ("CONV{22} POOL CONV{4} POOL CONV{9} POOL CONV{3} POOL CONV{5}", (1, 3, 64, 64)),
+    "ch_PP-OCRv4_rec_infer": (
+        "CONV{22} POOL CONV{4} POOL CONV{7} POOL CONV{2} FULL{8} CONV{3} FULL", (2, 3, 48, 64),
+    ),
+    "ch_ppocr_mobile_v2.0_cls_infer": (
+        "CONV{3} POOL CONV{11} (POOL CONV{5}){7} POOL CONV{4} POOL{2} FULL", (2, 3, 48, 64),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not strangers(), reason="needs the package rapidocr-onnxruntime")
+@pytest.mark.parametrize("path", strangers(), ids=lambda path: path.stem)
+def test_networks_that_nobody_here_wrote_are_read_whole_and_run(path: Path) -> None:
+    network = from_onnx(path)
+    said, shape = STRANGERS[path.stem]
+    assert expression(network) == said
+    assert not [node.id for node in network.nodes if node.kind == "OTHER"]
+    assert from_json(to_json(network)) == network
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    expected = ReferenceEvaluator(str(path), new_ops=[BatchNormalization]).run(None, {"x": x})[0]
+    with torch.no_grad():
+        got = to_torch(network, weights_of(path)).eval()(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
