@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import ortools.sat.python.cp_model  # noqa: F401 (before TensorFlow, which some tests import: after it, it crashes)
 import pytest
 from made_journal import MadeRun
 
