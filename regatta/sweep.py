@@ -105,6 +105,7 @@ class Sweep:
         limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
         _check_kind("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
         check_rule(rule)
+        _check_solver(rule)
         self._sealed: Recipe | bytes = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
         self.dataset = dataset
         self.search = search
@@ -371,6 +372,15 @@ def _check_call(name: str, function: object, arguments: tuple[str, ...], extras:
         signature.bind(*arguments, **{extra: None for extra in extras if extra in signature.parameters})
     except TypeError as error:
         raise UsageError(f"{name} is called as {name}({', '.join(arguments)}), but {error}.") from error
+
+
+def _check_solver(rule: str) -> None:
+    """Both TensorFlow and OR-Tools bring the same C++ library; where TensorFlow's came first, the solver crashes."""
+    if rule == "cpsat" and "tensorflow" in sys.modules and "ortools.sat.python.cp_model" not in sys.modules:
+        raise UsageError(
+            "The hop rule 'cpsat' cannot work in a process that has imported TensorFlow before OR-Tools.",
+            hint="Put `from ortools.sat.python import cp_model` before the import of keras, or take rule='auto'.",
+        )
 
 
 def _check_batch_size(config: Mapping[str, Scalar]) -> None:

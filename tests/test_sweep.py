@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -429,3 +430,10 @@ def test_the_usual_mode_goes_by_the_name_of_the_metric(data: Dataset) -> None:
 def test_a_sweep_says_what_it_is(data: Dataset) -> None:
     made = Sweep(data, search.grid(**SPACE), model_fn, loss_fn=loss_fn, epochs=3)
     assert repr(made) == "<Sweep of 2 configurations on small, 3 epochs>"
+
+
+def test_cpsat_is_refused_where_tensorflow_would_crash_it(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", sys)
+    monkeypatch.delitem(sys.modules, "ortools.sat.python.cp_model", raising=False)
+    with pytest.raises(UsageError, match="imported TensorFlow before OR-Tools"):
+        Sweep(data, search.grid(batch_size=[5]), model_fn, loss_fn=loss_fn, rule="cpsat")

@@ -7,12 +7,11 @@ every operation of a shop, or with None where it found no schedule within its li
 from __future__ import annotations
 
 import importlib.util
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regatta.errors import MissingExtraError, UsageError
+from regatta.errors import MissingExtraError
 from regatta.plan.shop import Shop
 
 if TYPE_CHECKING:
@@ -67,17 +66,9 @@ def _constraints(shop: Shop, pairs: list[tuple[int, int]], big: float) -> Linear
     return LinearConstraint(matrix.tocsr(), np.asarray(at_least), np.inf)
 
 
-SOLVER = "ortools.sat.python.cp_model"
-
-
 def require_cpsat() -> None:
     if importlib.util.find_spec("ortools") is None:
         raise MissingExtraError("ortools", "cpsat", "the hop rule 'cpsat'")
-    if "tensorflow" in sys.modules and SOLVER not in sys.modules:  # both bring the same C++ library, and it would crash
-        raise UsageError(
-            "The hop rule 'cpsat' cannot work in a process that has imported TensorFlow before OR-Tools.",
-            hint="Put `from ortools.sat.python import cp_model` before the import of keras, or take rule='auto'.",
-        )
 
 
 def solve_cpsat(shop: Shop, seconds: float = 10.0, seed: int = 0) -> list[float] | None:

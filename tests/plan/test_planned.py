@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import numpy as np
@@ -196,13 +195,3 @@ def test_placement_leaves_the_slow_holder_what_it_can_do() -> None:
     schedule = simulate(hopper, times, after=Hopper.validate)
     assert schedule.makespan <= 1.1 * 40 / 1.25
     assert sum(row.worker == "slow" for row in schedule.rows) == 8
-
-
-def test_cpsat_beside_tensorflow_is_refused_where_it_would_crash() -> None:
-    program = (
-        "import sys\nsys.modules['tensorflow'] = sys\n"
-        "from regatta.errors import UsageError\nfrom regatta.plan.hop import check_rule\n"
-        "try:\n    check_rule('cpsat')\nexcept UsageError as error:\n    print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "imported TensorFlow before OR-Tools" in done.stdout

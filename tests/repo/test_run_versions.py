@@ -56,7 +56,7 @@ def test_a_population_has_its_lineage(copied: Run) -> None:
         series = series_of(copied.folder)
         assert series is not None
         links = {(link.base, link.derived): link for version in versions for link in repo.parents(version).links}
-        bred = {config.id: config for config in configs.values() if config.parent is not None}
+        bred = {config.id: config for config in configs.values() if config.parent_epoch is not None}
         assert len(bred) == 5
         for config in bred.values():
             link = links.pop((version_id(series, str(config.parent)), version_id(series, config.id)))
