@@ -40,7 +40,7 @@ def main() -> None:
             Bar("regatta --help, seconds", rows[1][1], LIMIT),
             Bar("regatta --help imports torch", float("torch" in rows[1][2].split(", ")), 0),
         ],
-        notes={"repeats": repeats, "command": " ".join(_command())},
+        notes={"repeats": repeats, "command": Path(_command()[0]).name},
     )
 
 
