@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -139,8 +138,3 @@ def _waited(units: Iterable[UnitRecord], sessions: Spans) -> float:
 def _within(start: float, end: float, sessions: Spans) -> float:
     """How much of a span lies in sessions."""
     return sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in sessions)
-
-
-def downtime(sessions: Spans) -> list[tuple[float, float]]:
-    """When nobody was at work on a run that was resumed: from, to."""
-    return [(before[1], after[0]) for before, after in pairwise(sessions)]
