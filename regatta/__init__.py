@@ -11,18 +11,32 @@ if TYPE_CHECKING:
     from regatta.data import Dataset
     from regatta.errors import RegattaError
     from regatta.pack import Pack
+    from regatta.repo import Repo
     from regatta.run import Run, open_run
     from regatta.sweep import Sweep, launch
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "Dataset", "Pack", "RegattaError", "Run", "Sweep", "launch", "open_run", "search", "sinks"]
+__all__ = [
+    "Cluster",
+    "Dataset",
+    "Pack",
+    "RegattaError",
+    "Repo",
+    "Run",
+    "Sweep",
+    "launch",
+    "open_run",
+    "search",
+    "sinks",
+]
 
 _HOME = {
     "Cluster": "regatta.cluster",
     "Dataset": "regatta.data",
     "Pack": "regatta.pack.pack",
     "RegattaError": "regatta.errors",
+    "Repo": "regatta.repo",
     "Run": "regatta.run",
     "Sweep": "regatta.sweep",
     "launch": "regatta.sweep",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
-from regatta.errors import CorruptError, MissingExtraError, NotFoundError, UsageError, nearest
+from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, UsageError, nearest
 from regatta.location import find_repository
 
 if TYPE_CHECKING:
@@ -83,12 +83,34 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The configuration with the best value of the metric, and the epoch at which it had it."""
+        """The configuration with the best value of the metric, the epoch at which it had it, and its version."""
         self.result()
+        metric = self.record.metric
         for config in self.record.leaderboard():
-            found = config.best(self.record.metric, self.record.mode)
+            found = config.best(metric, self.record.mode)
             if found is not None:
-                return {"config": config.id, "values": config.values, self.record.metric: found[1], "epoch": found[0]}
+                known = {"config": config.id, "values": config.values, metric: found[1], "epoch": found[0]}
+                return {**known, "version": self.version(config.id)}
+        return None
+
+    def version(self, config: str) -> str | None:
+        """What the repository calls the version of a configuration (its id); None while it is not one."""
+        from regatta.repo.sweep import version_of
+
+        return version_of(self.folder, config)
+
+    def leave_versions(self) -> str | None:
+        """Make a version of every configuration, with all epochs that are new; says why that failed, if it did."""
+        from regatta.repo import Repo
+        from regatta.repo.sweep import commit_run
+
+        if not (self.folder / JOURNAL).exists() or not self.record.units:
+            return None
+        try:
+            with Repo.at(self.folder.parents[1]) as repo:
+                commit_run(repo, self.folder, record=self.record)
+        except (RegattaError, OSError) as error:
+            return str(error)
         return None
 
     def table(self) -> list[dict[str, Any]]:

@@ -257,6 +257,7 @@ class Sweep:
             raise
         finally:
             keeper.close()
+            _leave_versions(run)
 
     def _outfit(self, folder: Path) -> Outfit:
         train = tuple(part.path for part in self.dataset.train)
@@ -318,6 +319,15 @@ def launch(
                 f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress"])
             )
     return Sweep(dataset, search, model_fn, **options).launch(wait=wait, progress=progress)
+
+
+def _leave_versions(run: Run) -> None:
+    """Every configuration becomes a version; where that fails, the run is none the worse for it."""
+    reason = run.leave_versions()
+    if reason is not None:
+        from regatta.cli import ui
+
+        ui.message(f"{run.name} is kept, but not yet as versions: {reason}\n  regatta commit --run {run.name}")
 
 
 def _version(package: str) -> str:

@@ -414,7 +414,8 @@ def test_a_run_without_its_sweep_can_be_read(run: Run, tmp_path: Path) -> None:
     copy.mkdir(parents=True)
     (copy / "journal.jsonl").write_bytes((run.folder / "journal.jsonl").read_bytes())
     opened = open_run("copy", tmp_path)
-    assert opened.best == run.best
+    assert opened.best is not None and run.best is not None
+    assert opened.best == {**run.best, "version": None}  # a journal alone is in no catalog
     with pytest.raises(NotFoundError, match="came without its sweep"):
         opened.replay()
 

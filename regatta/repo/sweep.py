@@ -22,7 +22,7 @@ from regatta.repo.names import ID_DIGITS
 from regatta.repo.networks import NetworkRows, network_rows
 from regatta.repo.queries import Filters
 from regatta.repo.records import Link, RunEntry, SnapshotRecord, Versions
-from regatta.repo.repo import Repo
+from regatta.repo.repo import CATALOG, Repo
 from regatta.repo.weights import state_file_weights, stored_weights
 
 JOURNAL = "journal.jsonl"
@@ -51,6 +51,18 @@ def commit_run(
 def version_id(series: str, config: str) -> str:
     """The id of the version of a configuration: the same however often the run is committed."""
     return blake3(f"regatta run version 1\n{series}\n{config}".encode()).hexdigest(length=ID_DIGITS // 2)
+
+
+def version_of(run_folder: Path, config: str) -> str | None:
+    """The reference of the version of a run's configuration; None where it is not one."""
+    from regatta.store.kept import series_of
+
+    series, folder = series_of(run_folder), run_folder.absolute().parents[1]
+    if series is None or not (folder / CATALOG).is_file():
+        return None
+    with Repo.open(folder) as repo:
+        wanted = version_id(series, config)
+        return repo.catalog.of_id(wanted).reference if repo.catalog.has(wanted) else None
 
 
 def _enter(repo: Repo, new: NewVersion) -> None:
