@@ -93,60 +93,67 @@ class _Linear(torch.autograd.Function):
         )
 
 
-class _NegativeLogLikelihood(torch.autograd.Function):
-    """The mean of F.nll_loss for each member."""
+class _CrossEntropy(torch.autograd.Function):
+    """The mean of F.cross_entropy for each member: its two halves, log_softmax and nll_loss, in one."""
 
     @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor, target: torch.Tensor, ignored: int) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, ignored: int) -> torch.Tensor:
+        scores = torch.log_softmax(x, 2)
+        whole = not x.is_cuda and int(target.min()) >= 0 > ignored
+        if whole:
+            ctx.save_for_backward(scores, target)
+            return _mean_as_alone(scores, target)
         kept = target != ignored
-        whole = not scores.is_cuda and bool(kept.all())
-        ctx.whole, ctx.shape, ctx.weight = whole, scores.shape, float(target.shape[1])
-        safe = target if whole else target.clamp_min(0)
-        weight = kept.sum(1).to(scores.dtype)
-        ctx.save_for_backward(safe, kept, weight)
-        if scores.is_cuda:
+        safe = target.masked_fill(~kept, 0)
+        weight = kept.sum(1).to(x.dtype)
+        ctx.save_for_backward(scores, safe, kept, weight)
+        if x.is_cuda:
             picked = scores.gather(2, safe.unsqueeze(2)).squeeze(2)
             losses: torch.Tensor = -torch.where(kept, picked, 0.0).sum(1) / weight
             return losses
-        if whole and target.shape[1] < 2 * len(target) and _sums_as_known(target.shape[1]):
-            return _summed_as_alone(scores.gather(2, safe.unsqueeze(2)).squeeze(2)).div(ctx.weight)
-        pairs = zip(scores.unbind(), target.unbind(), strict=True)
-        return torch.stack([F.nll_loss(one, rows, ignore_index=ignored) for one, rows in pairs])
+        return _means_in_turn(scores, target, ignored)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        target, kept, weight = ctx.saved_tensors
-        each = -(grads[0] / (ctx.weight if ctx.whole else weight)).unsqueeze(1)
-        each = each.expand(kept.shape) if ctx.whole else torch.where(kept, each, 0.0)
-        grad = torch.zeros(ctx.shape, dtype=weight.dtype, device=weight.device)
-        return grad.scatter_(2, target.unsqueeze(2), each.unsqueeze(2)), None, None
+        scores, target, *partly = ctx.saved_tensors
+        if partly:
+            kept, weight = partly
+            each = torch.where(kept, -(grads[0] / weight).unsqueeze(1), 0.0)
+        else:
+            each = (grads[0] / -float(target.shape[1])).unsqueeze(1).expand(target.shape)
+        grad = torch.zeros_like(scores).scatter_(2, target.unsqueeze(2), each.unsqueeze(2))
+        return torch._log_softmax_backward_data(grad, scores, 2, scores.dtype), None, None
+
+
+def _mean_as_alone(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    count = target.shape[1]
+    if not _sums_as_known(count):
+        return _means_in_turn(scores, target)
+    losses = _summed_as_alone(scores.gather(2, target.unsqueeze(2)).squeeze(2)).div_(float(count))
+    if math.isnan(float(losses.sum())):  # which of several NaN a sum hands on is not known
+        for number in losses.isnan().nonzero().view(-1).tolist():
+            losses[number] = F.nll_loss(scores[number], target[number])
+    return losses
+
+
+def _means_in_turn(scores: torch.Tensor, target: torch.Tensor, ignored: int = -100) -> torch.Tensor:
+    pairs = zip(scores.unbind(), target.unbind(), strict=True)
+    return torch.stack([F.nll_loss(one, rows, ignore_index=ignored) for one, rows in pairs])
 
 
 def _summed_as_alone(picked: torch.Tensor) -> torch.Tensor:
-    """Minus the sum of each row, rounded in the order of F.nll_loss on the CPU: cascading, by sixteens at least.
+    """Minus the sum of each row, rounded in the order of F.nll_loss on the CPU.
 
-    A row by itself is summed by one thread, element after element, so all rows can be summed side by side.
+    That adds up in cascades, by sixteens at least, as a sum of whole blocks of columns does; but its first cascade
+    ends with the first element, which is therefore added last.
     """
-    count = picked.shape[1]
-    power = max(4, math.ceil(math.log2(max(1, count))) // _LEVELS)
-    partial: list[torch.Tensor | None] = [None] * _LEVELS
-    for number, column in enumerate(picked.t().contiguous().neg_().unbind()):
-        partial[0] = column if partial[0] is None else partial[0].add_(column)
-        for level in range(_LEVELS - 1):
-            if number & (((1 << power) - 1) << (level * power)):
-                break
-            below, partial[level] = partial[level], None
-            above = partial[level + 1]
-            if below is not None:
-                partial[level + 1] = below if above is None else above.add_(below)
-    found = [part for part in partial if part is not None]
-    total = found[0]
-    for part in found[1:]:
-        total = total + part
-    return total
+    members, count = picked.shape
+    columns = picked.new_zeros(count, -(-members // _BLOCK) * _BLOCK)
+    columns[:, :members].sub_(picked.t())
+    return columns[1:].sum(0).add_(columns[0])[:members]
 
 
-_LEVELS = 8
+_BLOCK = 64  # columns that PyTorch sums side by side: four of the widest registers
 
 
 @functools.cache
@@ -154,8 +161,8 @@ def _sums_as_known(count: int) -> bool:
     """Whether this PyTorch sums as `_summed_as_alone` does, tried out on random numbers."""
     scores = torch.randn(64, count, 3, generator=torch.Generator().manual_seed(count)).log_softmax(2)
     target = torch.zeros(64, count, dtype=torch.int64)
-    alone = torch.stack([F.nll_loss(one, rows) for one, rows in zip(scores, target, strict=True)])
-    return torch.equal(_summed_as_alone(scores[:, :, 0]) / float(count), alone)
+    found = _summed_as_alone(scores[:, :, 0]) / float(count)
+    return torch.equal(found, _means_in_turn(scores, target))
 
 
 class _SquaredError(torch.autograd.Function):
@@ -198,8 +205,7 @@ def _cross_entropy(
     plain = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not plain or x.dim() != 3 or target.dtype != torch.int64:
         raise NotStackable("this form of cross_entropy has no stacked form")
-    scores = F.log_softmax(x, 2)
-    return stacked(_NegativeLogLikelihood.apply(scores, target, ignore_index))  # type: ignore[no-untyped-call]
+    return stacked(_CrossEntropy.apply(x, target, ignore_index))  # type: ignore[no-untyped-call]
 
 
 def _mse_loss(
