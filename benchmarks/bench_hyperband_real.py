@@ -12,7 +12,7 @@ beside the single models of two last rungs, 12 epochs in all: (69 + 12) / 69 = 1
 
 Both ways must promote the same models, or they do not do the same work. With `visits="seeded"` they do, and end with
 the same weights; that is the first row. In the second each model visits the partitions in whichever order is quickest,
-as is the default, and models are promoted by a number made of their hyperparameters. `busy` is the time that two workers
+as is the default, and models are promoted by a number made of their hyperparameters. `busy` is the time that workers
 spent in units: where it is longer at once, the two slowed each other down.
 """
 
