@@ -32,7 +32,7 @@ class NetworkRows:
 
 
 def network_rows(network: Any) -> NetworkRows:
-    """From a mapping, its JSON text, or an object that turns itself into either with `to_json`."""
+    """From a network, a mapping, its JSON text, or an object that turns itself into either with `to_json`."""
     content = _as_mapping(network)
     text = canonical_json(content, "network")
     if len(text.encode()) > MAX_BYTES:
@@ -60,7 +60,10 @@ def canonical_json(value: Any, what: str) -> str:
 
 
 def _as_mapping(network: Any) -> Mapping[str, Any]:
-    made = network.to_json() if hasattr(network, "to_json") else network
+    from regatta.network import Network, to_json
+
+    made = to_json(network) if isinstance(network, Network) else network
+    made = made.to_json() if hasattr(made, "to_json") else made
     if isinstance(made, str | bytes):
         try:
             made = json.loads(made)

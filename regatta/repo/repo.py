@@ -45,6 +45,8 @@ from regatta.store.locks import shared
 
 if TYPE_CHECKING:
     from regatta.repo.checks import Collected, Findings
+    from regatta.repo.diff import Diff
+    from regatta.repo.distributions import Distribution
     from regatta.repo.weights import Given, TakenIn, Weights
     from regatta.store.fsck import Depth
     from regatta.store.store import ParameterStore
@@ -101,6 +103,11 @@ class Repo:
 
             self._store = ParameterStore.open(self.folder / "store", read_only=self.read_only, clock=self.clock)
         return self._store
+
+    @property
+    def has_store(self) -> bool:
+        """Whether any weights were ever stored; asking for the store would make one."""
+        return (self.folder / "store" / "index.sqlite").exists()
 
     def close(self) -> None:
         if self._store is not None:
@@ -309,6 +316,37 @@ class Repo:
     ) -> dict[str, Any]:
         """The weights at a snapshot as {name: array}, all or some, or the leading planes of them with their bounds."""
         return self.weights(reference, snapshot).read(names, planes)
+
+    def distributions(
+        self,
+        reference: str | Version,
+        snapshot: int | str | None = None,
+        *,
+        names: Iterable[str] | None = None,
+        exact: bool = False,
+    ) -> Records[Distribution]:
+        """How the weights of each tensor are distributed and stored: from the leading planes, or with `exact` from all.
+
+        Histograms are exact either way; means and norms lie between bounds.
+        """
+        from regatta.repo.parameters import distributions
+        from regatta.repo.sides import side_of
+
+        side = side_of(self, reference, snapshot)
+        if side.snapshot is None:
+            return Records()
+        weights = weights_of(self, side.version, side.snapshot)
+        wanted = None if names is None else weights.known(names)
+        return distributions(self.store if self.has_store else None, weights, wanted, exact)
+
+    def diff(self, *references: str | Version, exact: bool = False) -> Diff:
+        """What two or more versions differ in; the first is what the others are compared with.
+
+        `name@3:7` is that version after epoch 7. Weights are compared by their leading planes, with `exact` by all.
+        """
+        from regatta.repo.diff import compare
+
+        return compare(self, references, exact)
 
     def checkout(
         self, reference: str | Version, path: str | Path, *, snapshot: int | str | None = None, overwrite: bool = False

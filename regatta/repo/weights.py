@@ -145,13 +145,17 @@ class Weights(Mapping[str, Any]):
 
     def read(self, names: Iterable[str] | None = None, planes: int | None = None) -> dict[str, Any]:
         """All tensors or some, at once; with `planes`, the leading ones and the bounds that they give."""
-        wanted = list(self.members if names is None else names)
+        return self._read(self.known(self.members if names is None else names), planes)
+
+    def known(self, names: Iterable[str]) -> list[str]:
+        """The names, when all of them are those of tensors."""
+        wanted = list(names)
         for name in wanted:
             if name not in self.members:
                 raise NotFoundError(
                     f"There is no tensor {name!r} in {self.place}.", candidates=nearest(name, self.members)
                 )
-        return self._read(wanted, planes)
+        return wanted
 
     def to_safetensors(self, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
         """Write them as a safetensors file, tensor by tensor; it appears whole or not at all."""

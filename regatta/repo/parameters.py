@@ -1,0 +1,157 @@
+"""The weights of versions: how each tensor is distributed and stored, and how far the tensors of two are apart.
+
+Of floats only the leading planes are read, unless all are asked for; of equal tensors nothing is, for equal tensors
+have equal ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regatta.repo.distributions import (
+    PLANES,
+    Distribution,
+    Histogram,
+    Interval,
+    describe_tensor,
+    distance,
+    histogram,
+    histogram_distance,
+    norm,
+    tally,
+)
+from regatta.repo.records import Records
+from regatta.store.dtypes import dtype_named
+from regatta.store.encodings import ENCODINGS
+from regatta.store.slices import Partial
+
+if TYPE_CHECKING:
+    from regatta.repo.weights import Weights
+    from regatta.store.manifest import Member
+    from regatta.store.store import ParameterStore
+
+ALL_PLANES = 16  # more than any type has
+
+
+@dataclass(frozen=True)
+class ParameterDifference:
+    """A tensor of the left version, of the right one, or a pair.
+
+    `what` is "same" (bit for bit), "changed", "reshaped", "removed" (only the left has it) or "added". What is None was
+    not read, as of equal tensors, or has no meaning, as a distance where shapes differ.
+    """
+
+    what: str
+    left: str | None
+    right: str | None
+    dtypes: tuple[str | None, str | None]
+    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+    planes: int = 0
+    norms: tuple[Interval | None, Interval | None] = (None, None)
+    distance: Interval | None = None
+    moved: float | None = None  # the share of weights that lie in another bin of the histogram
+    histograms: tuple[Histogram | None, Histogram | None] = (None, None)
+
+    @property
+    def name(self) -> str:
+        return self.left or self.right or ""
+
+    @property
+    def relative(self) -> Interval | None:
+        """The distance in norms of the left tensor."""
+        if self.distance is None or self.norms[0] is None or self.norms[0].low <= 0:
+            return None
+        return Interval(self.distance.low / self.norms[0].high, self.distance.high / self.norms[0].low)
+
+    def row(self) -> dict[str, Any]:
+        found = {
+            "what": self.what, "left": self.left, "right": self.right,
+            "left_shape": self.shapes[0], "right_shape": self.shapes[1], "planes": self.planes,
+        }  # fmt: skip
+        known = {"distance": self.distance, "relative": self.relative}
+        ends = {f"{key}_{end}": None if value is None else getattr(value, end)
+                for key, value in known.items() for end in ("low", "high")}  # fmt: skip
+        return {**found, **ends, "moved": self.moved}
+
+
+def distributions(
+    store: ParameterStore | None, weights: Weights, names: Iterable[str] | None = None, exact: bool = False
+) -> Records[Distribution]:
+    """How the tensors of a snapshot are distributed; with a store, how much of it each takes."""
+    wanted = list(weights.members if names is None else names)
+    read = _read(weights, wanted, exact)
+    return Records(describe_tensor(name, read[name], **_stored(store, weights.members[name])) for name in wanted)
+
+
+def compare_weights(
+    left: Weights | None, right: Weights | None, names: Mapping[str, str], exact: bool = False
+) -> Records[ParameterDifference]:
+    """Every tensor of the two, in the order of the left; `names` has those of the left by those of the right."""
+    mine = {} if left is None else left.members
+    others = {} if right is None else right.members
+    pairs = _paired(mine, others, names)
+    apart = {a: b for a, b in pairs.items() if not _equal(mine[a], others[b])}
+    both = left is not None and right is not None
+    lefts = _read(left, apart, exact) if both and left is not None else {}
+    rights = _read(right, apart.values(), exact) if both and right is not None else {}
+    found = [
+        _compared(name, pairs[name], mine, others, lefts.get(name), rights.get(pairs[name]))
+        if name in pairs
+        else ParameterDifference("removed", name, None, (mine[name].dtype, None), (mine[name].shape, None))
+        for name in mine
+    ]
+    taken = set(pairs.values())
+    added = [
+        ParameterDifference("added", None, name, (None, member.dtype), (None, member.shape))
+        for name, member in others.items()
+        if name not in taken
+    ]
+    return Records([*found, *added])
+
+
+def _paired(left: Mapping[str, Member], right: Mapping[str, Member], names: Mapping[str, str]) -> dict[str, str]:
+    """The names of the right tensors by those of the left: by their layers, then by their names."""
+    pairs = {mine: other for other, mine in names.items() if other in right and mine in left}
+    taken = set(pairs.values())
+    pairs |= {name: name for name in left if name not in pairs and name in right and name not in taken}
+    return pairs
+
+
+def _equal(left: Member, right: Member) -> bool:
+    return bool(left.id) and left.id == right.id
+
+
+def _compared(
+    name: str, other: str, left: Mapping[str, Member], right: Mapping[str, Member], a: Partial | None, b: Partial | None
+) -> ParameterDifference:
+    dtypes, shapes = (left[name].dtype, right[other].dtype), (left[name].shape, right[other].shape)
+    if a is None or b is None or _identical(a, b):
+        return ParameterDifference("same", name, other, dtypes, shapes)
+    tallies = tally(a), tally(b)
+    return ParameterDifference(
+        "changed" if shapes[0] == shapes[1] else "reshaped", name, other, dtypes, shapes,
+        min(a.planes, b.planes), (norm(a), norm(b)), distance(a, b) if a.words.shape == b.words.shape else None,
+        histogram_distance(*tallies), (histogram(tallies[0]), histogram(tallies[1])),
+    )  # fmt: skip
+
+
+def _identical(a: Partial, b: Partial) -> bool:
+    """States that are still files have no ids to go by; there all planes are at hand."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.exact and b.exact and bool((a.words == b.words).all())
+
+
+def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, Partial]:
+    """The leading planes of floats; all of what is integer, for its leading planes say little."""
+    wanted = list(dict.fromkeys(names))
+    floats = [name for name in wanted if dtype_named(weights.members[name].dtype).kind == "float" and not exact]
+    rest = [name for name in wanted if name not in set(floats)]
+    return {**(weights.read(floats, PLANES) if floats else {}), **(weights.read(rest, ALL_PLANES) if rest else {})}
+
+
+def _stored(store: ParameterStore | None, member: Member) -> dict[str, Any]:
+    if store is None or not member.id:
+        return {}
+    entry = store.entry(member.id)
+    return {"stored_bytes": entry.stored_bytes, "encoding": ENCODINGS[entry.encoding].name}
