@@ -72,7 +72,7 @@ class Member:
 
     _log: list[tuple[torch.Tensor, list[int]]] = field(default_factory=list)
     _since: int = 0  # where the last call of `train` begins in the log
-    _of_epoch: tuple[int, int, Sequence[Indices]] | None = None
+    _of_epoch: tuple[int, int, list[Indices]] | None = None
 
     def __repr__(self) -> str:
         return f"Member({self.name!r}, {self.tier}, {self.taken} steps)"
@@ -131,14 +131,26 @@ class Member:
         epoch, batch, samples, epochs = self.epoch, self.batch, 0, 0
         while not amount.reached(len(found), samples, epochs) and not self._limited(len(found)):
             batches = self._batches(rows, epoch)
-            if batch >= len(batches):
+            part = batches[batch : batch + self._countable(amount, len(found))]
+            if part:
+                found += part
+                samples += sum(map(len, part))
+                batch += len(part)
+                epochs += batch == len(batches)
+            else:
                 epoch, batch = epoch + 1, 0
-                continue
-            found.append(np.asarray(batches[batch], np.int64))
-            samples += len(found[-1])
-            batch += 1
-            epochs += batch == len(batches)
         return found
+
+    def _countable(self, amount: Amount, planned: int) -> int:
+        """How many further batches can be taken before it is asked again whether that is enough."""
+        most = [1 << 62]
+        if amount.samples is not None:
+            most.append(1)
+        if amount.steps is not None:
+            most.append(amount.steps - planned)
+        if self.limit is not None:
+            most.append(self.limit - self.taken - planned)
+        return min(most)
 
     def advance(self, rows: int, count: int) -> None:
         """Count steps as taken."""
@@ -151,7 +163,8 @@ class Member:
     def _limited(self, planned: int) -> bool:
         return self.error is not None or (self.limit is not None and self.taken + planned >= self.limit)
 
-    def _batches(self, rows: int, epoch: int) -> Sequence[Indices]:
+    def _batches(self, rows: int, epoch: int) -> list[Indices]:
         if self._of_epoch is None or self._of_epoch[:2] != (rows, epoch):
-            self._of_epoch = rows, epoch, self.order(rows, epoch)
+            batches = [np.asarray(batch, np.int64) for batch in self.order(rows, epoch)]
+            self._of_epoch = rows, epoch, batches
         return self._of_epoch[2]

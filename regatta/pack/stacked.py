@@ -234,7 +234,7 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked
     def rule(*args: Any, **kwargs: Any) -> Stacked:
         if kwargs.get("inplace"):
             raise NotStackable("operations in place have no stacked form")
-        return stacked(function(*_aligned(args), **kwargs))
+        return stacked(function(*(args if len(args) == 1 else _aligned(args)), **kwargs))
 
     return rule
 
