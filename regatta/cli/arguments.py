@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import sys
+import time
+from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from regatta.errors import NotFoundError
+from regatta.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from regatta.repo import Repo
     from regatta.run import Run
 
 FILE_HELP = "a Python file that defines `sweep = regatta.Sweep(...)`; FILE:name chooses another name"
@@ -46,6 +52,57 @@ def add_repo(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
+
+
+def add_version(parser: argparse.ArgumentParser, name: str = "version", optional: bool = False) -> None:
+    text = "a tag, a name (its newest version), name@number, or how an id begins"
+    parser.add_argument(name, metavar=name.upper(), nargs="?" if optional else None, help=text)
+
+
+def opened_repo(args: argparse.Namespace) -> Repo:
+    """The repository that was named, or the nearest one upwards; for reading only where it cannot be written."""
+    from regatta.repo import Repo
+
+    return Repo.open(args.repo)
+
+
+def assignments(words: Sequence[str], example: str = "lr=0.01") -> dict[str, Any]:
+    """`lr=0.1 kind=adam` as values: numbers, true and false as in JSON, anything else as text."""
+    found: dict[str, Any] = {}
+    for word in words:
+        name, sign, text = word.partition("=")
+        if not sign or not name:
+            raise UsageError(f"{word!r} gives no value to a name.", hint=f"Write name=value, for example {example}.")
+        found[name] = scalar(text)
+    return found
+
+
+def scalar(text: str) -> Any:
+    """A value as JSON has it, else the text itself; NaN and infinities are no values of JSON."""
+    try:
+        return json.loads(text, parse_constant=lambda constant: text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def moment(text: str) -> float:
+    """A time as people write it: 2026-11-01, 2026-11-01T13:45, or so long ago: 30min, 3h, 2d, 1w."""
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w)", text.strip())
+    if ago is not None:
+        return time.time() - duration(text)
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        wanted = "a date such as 2026-11-01 or 2026-11-01T13:45, or a time ago such as 30min, 3h, 2d, 1w"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
+
+
+def duration(text: str) -> float:
+    """Seconds: 90s, 30min, 3h, 2d, 1w; 0 needs no unit."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w)?", text.strip())
+    if found is None or (found[2] is None and float(found[1])):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 30min, 3h, 2d or 1w")
+    return float(found[1]) * {None: 1, "s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}[found[2]]
 
 
 def named_run(args: argparse.Namespace) -> Run:

@@ -9,23 +9,67 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn, cast
 
 from regatta import __version__
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs
-from regatta.cli.commands import control, demo, explain, replay, resume, run, runs, show, simulate, worker
+from regatta.cli.commands import (
+    checkout,
+    control,
+    copy,
+    delete,
+    demo,
+    explain,
+    fsck,
+    gc,
+    init,
+    log,
+    replay,
+    resume,
+    run,
+    runs,
+    show,
+    simulate,
+    tag,
+    worker,
+)
+from regatta.cli.commands import list as list_
 from regatta.errors import RegattaError, UsageError, nearest
 
 VERBS = (
     demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, worker, replay, simulate,
+    init, list_, log, checkout, copy, tag, delete, fsck, gc,
 )  # fmt: skip
+GROUPS = {
+    "train": ("demo", "run", "explain", "simulate", "resume", "stop", "extend", "clone", "worker", "replay"),
+    "look": ("runs", "show", "list", "log", "desc", "diff", "eval", "query", "status"),
+    "keep": ("init", "add", "unstage", "commit", "copy", "tag", "checkout", "delete"),
+    "tend": ("archive", "gc", "fsck", "doctor"),
+}
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 class Parser(argparse.ArgumentParser):
     """Raises our error for wrong arguments, so that all errors look alike."""
+
+    groups: Mapping[str, Sequence[argparse.Action]] | None = None
+
+    def format_help(self) -> str:
+        """The verbs in groups, for there are many; of a verb, what argparse makes of it."""
+        if self.groups is None:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(None, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        options = [action for action in self._actions if action.option_strings]
+        for title, actions in {**self.groups, "options": options}.items():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message[:1].upper() + message[1:] + ".", hint=f"See: {self.prog} --help")
@@ -68,7 +112,15 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
         added.set_defaults(run=verb.run)
         added.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         by_name[added.prog.split()[-1]] = added
+    parser.groups = _grouped({action.dest: action for action in verbs._choices_actions})
     return parser, by_name
+
+
+def _grouped(shown: Mapping[str, argparse.Action]) -> dict[str, list[argparse.Action]]:
+    """The lines of help for the verbs, group by group; a verb that no group knows is not left out."""
+    groups = {title: [shown[name] for name in names if name in shown] for title, names in GROUPS.items()}
+    rest = [shown[name] for name in shown if all(name not in names for names in GROUPS.values())]
+    return {**groups, "more": rest} if rest else groups
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -147,9 +147,9 @@ class Catalog(Database):
         )
         return Versions(self._versions(query, version.key), self._links(mine, [version.key]))
 
-    def links(self) -> tuple[Link, ...]:
-        """The whole relation of parents."""
-        return self._links("derived", None)
+    def links(self, keys: Sequence[int] | None = None) -> tuple[Link, ...]:
+        """The relation of parents: of these versions, or the whole."""
+        return self._links("derived", keys)
 
     def _links(self, side: str, keys: Sequence[int] | None) -> tuple[Link, ...]:
         chosen = "" if keys is None else f"WHERE p.{side} IN (SELECT value FROM json_each(?)) "

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from regatta.errors import UsageError
 
 STEPS = ("step", "iteration", "epoch")  # the column of a row that tells when it was
+
+
+SMALL_IS_GOOD = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
+
+
+def usual_mode(metric: str) -> Literal["min", "max"]:
+    """Whether people want little or much of a metric, by its name."""
+    return "min" if any(word in metric.lower() for word in SMALL_IS_GOOD) else "max"
 
 
 def metric_points(metrics: Any) -> dict[str, dict[int, float]]:

@@ -278,6 +278,10 @@ class Repo:
     def children(self, reference: str | Version) -> Versions:
         return self.catalog.children(self._version(reference))
 
+    def links(self, versions: Iterable[Version]) -> tuple[Link, ...]:
+        """What these came out of."""
+        return self.catalog.links([version.key for version in versions])
+
     def tags(self) -> Records[Tag]:
         return self.catalog.tags()
 

@@ -84,7 +84,8 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     listed = capsys.readouterr().out
     _, verbs = cli.build_parser()
-    assert all(f"    {verb} " in listed for verb in verbs)
+    assert all(f"\n  {verb} " in listed for verb in verbs)
+    assert listed.index("\ntrain:") < listed.index("\nlook:") < listed.index("\nkeep:")
 
 
 def test_every_verb_has_help_and_every_reading_one_has_json(capsys: pytest.CaptureFixture[str]) -> None:

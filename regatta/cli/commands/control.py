@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, named_run
-from regatta.errors import UsageError
+from regatta.cli.arguments import Verbs, add_json, add_repo, assignments, named_run
 
 
 @dataclass(frozen=True)
@@ -46,20 +44,6 @@ def tell(answer: dict[str, Any], as_json: bool) -> int:
     return 0
 
 
-def _values(words: Sequence[str]) -> dict[str, Any]:
-    """`lr=0.1 kind=adam` as values: numbers, true and false as in JSON, anything else as text."""
-    found: dict[str, Any] = {}
-    for word in words:
-        name, sign, text = word.partition("=")
-        if not sign or not name:
-            raise UsageError(f"{word!r} is not a change of a value.", hint="Write name=value, for example lr=0.01.")
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
-
-
 def _add_extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("epochs", metavar="EPOCHS", type=int, help="how many more")
 
@@ -89,5 +73,5 @@ clone = Control(
     "train a configuration with some values changed, beside it",
     "Train a configuration once more with some values changed; it begins with the original's last state.",
     _add_clone,
-    lambda chosen, args: chosen.clone(args.config, _values(args.changes), warm=not args.fresh, epochs=args.epochs),
+    lambda chosen, args: chosen.clone(args.config, assignments(args.changes), warm=not args.fresh, epochs=args.epochs),
 )

@@ -1,0 +1,128 @@
+"""Lineage drawn beside lines of text, as `git log --graph` does: the newest on top, each above what it came out of."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Strokes:
+    """What lines are drawn with: `close` ends a lane at the right, `open` begins one, `cross` is crossed by another."""
+
+    node: str
+    up: str
+    across: str
+    branch: str
+    close: str
+    open: str
+    closing: str
+    opening: str
+    cross: str
+
+
+UNICODE = Strokes("●", "│", "─", "├", "╯", "╮", "┴", "┬", "┼")
+ASCII = Strokes("*", "|", "-", "|", "'", ".", "'", ".", "+")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One node: lines above it, what stands before its text, and what stands before every further line of text."""
+
+    id: str
+    above: tuple[str, ...]
+    prefix: str
+    below: tuple[str, ...]
+    beside: str
+
+
+def strokes(encoding: str | None) -> Strokes:
+    """Those that a terminal of that encoding can show."""
+    try:
+        "".join(vars(UNICODE).values()).encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def children_first(ids: Sequence[str], parents: Mapping[str, Iterable[str]]) -> list[str]:
+    """The same order but for what it must not be: no node before one that came out of it."""
+    place = {ident: number for number, ident in enumerate(ids)}
+    waits = dict.fromkeys(ids, 0)
+    for ident in ids:
+        for parent in _known(parents, ident, place):
+            waits[parent] += 1
+    ready = [place[ident] for ident in ids if not waits[ident]]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        ident = ids[heapq.heappop(ready)]
+        found.append(ident)
+        for parent in _known(parents, ident, place):
+            waits[parent] -= 1
+            if not waits[parent]:
+                heapq.heappush(ready, place[parent])
+    return found
+
+
+def draw(ids: Sequence[str], parents: Mapping[str, Iterable[str]], pen: Strokes = UNICODE) -> list[Drawn]:
+    """Lanes for nodes that come children first; parents that are not among them are left out."""
+    known = {ident: number for number, ident in enumerate(ids)}
+    lanes: list[str | None] = []
+    return [_step(ident, _known(parents, ident, known), lanes, pen) for ident in ids]
+
+
+def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -> Drawn:
+    """Draw a node; the lanes are then those below it."""
+    mine = [number for number, waiting in enumerate(lanes) if waiting == ident] or [_free(lanes, ident)]
+    lane, ending = mine[0], mine[1:]
+    above = (_turn(lanes, lane, ending, pen, pen.closing, pen.close),) if ending else ()
+    for number in ending:
+        lanes[number] = None
+    prefix = _row(lanes, pen, lane)
+    lanes[lane] = bases[0] if bases else None
+    begun = [_free(lanes, base, after=lane) for base in bases[1:]]
+    below = (_turn(lanes, lane, begun, pen, pen.opening, pen.open),) if begun else ()
+    if bases and bases[0] in lanes[:lane] and not begun:  # another waits for the same: on with one lane
+        below = (_turn(lanes, lanes.index(bases[0]), [lane], pen, pen.closing, pen.close),)
+        lanes[lane] = None
+    while lanes and lanes[-1] is None:
+        lanes.pop()
+    return Drawn(ident, above, prefix, below, _row(lanes, pen))
+
+
+def _free(lanes: list[str | None], ident: str, after: int = -1) -> int:
+    """A lane for a node that is waited for from here on: the first empty one, at the right where need be."""
+    for number in range(after + 1, len(lanes)):
+        if lanes[number] is None:
+            lanes[number] = ident
+            return number
+    lanes.append(ident)
+    return len(lanes) - 1
+
+
+def _row(lanes: Sequence[str | None], pen: Strokes, node: int = -1) -> str:
+    marks = [pen.node if n == node else pen.up if waiting else " " for n, waiting in enumerate(lanes)]
+    return " ".join(marks).rstrip()
+
+
+def _turn(lanes: Sequence[str | None], lane: int, others: Sequence[int], pen: Strokes, middle: str, last: str) -> str:
+    """The line between two rows in which lanes run into this one, or out of it."""
+    text = ""
+    for number, waiting in enumerate(lanes):
+        inside = lane <= number < others[-1]
+        if number == lane:
+            mark = pen.branch
+        elif number in others:
+            mark = last if number == others[-1] else middle
+        elif lane < number < others[-1]:
+            mark = pen.cross if waiting else pen.across
+        else:
+            mark = pen.up if waiting else " "
+        text += mark + (pen.across if inside else " ")
+    return text.rstrip()
+
+
+def _known(parents: Mapping[str, Iterable[str]], ident: str, known: Mapping[str, int]) -> list[str]:
+    return [parent for parent in dict.fromkeys(parents.get(ident, ())) if parent in known and parent != ident]
