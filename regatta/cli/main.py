@@ -16,11 +16,15 @@ from regatta import __version__
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs
 from regatta.cli.commands import (
+    add,
     checkout,
+    commit,
     control,
     copy,
     delete,
     demo,
+    desc,
+    diff,
     explain,
     fsck,
     gc,
@@ -40,7 +44,7 @@ from regatta.errors import RegattaError, UsageError, nearest
 
 VERBS = (
     demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, worker, replay, simulate,
-    init, list_, log, checkout, copy, tag, delete, fsck, gc,
+    init, add, add.unstage, add.status, commit, list_, desc, diff, log, checkout, copy, tag, delete, fsck, gc,
 )  # fmt: skip
 GROUPS = {
     "train": ("demo", "run", "explain", "simulate", "resume", "stop", "extend", "clone", "worker", "replay"),

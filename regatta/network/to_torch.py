@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import DataError, UsageError, nearest
@@ -34,6 +34,46 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
     with torch.no_grad():
         for node, parameter in module.expected():  # type: ignore[operator]
             _put(module, node, parameter, weights)
+
+
+def watch(network: Network, weights: Mapping[str, Any], inputs: Sequence[Any], see: Callable[[str, Any], None]) -> None:
+    """Run a network once on arrays, and show what each layer gives: its id, and an array. Nothing is kept.
+
+    Results that are no single tensor, as those of a split, are not shown.
+    """
+    import torch
+
+    module = to_torch(network, weights).eval()
+    kinds = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    kind = kinds.pop() if len(kinds) == 1 else torch.float32
+
+    def shown(id: str) -> Callable[..., None]:
+        return lambda part, given, result: see(id, _as_array(result)) if isinstance(result, torch.Tensor) else None
+
+    steps = [id for id in network.order if network.by_id[id].kind != "INPUT"]
+    for id, part in zip(steps, module.parts, strict=True):  # type: ignore[arg-type]
+        part.register_forward_hook(shown(id))
+    tensors = [torch.as_tensor(array) for array in inputs]
+    tensors = [tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors]
+    for node, tensor in zip(network.inputs, tensors, strict=False):
+        see(node.id, _as_array(tensor))
+    with torch.no_grad():
+        try:
+            module(*tensors)
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            wanted = ", ".join(str(node.shape) for node in network.inputs if node.shape is not None)
+            raise UsageError(
+                f"The network does not run on an input of shape {shapes}: {error}.",
+                hint=f"It takes {wanted}." if wanted else "The first axis is that of samples.",
+            ) from error
+
+
+def _as_array(tensor: torch.Tensor) -> Any:
+    import torch
+
+    plain = tensor.detach().cpu()
+    return (plain.to(torch.float32) if plain.dtype in (torch.bfloat16, torch.float16) else plain).numpy()
 
 
 def _refuse_unknown(network: Network) -> None:

@@ -144,7 +144,7 @@ class Tally:
     @property
     def side(self) -> int:
         """How many bins on either side of zero tell something of so many weights: a power of two."""
-        return min(SIDE, max(4, 2 ** math.ceil(math.log2(max(1, self.count)) / 3)))
+        return min(SIDE, max(4, 1 << math.ceil(math.log2(max(1, self.count)) / 3)))
 
     def by_bin(self, exponent: int, side: int) -> NDArray[np.int64]:
         """Counts of all bins, from what lies below them to what lies beyond."""

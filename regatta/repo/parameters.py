@@ -6,6 +6,7 @@ have equal ids.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
 ALL_PLANES = 16  # more than any type has
+SMALL = 2**12  # elements of a tensor of which half the bytes are not worth the doubt
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,16 @@ def _identical(a: Partial, b: Partial) -> bool:
 
 
 def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, Partial]:
-    """The leading planes of floats; all of what is integer, for its leading planes say little."""
+    """The leading planes of floats; all of what is small, and of integers, whose leading planes say little."""
     wanted = list(dict.fromkeys(names))
-    floats = [name for name in wanted if dtype_named(weights.members[name].dtype).kind == "float" and not exact]
-    rest = [name for name in wanted if name not in set(floats)]
-    return {**(weights.read(floats, PLANES) if floats else {}), **(weights.read(rest, ALL_PLANES) if rest else {})}
+    partly = {name for name in wanted if not exact and _is_large(weights.members[name])}
+    rest = [name for name in wanted if name not in partly]
+    leading = weights.read(sorted(partly), PLANES) if partly else {}
+    return {**leading, **(weights.read(rest, ALL_PLANES) if rest else {})}
+
+
+def _is_large(member: Member) -> bool:
+    return dtype_named(member.dtype).kind == "float" and math.prod(member.shape) > SMALL
 
 
 def _stored(store: ParameterStore | None, member: Member) -> dict[str, Any]:

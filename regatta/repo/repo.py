@@ -45,9 +45,10 @@ from regatta.store.locks import shared
 
 if TYPE_CHECKING:
     from regatta.repo.checks import Collected, Findings
+    from regatta.repo.describe import Portrait
     from regatta.repo.diff import Diff
     from regatta.repo.distributions import Distribution
-    from regatta.repo.weights import Given, TakenIn, Weights
+    from regatta.repo.weights import Given, Kept, TakenIn, Weights
     from regatta.store.fsck import Depth
     from regatta.store.store import ParameterStore
 
@@ -137,23 +138,25 @@ class Repo:
         metadata: Mapping[str, Any] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
         metrics: Any = None,
-        files: Files = (),
+        files: Files | Sequence[FileEntry] = (),
         parents: Iterable[str | Version] = (),
         message: str = "",
         git: bool = True,
+        ident: str | None = None,
     ) -> Version:
         """Keep a version of a model; it is there for good when this comes back.
 
         `weights` are tensors by name, a safetensors or npz file, a list of these, or {epoch: one of these}. `metrics`
         are numbers by name, lists or {step: number} by name, or rows of a log; `files` paths of files and folders, or
-        {name: path or bytes}. The state of the git working tree around the current folder is noted.
+        {name: path or bytes}. The state of the git working tree around the current folder is noted. `ident` is the id
+        that it gets, for whoever has to know it beforehand.
         """
         from regatta.repo.weights import take_in
 
         given = take_in(weights)
         bases = [self._version(parent) for parent in parents]
         new = NewVersion(
-            id=secrets.token_hex(ID_DIGITS // 2),
+            id=ident or new_id(),
             name=check_name(name),
             created=self.clock(),
             message=_text(message, "message"),
@@ -178,7 +181,7 @@ class Repo:
         text = _text(message, "message") or f"copy of {base.reference}"
         network = self.catalog.network(base.network)
         new = NewVersion(
-            id=secrets.token_hex(ID_DIGITS // 2),
+            id=new_id(),
             name=check_name(name),
             created=self.clock(),
             message=text,
@@ -343,6 +346,12 @@ class Repo:
         wanted = None if names is None else weights.known(names)
         return distributions(self.store if self.has_store else None, weights, wanted, exact)
 
+    def portrait(self, reference: str | Version, **options: Any) -> Portrait:
+        """All of a version, with the distributions of its weights; options as for `describe.portrait`."""
+        from regatta.repo.describe import portrait
+
+        return portrait(self, reference, **options)
+
     def diff(self, *references: str | Version, exact: bool = False) -> Diff:
         """What two or more versions differ in; the first is what the others are compared with.
 
@@ -395,15 +404,21 @@ class Repo:
         finally:
             os.close(handle)
 
-    def _put(self, version: str, given: Sequence[TakenIn]) -> list[SnapshotRecord]:
+    def _put(self, version: str, given: Sequence[TakenIn | Kept]) -> list[SnapshotRecord]:
+        from regatta.repo.weights import Kept
         from regatta.store.commit import NewSnapshot
 
-        names = [f"{PREFIX}{version}/{position:06d}" for position in range(len(given))]
-        wanted = [NewSnapshot(each.tensors, each.metadata, name) for name, each in zip(names, given, strict=True)]
-        stored = self.store.put_all(wanted) if wanted else []
+        names = {f"{PREFIX}{version}/{position:06d}": each for position, each in enumerate(given)}
+        fresh = {name: each for name, each in names.items() if not isinstance(each, Kept)}
+        wanted = [NewSnapshot(each.tensors, each.metadata, name) for name, each in fresh.items()]
+        stored = dict(zip(fresh, self.store.put_all(wanted), strict=True)) if wanted else {}
+        for name, each in names.items():
+            if isinstance(each, Kept):
+                self.store.reference(name, each.snapshot)
+                stored[name] = each.snapshot
         return [
-            SnapshotRecord(position, given[position].epoch, "weights", names[position], snapshot)
-            for position, snapshot in enumerate(stored)
+            SnapshotRecord(position, each.epoch, "weights", name, stored[name])
+            for position, (name, each) in enumerate(names.items())
         ]
 
     def _check_unneeded(self, version: Version, force: bool) -> None:
@@ -414,6 +429,10 @@ class Repo:
                 f"The version {version.reference} has {', '.join(reasons[:5])}.",
                 hint="Delete it all the same: force=True.",
             )
+
+
+def new_id() -> str:
+    return secrets.token_hex(ID_DIGITS // 2)
 
 
 def _is_repository(folder: Path) -> bool:

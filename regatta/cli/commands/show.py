@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
-from regatta.errors import UsageError
+from regatta.cli.writing import write_file
 
 if TYPE_CHECKING:
     from regatta.engine.record import RunRecord
@@ -60,29 +60,16 @@ def _write_files(chosen: Run, args: argparse.Namespace) -> list[str]:
     if args.report is not None:
         from regatta.web import report
 
-        written.append(_write(args.report, report.page(chosen), (".html", ".htm")))
+        written.append(write_file(args.report, report.page(chosen), (".html", ".htm")))
     if args.gantt is not None:
         from regatta.web import gantt
 
-        written.append(_write(args.gantt, gantt.page(chosen), (".html", ".htm")))
+        written.append(write_file(args.gantt, gantt.page(chosen), (".html", ".htm")))
     if args.trace is not None:
-        written.append(_write(args.trace, json.dumps(chosen.chrome_trace()), (".json",)))
+        written.append(write_file(args.trace, json.dumps(chosen.chrome_trace()), (".json",)))
     if args.export is not None:
         written.append(chosen.export(args.export))
     return written
-
-
-def _write(path: Path, text: str, suffixes: tuple[str, ...]) -> str:
-    if path.exists() and path.suffix.lower() not in suffixes:
-        raise UsageError(
-            f"{str(path)!r} is there and does not end in {suffixes[0]}; it is left as it is.",
-            hint="Is the name of the file to write missing?",
-        )
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"Cannot write {str(path)!r}: {error.strerror}.") from error
-    return str(path)
 
 
 def _show_run(record: RunRecord, args: argparse.Namespace) -> None:

@@ -1,0 +1,76 @@
+// The page of what versions differ in.
+
+const data = JSON.parse($("data").textContent);
+const labels = data.sides.map((side) => side.label);
+const SIGNS = { added: "+", removed: "−", changed: "~", reshaped: "~", rewired: "~" };
+
+function said(value) {
+  return value === null ? "None" : typeof value === "number" ? word(value) : spelled(value);
+}
+
+function section(title, note, ...parts) {
+  return make("section", {}, make("div", { className: "bar" }, make("h2", { textContent: title }), make("span", { className: "help", textContent: note })), ...parts);
+}
+
+function rows(columns, lines) {
+  const line = (kind, cells) => make("tr", {}, ...cells.map((cell, n) => make(kind, { textContent: cell, className: n ? "path" : "sign" })));
+  const table = make("table", {}, make("thead", {}, line("th", columns)), make("tbody", {}, ...lines.map((cells) => line("td", cells))));
+  return make("div", { className: "scroll", tabIndex: 0 }, table);
+}
+
+function number(name, value) {
+  return name === "files" && typeof value === "string" ? value.slice(0, 10) : said(value);
+}
+
+function fields() {
+  for (const [name, { rows: found, same }] of Object.entries(data.fields)) {
+    if (!found.length) continue;
+    const note = same ? `${same} the same` : "";
+    const lines = found.map(([key, values]) => [key, ...values.map((value) => number(name, value))]);
+    $("fields").append(section(name[0].toUpperCase() + name.slice(1), note, rows(["", ...labels], lines)));
+  }
+}
+
+function renamed(left, right) {
+  return left && right && left !== right ? `${left} → ${right}` : left ?? right;
+}
+
+function layers(each, of) {
+  if (!each.layers.length) return [];
+  const lines = each.layers.map((layer) => [SIGNS[layer.what], renamed(layer.left, layer.right), layer.kind,
+    layer.what === "rewired" ? "other operands" : layer.changes.map(([name, a, b]) => `${name} ${said(a)} → ${said(b)}`).join(", ") || layer.what]);
+  const [before, after] = each.expressions;
+  const words = before !== null && before !== after ? [make("p", { className: "help", textContent: `− ${before}` }), make("p", { className: "help", textContent: `+ ${after}` })] : [];
+  return [section(`Network${of}`, `${each.same_layers} layers are the same`, ...words, rows(["", "layer", "kind", ""], lines))];
+}
+
+function tensorPair(tensor) {
+  const shapes = tensor.shapes.filter(Boolean).map(sized);
+  const facts = [[...new Set(shapes)].join(" → ")];
+  if (tensor.distance) facts.push(`distance ${between(tensor.distance)}${tensor.relative ? `, ${between(tensor.relative)} of its norm` : ""}`);
+  if (tensor.moved !== null) facts.push(`${(tensor.moved * 100).toFixed(1)}% in another bin`);
+  if (["added", "removed"].includes(tensor.what)) facts.push(tensor.what);
+  const name = renamed(tensor.left, tensor.right);
+  const picture = tensor.histograms.some(Boolean) ? [drawHistogram(tensor.histograms, false, `Histograms of ${name}`)] : [];
+  return make("figure", { className: "card" }, make("h3", { textContent: name }), ...facts.map((text) => make("p", { textContent: text })), ...picture);
+}
+
+function weights(each, of, label) {
+  if (!each.tensors.length) return [];
+  const partly = each.tensors.find((tensor) => tensor.distance && tensor.distance[0] !== tensor.distance[1]);
+  const note = `${each.same_tensors} tensors are the same, bit for bit. Bars: ${labels[0]}; line: ${label}.${partly ? ` From ${partly.planes} bytes of each weight: ± is how far a figure can be off.` : ""}`;
+  const far = (tensor) => tensor.relative?.[1] ?? (tensor.what === "changed" ? 0 : Infinity);
+  const sorted = [...each.tensors].sort((a, b) => far(b) - far(a));
+  return [section(`Weights${of}`, note, make("div", { className: "grid" }, ...sorted.map(tensorPair)))];
+}
+
+for (const side of data.sides) {
+  const created = new Date(side.created * 1000).toISOString().slice(0, 16).replace("T", " ");
+  $("sides").append(make("div", {}, make("b", { textContent: side.label }), make("span", { className: "status", textContent: `${side.id.slice(0, 10)}  ${created}` }), make("p", { className: "help", textContent: side.message })));
+}
+$("verdict").textContent = data.same ? "They differ in nothing." : "";
+fields();
+data.comparisons.forEach((each, n) => {
+  const of = data.sides.length > 2 ? ` of ${labels[0]} and ${labels[n + 1]}` : "";
+  $("comparisons").append(...layers(each, of), ...weights(each, of, labels[n + 1]));
+});

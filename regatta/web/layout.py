@@ -1,0 +1,246 @@
+"""Where the layers of a network are drawn: boxes in rows, each below all that it needs, and the lines between them.
+
+What only passes numbers on (a norm or an activation behind a convolution) shares the box of the layer before it. Rows
+follow the longest path; a line that crosses rows has a place of its own in each, like a box without a width. Orders
+within rows come from sweeps over neighbours' places, places from the means of neighbours, no two too close.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+FOLDED = frozenset(
+    (
+        "NORM", "DROPOUT", "RELU", "LEAKY_RELU", "PRELU", "ELU", "CELU", "SELU", "GELU", "SILU", "MISH", "SIGMOID",
+        "HARD_SIGMOID", "HARD_SWISH", "TANH", "SOFTPLUS", "SOFTSIGN", "CLIP", "FLATTEN",
+    )
+)  # fmt: skip
+NEVER_OPENED = ("INPUT", "OUTPUT", "WEIGHT", "CONSTANT")  # boxes that take no others in
+HEIGHT, ROW_GAP, GAP, LANE = 40, 24, 22, 14
+MOST_LANES = 4000  # of lines through rows; beyond them the longest are drawn straight
+SWEEPS, ROUNDS = 8, 12
+
+
+@dataclass
+class Place:
+    """A box, or a lane of a line where it has no members; `x` is its middle, `y` its upper edge."""
+
+    members: tuple[str, ...]
+    width: float
+    row: int = 0
+    x: float = 0.0
+    above: list[int] = field(default_factory=list)
+    below: list[int] = field(default_factory=list)
+
+    @property
+    def y(self) -> float:
+        return self.row * (HEIGHT + ROW_GAP)
+
+
+@dataclass(frozen=True)
+class Line:
+    """From a box to another, through the middles of lanes; `operand` of how many that the other takes."""
+
+    source: int
+    target: int
+    lanes: tuple[int, ...]
+    operand: int
+    operands: int
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Boxes come first among the places, then lanes."""
+
+    places: tuple[Place, ...]
+    lines: tuple[Line, ...]
+    width: float
+    height: float
+
+    @property
+    def boxes(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if place.members)
+
+
+def arrange(kinds: Mapping[str, str], sources: Mapping[str, Sequence[str]], widths: Mapping[str, float]) -> Drawing:
+    """Lay out nodes, given the kind of each, what it needs, and how wide a box is that begins with it."""
+    groups = fold(kinds, sources)
+    number = {node: n for n, group in enumerate(groups) for node in group}
+    places = [Place(tuple(group), max(widths[node] for node in group[:1])) for group in groups]
+    edges = _edges(groups, number, sources)
+    _assign_rows(places, edges)
+    lines = _lines(places, edges)
+    rows = _rows(places)
+    _order(places, rows)
+    _settle(places, rows)
+    left = min((place.x - place.width / 2 for place in places), default=0.0)
+    for place in places:
+        place.x -= left
+    width = max((place.x + place.width / 2 for place in places), default=0.0)
+    height = max((place.y + HEIGHT for place in places), default=0.0)
+    return Drawing(tuple(places), tuple(lines), width, height)
+
+
+def fold(kinds: Mapping[str, str], sources: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Nodes in groups that share a box, in the order of nodes."""
+    uses: dict[str, int] = defaultdict(int)
+    for needed in sources.values():
+        for source in needed:
+            uses[source] += 1
+    groups: dict[str, list[str]] = {}
+    head: dict[str, str] = {}
+    for node in kinds:  # in the order of execution, or else a node simply has its own box
+        needed = sources.get(node, ())
+        first = head.get(needed[0]) if len(needed) == 1 and uses[needed[0]] == 1 else None
+        joins = kinds[node] in FOLDED and first is not None and kinds[first] not in NEVER_OPENED
+        head[node] = first if joins and first is not None else node
+        groups.setdefault(head[node], []).append(node)
+    return list(groups.values())
+
+
+def _edges(
+    groups: Sequence[Sequence[str]], number: Mapping[str, int], sources: Mapping[str, Sequence[str]]
+) -> list[tuple[int, int, int, int]]:
+    """Source, target, operand and number of operands, between groups."""
+    found = []
+    for target, group in enumerate(groups):
+        needed = [number[source] for source in sources.get(group[0], ()) if source in number]
+        found += [(source, target, operand, len(needed)) for operand, source in enumerate(needed)]
+    return found
+
+
+def _assign_rows(places: Sequence[Place], edges: Sequence[tuple[int, int, int, int]]) -> None:
+    below, above = defaultdict(list), defaultdict(list)
+    for source, target, _, _ in edges:
+        below[source].append(target)
+        above[target].append(source)
+    waiting = {n: len(above[n]) for n in range(len(places))}
+    ready = [n for n, count in waiting.items() if not count]
+    while ready:
+        node = ready.pop()
+        for target in below[node]:
+            places[target].row = max(places[target].row, places[node].row + 1)
+            waiting[target] -= 1
+            if not waiting[target]:
+                ready.append(target)
+    for node, place in enumerate(places):  # what needs nothing stands just above who needs it
+        if not above[node] and below[node]:
+            place.row = min(places[target].row for target in below[node]) - 1
+
+
+def _lines(places: list[Place], edges: Sequence[tuple[int, int, int, int]]) -> list[Line]:
+    """The lines, with lanes added to the places for the rows that they cross; short ones first, while there is room."""
+    found, left = {}, MOST_LANES
+    by_length = sorted(range(len(edges)), key=lambda n: places[edges[n][1]].row - places[edges[n][0]].row)
+    for at in by_length:
+        source, target, operand, operands = edges[at]
+        crossed = range(places[source].row + 1, places[target].row)
+        lanes = []
+        if len(crossed) <= left:
+            left -= len(crossed)
+            for row in crossed:
+                lanes.append(len(places))
+                places.append(Place((), LANE, row))
+        chain = [source, *lanes, target]
+        if len(lanes) == len(crossed):
+            for upper, lower in pairwise(chain):
+                places[upper].below.append(lower)
+                places[lower].above.append(upper)
+        found[at] = Line(source, target, tuple(lanes), operand, operands)
+    return [found[at] for at in range(len(edges))]
+
+
+def _rows(places: Sequence[Place]) -> list[list[int]]:
+    rows: dict[int, list[int]] = defaultdict(list)
+    for number, place in enumerate(places):
+        rows[place.row].append(number)
+    return [rows[row] for row in sorted(rows)]
+
+
+def _order(places: Sequence[Place], rows: list[list[int]]) -> None:
+    """Sweep down and up, each row by the mean place of its neighbours; the order with the fewest crossings stays."""
+    best, fewest = [list(row) for row in rows], _crossings(places, rows)
+    for sweep in range(SWEEPS):
+        if not fewest:
+            break
+        down = sweep % 2 == 0
+        for row in rows if down else rows[::-1]:
+            at = _positions(places, rows, row)
+            means = {n: _mean([at[m] for m in (places[n].above if down else places[n].below)], at[n]) for n in row}
+            row.sort(key=lambda n: means[n])
+        count = _crossings(places, rows)
+        if count < fewest:
+            best, fewest = [list(row) for row in rows], count
+    for row, kept in zip(rows, best, strict=True):
+        row[:] = kept
+
+
+def _positions(places: Sequence[Place], rows: Sequence[Sequence[int]], row: Sequence[int]) -> dict[int, int]:
+    """The places within their rows of a row and its two neighbours."""
+    here = places[row[0]].row - places[rows[0][0]].row  # a row is empty nowhere between the first and the last
+    return {n: i for each in rows[max(0, here - 1) : here + 2] for i, n in enumerate(each)}
+
+
+def _crossings(places: Sequence[Place], rows: Sequence[Sequence[int]]) -> int:
+    """How often lines between neighbouring rows cross."""
+    at = {n: i for row in rows for i, n in enumerate(row)}
+    total = 0
+    for row in rows:
+        ends = [at[lower] for upper in row for lower in sorted(places[upper].below, key=lambda n: at[n])]
+        total += _inversions(ends)
+    return total
+
+
+def _inversions(values: Sequence[int]) -> int:
+    """Pairs that are out of order; sorted as they come, which is quick for the few that a row has."""
+    from bisect import bisect_right, insort
+
+    seen: list[int] = []
+    count = 0
+    for value in values:
+        count += len(seen) - bisect_right(seen, value)
+        insort(seen, value)
+    return count
+
+
+def _settle(places: Sequence[Place], rows: Sequence[Sequence[int]]) -> None:
+    """Middles of places: first side by side, then towards their neighbours, in the order of the row."""
+    for row in rows:
+        x = 0.0
+        for number in row:
+            places[number].x = x + places[number].width / 2
+            x += places[number].width + GAP
+        for number in row:
+            places[number].x -= x / 2
+    for turn in range(ROUNDS):
+        down = turn % 2 == 0
+        for row in rows if down else rows[::-1]:
+            wanted = [
+                _mean([places[m].x for m in (places[n].above if down else places[n].below)], places[n].x) for n in row
+            ]
+            for number, x in zip(row, _apart([places[n] for n in row], wanted), strict=True):
+                places[number].x = x
+
+
+def _apart(row: Sequence[Place], wanted: Sequence[float]) -> list[float]:
+    """As near to the wanted places as the widths allow: neighbours that would overlap move as one block."""
+    offsets = [0.0]
+    for one, other in pairwise(row):
+        offsets.append(offsets[-1] + (one.width + other.width) / 2 + GAP)
+    blocks: list[tuple[float, float, int]] = []  # where it wants to begin, its weight, how many are in it
+    for place, x, offset in zip(row, wanted, offsets, strict=True):
+        weight = 1.0 if place.members else 3.0  # straight lines are worth more than centred boxes
+        blocks.append((x - offset, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (x1, w1, n1), (x2, w2, n2) = blocks[-2:]
+            blocks[-2:] = [((x1 * w1 + x2 * w2) / (w1 + w2), w1 + w2, n1 + n2)]
+    starts = [start for start, _, count in blocks for _ in range(count)]
+    return [start + offset for start, offset in zip(starts, offsets, strict=True)]
+
+
+def _mean(values: Iterable[float], otherwise: float) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else otherwise
