@@ -12,6 +12,7 @@ from regatta.errors import UsageError
 from regatta.repo.records import SnapshotRecord
 from regatta.repo.repo import COMMITTERS, PREFIX, Repo
 from regatta.repo.snapshots import state_file
+from regatta.repo.staging import forget_unknown, staged_files
 from regatta.store import fsck as store_fsck
 from regatta.store.locks import exclusive
 from regatta.store.store import GRACE
@@ -69,7 +70,8 @@ def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
             continue
         if (reason := _why_bad(repo, version, snapshot, names, whole)) is not None and catalog.has(version):
             problems.append(f"Version {version}, snapshot {snapshot.position}: {reason}.")
-    leftovers = len(list(_unknown_names(names, ids))) + sum(digest not in files for digest, _ in repo.files.present())
+    wanted = files.keys() | staged_files(repo)
+    leftovers = len(list(_unknown_names(names, ids))) + sum(digest not in wanted for digest, _ in repo.files.present())
     return Findings(len(ids), len(files), store, tuple(problems), leftovers)
 
 
@@ -78,11 +80,14 @@ def collect(repo: Repo, grace: float | None) -> Collected:
     seconds = GRACE if grace is None else grace
     if repo.read_only:
         raise UsageError("The repository is open for reading only.", place=str(repo.folder))
+    forget_unknown(repo)
     with exclusive(repo.folder / COMMITTERS, "gc"):  # nobody is between a file or a snapshot and the version of it
         names = list(_unknown_names(repo.store.references(PREFIX), repo.catalog.ids()))
         for name in names:
             repo.store.release(name)
-        files, size = repo.files.remove_unknown(set(repo.catalog.all_files()), repo.clock() - seconds)
+        files, size = repo.files.remove_unknown(
+            set(repo.catalog.all_files()) | staged_files(repo), repo.clock() - seconds
+        )
     return Collected(files, size, len(names), repo.store.gc(grace=seconds))
 
 

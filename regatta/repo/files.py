@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias, cast
 
 from blake3 import blake3
 
@@ -52,11 +52,16 @@ class FileFolder:
             raise CorruptError(f"{digest!r:.100} is no hash of a file.", place=str(self.folder))
         return self.folder / digest[:2] / digest
 
-    def put_all(self, files: Files) -> list[FileEntry]:
-        """Take in files, all durable when this comes back: {name: path or bytes}, or paths of files and folders."""
+    def put_all(self, files: Files | Sequence[FileEntry]) -> list[FileEntry]:
+        """Take in files, all durable when this comes back: {name: path or bytes}, or paths of files and folders.
+
+        Those that were taken in before may be given as what they became then.
+        """
         from regatta.store.pack import fsync_folder
 
-        named = dict(named_files(files))
+        if known := [file for file in files if isinstance(file, FileEntry)]:
+            return self._known(known)
+        named = dict(named_files(cast(Files, files)))
         if not named:
             return []
         self._tmp.mkdir(parents=True, exist_ok=True)
@@ -65,6 +70,12 @@ class FileFolder:
             fsync_folder(folder)
         fsync_folder(self.folder)
         return found
+
+    def _known(self, files: Sequence[FileEntry]) -> list[FileEntry]:
+        for file in files:
+            if (reason := self.why_bad(file.hash, file.bytes, whole=False)) is not None:
+                raise CorruptError(f"The file {file.path!r:.200} cannot be used: {reason}.", place=str(self.folder))
+        return sorted(files, key=lambda file: file.path)
 
     def open(self, digest: str) -> BinaryIO:
         try:

@@ -27,8 +27,8 @@ from regatta.store.snapshot import write_safetensors
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-OneSnapshot: TypeAlias = Mapping[str, Any] | str | Path
-Given: TypeAlias = OneSnapshot | Mapping[int, OneSnapshot] | Sequence[OneSnapshot]
+OneSnapshot: TypeAlias = "Mapping[str, Any] | str | Path | Kept"
+Given: TypeAlias = "OneSnapshot | Mapping[int, OneSnapshot] | Sequence[OneSnapshot]"
 SUFFIXES = (".safetensors", ".npz")
 
 
@@ -49,14 +49,24 @@ class TakenIn:
         return sum(tensor.words.nbytes for tensor in self.tensors.values())
 
 
-def take_in(weights: Given | None) -> list[TakenIn]:
+@dataclass(frozen=True)
+class Kept:
+    """A snapshot that the store has already, under some name that keeps it until a version does."""
+
+    snapshot: str
+    epoch: int | None
+    parameters: int
+    bytes: int
+
+
+def take_in(weights: Given | None) -> list[TakenIn | Kept]:
     """Snapshots out of tensors by name, a file, a list of these, or {epoch: one of these}."""
     if weights is None:
         return []
     if isinstance(weights, Mapping) and weights and all(type(key) is int for key in weights):
         by_epoch: dict[Any, Any] = dict(weights)
         return [_one(by_epoch[epoch], epoch) for epoch in sorted(by_epoch)]
-    if isinstance(weights, Mapping | str | Path):
+    if isinstance(weights, Mapping | str | Path | Kept):
         return [_one(weights, None)]
     if isinstance(weights, Sequence):
         return [_one(each, None) for each in weights]
@@ -66,15 +76,18 @@ def take_in(weights: Given | None) -> list[TakenIn]:
     )
 
 
-def _one(weights: Any, epoch: int | None) -> TakenIn:
+def _one(weights: Any, epoch: int | None) -> TakenIn | Kept:
+    if isinstance(weights, Kept):
+        return weights
     if isinstance(weights, str | Path):
-        return _from_file(Path(weights), epoch)
+        return from_file(Path(weights), epoch)
     if not isinstance(weights, Mapping):
         raise UsageError(f"A snapshot is tensors by name or a file, not {type(weights).__name__}.")
     return TakenIn(epoch, {name: as_tensor(str(name), value) for name, value in weights.items()}, {})
 
 
-def _from_file(path: Path, epoch: int | None) -> TakenIn:
+def from_file(path: Path, epoch: int | None) -> TakenIn:
+    """A snapshot in a safetensors or npz file."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"Weights come from {' and '.join(SUFFIXES)} files, not from {path.suffix or 'one without a suffix'!r}.",
@@ -87,6 +100,8 @@ def _from_file(path: Path, epoch: int | None) -> TakenIn:
         raise NotFoundError("There is no such file.", place=str(path)) from error
     except CorruptError as error:
         raise DataError(error.message, place=str(path)) from error
+    except IsADirectoryError as error:
+        raise DataError("This is a folder, not a file.", place=str(path)) from error
 
 
 def _from_safetensors(path: Path, epoch: int | None) -> TakenIn:
@@ -98,13 +113,9 @@ def _from_safetensors(path: Path, epoch: int | None) -> TakenIn:
 
 
 def _from_npz(path: Path, epoch: int | None) -> TakenIn:
-    from zipfile import BadZipFile
+    from regatta.repo.archives import read_npz
 
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return TakenIn(epoch, {name: as_tensor(name, file[name]) for name in file.files}, {})
-    except (ValueError, BadZipFile, EOFError, AttributeError) as error:
-        raise DataError(f"The file cannot be read: {error}.", place=str(path)) from error
+    return TakenIn(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
 
 
 class Weights(Mapping[str, Any]):
