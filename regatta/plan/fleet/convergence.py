@@ -1,0 +1,115 @@
+"""When a model has had enough training, and how much of it may be left: nobody knows before.
+
+A criterion looks at the metric after each epoch and says whether the model has converged; it also says between which
+numbers of epochs that must happen, which is all that a plan can go by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from regatta.errors import UsageError
+
+Mode = Literal["min", "max"]
+Horizon = Callable[["Bounds", float], float]  # epochs left, from the criterion's bounds and the epochs done
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A model converges after `least` epochs at the earliest and after `most` at the latest."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise UsageError(
+                f"Between {self.least} and {self.most} epochs: give whole numbers from 1, the least first."
+            )
+
+
+class Criterion(Protocol):
+    @property
+    def bounds(self) -> Bounds: ...
+
+    def reached(self, values: Sequence[float]) -> bool:
+        """Has a model converged that reported these values, one after each epoch?"""
+        ...
+
+
+@dataclass(frozen=True)
+class After:
+    """A fixed number of epochs."""
+
+    epochs: int
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.epochs, self.epochs)
+
+    def reached(self, values: Sequence[float]) -> bool:
+        return len(values) >= self.epochs
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """No value better than the best by `delta` for `patience` epochs; `most` epochs in any case."""
+
+    patience: int
+    most: int
+    delta: float = 0.0
+    mode: Mode = "min"
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(min(self.patience + 1, self.most), self.most)
+
+    def reached(self, values: Sequence[float]) -> bool:
+        if len(values) >= self.most:
+            return True
+        best, since = math.inf, 0
+        for value in values if self.mode == "min" else (-v for v in values):
+            if value < best - self.delta:
+                best, since = value, 0
+            else:
+                since += 1
+        return since >= self.patience
+
+
+@dataclass(frozen=True)
+class Reaches:
+    """A value as good as this; `most` epochs in any case."""
+
+    value: float
+    most: int
+    mode: Mode = "min"
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(1, self.most)
+
+    def reached(self, values: Sequence[float]) -> bool:
+        good = any(v <= self.value if self.mode == "min" else v >= self.value for v in values)
+        return good or len(values) >= self.most
+
+
+def even(bounds: Bounds, done: float) -> float:
+    """Every number of epochs that is still possible is as likely as another: the mean of what is left."""
+    soonest = max(bounds.least, int(done) + 1)
+    return max((soonest + bounds.most) / 2 - done, 0.0)
+
+
+def at_most(bounds: Bounds, done: float) -> float:
+    """The worst case."""
+    return max(bounds.most - done, 0.0)
+
+
+def as_long_again(bounds: Bounds, done: float) -> float:
+    """Nothing is known: what has lasted so long lasts as long again, and half an epoch at least."""
+    return max(done, 0.5)
+
+
+HORIZONS: dict[str, Horizon] = {"even": even, "most": at_most, "again": as_long_again}

@@ -1,0 +1,71 @@
+"""What no allocation can beat: devices as a fluid, all models ending together.
+
+In time C a model with work W needs the average rate W / C. On the concave envelope of its rates, no way to change
+widths during the run reaches that average with fewer devices on average than the envelope says. So the least C for
+which these averages add up to no more than the devices there are is a bound for every schedule, preemptive or not, that
+knows everything beforehand and restarts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regatta.plan.fleet.rates import Floats, envelope
+
+CLOSE = 1e-9
+
+
+@dataclass(frozen=True)
+class Fluid:
+    """The ideal end, and the average width of each model in it."""
+
+    seconds: float
+    widths: Floats
+
+
+class Envelopes:
+    """The concave envelopes of many models, as arrays: made once, asked often."""
+
+    def __init__(self, rates: Floats) -> None:
+        found = [envelope(row) for row in rates]
+        longest = max((len(corners) for corners in found), default=1)
+        padded = [corners + [corners[-1]] * (longest - len(corners)) for corners in found]
+        self.widths = np.array([[width for width, _ in corners] for corners in padded], dtype=float)
+        self.rates = np.array([[rate for _, rate in corners] for corners in padded], dtype=float)
+
+    def take(self, indices: Sequence[int]) -> Envelopes:
+        some = object.__new__(Envelopes)
+        some.widths, some.rates = self.widths[indices], self.rates[indices]
+        return some
+
+    def needed(self, rates: Floats) -> Floats:
+        """The least average widths that give these average rates; infinite where nothing does."""
+        rows = np.arange(len(rates))
+        after = np.minimum((self.rates < rates[:, None]).sum(axis=1), self.rates.shape[1] - 1)
+        before = np.maximum(after - 1, 0)
+        low, high = self.rates[rows, before], self.rates[rows, after]
+        rise = np.maximum(high - low, np.finfo(float).tiny)
+        part = np.clip((rates - low) / rise, 0.0, 1.0)
+        width = self.widths[rows, before] + part * (self.widths[rows, after] - self.widths[rows, before])
+        return np.where(rates > self.rates[:, -1] * (1 + CLOSE), np.inf, width)
+
+
+def fluid(work: Floats, envelopes: Envelopes, devices: float) -> Fluid:
+    """The bound for so much work (rows) of each model on so many devices, and the widths that would reach it."""
+    busy = work > 0
+    if not busy.any():
+        return Fluid(0.0, np.zeros(len(work)))
+    shortest = float((work[busy] / envelopes.rates[busy, -1]).max())
+    low, high = shortest, shortest
+    while envelopes.needed(work / high).sum() > devices:
+        low, high = high, high * 2
+    while high - low > CLOSE * high:
+        middle = (low + high) / 2
+        if envelopes.needed(work / middle).sum() > devices:
+            low = middle
+        else:
+            high = middle
+    return Fluid(low, envelopes.needed(work / high))

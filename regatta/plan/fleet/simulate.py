@@ -1,0 +1,221 @@
+"""A policy on a simulated clock: devices, models that converge when they do, and restarts that cost time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regatta.errors import RegattaError, UsageError
+from regatta.plan.fleet.fluid import Envelopes, fluid
+from regatta.plan.fleet.machines import Machines
+from regatta.plan.fleet.policies import Changes, Policy, Task, View
+from regatta.plan.fleet.rates import Rate, table
+
+SAME = 1e-9  # relative: what rounding keeps apart is together
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A model on a group of devices, from its start there until it left or converged."""
+
+    model: str
+    devices: tuple[int, ...]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Voyage:
+    """What came of it."""
+
+    stays: tuple[Stay, ...]
+    ends: Mapping[str, float]  # when each model converged
+    restarts: int
+    rounds: int  # decisions that changed something
+    devices: int
+
+    @property
+    def makespan(self) -> float:
+        return max(self.ends.values(), default=0.0)
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the devices' time in which they belonged to a model."""
+        held = sum(len(stay.devices) * (stay.end - stay.start) for stay in self.stays)
+        return held / (self.devices * self.makespan) if self.makespan else 1.0
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a policy does not know: the epochs that each model needs, and its real rates where they are others."""
+
+    epochs: Sequence[int]
+    rates: Sequence[Rate] | None = None
+
+
+def simulate(
+    policy: Policy,
+    tasks: Sequence[Task],
+    machines: Machines,
+    truth: Truth,
+    *,
+    restart: float = 0.0,
+    stops: int | None = None,
+    after: Callable[[View], None] | None = None,
+) -> Voyage:
+    """Train all models to their convergence.
+
+    `restart` is what a model loses when its devices change after it has begun. `stops` is how often in an epoch a
+    model can be changed: 1 is only at the ends of its own epochs, None is at any moment, by a checkpoint.
+    `after` is called with the view after each decision.
+    """
+    if len(truth.epochs) != len(tasks):
+        raise UsageError(f"{len(tasks)} models, but the epochs of {len(truth.epochs)}.")
+    return _Voyage(policy, tasks, machines, truth, restart, stops, after or (lambda view: None)).run()
+
+
+def malleable_bound(tasks: Sequence[Task], machines: Machines, truth: Truth) -> float:
+    """No schedule ends before this, even one that knows all epochs and restarts for nothing."""
+    rates = table(truth.rates or [task.rate for task in tasks], machines)
+    work = np.array([task.rows * epochs for task, epochs in zip(tasks, truth.epochs, strict=True)], dtype=float)
+    return fluid(work, Envelopes(rates), machines.count).seconds
+
+
+class _Voyage:
+    def __init__(
+        self,
+        policy: Policy,
+        tasks: Sequence[Task],
+        machines: Machines,
+        truth: Truth,
+        restart: float,
+        stops: int | None,
+        after: Callable[[View], None],
+    ) -> None:
+        count = len(tasks)
+        self.policy, self.tasks, self.truth, self.stops, self.after = policy, tasks, truth, stops, after
+        self.view = View(machines, tasks, restart, epochs=np.zeros(count), ready=np.zeros(count))
+        self.view.waiting = dict.fromkeys(range(count))
+        self.view.free = set(range(machines.count))
+        self.speeds = np.zeros(count)  # epochs per second on the devices that each has
+        self.pace = np.zeros(count)  # the same, as it really goes
+        self.since = np.zeros(count)  # when `view.epochs` of a model was right; it may be ahead, during a restart
+        self.versions = [0] * count
+        self.heap: list[tuple[float, int, int, float]] = []  # time, model, version, epochs done then
+        self.begun: dict[int, float] = {}
+        self.stays: list[Stay] = []
+        self.ends: dict[str, float] = {}
+        self.restarts = self.rounds = 0
+
+    def run(self) -> Voyage:
+        self._decide(set())
+        while self.heap:
+            now = self.heap[0][0]
+            stopped: set[int] = set()
+            while self.heap and self.heap[0][0] <= now * (1 + SAME):
+                _, model, version, epochs = heapq.heappop(self.heap)
+                if version == self.versions[model]:
+                    self._advance(now)
+                    self._stop(model, epochs, stopped)
+            if stopped:
+                self._decide(stopped)
+        if len(self.ends) < len(self.tasks):
+            raise UsageError(f"The policy left {len(self.tasks) - len(self.ends)} models waiting for ever.")
+        return Voyage(tuple(self.stays), self.ends, self.restarts, self.rounds, self.view.machines.count)
+
+    def _advance(self, now: float) -> None:
+        view = self.view
+        if now <= view.now and view.now > 0:
+            return
+        spans = np.maximum(now - self.since, 0.0)
+        view.epochs += self.pace * spans
+        self.since = np.maximum(self.since, now)
+        view.now = now
+
+    def _stop(self, model: int, epochs: float, stopped: set[int]) -> None:
+        """A model is at one of its stops: it has converged, or goes on to the next."""
+        self.view.epochs[model] = epochs
+        stopped.add(model)
+        if epochs >= self.truth.epochs[model]:
+            self._release(model)
+            self.ends[self.tasks[model].name] = self.view.now
+        else:
+            self._schedule(model)
+
+    def _release(self, model: int) -> None:
+        view = self.view
+        devices = view.groups.pop(model)
+        view.free.update(devices)
+        self.stays.append(Stay(self.tasks[model].name, devices, self.begun.pop(model), view.now))
+        self.speeds[model] = self.pace[model] = 0.0
+        self.versions[model] += 1
+
+    def _decide(self, stopped: set[int]) -> None:
+        view = self.view
+        view.fixed = set() if self.stops is None else set(view.groups) - stopped
+        running = set(view.groups)
+        changes = self.policy.decide(view)
+        for model in changes:
+            self._check(model, changes)
+        for model in [m for m in changes if m in running]:
+            self._release(model)
+            view.waiting[model] = None
+        for model, devices in changes.items():
+            if devices:
+                self._begin(model, devices)
+        self.rounds += bool(changes)
+        if self.policy.lockstep:
+            self._keep_pace()
+        for model in changes:
+            if model in view.groups and not self.policy.lockstep:
+                self._schedule(model)
+        self.after(view)
+
+    def _check(self, model: int, changes: Changes) -> None:
+        if model in self.view.fixed:
+            raise RegattaError(f"{self.tasks[model].name} was moved between two of its stops.")
+        if model not in self.view.groups and model not in self.view.waiting:
+            raise RegattaError(f"{self.tasks[model].name} has converged and was given {changes[model]}.")
+
+    def _begin(self, model: int, devices: tuple[int, ...]) -> None:
+        view = self.view
+        if len(set(devices)) < len(devices) or not view.free.issuperset(devices):
+            raise RegattaError(f"{self.tasks[model].name} was given {devices}; free are {sorted(view.free)}.")
+        del view.waiting[model]
+        view.groups[model] = devices
+        view.free.difference_update(devices)
+        again = bool(view.epochs[model] > 0)
+        self.restarts += again
+        view.ready[model] = self.since[model] = view.now + (view.restart if again else 0.0)
+        self.begun[model] = view.now
+        self.speeds[model] = self.pace[model] = self._rate(model, devices) / self.tasks[model].rows
+
+    def _rate(self, model: int, devices: tuple[int, ...]) -> float:
+        if self.truth.rates is None:
+            return self.view.rate(model, devices)
+        width, nodes = float(len(devices)), float(self.view.machines.nodes(devices))
+        return float(self.truth.rates[model].rates(np.array([width]), np.array([nodes]))[0])
+
+    def _keep_pace(self) -> None:
+        """All that run read one stream of rows: nobody starts before the last is ready, and the slowest leads."""
+        running = list(self.view.groups)
+        if not running:
+            return
+        rows = np.array([self.tasks[m].rows for m in running], dtype=float)
+        slowest = float((self.speeds[running] * rows).min())
+        self.pace[running] = slowest / rows
+        self.since[running] = self.since[running].max()
+        for model in running:
+            self._schedule(model)
+
+    def _schedule(self, model: int) -> None:
+        """The next stop of a model: a part of an epoch further, or the end of the epoch."""
+        parts = self.stops or 1
+        done = float(self.view.epochs[model])
+        target = (np.floor(done * parts * (1 + SAME) + SAME) + 1) / parts
+        self.versions[model] += 1
+        time = float(self.since[model]) + (target - done) / float(self.pace[model])
+        heapq.heappush(self.heap, (time, model, self.versions[model], float(target)))
