@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -82,9 +82,17 @@ def portrait(
     found: Records[Distribution] = Records()
     if look and side.snapshot is not None:
         weights = weights_of(repo, side.version, side.snapshot)
-        found = distributions(repo.store if repo.has_store else None, weights, exact=exact)
+        names = _in_order(weights.members, description.network)
+        found = distributions(repo.store if repo.has_store else None, weights, names, exact)
     seen = activations(repo, side, description.network, inputs) if inputs else {}
     return Portrait(description, side, {each.id: each.reference for each in related}, found, seen)
+
+
+def _in_order(names: Iterable[str], network: Mapping[str, Any] | None) -> list[str]:
+    """Names of tensors in the order of the layers that have them; those of none come last."""
+    known = dict.fromkeys(name for layer in layers_of(network) for _, name, _ in layer.parameters)
+    there = list(names)
+    return [*(name for name in known if name in set(there)), *(name for name in there if name not in known)]
 
 
 def activations(

@@ -41,7 +41,7 @@ function layers(each, of) {
     layer.what === "rewired" ? "other operands" : layer.changes.map(([name, a, b]) => `${name} ${said(a)} → ${said(b)}`).join(", ") || layer.what]);
   const [before, after] = each.expressions;
   const words = before !== null && before !== after ? [make("p", { className: "help", textContent: `− ${before}` }), make("p", { className: "help", textContent: `+ ${after}` })] : [];
-  return [section(`Network${of}`, `${each.same_layers} layers are the same`, ...words, rows(["", "layer", "kind", ""], lines))];
+  return [section(`Network${of}`, `${each.same_layers} ${each.same_layers === 1 ? "layer is" : "layers are"} the same`, ...words, rows(["", "layer", "kind", ""], lines))];
 }
 
 function tensorPair(tensor) {
@@ -58,7 +58,7 @@ function tensorPair(tensor) {
 function weights(each, of, label) {
   if (!each.tensors.length) return [];
   const partly = each.tensors.find((tensor) => tensor.distance && tensor.distance[0] !== tensor.distance[1]);
-  const note = `${each.same_tensors} tensors are the same, bit for bit. Bars: ${labels[0]}; line: ${label}.${partly ? ` From ${partly.planes} bytes of each weight: ± is how far a figure can be off.` : ""}`;
+  const note = `${each.same_tensors} ${each.same_tensors === 1 ? "tensor is" : "tensors are"} the same, bit for bit. Bars: ${labels[0]}; line: ${label}.${partly ? ` From ${partly.planes} bytes of each weight: ± is how far a figure can be off.` : ""}`;
   const far = (tensor) => tensor.relative?.[1] ?? (tensor.what === "changed" ? 0 : Infinity);
   const sorted = [...each.tensors].sort((a, b) => far(b) - far(a));
   return [section(`Weights${of}`, note, make("div", { className: "grid" }, ...sorted.map(tensorPair)))];

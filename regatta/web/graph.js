@@ -1,6 +1,6 @@
 // A network as boxes in rows, drawn where the layout has put them; one box may be chosen.
 
-const FEWEST_SCALE = 0.25, MARGIN = 8;
+const LEAST = 0.25, LEGIBLE = 0.6, MARGIN = 8;
 
 function linePath(network, [source, target, operand, operands, lanes]) {
   const [from, to] = [network.boxes[source], network.boxes[target]];
@@ -46,10 +46,11 @@ class Graph {
     const group = shape("g", { class: `box ${first.kind} ${box.what ?? ""}`, transform: `translate(${box.x - box.width / 2},${box.y})`, role: "button", "aria-label": `${box.title} ${first.name || first.id}` }, this.svg);
     shape("rect", { class: "plate", width: box.width, height: box.height, rx: 5 }, group);
     shape("rect", { class: "stripe", x: 0, y: 0, width: 5, height: box.height, rx: 2 }, group);
-    const letters = Math.floor((box.width - 18) / 6.6);
+    const letters = Math.floor((box.width - 18) / 6.2);
     shape("text", { class: "title", x: 12, y: 17 }, group, shortened(box.title, letters));
     const behind = rest.map((node) => node.kind.replace("LEAKY_", "").toLowerCase()).join(" · ");
-    const below = behind || (["INPUT", "OUTPUT"].includes(first.kind) ? sized(last.shape) : first.name || first.id);
+    const name = ["INPUT", "OUTPUT"].includes(first.kind) ? sized(last.shape) : first.name || first.id;
+    const below = behind ? `${shortened(name, letters - behind.length - 1)} · ${behind}` : name;
     shape("text", { class: "sub", x: 12, y: 32 }, group, shortened(below, letters));
     shape("title", {}, group, `${first.name || first.id}${last.shape ? ` → ${sized(last.shape)}` : ""}`);
     group.addEventListener("click", () => this.light(number));
@@ -58,9 +59,8 @@ class Graph {
 
   light(number, scroll = false) {
     this.chosen = number;
-    this.boxes.forEach((box, n) => box.classList.toggle("lit", n === number));
-    this.network.lines.forEach(([source, target], n) => this.lines[n].classList.toggle("lit", source === number || target === number));
-    this.network.lines.forEach(([source, target], n) => { if (source === number || target === number) this.svg.insertBefore(this.lines[n], this.boxes[0]); });
+    this.boxes.forEach((box, n) => box.classList.toggle("chosen", n === number));
+    this.network.lines.forEach(([source, target], n) => this.lines[n].classList.toggle("chosen", source === number || target === number));
     if (scroll) this.boxes[number].scrollIntoView({ block: "nearest", inline: "nearest" });
     this.choose(this.network.boxes[number]);
   }
@@ -74,11 +74,11 @@ class Graph {
   }
 
   zoom(scale) {
-    this.scale = Math.min(2, Math.max(FEWEST_SCALE, scale));
+    this.scale = Math.min(2, Math.max(LEAST, scale));
     this.svg.setAttribute("width", this.size[0] * this.scale);
     this.svg.setAttribute("height", this.size[1] * this.scale);
   }
 
-  // As wide as its place, never larger than it is.
-  fit() { this.zoom(Math.min(1, (this.place.clientWidth - 30) / this.size[0])); }
+  // As wide as its place, but not larger than it is, nor too small to be read.
+  fit() { this.zoom(Math.min(1, Math.max(LEGIBLE, (this.place.clientWidth - 30) / this.size[0]))); }
 }

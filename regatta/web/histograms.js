@@ -60,13 +60,14 @@ function drawHistogram(histograms, log, label) {
 
 function tensorCard(tensor, log, name = tensor.name) {
   const { histogram } = tensor;
+  const constant = tensor.count > 0 && tensor.least[0] === tensor.greatest[1] && !tensor.nonfinite;
   const words = [make("h3", { textContent: name }),
     make("p", { textContent: `${sized(tensor.shape)} ${tensor.dtype}${tensor.stored !== null && tensor.stored !== undefined ? `, ${bytes(tensor.bytes)}, ${bytes(tensor.stored)} stored` : ""}` }),
-    make("p", { textContent: `mean ${between(tensor.mean)}, deviation ${between(tensor.deviation)}` })];
+    make("p", { textContent: constant ? `all are ${figure(tensor.least[0])}` : `mean ${between(tensor.mean)}, deviation ${between(tensor.deviation)}` })];
   const beyond = histogram.below + histogram.above;
   if (beyond) words.push(make("p", { textContent: `${beyond.toLocaleString("en")} beyond: from ${between(tensor.least)} to ${between(tensor.greatest)}` }));
   if (tensor.nonfinite) words.push(make("p", { className: "bad", textContent: `${tensor.nonfinite.toLocaleString("en")} not finite` }));
-  return make("figure", { className: "card" }, ...words, drawHistogram([histogram], log, `Histogram of ${name}`));
+  return make("figure", { className: "card" }, ...words, ...(constant ? [] : [drawHistogram([histogram], log, `Histogram of ${name}`)]));
 }
 
 function drawMaps(maps) {

@@ -218,21 +218,34 @@ def _settle(places: Sequence[Place], rows: Sequence[Sequence[int]]) -> None:
     for turn in range(ROUNDS):
         down = turn % 2 == 0
         for row in rows if down else rows[::-1]:
-            wanted = [
-                _mean([places[m].x for m in (places[n].above if down else places[n].below)], places[n].x) for n in row
-            ]
-            for number, x in zip(row, _apart([places[n] for n in row], wanted), strict=True):
+            wanted = [_wanted(places, n, places[n].above if down else places[n].below) for n in row]
+            weights = [_weight(places, n, down) for n in row]
+            for number, x in zip(row, _apart([places[n] for n in row], wanted, weights), strict=True):
                 places[number].x = x
 
 
-def _apart(row: Sequence[Place], wanted: Sequence[float]) -> list[float]:
+def _wanted(places: Sequence[Place], number: int, neighbours: Sequence[int]) -> float:
+    """In line with the nearest of one or two neighbours, so that the main path is straight; amid more of them."""
+    if 0 < len(neighbours) <= 2:
+        return places[neighbours[0]].x
+    return _mean([places[n].x for n in neighbours], places[number].x)
+
+
+def _weight(places: Sequence[Place], number: int, down: bool) -> float:
+    """How much a place insists on where it wants to be: most on the main path, where each is the other's nearest."""
+    place = places[number]
+    here, back = (place.above, "below") if down else (place.below, "above")
+    is_main = bool(place.members and here and getattr(places[here[0]], back)[0] == number)
+    return 1000.0 if is_main else 10.0 if place.members else 1.0
+
+
+def _apart(row: Sequence[Place], wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
     """As near to the wanted places as the widths allow: neighbours that would overlap move as one block."""
     offsets = [0.0]
     for one, other in pairwise(row):
         offsets.append(offsets[-1] + (one.width + other.width) / 2 + GAP)
     blocks: list[tuple[float, float, int]] = []  # where it wants to begin, its weight, how many are in it
-    for place, x, offset in zip(row, wanted, offsets, strict=True):
-        weight = 1.0 if place.members else 3.0  # straight lines are worth more than centred boxes
+    for x, weight, offset in zip(wanted, weights, offsets, strict=True):
         blocks.append((x - offset, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             (x1, w1, n1), (x2, w2, n2) = blocks[-2:]

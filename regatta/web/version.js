@@ -33,18 +33,17 @@ function detail(box) {
     parts.push(make("h3", { textContent: `${node.kind} ${node.name || node.id}` }), pairs(entries));
     const seen = data.activations[id];
     if (seen) parts.push(activationCard(seen, "for the given input"));
-    for (const [role, name, size] of node.parameters) {
-      const tensor = tensors.get(name);
-      parts.push(tensor ? tensorCard(tensor, $("counts-log").checked) : pairs([[role, `${name} ${sized(size)}`]]));
-    }
+    const known = node.parameters.filter(([, name]) => tensors.has(name));
+    parts.push(...known.map(([, name]) => tensorCard(tensors.get(name), $("counts-log").checked)));
+    const others = node.parameters.filter(([, name]) => !tensors.has(name));
+    if (others.length) parts.push(pairs(others.map(([role, name, size]) => [role, `${name} ${sized(size)}`])));
   }
   $("detail").replaceChildren(...parts);
 }
 
 function activationCard(seen, name) {
   const card = tensorCard({ ...seen, stored: null }, $("counts-log").checked, name);
-  const said = make("p", { textContent: `${Math.round(seen.zeros * 100)}% are zero` });
-  card.insertBefore(said, card.lastChild);
+  if (seen.zeros) card.querySelector("p:last-of-type").after(make("p", { textContent: `${Math.round(seen.zeros * 100)}% are zero` }));
   if (seen.maps.length) card.append(drawMaps(seen.maps));
   return card;
 }

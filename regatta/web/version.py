@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regatta.web.layout import HEIGHT, arrange
+from regatta.web.layout import HEIGHT, arrange, fold
 from regatta.web.page import fill, rounded
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ VERSION = 1
 MOST_NODES = 2000  # that are drawn
 MOST_TENSORS = 1000
 MOST_POINTS = 600  # of a curve
-LETTER, MARGIN, NARROWEST, WIDEST = 6.9, 30, 96, 270  # of boxes
+LETTER, MARGIN, NARROWEST, WIDEST = 7.4, 30, 96, 280  # of boxes
 SIZES = ("out", "features", "heads", "count", "hidden", "output", "p", "axis", "function", "type")
 
 
@@ -70,8 +70,12 @@ def network_data(layers: Sequence[Layer]) -> dict[str, Any] | None:
     if len(layers) > MOST_NODES:
         return {"nodes": nodes, "boxes": [], "lines": [], "width": 0, "height": 0}
     titles = {layer.id: title(layer) for layer in layers}
-    widths = {id: _width(titles[id], nodes[id]["name"] or id) for id in nodes}
-    drawing = arrange({layer.id: layer.kind for layer in layers}, {layer.id: layer.sources for layer in layers}, widths)
+    kinds, sources = {layer.id: layer.kind for layer in layers}, {layer.id: layer.sources for layer in layers}
+    widths = {id: 0.0 for id in nodes}
+    for first, *rest in fold(kinds, sources):
+        behind = "".join(f" · {kinds[id]}" for id in rest)
+        widths[first] = _width(titles[first], (nodes[first]["name"] or first) + behind)
+    drawing = arrange(kinds, sources, widths)
     boxes = [
         {
             "members": list(box.members), "title": titles[box.members[0]], "x": round(box.x, 1), "y": box.y,
