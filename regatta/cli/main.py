@@ -17,6 +17,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import Verbs
 from regatta.cli.commands import (
     add,
+    archive,
     checkout,
     commit,
     control,
@@ -25,6 +26,7 @@ from regatta.cli.commands import (
     demo,
     desc,
     diff,
+    doctor,
     explain,
     fsck,
     gc,
@@ -44,7 +46,8 @@ from regatta.errors import RegattaError, UsageError, nearest
 
 VERBS = (
     demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, worker, replay, simulate,
-    init, add, add.unstage, add.status, commit, list_, desc, diff, log, checkout, copy, tag, delete, fsck, gc,
+    init, add, add.unstage, add.status, commit, list_, desc, diff, log, checkout, copy, tag, delete,
+    archive, fsck, gc, doctor,
 )  # fmt: skip
 GROUPS = {
     "train": ("demo", "run", "explain", "simulate", "resume", "stop", "extend", "clone", "worker", "replay"),

@@ -241,8 +241,7 @@ class Catalog(Database):
         """Add what a version has not had so far: a network, snapshots, metrics, parents; snapshots may be replaced."""
         if new.network is not None:
             self._add_network(new.network)
-        rows = [(key, s.position, s.epoch, s.kind, s.reference, s.id, s.digest) for s in new.snapshots]
-        self._many("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        self.replace_snapshots(key, new.snapshots)
         self._run(
             "UPDATE model_version SET snapshots = (SELECT COUNT(*) FROM snapshot WHERE version = key), "
             "parameters = COALESCE(?, parameters), bytes = COALESCE(?, bytes), network = COALESCE(network, ?) "
@@ -255,6 +254,11 @@ class Catalog(Database):
                 "INSERT OR REPLACE INTO parent SELECT ?, key, ?, ?, ? FROM model_version WHERE id = ?",
                 key, link.kind, link.epoch, link.commit, link.base,
             )  # fmt: skip
+
+    def replace_snapshots(self, key: int, snapshots: Iterable[SnapshotRecord]) -> None:
+        """Enter snapshots of a version, in the places of those that were there."""
+        rows = [(key, s.position, s.epoch, s.kind, s.reference, s.id, s.digest) for s in snapshots]
+        self._many("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def describe_anew(self, version: Version, metadata: Mapping[str, Any]) -> None:
         text = canonical_json(dict(metadata), "metadata")

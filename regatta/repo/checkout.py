@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regatta.errors import ConflictError
+from regatta.errors import ConflictError, UsageError
 from regatta.location import writable_folder
 from regatta.repo.files import FileEntry, write_inside
 from regatta.repo.records import Description, Version
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
+    from regatta.repo.weights import Weights
 
 WEIGHTS, ABOUT = "weights.safetensors", "version.json"
 
 
 def check_out(repo: Repo, version: Version, target: Path, snapshot: int | str | None, overwrite: bool) -> Path:
     """See Repo.checkout."""
-    alone = target.suffix == ".safetensors"
+    write = _WRITERS.get(target.suffix.lower())
+    alone = write is not None
     taken = target.exists() and (alone or not target.is_dir() or any(target.iterdir()))
     if taken and not overwrite:
         raise ConflictError(
             "There is something already.", place=str(target), hint="Name another place, or overwrite=True."
         )
-    if alone:
+    if write is not None:
+        if target.is_dir() and not target.is_symlink():
+            raise ConflictError("There is a folder of that name.", place=str(target), hint="Name another place.")
         writable_folder(target.parent, "folder")
-        repo.weights(version, snapshot).to_safetensors(target, _origin(version))
+        write(repo.weights(version, snapshot), target, _origin(version))
         return target
     writable_folder(target, "folder")
     description = repo.describe(version)
@@ -40,6 +46,42 @@ def check_out(repo: Repo, version: Version, target: Path, snapshot: int | str | 
     text = json.dumps(version_json(description), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_inside(target, FileEntry(ABOUT, "", 0), io.BytesIO(text.encode()))
     return target
+
+
+def _write_safetensors(weights: Weights, target: Path, origin: dict[str, str]) -> None:
+    weights.to_safetensors(target, origin)
+
+
+def _write_npz(weights: Weights, target: Path, origin: dict[str, str]) -> None:
+    """As np.load reads it; types that NumPy lacks have no place there."""
+    import numpy as np
+
+    written = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(written, "w", allowZip64=True) as archive:
+            for name, value in weights.items():
+                if not isinstance(value, np.ndarray):
+                    raise UsageError(
+                        f"NumPy has no type {value.dtype}, of which the tensor {name!r} is.",
+                        place=str(target),
+                        hint="Check it out as .safetensors or .pt.",
+                    )
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, value, allow_pickle=False)
+        os.replace(written, target)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _write_torch(weights: Weights, target: Path, origin: dict[str, str]) -> None:
+    from regatta.frameworks.torch_files import write_state_dict
+
+    write_state_dict(target, weights.read())
+
+
+_WRITERS = {
+    ".safetensors": _write_safetensors, ".npz": _write_npz, ".pt": _write_torch, ".pth": _write_torch,
+}  # fmt: skip
 
 
 def version_json(description: Description) -> dict[str, Any]:

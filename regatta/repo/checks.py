@@ -71,7 +71,10 @@ def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
         if (reason := _why_bad(repo, version, snapshot, names, whole)) is not None and catalog.has(version):
             problems.append(f"Version {version}, snapshot {snapshot.position}: {reason}.")
     wanted = files.keys() | staged_files(repo)
-    leftovers = len(list(_unknown_names(names, ids))) + sum(digest not in wanted for digest, _ in repo.files.present())
+    known = {snapshot.reference for _, snapshot in snapshots}
+    leftovers = len(list(_unknown_names(names, known))) + sum(
+        digest not in wanted for digest, _ in repo.files.present()
+    )
     return Findings(len(ids), len(files), store, tuple(problems), leftovers)
 
 
@@ -82,7 +85,8 @@ def collect(repo: Repo, grace: float | None) -> Collected:
         raise UsageError("The repository is open for reading only.", place=str(repo.folder))
     forget_unknown(repo)
     with exclusive(repo.folder / COMMITTERS, "gc"):  # nobody is between a file or a snapshot and the version of it
-        names = list(_unknown_names(repo.store.references(PREFIX), repo.catalog.ids()))
+        known = {snapshot.reference for _, snapshot in repo.catalog.all_snapshots()}
+        names = list(_unknown_names(repo.store.references(PREFIX), known))
         for name in names:
             repo.store.release(name)
         files, size = repo.files.remove_unknown(
@@ -91,11 +95,9 @@ def collect(repo: Repo, grace: float | None) -> Collected:
     return Collected(files, size, len(names), repo.store.gc(grace=seconds))
 
 
-def _unknown_names(names: dict[str, str], versions: set[str]) -> Iterator[str]:
+def _unknown_names(names: dict[str, str], known: set[str]) -> Iterator[str]:
     """Names that a committer gave before it was killed, or that whoever deleted a version did not get to."""
-    for name in names:
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX).partition("/")[0] not in versions:
-            yield name
+    return (name for name in names if name.startswith(PREFIX) and name not in known)
 
 
 def _why_bad(repo: Repo, version: str, snapshot: SnapshotRecord, names: dict[str, str], whole: bool) -> str | None:

@@ -44,12 +44,14 @@ from regatta.repo.snapshots import choose, keep_again, weights_of
 from regatta.store.locks import shared
 
 if TYPE_CHECKING:
+    from regatta.repo.archiving import Archived
     from regatta.repo.checks import Collected, Findings
     from regatta.repo.describe import Portrait
     from regatta.repo.diff import Diff
     from regatta.repo.distributions import Distribution
     from regatta.repo.weights import Given, Kept, TakenIn, Weights
     from regatta.store.fsck import Depth
+    from regatta.store.graph import Scheme
     from regatta.store.store import ParameterStore
 
 CATALOG, COMMITTERS, PREFIX = "catalog.sqlite", "commit.lock", "versions/"
@@ -365,12 +367,36 @@ class Repo:
         self, reference: str | Version, path: str | Path, *, snapshot: int | str | None = None, overwrite: bool = False
     ) -> Path:
         """Write a version out: a folder with weights.safetensors, version.json and files/; or its weights alone, where
-        the path ends in .safetensors."""
+        the path ends in .safetensors, .npz, .pt or .pth."""
         from regatta.repo.checkout import check_out
 
         return check_out(self, self._version(reference), Path(os.path.abspath(path)), snapshot, overwrite)
 
     # Keeping
+
+    def archive(
+        self,
+        *references: str | Version,
+        lossy: str | None = None,
+        budget: float | None = None,
+        scheme: Scheme = "independent",
+        algorithm: str = "pas-mt",
+        progressive: bool = False,
+        dry_run: bool = False,
+    ) -> Archived:
+        """Keep all weights in less room, bit for bit; a dry run says what that would save.
+
+        `budget` is how many times longer than at best a snapshot may take to read; without one, as little as possible
+        is stored. With `lossy`, a scheme such as "float16" or "uniform-8", the weights of the versions that are named
+        lose bits; the newest state of a run's configuration stays exact.
+        """
+        from regatta.repo.archiving import archive
+
+        chosen = [self._version(reference) for reference in references]
+        return archive(
+            self, chosen, lossy=lossy, budget=budget, scheme=scheme, algorithm=algorithm, progressive=progressive,
+            dry_run=dry_run,
+        )  # fmt: skip
 
     def gc(self, *, grace: float | None = None) -> Collected:
         """Take away weights and files that no version needs, once they are older than `grace` seconds (two weeks)."""

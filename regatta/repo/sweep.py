@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from regatta.repo.catalog import NewVersion
 from regatta.repo.names import ID_DIGITS
 from regatta.repo.networks import NetworkRows, network_rows
 from regatta.repo.queries import Filters
-from regatta.repo.records import Link, RunEntry, SnapshotRecord, Versions
+from regatta.repo.records import Link, RunEntry, SnapshotRecord, Version, Versions
 from regatta.repo.repo import CATALOG, Repo
 from regatta.repo.weights import state_file_weights, stored_weights
 
@@ -129,7 +129,8 @@ class _Committed:
         states = self._states(config)
         ident = version_id(self.series, config.id)
         known = self.known.get(ident)
-        size = self._size(config, states) if known is None or known.snapshots != len(states) else (None, None)
+        snapshots = self._snapshots(known, states)
+        size = self._size(config, states) if known is None or known.snapshots != len(snapshots) else (None, None)
         return NewVersion(
             id=ident,
             name=f"{self.record.name}/{config.id}",
@@ -141,14 +142,21 @@ class _Committed:
             config=config.id,
             hyperparameters=config.values,
             metrics=_metrics(config),
-            snapshots=[
-                SnapshotRecord(position, state.epoch, "state", state.reference, state.id, state.digest)
-                for position, state in enumerate(states)
-            ],
+            snapshots=snapshots,
             parents=self._parents(config),
             parameters=size[0],
             bytes=size[1],
         )
+
+    def _snapshots(self, known: Version | None, states: list[_State]) -> list[SnapshotRecord]:
+        """The epochs in their order: those whose weights were replaced since stay what they are."""
+        found = {
+            state.epoch: SnapshotRecord(0, state.epoch, "state", state.reference, state.id, state.digest)
+            for state in states
+        }
+        replaced = [each for each in self.repo.snapshots(known) if each.kind == "weights"] if known else []
+        merged = found | {each.epoch: each for each in replaced if each.epoch is not None}
+        return [replace(merged[epoch], position=position) for position, epoch in enumerate(sorted(merged))]
 
     def _metadata(self, config: ConfigRecord) -> dict[str, Any]:
         header = self.record.header

@@ -1,0 +1,181 @@
+"""What could be wrong with an environment and a repository, and what to do about each of it.
+
+Nothing is changed, no framework is imported, and a repository that cannot be written is looked at as well.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from regatta.engine.keeper import settled
+from regatta.engine.lock import is_live
+from regatta.engine.record import RunRecord, find_journals
+from regatta.errors import RegattaError
+from regatta.location import find_repository
+from regatta.repo.repo import CATALOG, Repo
+from regatta.repo.staging import staged
+
+LITTLE, VERY_LITTLE = 5 * 2**30, 2**29  # bytes of free disk
+LOOSE = 2**26  # bytes of states that are worth an archive pass
+NEEDED = ("numpy", "scipy", "torch", "safetensors", "blake3", "zstandard", "pcodec", "rich")
+EXTRAS = {
+    "keras": ("keras", "tensorflow"), "jax": ("jax",), "ray": ("ray",), "onnx": ("onnx",), "optuna": ("optuna",),
+    "pandas": ("pandas",), "parquet": ("pyarrow",), "cpsat": ("ortools",), "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",), "yaml": ("yaml",),
+}  # fmt: skip
+DISTRIBUTIONS = {"mlflow": "mlflow-skinny", "yaml": "pyyaml", "tensorflow": "tensorflow-cpu"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: whether it is fine, and what to do where it is not."""
+
+    state: Literal["ok", "note", "warning", "error"]
+    what: str
+    says: str
+    remedy: str = ""
+
+
+def examine(folder: str | Path | None = None) -> list[Finding]:
+    """All findings, of this environment and of the repository of a folder, or of the nearest one upwards."""
+    found = Path(os.path.abspath(folder)) if folder is not None else find_repository()
+    if found is not None and not (found / CATALOG).exists() and (found / ".regatta").is_dir():
+        found = found / ".regatta"
+    return [*_environment(), *(_repository(found) if found is not None else [_no_repository()])]
+
+
+def _environment() -> Iterator[Finding]:
+    yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for package in NEEDED:
+        known = _version(package)
+        if known is None:
+            yield Finding("error", package, "is not installed", f"pip install {package}")
+        elif package == "torch":
+            yield Finding("ok", package, known)
+    there = {extra: [_version(package) for package in packages] for extra, packages in EXTRAS.items()}
+    having = [f"{extra} {versions[0]}" for extra, versions in there.items() if all(versions)]
+    missing = [extra for extra, versions in there.items() if not all(versions)]
+    yield Finding("ok", "extras", ", ".join(having) or "none")
+    if missing:
+        yield Finding(
+            "note", "not installed", ", ".join(missing), f"pip install 'regatta[{missing[0]}]', if you want it"
+        )
+    if sqlite3.sqlite_version_info < (3, 35):
+        yield Finding("error", "sqlite", sqlite3.sqlite_version, "Python's SQLite must be 3.35 or newer")
+    yield _cores()
+    yield _device()
+
+
+def _version(package: str) -> str | None:
+    """The version of a package that is there; nothing is imported for it."""
+    if find_spec(package) is None:
+        return None
+    for name in (package, DISTRIBUTIONS.get(package, package)):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "of unknown version"
+
+
+def _cores() -> Finding:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Finding("ok", "processors", f"{usable} usable of {os.cpu_count()}")
+
+
+def _device() -> Finding:
+    """What nvidia-smi says: to ask a framework would take seconds."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("ok", "devices", "no NVIDIA driver here: training on processors")
+    command = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("warning", "devices", f"nvidia-smi does not answer: {error}", "Look at the driver.")
+    if done.returncode:
+        return Finding("warning", "devices", done.stdout.strip()[:200] or "nvidia-smi failed", "Look at the driver.")
+    return Finding("ok", "devices", "; ".join(done.stdout.strip().splitlines()))
+
+
+def _no_repository() -> Finding:
+    return Finding("note", "repository", "there is none here or above", "regatta init makes one, and so does a run")
+
+
+def _repository(folder: Path) -> Iterator[Finding]:
+    if not folder.is_dir():
+        yield Finding("error", "repository", f"{folder} is no folder", "Name another one.")
+        return
+    writable = os.access(folder, os.W_OK | os.X_OK)
+    remedy = "" if writable else "It can be read; to commit or train, make the folder writable."
+    says = f"{folder}{'' if writable else ', for reading only'}"
+    yield Finding("ok" if writable else "warning", "repository", says, remedy)
+    yield _disk(folder)
+    yield from _catalog(folder)
+    yield from _runs(folder)
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1e9:,.1f} GB free"
+    if free < LITTLE:
+        state: Literal["error", "warning"] = "error" if free < VERY_LITTLE else "warning"
+        return Finding(state, "disk", text, "Make room: regatta archive, then regatta gc --grace 0")
+    return Finding("ok", "disk", text)
+
+
+def _catalog(folder: Path) -> Iterator[Finding]:
+    if not (folder / CATALOG).is_file():
+        yield Finding("note", "versions", "there is no catalog yet", "The first commit or run makes one.")
+        return
+    try:
+        with Repo.open(folder) as repo:
+            problems, waiting, count = repo.catalog.check(), staged(repo), repo.catalog.count()
+    except RegattaError as error:
+        yield Finding("error", "catalog", error.message, error.hint or "Bring it back from a copy.")
+        return
+    for problem in problems:
+        yield Finding("error", "catalog", problem, "regatta fsck --depth deep tells more")
+    if not problems:
+        yield Finding("ok", "catalog", f"sound, {count:,} versions")
+    if waiting:
+        yield Finding("note", "staged", f"{len(waiting)} files wait for a commit", "regatta commit NAME, or unstage")
+
+
+def _runs(folder: Path) -> Iterator[Finding]:
+    """Runs that were cut short, that are damaged, and what of them is still files."""
+    loose, done, going = 0, 0, 0
+    for journal in find_journals(folder / "runs"):
+        name = journal.parent.name
+        try:
+            record = RunRecord.read(journal)
+        except RegattaError as error:
+            yield Finding("error", f"run {name}", error.message, "Bring its journal back from a copy.")
+            continue
+        if is_live(journal.parent):
+            going += 1
+        elif record.status == "done":
+            done += 1
+            loose += sum(state.path.stat().st_size for state in settled(journal.parent))
+        else:
+            how = "was cut short" if record.status in ("running", "interrupted") else "failed"
+            yield Finding("warning", f"run {name}", how, f"regatta resume {name}")
+    yield Finding("ok", "runs", f"{done} done{f', {going} being trained' if going else ''}")
+    if loose >= LOOSE:
+        yield Finding("note", "states", f"{loose / 1e6:,.0f} MB of states are files still", "regatta archive")
+
+
+def worst(findings: list[Finding]) -> str:
+    """The gravest state of all."""
+    order = ("ok", "note", "warning", "error")
+    return max((finding.state for finding in findings), key=order.index, default="ok")
