@@ -1,0 +1,237 @@
+"""Layers that add and multiply what other layers computed, sum it over axes, or pick from a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regatta.network.bounds.affine import box_of
+from regatta.network.bounds.balls import Array, Ball, Rows, between, exactly, gamma, least, own, rounded, slack_of
+from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace, unbroadcast
+from regatta.network.graph import Node
+
+
+def weight(node: Node, boxes: Boxes) -> Step:
+    """A parameter that other layers take as an operand."""
+    ball = boxes[node.parameters[0].name]
+    name = node.parameters[0].name
+
+    def back(a: Array, rows: Rows) -> Back:
+        a = a.reshape(len(a), *ball.shape)
+        lost = (np.abs(a) * ball.radius).reshape(len(a), -1).sum(axis=1)
+        return Back((), least(a, ball.centre, ball.radius), {name: lost})
+
+    return lambda: Trace(ball, back, batched=False)
+
+
+def constant(node: Node, boxes: Boxes) -> Step:
+    ball = exactly(np.asarray(node.get("value"), np.float32))
+    return lambda: Trace(ball, batched=False)
+
+
+def embed(node: Node, boxes: Boxes) -> Step:
+    """Rows of a table. What comes in are numbers of rows: there is no way further back."""
+    found = box_of(node, "weight", boxes)
+    if found is None:
+        raise NotBounded("its table is no parameter of its own")
+    name, table = found
+
+    def step(x: Trace) -> Trace:
+        if not x.ball.is_exact:
+            raise NotBounded("an embedding of what is computed is not bounded")
+        places = x.ball.centre.astype(np.intp)
+        if places.size and not (places.min() >= 0 and places.max() < len(table.centre)):
+            raise NotBounded(f"the input has numbers beyond the {len(table.centre)} rows of its table")
+        ball = Ball(table.centre[places], table.radius[places])
+
+        def back(a: Array, rows: Rows) -> Back:
+            radius = x.rows(ball.radius, rows)
+            lost = (np.abs(a) * radius).reshape(len(a), -1).sum(axis=1)
+            return Back((None,), least(a, x.rows(ball.centre, rows), radius), {name: lost})
+
+        return Trace(ball, back, x.batched)
+
+    return step
+
+
+def add(node: Node, boxes: Boxes) -> Step:
+    """Sums and differences, of operands or with a number."""
+    minus = node.kind == "SUB"
+    value: Any = node.attributes.get("value")
+    left = bool(node.get("left"))
+
+    def step(*operands: Trace) -> Trace:
+        signs = [1.0] + [-1.0 if minus else 1.0] * (len(operands) - 1)
+        shift = 0.0 if value is None else float(np.float32(value)) * (-1.0 if minus and not left else 1.0)
+        if minus and left and value is not None:
+            signs = [-1.0]
+        _check_meeting(operands)
+        with_signs = list(zip(signs, operands, strict=True))
+        centre = np.asarray(sum(sign * x.ball.centre for sign, x in with_signs)) + shift
+        mass = np.asarray(sum(x.ball.size for x in operands)) + abs(shift)
+        slack = slack_of(mass, len(operands) + 3)
+        radius = (np.asarray(sum(x.ball.radius for x in operands)) + slack) * (1 + own(8))
+        made = Trace(Ball(centre, radius), batched=any(x.batched for x in operands))
+
+        def back(a: Array, rows: Rows) -> Back:
+            parts = tuple(unbroadcast(sign * a, x.ball.shape, x.batched) for sign, x in with_signs)
+            return Back(parts, least(a, np.full(1, shift), made.rows(slack, rows)))
+
+        return Trace(made.ball, back, made.batched)
+
+    return step
+
+
+def multiply(node: Node, boxes: Boxes) -> Step:
+    """Products: x y is xc y + x yc - xc yc, and off by no more than the product of the radii."""
+    value: Any = node.attributes.get("value")
+    divides = node.kind == "DIV"
+    if divides and (value is None or not value or node.get("left")):
+        raise NotBounded("a division by what is computed is not bounded")
+
+    def step(*operands: Trace) -> Trace:
+        if value is not None:
+            factor = float(np.float32(value))
+            return _times(operands[0], 1 / factor if divides else factor)
+        made = operands[0]
+        if len(operands) != 2:
+            raise NotBounded("a product of several operands is not bounded")
+        return _product(made, operands[1])
+
+    return step
+
+
+def _times(x: Trace, factor: float) -> Trace:
+    slack = slack_of(abs(factor) * x.ball.size, 4)
+    ball = Ball(factor * x.ball.centre, (abs(factor) * x.ball.radius + slack) * (1 + own(8)))
+    return Trace(ball, lambda a, rows: Back((factor * a,), least(a, np.zeros(1), x.rows(slack, rows))), x.batched)
+
+
+def _product(one: Trace, other: Trace) -> Trace:
+    _check_meeting((one, other))
+    x, y = one.ball, other.ball
+    mass = x.size * y.size
+    centre = x.centre * y.centre
+    unsure = x.radius * y.radius * (1 + own(8)) + slack_of(mass, 4)
+    radius = (np.abs(x.centre) * y.radius + x.radius * np.abs(y.centre) + unsure) * (1 + own(8))
+    made = Trace(Ball(centre, radius), batched=one.batched or other.batched)
+
+    def back(a: Array, rows: Rows) -> Back:
+        towards_x = unbroadcast(a * other.rows(y.centre, rows), x.shape, one.batched)
+        towards_y = unbroadcast(a * one.rows(x.centre, rows), y.shape, other.batched)
+        return Back((towards_x, towards_y), least(a, -made.rows(centre, rows), made.rows(unsure, rows)))
+
+    return Trace(made.ball, back, made.batched)
+
+
+def extreme(node: Node, boxes: Boxes) -> Step:
+    """The greater or the lesser of operands, or of one and a number."""
+    choose = np.maximum if node.kind == "MAXIMUM" else np.minimum
+    value: Any = node.attributes.get("value")
+
+    def step(*operands: Trace) -> Trace:
+        _check_meeting(operands)
+        lows, highs = [x.ball.low for x in operands], [x.ball.high for x in operands]
+        if value is not None:
+            number = np.asarray(np.float32(value), np.float64)
+            lows, highs = [*lows, number], [*highs, number]
+        low, high = lows[0], highs[0]
+        for other_low, other_high in zip(lows[1:], highs[1:], strict=True):
+            low, high = choose(low, other_low), choose(high, other_high)
+        return Trace(between(low, high), batched=any(x.batched for x in operands))
+
+    return step
+
+
+def reduce(node: Node, boxes: Boxes) -> Step:
+    function, keep = node.get("function"), bool(node.get("keep"))
+    axes: Any = node.get("axes")
+    if function not in ("mean", "sum", "max", "min") or axes is None:
+        raise NotBounded(f"the reduction {function!r} is not bounded")
+
+    def step(x: Trace) -> Trace:
+        dims = x.ball.centre.ndim
+        along = tuple(sorted(axis % dims for axis in axes))
+        if not x.batched or 0 in along:
+            raise NotBounded("a reduction over the batch is not bounded")
+        if function in ("max", "min"):
+            choose = np.max if function == "max" else np.min
+            return Trace(between(choose(x.ball.low, along, keepdims=keep), choose(x.ball.high, along, keepdims=keep)))
+        return _summed(x, along, keep, function == "mean")
+
+    return step
+
+
+def _summed(x: Trace, along: tuple[int, ...], keep: bool, mean: bool) -> Trace:
+    terms = int(np.prod([x.ball.shape[axis] for axis in along]))
+    share = 1 / terms if mean else 1.0
+
+    def total(values: Array) -> Array:
+        return np.asarray(values.sum(axis=along, keepdims=keep) * share)
+
+    mass = total(x.ball.size) * (1 + own(terms + 8))
+    slack = np.where(np.isfinite(slack_of(mass / share, terms + 2)), slack_of(mass, terms + 2), np.inf)
+    ball = Ball(total(x.ball.centre), (total(x.ball.radius) + slack) * (1 + own(terms + 8)))
+    inner = x.ball.shape[1:]
+
+    def back(a: Array, rows: Rows) -> Back:
+        wide = a if keep else np.expand_dims(a, along)
+        return Back((np.broadcast_to(wide * share, (len(a), *inner)),), least(a, np.zeros(1), x.rows(slack, rows)))
+
+    return Trace(ball, back)
+
+
+def matmul(node: Node, boxes: Boxes) -> Step:
+    """The product of two matrices that are both computed; bounds end there."""
+
+    def step(one: Trace, other: Trace) -> Trace:
+        x, y = one.ball, other.ball
+        if min(x.centre.ndim, y.centre.ndim) < 2 or (one.batched and other.batched and x.centre.ndim < 3):
+            raise NotBounded("a product of vectors is not bounded")
+        if (one.batched and not other.batched and y.centre.ndim > 2) or (other.batched and not one.batched):
+            raise NotBounded("a product of a matrix that has no batch is not bounded")
+        terms = x.shape[-1]
+        mass = x.size @ y.size
+        radius = np.abs(x.centre) @ y.radius + x.radius @ y.size
+        slack = slack_of(mass, terms + 2) + own(2 * terms + 16) * mass
+        ball = Ball(x.centre @ y.centre, (radius + slack) * (1 + own(2 * terms + 16)))
+        return Trace(ball, batched=one.batched or other.batched)
+
+    return step
+
+
+def softmax(node: Node, boxes: Boxes) -> Step:
+    """Inside a network; one that ends it changes no order and is left out."""
+    axis: Any = node.get("axis")
+    if node.get("log"):
+        raise NotBounded("the logarithm of a softmax inside a network is not bounded")
+
+    def step(x: Trace) -> Trace:
+        at = axis % x.ball.centre.ndim
+        low, high = x.ball.low, x.ball.high
+        top = x.ball.high.max(axis=at, keepdims=True)
+        smallest, greatest = np.exp(low - top), np.exp(np.minimum(high - top, 0.0))
+        others_high = greatest.sum(axis=at, keepdims=True) - greatest
+        others_low = smallest.sum(axis=at, keepdims=True) - smallest
+        floor = smallest / (smallest + np.maximum(others_high, 0.0))
+        ceiling = greatest / (greatest + np.maximum(others_low, 0.0))
+        terms = x.ball.shape[at]
+        # exp(a - b) is off by the rounding of a - b, which is absolute
+        relative = gamma(terms + 32) + 4 * gamma(2) * (1 + x.ball.size.max(axis=at, keepdims=True))
+        made = between(np.maximum(floor - 1e-12, 0.0), np.minimum(ceiling + 1e-12, 1.0))
+        return Trace(rounded(Ball(made.centre, made.radius + 2 * relative * made.size), 4), batched=x.batched)
+
+    return step
+
+
+def _check_meeting(operands: tuple[Trace, ...]) -> None:
+    """Shapes that stretch only behind the batch."""
+    batched = [x.ball.shape for x in operands if x.batched]
+    ranks = {len(shape) for shape in batched}
+    if len(ranks) > 1 or len({shape[0] for shape in batched}) > 1:
+        raise NotBounded("operands of unlike ranks are not bounded")
+    for x in operands:
+        shape = x.ball.shape
+        if not x.batched and ranks and (len(shape) > max(ranks) or (len(shape) == max(ranks) and shape[0] != 1)):
+            raise NotBounded("a parameter that has the shape of a batch is not bounded")

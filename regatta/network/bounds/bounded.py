@@ -1,0 +1,144 @@
+"""A network with a box for each weight: between what its outputs are, and whether one certainly exceeds another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.network.bounds import activations, affine, arithmetic, norms, pools, shapes
+from regatta.network.bounds.balls import Array, Ball, Rows, least
+from regatta.network.bounds.traces import Boxes, NotBounded, Step, Trace
+from regatta.network.graph import Network, Node
+
+_LAYERS: Mapping[str, Callable[[Node, Boxes], Step]] = {
+    "FULL": affine.full, "CONV": affine.conv, "NORM": norms.norm, "POOL": pools.pool, "EMBED": arithmetic.embed,
+    "WEIGHT": arithmetic.weight, "CONSTANT": arithmetic.constant, "ADD": arithmetic.add, "SUB": arithmetic.add,
+    "MUL": arithmetic.multiply, "DIV": arithmetic.multiply, "MAXIMUM": arithmetic.extreme,
+    "MINIMUM": arithmetic.extreme, "REDUCE": arithmetic.reduce, "MATMUL": arithmetic.matmul,
+    "SOFTMAX": arithmetic.softmax, "CONCAT": shapes.concat, "FLATTEN": shapes.flatten, "RESHAPE": shapes.reshape,
+    "SQUEEZE": shapes.squeeze, "UNSQUEEZE": shapes.unsqueeze, "TRANSPOSE": shapes.transpose, "SLICE": shapes.cut,
+    "PAD": shapes.pad, "DROPOUT": shapes.same, "IDENTITY": shapes.same, "OUTPUT": shapes.same,
+    **dict.fromkeys(activations.ACTIVATIONS, activations.activation),
+}  # fmt: skip
+_WEIGHTED = ("FULL", "CONV")
+
+
+@dataclass
+class Passed:
+    """A batch on its way through: what each layer made of it, and for which of its inputs all of that is known."""
+
+    traces: dict[str, Trace]
+    known: NDArray[np.bool_]
+    logits: Ball
+
+
+@dataclass
+class Margins:
+    """For each pair a lower bound on by how much one output exceeds another, and what parameters cost it."""
+
+    least: Array
+    costs: dict[str, Array] = field(default_factory=dict)
+
+
+class BoundedNetwork:
+    """A network whose one output is a row of numbers, one for each class."""
+
+    def __init__(self, network: Network, boxes: Boxes) -> None:
+        self.network = network
+        self.output = next(node.id for node in network.nodes if node.kind == "OUTPUT")
+        self.steps = {id: _step(network.by_id[id], boxes) for id in network.order if id != network.inputs[0].id}
+        self.tail = _tail(network, self.output)
+
+    def forward(self, x: Any) -> Passed:
+        """Balls from the input to the output: centres and radii through every layer (Rump's interval arithmetic)."""
+        traces = {self.network.inputs[0].id: shapes.given(x)}
+        known = np.ones(len(x), bool)
+        for id in self.network.order:
+            if id in traces:
+                continue
+            traces[id] = self._passed(id, traces)
+            known &= _finite(traces[id], len(x))
+        return Passed(traces, known, traces[self.output].ball)
+
+    def margins(self, passed: Passed, rows: Rows, better: Rows, worse: Rows, whole: bool) -> Margins:
+        """Bounds for pairs of outputs: of input rows[i], by how much output better[i] exceeds worse[i].
+
+        Taken back through the last layer with weights only, or, `whole`, through the network to its input.
+        """
+        a = np.zeros((len(rows), passed.logits.shape[1]))
+        a[np.arange(len(rows)), better] = 1.0
+        a[np.arange(len(rows)), worse] -= 1.0
+        waiting: dict[str, Array] = {self.output: a}
+        found = Margins(np.zeros(len(rows)))
+        for id in reversed(self.network.order):
+            if id in waiting:
+                self._take_back(id, waiting.pop(id), passed, rows, waiting, found, whole)
+        found.least[~passed.known[rows]] = -np.inf
+        found.least -= 1e-12 * np.abs(found.least)  # of the sums over layers
+        return found
+
+    def _take_back(
+        self, id: str, a: Array, passed: Passed, rows: Rows, waiting: dict[str, Array], found: Margins, whole: bool
+    ) -> None:
+        trace = passed.traces[id]
+        if trace.back is None or not (whole or id in self.tail):
+            found.least += least(a, trace.rows(trace.ball.centre, rows), trace.rows(trace.ball.radius, rows))
+            return
+        back = trace.back(a, rows)
+        found.least += back.constant
+        for name, cost in back.costs.items():
+            found.costs[name] = found.costs.get(name, np.zeros(len(rows))) + cost
+        for source, part in zip(self.network.sources[id], back.parts, strict=True):
+            if part is not None:
+                waiting[source] = waiting[source] + part if source in waiting else part
+
+    def _passed(self, id: str, traces: Mapping[str, Trace]) -> Trace:
+        node = self.network.by_id[id]
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self.steps[id](*(traces[source] for source in self.network.sources[id]))
+        except (NotBounded, ValueError, IndexError, TypeError) as error:
+            raise _refused(node, error) from error
+
+
+def _step(node: Node, boxes: Boxes) -> Step:
+    if node.kind not in _LAYERS:
+        raise NotBounded(f"{_called(node)} is not bounded")
+    try:
+        return _LAYERS[node.kind](node, boxes)
+    except NotBounded as error:
+        raise _refused(node, error) from error
+
+
+def _refused(node: Node, error: Exception) -> NotBounded:
+    return NotBounded(f"{_called(node)}: {error}")
+
+
+def _called(node: Node) -> str:
+    return f"layer {node.name or node.id!r} ({node.get('type') if node.kind == 'OTHER' else node.kind})"
+
+
+def _finite(trace: Trace, count: int) -> NDArray[np.bool_]:
+    finite = np.isfinite(trace.ball.radius) & np.isfinite(trace.ball.centre)
+    whole = finite.reshape(count if trace.batched else 1, -1).all(axis=1)
+    return np.asarray(np.broadcast_to(whole, count))
+
+
+def _tail(network: Network, output: str) -> frozenset[str]:
+    """The output and what leads to it, back to the last layers with weights."""
+    found: set[str] = set()
+    waiting: Sequence[str] = [output]
+    while waiting:
+        found.update(waiting)
+        waiting = [
+            source
+            for id in waiting
+            if network.by_id[id].kind not in _WEIGHTED
+            for source in network.sources[id]
+            if source not in found
+        ]
+    return frozenset(found)

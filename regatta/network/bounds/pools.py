@@ -1,0 +1,122 @@
+"""Pooling over windows: the greatest or the mean of what each sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.network.bounds.balls import DOUBLE, Array, Ball, Rows, between, least, own, slack_of
+from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
+from regatta.network.bounds.windows import Windows, adaptive, sliding
+from regatta.network.graph import Node
+
+
+def pool(node: Node, boxes: Boxes) -> Step:
+    get: Any = node.get
+    function = get("function")
+    if function not in ("max", "avg"):
+        raise NotBounded(f"pooling by {function!r} is not bounded")
+    made: dict[tuple[int, ...], Windows] = {}
+
+    def step(x: Trace) -> Trace:
+        space = x.ball.shape[2:]
+        if len(space) != get("dims"):
+            raise NotBounded("pooling without a batch is not bounded")
+        if space not in made:
+            made[space] = _windows(node, space)
+        if function == "max":
+            return _greatest(x, made[space], space)
+        return _mean(x, made[space], space, _counts(node, made[space], space))
+
+    return step
+
+
+def _windows(node: Node, space: tuple[int, ...]) -> Windows:
+    get: Any = node.get
+    if get("output"):
+        return adaptive(space, get("output"))
+    return sliding(space, get("kernel"), get("stride"), get("padding"), get("dilation"), get("ceil"))
+
+
+def _flat(values: Array) -> Array:
+    return values.reshape(*values.shape[:2], -1)
+
+
+def _greatest(x: Trace, windows: Windows, space: tuple[int, ...]) -> Trace:
+    """The greatest is at least any of them, and at most one of them plus what others may exceed it by."""
+    low = windows.gather(_flat(x.ball.low), -np.inf)
+    high = windows.gather(_flat(x.ball.high), -np.inf)
+    shape = (*x.ball.shape[:2], *windows.shape)
+    ball = between(low.max(axis=-2).reshape(shape), high.max(axis=-2).reshape(shape))
+
+    leaders = cache(lambda: _leaders(low, high))
+
+    def back(a: Array, rows: Rows) -> Back:
+        found, flat = leaders(), _flat(a)
+        falling = flat < 0
+        level = falling & found.is_level[rows]
+        offset = np.where(level, found.ceiling[rows], np.where(falling, found.excess[rows], 0.0))
+        kept = np.where(level, 0.0, flat)[..., None, :] * (np.arange(len(windows.taps))[:, None] == found.tap[rows])
+        part = windows.scatter(kept).reshape(len(a), -1, *space)
+        return Back((part,), least(flat, offset, own(len(windows.taps) + 4) * found.size[rows]))
+
+    return Trace(ball, back, x.batched)
+
+
+@dataclass(frozen=True)
+class _Leaders:
+    """For each window the tap with the greatest lower bound, what others may exceed it by, and what none exceeds.
+
+    `is_level` is where that last constant is nearer than the leader and the excess.
+    """
+
+    tap: NDArray[np.intp]
+    excess: Array
+    ceiling: Array
+    is_level: NDArray[np.bool_]
+    size: Array
+
+
+def _leaders(low: Array, high: Array) -> _Leaders:
+    tap = low.argmax(axis=-2, keepdims=True)
+    floor = np.take_along_axis(low, tap, -2)[..., 0, :]
+    middle = floor / 2 + np.take_along_axis(high, tap, -2)[..., 0, :] / 2
+    others = np.where(np.arange(low.shape[-2])[:, None] == tap, -np.inf, high).max(axis=-2)
+    excess = np.maximum(others - floor, 0.0) * (1 + 4 * DOUBLE)
+    ceiling = high.max(axis=-2)
+    return _Leaders(tap, excess, ceiling, middle + excess > ceiling, np.abs(floor) + np.abs(ceiling))
+
+
+def _mean(x: Trace, windows: Windows, space: tuple[int, ...], counts: Array) -> Trace:
+    shape, terms = (*x.ball.shape[:2], *windows.shape), len(windows.taps)
+
+    def mean(values: Array) -> Array:
+        return np.asarray((windows.gather(_flat(values)).sum(axis=-2) / counts).reshape(shape))
+
+    slack = slack_of(mean(x.ball.size), terms + 2) * (1 + own(terms + 8))
+    ball = Ball(mean(x.ball.centre), mean(x.ball.radius) * (1 + own(terms + 8)) + 2 * slack)
+
+    def back(a: Array, rows: Rows) -> Back:
+        spread = np.broadcast_to((_flat(a) / counts)[..., None, :], (*a.shape[:2], *windows.taps.shape))
+        part = windows.scatter(spread).reshape(len(a), -1, *space)
+        return Back((part,), least(a, np.zeros(1), 2 * x.rows(slack, rows)))
+
+    return Trace(ball, back, x.batched)
+
+
+def _counts(node: Node, windows: Windows, space: tuple[int, ...]) -> Array:
+    """By how much each mean divides."""
+    get: Any = node.get
+    if get("output") or not get("count_padding"):
+        return np.asarray(windows.inside.sum(axis=0), np.float64)
+    dims = len(space)
+    padded = [size + 2 * pad for size, pad in zip(space, get("padding")[:dims], strict=True)]
+    begins = [0] * dims
+    around = sliding(padded, get("kernel"), get("stride"), begins, get("dilation"), get("ceil"))
+    if around.shape != windows.shape:
+        raise NotBounded("the last windows of this pooling are not bounded")
+    return np.asarray(around.inside.sum(axis=0), np.float64)  # the padding counts, but not what is beyond it

@@ -1,0 +1,59 @@
+"""What a layer leaves behind on the way forward, so that bounds can be taken back through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from regatta.network.bounds.balls import Array, Ball, Rows
+
+
+class NotBounded(Exception):
+    """A layer, or the way in which it is used, that has no bound here."""
+
+
+@dataclass(frozen=True)
+class Back:
+    """A lower bound on products with a layer's output, in terms of its operands.
+
+    For each row of coefficients: those of each operand, and what is left over. `costs` says how much of that is lost
+    because a parameter is not known better.
+    """
+
+    parts: tuple[Array | None, ...]
+    constant: Array
+    costs: Mapping[str, Array] = field(default_factory=dict)
+
+
+GoBack: TypeAlias = Callable[[Array, Rows], Back]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The output of a layer. Without a way back, bounds end at its ball. Row i of coefficients is of input rows[i]."""
+
+    ball: Ball
+    back: GoBack | None = None
+    batched: bool = True
+
+    def rows(self, values: Array, rows: Rows) -> Array:
+        """Those of values in the shape of the output that belong to the rows."""
+        return values[rows] if self.batched else values
+
+
+Step: TypeAlias = Callable[..., Trace]
+Boxes: TypeAlias = Mapping[str, Ball]
+
+
+def unbroadcast(a: Array, shape: tuple[int, ...], batched: bool) -> Array:
+    """Coefficients of an operand of that shape, which was stretched to meet others. The first axis of `a` is rows."""
+    wanted = shape[1:] if batched else shape
+    inner = a.ndim - 1
+    if not batched and len(wanted) == inner + 1:
+        wanted = wanted[1:]
+    a = a.sum(axis=tuple(range(1, 1 + inner - len(wanted)))) if len(wanted) < inner else a
+    ones = tuple(axis for axis, size in enumerate(wanted, 1) if size == 1 and a.shape[axis] != 1)
+    return np.asarray(a.sum(axis=ones, keepdims=True) if ones else a)
