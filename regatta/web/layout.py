@@ -234,8 +234,9 @@ def _wanted(places: Sequence[Place], number: int, neighbours: Sequence[int]) -> 
 def _weight(places: Sequence[Place], number: int, down: bool) -> float:
     """How much a place insists on where it wants to be: most on the main path, where each is the other's nearest."""
     place = places[number]
-    here, back = (place.above, "below") if down else (place.below, "above")
-    is_main = bool(place.members and here and getattr(places[here[0]], back)[0] == number)
+    here = place.above if down else place.below
+    back = (places[here[0]].below if down else places[here[0]].above) if 0 < len(here) <= 2 else []
+    is_main = bool(place.members) and 0 < len(back) <= 2 and back[0] == number
     return 1000.0 if is_main else 10.0 if place.members else 1.0
 
 

@@ -62,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _arrays(path: Path) -> dict[str, Any]:
     """Arrays by name; a file with one has it under no name."""
+    from zipfile import BadZipFile
+
     import numpy as np
 
     try:
@@ -69,5 +71,5 @@ def _arrays(path: Path) -> dict[str, Any]:
         return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else {"": loaded}
     except FileNotFoundError as error:
         raise NotFoundError("There is no such file.", place=str(path)) from error
-    except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"The input cannot be read: {error}.", place=str(path)) from error
+    except (ValueError, OSError, EOFError, BadZipFile) as error:
+        raise DataError("The input is no .npy or .npz file of plain numbers.", place=str(path)) from error
