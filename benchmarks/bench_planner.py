@@ -1,0 +1,54 @@
+"""The planner's choice against every strategy by itself, over a grid of regimes: simulated makespans.
+
+756 regimes: 1 to 256 models, 1 to 64 workers, tiny to large models, preparation of data cheap to dear. Each strategy
+has its best parameters by the formulas: `pack` the sizes of packs, `group` the width of groups. Makespans are played by
+the real hop scheduler with truths that stray from the profile by 2%, models from their kind by 5%, units by 5%; the planner
+plays with other noise, and does not know the truth.
+
+    python benchmarks/bench_planner.py [--few]      # about ten minutes; --few: a quarter of the sizes
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+
+from report import Bar, report
+
+from regatta.plan.regimes import MODELS, SIZES, STRATEGIES, WORKERS, compare, grid
+
+NAMES = (*STRATEGIES, "plan")
+
+
+def main() -> None:
+    few = "--few" in sys.argv
+    step = 2 if few else 1
+    ratios: dict[str, dict[str, list[float]]] = {}
+    worst: list[tuple[float, str]] = []
+    for regime in grid(MODELS[::step], WORKERS[::step]):
+        found = compare(regime)
+        best = min(found[strategy] for strategy in STRATEGIES)
+        worst.append((found["plan"] / best, str(regime)))
+        for place in (regime.size, "all"):
+            for name in NAMES:
+                ratios.setdefault(place, {}).setdefault(name, []).append(found[name] / best)
+    rows = [
+        [place, name, len(values), statistics.fmean(values), max(values)]
+        for place in (*SIZES, "all")
+        for name, values in ratios[place].items()
+    ]
+    mean = {name: statistics.fmean(values) for name, values in ratios["all"].items()}
+    bars = [Bar("plan over the best single strategy, max", max(worst)[0], 1.05)]
+    bars += [Bar(f"plan over {name}, by their means", mean["plan"] / mean[name], 0.999) for name in STRATEGIES]
+    notes = {"worst": sorted(worst, reverse=True)[:10], "ratio": "makespan over that of the best single strategy"}
+    report(
+        "planner_few" if few else "planner",
+        ["models", "strategy", "regimes", "mean", "max"],
+        rows,
+        bars=bars,
+        notes=notes,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Which way to train a sweep: every rule offers its best choice, the fastest wins, and the simplest of those that tie.
+
+A rule is a plain function from the work and the site to choices. Formulas compare them; those that come close are then
+played by the real scheduler, as long as that is quick. Groups give weights that differ by rounding, so they are only
+taken where that is allowed. Any choice can be forced; what remains free is chosen around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from regatta.errors import UsageError
+from regatta.plan.rehearsal import Strays, count_units, play
+from regatta.plan.strategies import Choice, Kind, Site, Work, best_packs, best_widths, estimate, fits
+from regatta.plan.tree import Estimate, Evaluate, Group, Hop, Pack, Plan, Rejected, Share
+
+TIE = 0.02  # a plan must be faster than a simpler one by more than this
+CLOSE = 1.5  # what is not slower than that by the formula is played
+PLAYS = 2  # with other noise each time
+EFFORT = 20_000  # units that may be played: a second or so
+SLACKS = (1.0, 2.0, 4.0)  # how many times the longest chain of packs goes into the load of a worker
+WIDTHS = 3  # of groups that are looked at further
+USUAL = Strays()
+BEYOND = 1.05  # that much slower is said as a factor
+
+Numerics = Literal["exact", "fast"]
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What is not to be chosen: the size of packs, the width of groups, whether to share."""
+
+    pack: int | None = None
+    width: int | None = None
+    share: bool | None = None
+
+    def allows(self, choice: Choice, kinds: Sequence[Kind]) -> bool:
+        sizes = {min(self.pack, kind.models) for kind in kinds} if self.pack else set()
+        return (
+            (self.pack is None or set(choice.packs or (1,)) == sizes)
+            and self.width in (None, choice.width)
+            and self.share in (None, choice.share)
+        )
+
+
+Rule = Callable[[Work, Site, Forced], Iterator[Choice]]
+
+
+def hop(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
+    yield Choice()
+
+
+def pack(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
+    yield from (Choice(sizes) for sizes in _packings(work, site, forced, share=False))
+
+
+def group(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
+    yield from (Choice(width=width) for width in _widths(work, site, forced, share=False))
+
+
+def share(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
+    """The others with shared data; packs and widths are then others than without."""
+    if work.data.prepare > 0 or forced.share:
+        yield Choice(share=True)
+        yield from (Choice(sizes, share=True) for sizes in _packings(work, site, forced, share=True))
+        yield from (Choice(width=width, share=True) for width in _widths(work, site, forced, share=True))
+
+
+def _packings(work: Work, site: Site, forced: Forced, share: bool) -> Iterator[tuple[int, ...]]:
+    """The best sizes if there were no noise, and smaller ones, with which nobody has to wait for another."""
+    if forced.pack:
+        yield tuple(min(forced.pack, kind.models) for kind in work.kinds)
+    else:
+        yield from (best_packs(work, site, share, slack) for slack in SLACKS)
+
+
+def _widths(work: Work, site: Site, forced: Forced, share: bool) -> list[int]:
+    return [forced.width] if forced.width else best_widths(work, site, share, WIDTHS)
+
+
+RULES: tuple[Rule, ...] = (hop, pack, group, share)
+
+
+def choose(
+    work: Work,
+    site: Site,
+    *,
+    numerics: Numerics = "exact",
+    forced: Forced | None = None,
+    rules: Sequence[Rule] = RULES,
+    strays: Strays = USUAL,
+    effort: int = EFFORT,
+) -> tuple[Choice, Plan]:
+    """The choice, and the plan that explains it. `effort` is how many units may be played to compare what is close."""
+    if not work.kinds:
+        raise UsageError("There are no models to plan for.")
+    wishes = forced or Forced()
+    offered = dict.fromkeys(_tidy(choice) for rule in rules for choice in rule(work, site, wishes))
+    refused = {choice: _refusal(work, site, choice, numerics, wishes) for choice in offered}
+    estimates = {choice: estimate(work, site, choice) for choice in offered if not refused[choice]}
+    if not estimates:
+        reasons = "; ".join(f"{choice.name}: {why}" for choice, why in refused.items())
+        raise UsageError(f"No plan is possible. {reasons}.", hint="Force less, or allow numerics='fast'.")
+    estimates |= _played(work, site, estimates, strays, effort)
+    chosen = _simplest(estimates)
+    rejected = [Rejected(choice.name, why) for choice, why in refused.items() if why]
+    rejected += [Rejected(c.name, _why_not(e, c, chosen, estimates), e) for c, e in estimates.items() if c != chosen]
+    return chosen, _explained(work, site, chosen, estimates, tuple(rejected))
+
+
+def _played(
+    work: Work, site: Site, estimates: dict[Choice, Estimate], strays: Strays, effort: int
+) -> dict[Choice, Estimate]:
+    """All that may be the best after all, with the times of plays; nothing where they take too many units."""
+    limit = min(found.seconds for found in estimates.values()) * CLOSE
+    close = [choice for choice, found in estimates.items() if found.seconds <= limit]
+    if len(close) < 2 or PLAYS * sum(count_units(work, site, choice) for choice in close) > effort:
+        return {}
+    means = {c: sum(play(work, site, c, strays, seed) for seed in range(1, PLAYS + 1)) / PLAYS for c in close}
+    return {choice: replace(estimates[choice], seconds=mean) for choice, mean in means.items()}
+
+
+def _tidy(choice: Choice) -> Choice:
+    return choice if choice.packs_any else Choice((), choice.width, choice.share)
+
+
+def _refusal(work: Work, site: Site, choice: Choice, numerics: Numerics, forced: Forced) -> str:
+    if not forced.allows(choice, work.kinds):
+        return "something else was asked for"
+    if choice.width > 1 and numerics == "exact" and forced.width is None:
+        return "not exact: gradients are summed in another order; numerics='fast' allows it"
+    return fits(work, site, choice)
+
+
+def _simplest(estimates: dict[Choice, Estimate]) -> Choice:
+    limit = min(found.seconds for found in estimates.values()) * (1 + TIE)
+    good = [choice for choice, found in estimates.items() if found.seconds <= limit]
+    return min(good, key=lambda choice: (choice.complexity, estimates[choice].seconds))
+
+
+def _why_not(found: Estimate, choice: Choice, chosen: Choice, estimates: dict[Choice, Estimate]) -> str:
+    ratio = found.seconds / estimates[chosen].seconds
+    if ratio >= BEYOND:
+        return f"{ratio:.2f} times as long"
+    if choice.complexity > chosen.complexity:
+        return (
+            f"no more than {TIE:.0%} faster, and more complicated" if ratio < 1 else "more complicated, and no faster"
+        )
+    return f"{ratio - 1:.1%} slower"
+
+
+def _explained(
+    work: Work, site: Site, chosen: Choice, estimates: dict[Choice, Estimate], rejected: tuple[Rejected, ...]
+) -> Plan:
+    found = estimates[chosen]
+    bound, by = lower_bound(work, site)
+    others = [choice for choice in estimates if choice != chosen]
+    plain = estimates.get(Choice())
+    why = "nothing else was possible" if not others else "as simple as it gets, and nothing is faster"
+    if chosen != Choice() and plain:
+        why = f"{plain.seconds / found.seconds:.2f} times as fast as plain hopping"
+    least = sum(kind.models * kind.epochs * _least(kind) for kind in work.kinds)
+    busy = min(least / (site.workers * found.seconds), 1.0)
+    return Plan(chosen.name, why, _root(work, site, chosen, found), bound, by, busy, rejected)
+
+
+def _root(work: Work, site: Site, chosen: Choice, found: Estimate) -> Hop:
+    groups = site.workers // chosen.width
+    epochs = sum(kind.models * kind.epochs for kind in work.kinds)
+    parts = tuple(_parts(work, site, chosen, found, groups))
+    return Hop(work.models, epochs, site.workers, groups, found, parts)
+
+
+def _parts(
+    work: Work, site: Site, chosen: Choice, found: Estimate, groups: int
+) -> Iterator[Pack | Group | Share | Evaluate]:
+    for index, kind in enumerate(work.kinds):
+        size = chosen.size(index)
+        if size > 1:
+            alone = Work((kind,), work.data)
+            took = estimate(alone, site, Choice((size,), share=chosen.share))
+            yield Pack(kind.name, kind.models, -(-kind.models // size), size, took)
+    if chosen.width > 1:
+        nodes = -(-chosen.width // site.each) if site.each else 1
+        yield Group(groups, chosen.width, nodes, site.workers % chosen.width, found)
+    if chosen.share:
+        once = work.data.prepare * work.longest / site.workers
+        took = Estimate(once / site.cores if site.cores else once)
+        yield Share(site.cores, work.data.prepare, work.data.bytes, took)
+    evaluated = [kind for kind in work.kinds if kind.evaluate]
+    if evaluated:
+        seconds = sum(kind.evaluate * kind.models * kind.epochs for kind in evaluated) / site.workers
+        yield Evaluate(groups * sum(kind.models * kind.epochs for kind in evaluated), Estimate(seconds))
+
+
+def lower_bound(work: Work, site: Site) -> tuple[float, str]:
+    """No choice ends before this: all workers busy at the cheapest rate of each kind, or one model at its widest."""
+    load = sum(kind.models * kind.epochs * _least(kind) for kind in work.kinds) / site.workers
+    chains = {kind.name: kind.epochs * kind.seconds * _fastest(kind, site) for kind in work.kinds}
+    slowest = max(chains, key=lambda name: chains[name])
+    return (load, "all workers") if load >= chains[slowest] else (chains[slowest], f"a model {slowest}")
+
+
+def _least(kind: Kind) -> float:
+    """Seconds of a worker that an epoch of one model takes at the very least."""
+    return kind.seconds * min(float(time) / size for size, time in enumerate(kind.curve, start=1)) + kind.evaluate
+
+
+def _fastest(kind: Kind, site: Site) -> float:
+    """An epoch by the best group, over one on one worker."""
+    if kind.communication is None:
+        return 1.0
+    return min((1 + kind.communication.ratio(width)) / width for width in range(1, site.workers + 1))

@@ -1,0 +1,133 @@
+"""A choice played on a simulated clock, by the hop scheduler itself: packs are its models, groups its workers.
+
+A formula knows loads and chains; it does not know that sixteen packs on sixteen workers wait for each other as soon as
+their times stray. So the best choices are played before one is taken. The same play, with truths that the profile has
+a little wrong, is what the planner is tested by.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from regatta.plan.estimates import Times
+from regatta.plan.groups import Communication
+from regatta.plan.hop import Hopper
+from regatta.plan.simulate import simulate, spread
+from regatta.plan.strategies import Choice, Site, Work, pack_sizes, unit_seconds
+from regatta.plan.units import Unit
+
+
+@dataclass(frozen=True)
+class Strays:
+    """How far things are from what was measured: deviations of logarithms."""
+
+    profile: float = 0.0  # of each figure of the profile
+    models: float = 0.05  # of a model from its kind
+    units: float = 0.05  # from unit to unit
+
+
+def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0) -> float:
+    """The makespan of a choice when all goes as it does."""
+    groups = site.workers // choice.width
+    share = 1 / (groups * choice.width)
+    real = strayed(work, strays.profile, seed)
+    draw = random.Random(f"models {seed}")
+    expected, trained, evaluated, epochs = {}, {}, {}, {}
+    for name, index, members in _packs(work, choice):
+        kind, true = work.kinds[index], real.kinds[index]
+        slower = draw.lognormvariate(0.0, strays.models / math.sqrt(members))
+        expected[name] = unit_seconds(kind, work.data, site, choice, members, share)
+        trained[name] = unit_seconds(true, real.data, site, choice, members, share, slower)
+        evaluated[name] = members * kind.evaluate * share
+        epochs[name] = kind.epochs
+    hopper = _hopper(groups, _Expected(expected, evaluated, strays.units), epochs)
+    prepare = real.data.prepare * share / max(site.cores, 1)
+    played = _Played(trained, evaluated, prepare if choice.share else 0.0, beside=site.cores > 0)
+    begin = site.share_start if choice.share else 0.0
+    return begin + simulate(hopper, played, noise=strays.units, seed=seed, learn=False).makespan
+
+
+def count_units(work: Work, site: Site, choice: Choice) -> int:
+    """How many units a play has to go through."""
+    packs = (-(-kind.models // choice.size(index)) * kind.epochs for index, kind in enumerate(work.kinds))
+    return sum(packs) * (site.workers // choice.width)
+
+
+def strayed(work: Work, deviation: float, seed: int) -> Work:
+    """The work as it may really be, where the profile has each figure a little wrong."""
+    draw = random.Random(f"profile {seed}")
+
+    def off() -> float:
+        return draw.lognormvariate(0.0, deviation)
+
+    kinds = []
+    for kind in work.kinds:
+        packed = {size: time * off() for size, time in kind.packed.items()}
+        link = _scaled(kind.communication, off()) if kind.communication else None
+        kinds.append(replace(kind, seconds=kind.seconds * off(), packed=packed, communication=link))
+    data = replace(work.data, prepare=work.data.prepare * off(), read=work.data.read * off())
+    return Work(tuple(kinds), data)
+
+
+def _scaled(link: Communication, factor: float) -> Communication:
+    across = None if link.across is None else link.across * factor
+    return Communication(link.inside * factor, across, link.each)
+
+
+def _packs(work: Work, choice: Choice) -> Iterator[tuple[str, int, int]]:
+    """All packs: their names, the numbers of their kinds, their members."""
+    for index, kind in enumerate(work.kinds):
+        for number, members in enumerate(pack_sizes(kind.models, choice.size(index))):
+            yield f"{index}/{number}", index, members
+
+
+def _hopper(groups: int, times: Times, epochs: Mapping[str, int]) -> Hopper:
+    evals = groups if any(times.seconds(Unit("eval", name, 1, 0), "") for name in epochs) else 0
+    hopper = Hopper(groups, evals, estimates=times, effort=0)
+    for worker, held in spread(groups, groups, evals).items():
+        hopper.add_worker(worker, *held)
+    for name, count in epochs.items():
+        hopper.add_model(name, count)
+    return hopper
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """What the scheduler goes by: the mean of each kind."""
+
+    trained: Mapping[str, float]
+    evaluated: Mapping[str, float]
+    noise: float
+
+    def seconds(self, unit: Unit, worker: str) -> float:
+        return (self.trained if unit.kind == "train" else self.evaluated)[unit.model]
+
+    def observe(self, unit: Unit, worker: str, seconds: float) -> None:
+        """The mean stays."""
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What units take: the first of an epoch on a partition also waits until its data is prepared."""
+
+    trained: Mapping[str, float]
+    evaluated: Mapping[str, float]
+    prepare: float
+    beside: bool  # on cores of its own, while the unit trains
+    noise: float = 0.0
+    prepared: set[tuple[int, int]] = field(default_factory=set)
+
+    def seconds(self, unit: Unit, worker: str) -> float:
+        if unit.kind == "eval":
+            return self.evaluated[unit.model]
+        seconds = self.trained[unit.model]
+        if (unit.epoch, unit.partition) in self.prepared:
+            return seconds
+        self.prepared.add((unit.epoch, unit.partition))
+        return max(seconds, self.prepare) if self.beside else seconds + self.prepare
+
+    def observe(self, unit: Unit, worker: str, seconds: float) -> None:
+        """What really happens is not learned."""
