@@ -43,6 +43,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.installed
 	@$(PIP) -e ".[dev]"
+	@# networks that nobody here wrote, for the tests; what would run them is large, and not needed
+	@$(PIP) --no-deps "rapidocr-onnxruntime; python_version < '3.13'"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
