@@ -23,7 +23,8 @@ def fingerprint(member: Member) -> tuple[Any, ...]:
     return (
         *shape_of_work(member),
         tuple(sorted((k, _key(v)) for k, v in member.optimizer.param_groups[0].items() if isinstance(v, bool | None))),
-        member.clip_norm is not None or member.scaler is not None,
+        member.clip_norm is not None,
+        member.scaler is not None,
         member.schedule is not None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,6 +117,12 @@ class Member:
         """Start its random streams again, as at the beginning of a unit."""
         self.randomness.seed(seed)
 
+    def start_again(self, seed: int) -> None:
+        """A unit begins: its random streams, the order of its batches and its losses start again."""
+        self.reseed(seed)
+        self._of_epoch = None
+        self._log.clear()
+
     def begin(self) -> None:
         """A call of `train` begins: losses are counted from here."""
         self._since = len(self._log)
@@ -168,3 +175,6 @@ class Member:
             batches = [np.asarray(batch, np.int64) for batch in self.order(rows, epoch)]
             self._of_epoch = rows, epoch, batches
         return self._of_epoch[2]
+
+
+Work = dict[Member, deque[Indices]]  # the batches that each member has still to take in a call of `train`

@@ -91,21 +91,56 @@ class Stack:
         self.grads = torch.empty_like(self.params)
         self.ones = torch.ones(len(self.members), dtype=self.params.dtype, device=self.device)
         self.config = Recorded(first.config) if first.config is not None else None
+        clips = [member.clip_norm for member in self.members if member.clip_norm is not None]
+        self.clip_norms = torch.tensor(clips, dtype=self.params.dtype, device=self.device)
+        self._drawn: list[torch.Tensor] = []  # where random streams stood before a step drew from them
         self.proven: dict[int, bool] = {}
 
     def body(self, batch: Any, rates: torch.Tensor | None) -> torch.Tensor:
         """One step of all members on a batch that holds their rows one after another."""
         count = len(self.members)
         apart = mapped(batch, lambda part: stacked(part.view(count, -1, *part.shape[1:])))
-        with drawing(self._draw), self._watched(self.members[0]):
+        with self._undone_if_it_raises(), drawing(self._draw), self._watched(self.members[0]):
             losses = base_of(call_loss(self.members[0], self.model, apart))
-        if losses.shape != (count,):
-            raise NotStackable(f"the loss has the shape {tuple(losses.shape[1:])} instead of one number")
-        with plainly():
-            grads = torch.autograd.grad(losses, self.leaves, self.ones)
+            if losses.shape != (count,):
+                raise NotStackable(f"the loss has the shape {tuple(losses.shape[1:])} instead of one number")
+            with plainly():
+                grads = self._flat(torch.autograd.grad(losses, self.leaves, self.ones))
         with torch.no_grad():
-            self.update.apply(self._flat(grads), None if rates is None else rates)
+            if len(self.clip_norms):
+                self._clip(grads)
+            self.update.apply(grads, rates)
         return losses
+
+    @contextlib.contextmanager
+    def _undone_if_it_raises(self) -> Iterator[None]:
+        """Members will take the step one by one, with the random numbers that it drew, and see whose fault it is."""
+        self._drawn.clear()
+        try:
+            yield
+        except Exception as error:
+            for member, state in zip(self.members, self._drawn, strict=False):
+                member.randomness.host.set_state(state)
+            if isinstance(error, NotStackable):
+                raise
+            lines = str(error).splitlines() or [""]
+            raise NotStackable(f"the stacked step raises {type(error).__name__}: {lines[0]}") from error
+
+    def _clip(self, grads: torch.Tensor) -> None:
+        """On the CPU by the very function that a step alone uses, member by member."""
+        if grads.is_cuda:
+            norms = torch.linalg.vector_norm(grads, dim=1)
+            grads.mul_(torch.clamp(self.clip_norms / (norms + 1e-6), max=1.0).unsqueeze(1))
+            return
+        cuts = [self._cut(grads, k) for k in range(len(self.shapes))]
+        for number, member in enumerate(self.members):
+            assert member.clip_norm is not None
+            parameters = list(member.model.parameters())
+            for parameter, cut in zip(parameters, cuts, strict=True):
+                parameter.grad = cut[number]
+            torch.nn.utils.clip_grad_norm_(parameters, member.clip_norm)
+            for parameter in parameters:
+                parameter.grad = None
 
     def prove(self, resident: Resident, batches: Sequence[Sequence[Indices]]) -> Proof:
         """Take steps as a stack, go back, and take them member by member; whether every bit agrees.
@@ -139,7 +174,7 @@ class Stack:
         self.proven[len(batches[0][0])] = equal
         return Proof(equal, alone, seconds)
 
-    def reread(self, steps: int) -> None:
+    def recount(self, steps: int) -> None:
         """Members took steps alone, on this very memory: only the counters are to be brought up."""
         self.update.count(steps)
 
@@ -186,6 +221,8 @@ class Stack:
     def _draw(self, like: torch.Tensor, keep: float) -> torch.Tensor:
         if like.is_cuda:
             raise NotStackable("random numbers on a GPU have no stacked form")
+        if not self._drawn:
+            self._drawn += [member.randomness.host.get_state() for member in self.members]
         noise = torch.empty_like(like)
         for row, member in zip(noise.unbind(), self.members, strict=True):
             row.bernoulli_(keep, generator=member.randomness.host)
@@ -193,11 +230,10 @@ class Stack:
 
     def sync(self) -> None:
         """Bring what members keep on the host up to date: their step counters."""
-        if not self.states or "momentum_buffer" in self.states:
-            return
         for member, steps in zip(self.members, self.update.steps.view(-1).tolist(), strict=True):
             for state in member.optimizer.state.values():
-                state["step"].fill_(steps)
+                if "step" in state:
+                    state["step"].fill_(steps)
 
     def release(self) -> None:
         """Give every member memory of its own again."""
@@ -232,9 +268,9 @@ class Stack:
         return flat[:, offset : offset + shape.numel()].view(len(flat), *shape) if shape else flat[:, offset]
 
     def _state_names(self) -> list[str]:
-        names = updates.STATES[type(self.members[0].optimizer)]
-        group = self.members[0].optimizer.param_groups[0]
-        return [] if names == ("momentum_buffer",) and not group["momentum"] else list(names)
+        first = self.members[0].optimizer
+        momentum = first.param_groups[0].get("momentum")
+        return [name for name in updates.STATES[type(first)] if name != "momentum_buffer" or momentum]
 
     def _state(self, name: str) -> list[list[torch.Tensor]]:
         try:
@@ -271,8 +307,8 @@ def _steps_of(member: Member) -> float:
 
 def _unsuited(members: Sequence[Member]) -> str | None:
     first = members[0]
-    if first.clip_norm is not None or first.scaler is not None:
-        return "gradient clipping and loss scaling have no stacked form"
+    if first.scaler is not None:
+        return "loss scaling has no stacked form"
     parameters = list(first.model.parameters())
     if not parameters or any(not p.requires_grad for p in parameters):
         return "frozen parameters have no stacked form"

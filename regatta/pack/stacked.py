@@ -265,6 +265,26 @@ def _reduced(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., 
     return rule
 
 
+def _in_turn(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
+    """The rule of what has no stacked kernel that rounds alike: member by member, and the rest of the step stacked."""
+
+    def rule(*args: Any, **kwargs: Any) -> Stacked:
+        given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Stacked)]
+        if kwargs.get("inplace") or given[0].is_cuda:
+            raise NotStackable(f"{function.__name__} has no stacked form there")
+
+        def of(value: Any, number: int) -> Any:
+            return base_of(value)[number] if isinstance(value, Stacked) else value
+
+        parts = [
+            function(*(of(arg, number) for arg in args), **{name: of(arg, number) for name, arg in kwargs.items()})
+            for number in range(base_of(given[0]).shape[0])
+        ]
+        return stacked(torch.stack(parts))
+
+    return rule
+
+
 def _flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Stacked:
     base, dims = base_of(x), base_of(x).dim() - 1
     return stacked(base.flatten(start_dim % max(1, dims) + 1, end_dim % max(1, dims) + 1))
@@ -274,6 +294,10 @@ def _view(x: Any, *shape: Any) -> Stacked:
     wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list | torch.Size) else shape
     base = base_of(x)
     return stacked(base.reshape(base.shape[0], *wanted))
+
+
+def _unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Stacked:
+    return stacked(torch.unflatten(base_of(x), dim if dim < 0 else dim + 1, sizes))
 
 
 def _size(x: Any, dim: int | None = None) -> Any:
@@ -299,11 +323,18 @@ _BINARY = (
     torch.Tensor.__rmul__, torch.Tensor.__truediv__, torch.Tensor.__rtruediv__, torch.Tensor.__pow__,
 )  # fmt: skip
 
+_ONE_BY_ONE = (
+    F.layer_norm, torch.layer_norm, F.group_norm, F.softmax, torch.softmax, F.log_softmax, F.embedding, F.conv1d,
+    F.conv2d, F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.nll_loss, F.l1_loss, F.smooth_l1_loss,
+    F.binary_cross_entropy_with_logits,
+)  # fmt: skip
+
 
 def _rules() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {function: _elementwise(function) for function in (*_UNARY, *_BINARY)}
     found |= {F.linear: _linear, torch._C._nn.linear: _linear, F.cross_entropy: _cross_entropy, F.mse_loss: _mse_loss}
     found |= {F.dropout: _dropout, torch.flatten: _flatten, torch.Tensor.flatten: _flatten}
+    found |= dict.fromkeys((torch.Tensor.unflatten, torch.unflatten), _unflatten)
     found |= dict.fromkeys((torch.Tensor.view, torch.Tensor.reshape, torch.reshape), _view)
     found |= dict.fromkeys((torch.Tensor.squeeze, torch.squeeze), _squeeze)
     found |= {function: _reduced(torch.mean) for function in (torch.mean, torch.Tensor.mean)}
@@ -311,6 +342,7 @@ def _rules() -> dict[Any, Callable[..., Any]]:
     found |= {torch.Tensor.shape.__get__: _size, torch.Tensor.size: _size}  # type: ignore[attr-defined]
     found |= {torch.Tensor.dim: lambda x: base_of(x).dim() - 1, torch.Tensor.__len__: lambda x: base_of(x).shape[1]}
     found |= {torch.Tensor.numel: lambda x: math.prod(base_of(x).shape[1:])}
+    found |= {function: _in_turn(function) for function in _ONE_BY_ONE}
     for name in ("dtype", "device", "requires_grad", "is_cuda"):
         getter = getattr(torch.Tensor, name).__get__
         found[getter] = lambda x, name=name: getattr(base_of(x), name)

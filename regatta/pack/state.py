@@ -66,13 +66,23 @@ def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
 
 
 def plain_values(model: torch.nn.Module) -> dict[str, Any]:
-    """Numbers and texts that modules keep beside their tensors."""
+    """Numbers and texts that modules keep beside their tensors, by themselves or in lists and the like."""
     return {
-        f"{prefix}.{name}".lstrip("."): value
+        f"{prefix}.{name}".lstrip("."): tuple(value.items()) if isinstance(value, dict) else _still(value)
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, bool | int | float | str)
+        if _plain(value)
     }
+
+
+def _plain(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else (value,)
+    return all(isinstance(part, bool | int | float | str) for part in parts)
+
+
+def _still(value: Any) -> Any:
+    """A copy of a list or set: the module's own will change."""
+    return tuple(value) if isinstance(value, list | set) else value
 
 
 def portable(member: Member) -> dict[str, Any]:

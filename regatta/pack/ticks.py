@@ -28,11 +28,36 @@ def steps_per_tick(tracks: Sequence[Track]) -> list[int]:
     return [max(1, largest // track.batch_size) for track in tracks]
 
 
-def run(tracks: Sequence[Track], graphs: Graphs, rates: Rates, failed: Failed) -> Measured | None:
+class Joints:
+    """Joint graphs that were made: making one takes longer than many ticks, so it is kept for the next call."""
+
+    MOST = 4
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[tuple[int, int], ...], Replay | None] = {}
+
+    def get(self, branches: Sequence[Sequence[tuple[Replay, int]]], graphs: Graphs, worthwhile: bool) -> Replay | None:
+        """The graph of some branches; it is made only where that is worthwhile."""
+        key = tuple((id(step), count) for branch in branches for step, count in branch)
+        if key not in self._made:
+            if not worthwhile:
+                return None
+            while len(self._made) >= self.MOST:
+                del self._made[next(iter(self._made))]
+            self._made[key] = graphs.joint(branches)
+        return self._made[key]
+
+    def forget(self, track: Track) -> None:
+        """The steps of a track are given up, and with them the graphs that hold them."""
+        gone = {id(replay) for replay in track.replays()}
+        self._made = {key: joint for key, joint in self._made.items() if not any(step in gone for step, _ in key)}
+
+
+def run(tracks: Sequence[Track], graphs: Graphs, rates: Rates, joints: Joints, failed: Failed) -> Measured | None:
     """Take all steps of all tracks, in the way that is fastest as far as it has been measured."""
     if not tracks:
         return None
-    ticker = Ticker(tracks, graphs, failed)
+    ticker = Ticker(tracks, graphs, joints, failed)
     key = _composition(tracks)
     measured = rates.get(key)
     if measured is None and len(tracks) > 1 and ticker.whole_ticks() >= WORTHWHILE:
@@ -71,11 +96,11 @@ class Ticker:
 
     tracks: Sequence[Track]
     graphs: Graphs
+    joints: Joints
     failed: Failed
 
     def __post_init__(self) -> None:
         self.steps = steps_per_tick(self.tracks)
-        self._joints: dict[tuple[tuple[int, int], ...], Replay | None] = {}
 
     def whole_ticks(self) -> int:
         return min(track.left // count for track, count in zip(self.tracks, self.steps, strict=True))
@@ -151,12 +176,8 @@ class Ticker:
             name = self.graphs.name(track.stream)
             if name not in apart:
                 branches.setdefault(name, []).append((_replay(lane), count))
-        key = tuple((id(step), count) for branch in branches.values() for step, count in branch)
-        if key not in self._joints:
-            if len(branches) < 2 or (rounds < WORTH_JOINING and not once):
-                return None
-            self._joints[key] = self.graphs.joint(list(branches.values()))
-        return self._joints[key]
+        worthwhile = len(branches) > 1 and (once or rounds >= WORTH_JOINING)
+        return self.joints.get(list(branches.values()), self.graphs, worthwhile)
 
     def _advance(self, track: Track, count: int) -> None:
         try:

@@ -178,6 +178,10 @@ class Track:
         self.finish()
         return rest
 
+    def replays(self) -> list[Replay]:
+        """Its captured steps, one for each size of batches."""
+        return [lane.replay for lane in self._lanes.values() if lane.replay is not None]
+
     def close(self) -> None:
         """Let go of graphs and buffers at once: lanes and tracks hold each other, and memory cannot wait for that."""
         for lane in self._lanes.values():

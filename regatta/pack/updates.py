@@ -19,9 +19,11 @@ STATES = {
     torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
     torch.optim.AdamW: ("exp_avg", "exp_avg_sq"),
     torch.optim.Adagrad: ("sum",),
+    torch.optim.RMSprop: ("square_avg", "momentum_buffer"),
 }
-_NUMBERS = ("lr", "momentum", "weight_decay", "eps")
-_PLAIN = ("amsgrad", "maximize", "nesterov", "differentiable", "lr_decay", "dampening", "decoupled_weight_decay")
+_NUMBERS = ("lr", "momentum", "weight_decay", "eps", "alpha")
+_REFUSED = ("amsgrad", "maximize", "differentiable", "lr_decay", "centered")
+_SHARED = ("nesterov", "dampening", "decoupled_weight_decay")
 
 
 def unsuited(optimizers: Optimizers) -> str | None:
@@ -32,9 +34,9 @@ def unsuited(optimizers: Optimizers) -> str | None:
     if any(len(optimizer.param_groups) != 1 for optimizer in optimizers):
         return "several parameter groups have no stacked form"
     groups = [optimizer.param_groups[0] for optimizer in optimizers]
-    for name in _PLAIN:
+    for name in (*_REFUSED, *_SHARED):
         values = {group.get(name) for group in groups}
-        if len(values) > 1 or (name in ("amsgrad", "maximize", "differentiable", "lr_decay") and any(values)):
+        if len(values) > 1 or (name in _REFUSED and any(values)):
             return f"{name} of {sorted(map(str, values))} has no stacked form"
     with_momentum = {bool(group.get("momentum")) for group in groups}
     return "momentum for some members only has no stacked form" if len(with_momentum) > 1 else None
@@ -89,6 +91,7 @@ class Update:
             torch.optim.Adam: self._adam,
             torch.optim.AdamW: self._adam,
             torch.optim.Adagrad: self._adagrad,
+            torch.optim.RMSprop: self._rmsprop,
         }[self.kind](grads, lr)
 
     def _sgd(self, grads: torch.Tensor, lr: Any) -> None:
@@ -111,11 +114,7 @@ class Update:
         beta1, beta2 = self._values["beta1"], self._values["beta2"]
         mean, square = self.states["exp_avg"], self.states["exp_avg_sq"]
         mean.lerp_(grads, self._cast(1 - beta1))
-        square.mul_(self._cast(beta2))
-        if isinstance(beta2, float):
-            square.addcmul_(grads, grads, value=1 - beta2)
-        else:
-            square.addcmul_(grads * self._cast(1 - beta2), grads)
+        self._average_squares(square, grads, beta2)
         step = self.steps if self.shared_step is None else self.shared_step
         first, second = 1 - beta1**step, (1 - beta2**step) ** 0.5
         denominator = (
@@ -129,6 +128,25 @@ class Update:
         total.addcmul_(grads, grads, value=1)
         root = torch.sqrt(total, out=self._scratch[0]).add_(self._cast(self._values["eps"]))
         self._move(grads, root, -lr)
+
+    def _rmsprop(self, grads: torch.Tensor, lr: Any) -> None:
+        grads = self._decayed(grads)
+        square, momentum = self.states["square_avg"], self._values["momentum"]
+        self._average_squares(square, grads, self._values["alpha"])
+        root = torch.sqrt(square, out=self._scratch[0]).add_(self._cast(self._values["eps"]))
+        if not _present(momentum):
+            self._move(grads, root, -lr)
+            return
+        buffer = self.states["momentum_buffer"]
+        buffer.mul_(self._cast(momentum)).addcdiv_(grads, root)
+        _add_(self.params, buffer, -lr, self._cast)
+
+    def _average_squares(self, square: torch.Tensor, grads: torch.Tensor, decay: Any) -> None:
+        square.mul_(self._cast(decay))
+        if isinstance(decay, float):
+            square.addcmul_(grads, grads, value=1 - decay)
+        else:
+            square.addcmul_(grads * self._cast(1 - decay), grads)
 
     def _move(self, direction: torch.Tensor, divisor: torch.Tensor, factor: Any) -> None:
         if isinstance(factor, float):

@@ -43,6 +43,9 @@ OPTIMIZERS: dict[str, Callable[[int], Callable[[Any], optim.Optimizer]]] = {
     ),
     "adamw": lambda i: lambda p: optim.AdamW(p, lr=1e-3 * (i + 1), weight_decay=0.01 * (i + 1)),
     "adagrad": lambda i: lambda p: optim.Adagrad(p, lr=0.01 * (i + 1), weight_decay=0.1),
+    "rmsprop": lambda i: lambda p: optim.RMSprop(p, lr=1e-3 * (i + 1), alpha=0.9 + 0.02 * i),
+    "rmsprop, momentum": lambda i: lambda p: optim.RMSprop(p, lr=1e-3, momentum=0.5, weight_decay=0.1, eps=1e-7),
+    "rmsprop, all its own": lambda i: lambda p: optim.RMSprop(p, lr=1e-3 * (i + 1), momentum=0.5 + 0.1 * i),
 }
 
 
@@ -63,6 +66,28 @@ def test_a_stack_equals_its_members_alone(name: str, dropout: float) -> None:
         assert_same(member, trainee)
         assert member.mean_loss == losses[-1]
         assert (member.epoch, member.batch, member.taken) == (3, 0, 30)
+
+
+def layers(seed: int) -> nn.Module:
+    """Layers of which some have a kernel for all members, and some run member by member."""
+    torch.manual_seed(seed)
+    norms = nn.LayerNorm(12), nn.GroupNorm(2, 4)
+    for norm in norms:
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+    conv = nn.Conv1d(1, 4, 3, padding=1)
+    return nn.Sequential(norms[0], nn.Unflatten(1, (1, 12)), conv, norms[1], nn.GELU(), nn.Flatten(), nn.Linear(48, 4))
+
+
+def test_normalised_and_convolved_members_are_stacked_and_exact() -> None:
+    pack = Pack("cpu")
+    members = [pack.load(*adam(layers(i), 1e-3 * (1 + i)), loss_fn, 16) for i in range(5)]
+    pack.train(data(), steps=18)
+    assert {m.tier for m in members} == {"fused"}, pack.plan()
+    for i, member in enumerate(members):
+        trainee, _ = trained_alone(
+            adam(layers(i), 1e-3 * (1 + i)), [[*member.order(ROWS, 0), *member.order(ROWS, 1)][:18]], 0
+        )
+        assert_same(member, trainee)
 
 
 def batch_norm(seed: int) -> nn.Module:
@@ -162,8 +187,8 @@ def test_each_member_has_its_own_order_and_its_own_amount() -> None:
 
 
 def test_clipping_and_loss_scaling_are_a_members_own() -> None:
-    def plain(clip: float | None, scale: float | None) -> nn.Module:
-        model, optimizer = sgd(mlp(0))
+    def plain(seed: int, clip: float | None, scale: float | None) -> nn.Module:
+        model, optimizer = sgd(mlp(seed))
         scaler = torch.amp.GradScaler("cpu", init_scale=scale) if scale else None
         x, y = data()
         for rows in (b for e in epochs_of(clipped, 2) for b in e):
@@ -181,10 +206,13 @@ def test_clipping_and_loss_scaling_are_a_members_own() -> None:
 
     pack = Pack("cpu")
     clipped = pack.load(*sgd(mlp(0)), loss_fn, 16, clip_norm=0.05)
+    looser = pack.load(*sgd(mlp(1)), loss_fn, 16, clip_norm=0.6)
     scaled = pack.load(*sgd(mlp(0)), loss_fn, 16, scaler=torch.amp.GradScaler("cpu", init_scale=64.0))
     free = pack.load(*sgd(mlp(0)), loss_fn, 16)
     pack.train(data(), epochs=2)
-    for member, model in ((clipped, plain(0.05, None)), (scaled, plain(None, 64.0)), (free, plain(None, None))):
+    assert [m.tier for m in pack.members] == ["fused", "fused", "alone", "alone"], pack.plan()
+    alone = plain(0, 0.05, None), plain(1, 0.6, None), plain(0, None, 64.0), plain(0, None, None)
+    for member, model in zip((clipped, looser, scaled, free), alone, strict=True):
         for ours, theirs in zip(member.model.parameters(), model.parameters(), strict=True):
             assert torch.equal(ours, theirs)
     assert not torch.equal(clipped.model[0].weight, free.model[0].weight)

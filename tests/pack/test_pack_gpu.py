@@ -121,7 +121,7 @@ def test_members_that_do_not_fit_together_take_turns(known: bool) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert [m.error for m in members] == [None] * 8
-    assert len(pack._tracks) < 8
+    assert len(pack.captured.tracks) < 8
     for seed, member in enumerate(members):
         parts = wide(seed)
         for rows in order(cases.ROWS, 0):

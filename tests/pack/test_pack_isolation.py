@@ -29,15 +29,17 @@ from regatta.pack.rates import Measured
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_a_member_of_a_stack_that_goes_to_nan_stays_alone_with_it() -> None:
-    pack = Pack("cpu")
-    rates = [0.1, 1e30, 0.2]
-    members = [pack.load(*sgd(mlp(i), lr), loss_fn, 16) for i, lr in enumerate(rates)]
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("count", [3, 70])
+def test_a_member_that_goes_to_nan_stays_alone_with_it(graphs: bool, count: int) -> None:
+    pack = graph_pack() if graphs else Pack("cpu")
+    rates = {i: 1e30 if i == 1 else 0.1 * (1 + i % 3) for i in range(count)}
+    members = [pack.load(*sgd(mlp(i), lr), loss_fn, 16) for i, lr in rates.items()]
     pack.train(data(), epochs=2)
-    assert {m.tier for m in members} == {"fused"}, pack.plan()
-    assert [m.diverged for m in members] == [False, True, False]
-    for i, lr in enumerate(rates):
-        trainee, _ = trained_alone(sgd(mlp(i), lr), epochs_of(members[i], 2), 0)
+    assert {m.tier for m in members} == {"graph" if graphs else "fused"}, pack.plan()
+    assert [i for i, m in enumerate(members) if m.diverged] == [1]
+    for i in (0, 1, 2, count - 1):
+        trainee, _ = trained_alone(sgd(mlp(i), rates[i]), epochs_of(members[i], 2), 0)
         assert_same(members[i], trainee)
 
 
@@ -70,6 +72,67 @@ def test_a_member_that_raises_stops_alone(graphs: bool, passes: int) -> None:
         assert_same(member, trainee)
 
 
+class Moody(nn.Module):
+    """Raises, after it has drawn random numbers, from the day on that all of its kind do."""
+
+    angry = False
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.inner = mlp(seed, dropout=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.inner(x)
+        if Moody.angry:
+            raise RuntimeError("not today")
+        return found
+
+
+def test_a_stacked_step_that_raises_is_taken_again_member_by_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = Pack("cpu")
+    members = [pack.load(*sgd(Moody(i)), loss_fn, 16, seed=i) for i in range(2)]
+    other = pack.load(*sgd(mlp(5)), loss_fn, 16)
+    pack.train(data(), epochs=1)
+    assert {m.tier for m in members} == {"fused"}, pack.plan()
+    before = [m.randomness.mark() for m in members]
+    monkeypatch.setattr(Moody, "angry", True)
+    pack.train(data(), epochs=1)
+    assert all(isinstance(m.error, RuntimeError) and m.taken == 10 for m in members), pack.plan()
+    assert all(m.randomness.differs(mark) for m, mark in zip(members, before, strict=True))  # of the step alone
+    trainee, _ = trained_alone(sgd(mlp(5)), epochs_of(other, 2), 0)
+    assert_same(other, trainee)
+
+
+def test_a_step_that_raises_when_stacked_alone_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stacked step fails halfway, the same steps alone do not: random streams go on where they stood."""
+    pack = Pack("cpu")
+    members = [pack.load(*sgd(Picky(i)), loss_fn, 16, seed=i) for i in range(2)]
+    pack.train(data(), epochs=1)
+    assert {m.tier for m in members} == {"fused"}, pack.plan()
+    monkeypatch.setattr(Picky, "allowed", torch.Tensor)
+    pack.train(data(), epochs=1)
+    assert {m.tier for m in members} == {"alone"} and "TypeError: Stacked" in members[0].reason, pack.plan()
+    for i, member in enumerate(members):
+        trainee, _ = trained_alone(sgd(Picky(i)), epochs_of(member, 2), i)
+        assert_same(member, trainee)
+
+
+class Picky(nn.Module):
+    """Takes no tensors but those of one type."""
+
+    allowed: Any = None
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.inner = mlp(seed, dropout=0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.inner(x)
+        if Picky.allowed is not None and type(found) is not Picky.allowed:
+            raise TypeError(type(found).__name__)
+        return found
+
+
 def test_a_member_freed_from_a_stack_keeps_what_it_has_and_the_others_go_on() -> None:
     pack = Pack("cpu")
     members = [pack.load(*adam(mlp(i, dropout=0.2)), loss_fn, 16, seed=i) for i in range(3)]
@@ -87,13 +150,47 @@ def test_a_member_freed_from_a_stack_keeps_what_it_has_and_the_others_go_on() ->
     optimizer.load_state_dict(state["optimizer"])  # an ordinary optimizer takes it
 
 
+def test_a_member_freed_from_graphs_leaves_the_others_as_they_are() -> None:
+    pack, given = graph_pack(), data()
+    members = [pack.load(*adam(mlp(i, width=8 + i)), loss_fn, 5 + i, seed=i) for i in range(4)]
+    pack.train(given, steps=25)
+    tracks = dict(pack.captured.tracks)
+    state = pack.free(members[1])
+    pack.train(given, steps=25)
+    assert pack.captured.tracks == {m: track for m, track in tracks.items() if m is not members[1]}
+    assert state["steps"] == members[1].taken == 25
+    for i, steps in enumerate((50, 25, 50, 50)):
+        batches = [b for epoch in epochs_of(members[i], 3) for b in epoch][:steps]
+        trainee, _ = trained_alone(adam(mlp(i, width=8 + i)), [batches], i)
+        assert_same(members[i], trainee)
+
+
+def test_joint_graphs_are_kept_for_the_next_call_and_go_with_their_members() -> None:
+    class Joint(Rates):
+        def get(self, key: Any) -> Measured:
+            return Measured(together=1.0, in_turn=2.0, joint=True)
+
+    graphs, given = FakeGraphs(), data()
+    pack = graph_pack(graphs, rates=Joint())
+    members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 1) for i in range(3)]
+    for _ in range(3):
+        pack.train(given, epochs=1)
+    assert graphs.joined == 1
+    pack.free(members[0])
+    pack.train(given, epochs=1)
+    assert graphs.joined == 2
+    for i, epochs in enumerate((3, 4, 4)):
+        trainee, _ = trained_alone(sgd(mlp(i, width=8 + i)), epochs_of(members[i], epochs), 0)
+        assert_same(members[i], trainee)
+
+
 def test_members_with_different_activations_are_never_one_stack() -> None:
     pack = Pack("cpu")
     kinds = [nn.ReLU, nn.Tanh, nn.ReLU, nn.Tanh]
     members = [pack.load(*adam(mlp(i, kind)), loss_fn, 16) for i, kind in enumerate(kinds)]
     pack.train(data(), epochs=2)
     assert {m.tier for m in members} == {"fused"}
-    assert sorted(len(stack.members) for stack, _ in pack._stacks) == [2, 2]
+    assert sorted(len(stack.members) for stack, _ in pack.stacks.standing) == [2, 2]
     for i, kind in enumerate(kinds):
         trainee, _ = trained_alone(adam(mlp(i, kind)), epochs_of(members[i], 2), 0)
         assert_same(members[i], trainee)
@@ -104,7 +201,7 @@ def test_out_of_memory_splits_a_group_and_goes_on() -> None:
         """Room for two graphs at a time."""
 
         def capture(self, stream: object, step: Any) -> Any:
-            if len(pack._tracks) >= 2:
+            if len(pack.captured.tracks) >= 2:
                 raise torch.OutOfMemoryError("no room")
             return super().capture(stream, step)
 
@@ -135,7 +232,7 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs() -> None:
     for member in members:
         member.figures = replace(member.figures, peak_bytes=100)
     pack.train(data(), epochs=2)
-    assert len(pack._tracks) == 2  # two waves of two, and the first one has made room
+    assert len(pack.captured.tracks) == 2  # two waves of two, and the first one has made room
     for i, member in enumerate(members):
         trainee, _ = trained_alone(sgd(mlp(i, width=8 + i)), [member.order(150, 0), member.order(150, 1)], 0)
         assert_same(member, trainee)

@@ -156,9 +156,10 @@ def test_fingerprints_tell_apart_what_computes_differently() -> None:
     [
         (lambda i: adam(mlp(i), amsgrad=True), "amsgrad"),
         (lambda i: sgd(nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))), "buffers"),
-        (lambda i: (m := mlp(i), torch.optim.RMSprop(m.parameters())), "RMSprop"),
+        (lambda i: (m := mlp(i), torch.optim.RMSprop(m.parameters(), centered=True)), "centered"),
+        (lambda i: (m := mlp(i), torch.optim.Adadelta(m.parameters())), "Adadelta"),
         (lambda i: sgd(mlp(i), weight_decay=0.1 * i), "weight decay"),
-        (lambda i: sgd(nn.Sequential(nn.LayerNorm(12), nn.Linear(12, 4))), "layer_norm"),
+        (lambda i: sgd(nn.Sequential(nn.Linear(12, 4), nn.RReLU())), "rrelu"),
     ],
 )
 def test_what_cannot_be_stacked_is_trained_alone_and_says_why(make: Any, why: str) -> None:

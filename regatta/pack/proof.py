@@ -1,65 +1,28 @@
-"""Which members go together, and why: newcomers are tried out, and what has been tried is used.
+"""A captured step is trusted once it has been compared, bit for bit, with the same step taken alone.
 
-Everything that is tried out is a step that counts, so that trying costs little: a newcomer takes its first steps
-alone, and the steps of a graph or a stack are compared with the same steps taken alone.
+The steps that it is tried out on count, so that trying costs little: what is kept is what was taken alone.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 
-from regatta.pack.fingerprint import fingerprint
 from regatta.pack.graphs import Graphs
 from regatta.pack.member import Indices, Member
 from regatta.pack.optimizers import unsuited
 from regatta.pack.resident import Resident, take
-from regatta.pack.stack import Stack
 from regatta.pack.state import changing, copied, first_difference, plain_values, put_back
 from regatta.pack.step import needs_closure, take_step
 from regatta.pack.track import Track
 
 PROOF = 2  # steps that are taken both ways; a number that was wrongly fixed shows in the second
-WORTH_CAPTURE = 8  # steps below which a graph does not pay for itself
-SMALL = 200_000  # parameters above which a member fills a GPU by itself
 
 
 class CannotCapture(Exception):
     """A member's step cannot be captured; says why."""
-
-
-def take_alone(member: Member, resident: Resident, batches: Sequence[Indices]) -> None:
-    """A plain loop over batches."""
-    with member.randomness.active():
-        for rows in batches:
-            indices = torch.from_numpy(rows).to(resident.device)
-            loss = take_step(member, take(resident.data, indices))
-            if member.schedule is not None:
-                member.schedule.step()
-            member.note(loss.double().reshape(1), [len(rows)])
-            member.advance(resident.rows, 1)
-
-
-def alike(members: Sequence[Member]) -> list[list[Member]]:
-    """Groups of two or more that one stack could hold, as far as their structure tells."""
-    groups: dict[Any, list[Member]] = {}
-    for member in members:
-        groups.setdefault(fingerprint(member), []).append(member)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def prove_stack(stack: Stack, resident: Resident, batches: Sequence[Sequence[Indices]]) -> bool:
-    """Whether a stack's steps are those of its members alone; the members have taken the steps in any case."""
-    equal, losses, seconds = stack.prove(resident, batches)
-    for number, member in enumerate(stack.members):
-        member.note(losses[number].double(), [len(parts[number]) for parts in batches])
-        member.advance(resident.rows, len(batches))
-        member.figures = replace(member.figures, alone_seconds=seconds)
-    return equal
 
 
 def graph_track(member: Member, resident: Resident, graphs: Graphs, batches: Sequence[Indices]) -> Track:
