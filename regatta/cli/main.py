@@ -27,6 +27,7 @@ from regatta.cli.commands import (
     desc,
     diff,
     doctor,
+    evaluate,
     explain,
     fsck,
     gc,
@@ -46,7 +47,7 @@ from regatta.errors import RegattaError, UsageError, nearest
 
 VERBS = (
     demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, worker, replay, simulate,
-    init, add, add.unstage, add.status, commit, list_, desc, diff, log, checkout, copy, tag, delete,
+    init, add, add.unstage, add.status, commit, list_, desc, diff, evaluate, log, checkout, copy, tag, delete,
     archive, fsck, gc, doctor,
 )  # fmt: skip
 GROUPS = {

@@ -12,6 +12,7 @@ from regatta.network.torch_layers import can_build, part_of
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
     from torch import nn
 
 
@@ -74,6 +75,17 @@ def _as_array(tensor: torch.Tensor) -> Any:
 
     plain = tensor.detach().cpu()
     return (plain.to(torch.float32) if plain.dtype in (torch.bfloat16, torch.float16) else plain).numpy()
+
+
+def outputs(network: Network, weights: Mapping[str, Any], x: NDArray[Any], batch: int = 256) -> NDArray[Any]:
+    """What the model answers in evaluation: the one output for the one input, as arrays, a batch at a time."""
+    import numpy as np
+    import torch
+
+    module = to_torch(network, weights).eval()
+    with torch.no_grad():
+        parts = [module(torch.from_numpy(x[at : at + batch])).numpy() for at in range(0, len(x), batch)]
+    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 
 
 def _refuse_unknown(network: Network) -> None:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from regatta.repo.describe import Portrait
     from regatta.repo.diff import Diff
     from regatta.repo.distributions import Distribution
+    from regatta.repo.evaluate import Evaluation
     from regatta.repo.weights import Given, Kept, TakenIn, Weights
     from regatta.store.fsck import Depth
     from regatta.store.graph import Scheme
@@ -362,6 +363,28 @@ class Repo:
         from regatta.repo.diff import compare
 
         return compare(self, references, exact)
+
+    def evaluate(
+        self,
+        reference: str | Version,
+        x: Any,
+        y: Any = None,
+        *,
+        precision: str | int = "auto",
+        top_k: int = 1,
+        snapshot: int | str | None = None,
+        budget: float | None = None,
+    ) -> Evaluation:
+        """The labels that the model gives to inputs, those of full precision, from as few bytes as that takes.
+
+        `precision` may also be "full", or a number of leading bytes of each weight: then labels may differ from those
+        of full precision, as they may with a `budget`, the share of the bytes that is read at most; `certain` says
+        which cannot. With `top_k`, the k best classes in place of the best.
+        """
+        from regatta.repo.evaluate import evaluate
+
+        version = self._version(reference)
+        return evaluate(self, version, x, y, precision=precision, top_k=top_k, snapshot=snapshot, budget=budget)
 
     def checkout(
         self, reference: str | Version, path: str | Path, *, snapshot: int | str | None = None, overwrite: bool = False

@@ -1,0 +1,109 @@
+"""From a version and data to labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.errors import UsageError
+from regatta.repo.evaluate.progress import Answers, ahead, progress
+from regatta.repo.evaluate.reading import Reading
+from regatta.repo.evaluate.result import Evaluation, Stage
+from regatta.repo.evaluate.subject import Subject, inputs_for, subject_of, targets_for
+from regatta.repo.records import Records
+
+if TYPE_CHECKING:
+    from regatta.repo.records import Version
+    from regatta.repo.repo import Repo
+
+MOST_PLANES = 8
+
+
+def evaluate(
+    repo: Repo,
+    version: Version,
+    x: Any,
+    y: Any = None,
+    *,
+    precision: str | int = "auto",
+    top_k: int = 1,
+    snapshot: int | str | None = None,
+    budget: float | None = None,
+) -> Evaluation:
+    """See `Repo.evaluate`."""
+    wanted = _checked_precision(precision)
+    _check_numbers(top_k, budget)
+    subject = subject_of(repo, version)
+    weights = repo.weights(version, snapshot)
+    stored = any(member.id for member in weights.members.values())
+    reading = Reading(weights, repo.store if stored else None, subject.network)
+    inputs = inputs_for(subject, x, reading.is_wide)
+    targets = targets_for(y, len(inputs))
+    answers, fallback = _answers(subject, reading, inputs, wanted, top_k, budget)
+    certain = answers.stage >= 0
+    return Evaluation(
+        version=version.reference,
+        precision=str(precision),
+        top_k=top_k,
+        labels=answers.labels[:, 0] if top_k == 1 else answers.labels,
+        certain=certain,
+        stage=answers.stage,
+        stages=Records(answers.stages),
+        bytes_read=reading.bytes_read,
+        bytes_full=reading.bytes_full,
+        accuracy=_accuracy(answers.labels, targets),
+        fallback=fallback,
+    )
+
+
+def _answers(
+    subject: Subject, reading: Reading, x: NDArray[Any], precision: str | int, top_k: int, budget: float | None
+) -> tuple[Answers, str | None]:
+    if precision == "full":
+        answers = Answers(np.zeros((len(x), top_k), np.int64), np.full(len(x), -1, np.int64))
+        _compute(subject, reading, x, top_k, answers)
+        return answers, None
+    planes = precision if isinstance(precision, int) else None
+    answers, reason = progress(subject.network, reading, x, top_k, planes, budget)
+    exact = not reading.unread  # so many planes are all that there are
+    if len(answers.open) and (reason is not None or exact or (planes is None and budget is None)):
+        _compute(subject, reading, x, top_k, answers)
+    return answers, reason
+
+
+def _compute(subject: Subject, reading: Reading, x: NDArray[Any], top_k: int, answers: Answers) -> None:
+    """The open inputs by the model itself, with all its weights."""
+    from regatta.network.to_torch import outputs
+
+    left = answers.open
+    values = outputs(subject.network, reading.values(), x[left])
+    answers.labels[left] = ahead(values, top_k) if len(left) else answers.labels[left]
+    answers.stage[left] = len(answers.stages)
+    answers.stages.append(Stage("all planes", reading.bytes_read, len(left), computed=len(left)))
+
+
+def _accuracy(labels: NDArray[np.int64], targets: NDArray[np.int64] | None) -> float | None:
+    if targets is None or not len(targets):
+        return None
+    return float((labels == targets[:, None]).any(axis=1).mean())
+
+
+def _checked_precision(precision: str | int) -> str | int:
+    if isinstance(precision, str) and precision.isdecimal():
+        precision = int(precision)
+    number = isinstance(precision, int) and not isinstance(precision, bool)
+    if precision in ("auto", "full") or (number and 1 <= int(precision) <= MOST_PLANES):
+        return precision
+    raise UsageError(
+        f"The precision is {precision!r:.100}.",
+        hint=f"It is auto, full, or the number of leading bytes of each weight, 1 to {MOST_PLANES}.",
+    )
+
+
+def _check_numbers(top_k: Any, budget: Any) -> None:
+    if not isinstance(top_k, int) or isinstance(top_k, bool) or top_k < 1:
+        raise UsageError(f"The number of best classes is {top_k!r:.100}; 1 or more are expected.")
+    if budget is not None and not (isinstance(budget, int | float) and 0 <= budget <= 1):
+        raise UsageError(f"The budget is {budget!r:.100}; a share of the bytes between 0 and 1 is expected.")

@@ -1,0 +1,192 @@
+"""The loop: bounds for all inputs that are open, the next plane of the tensors that matter most, and again.
+
+A label is certain when the margins between it and every other class are positive whatever the unread bits are. Which
+tensor comes next is told by the bounds that failed: by how much each tensor's unknown bits lower them, for each byte of
+its next plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.errors import UsageError
+from regatta.network.bounds import BoundedNetwork, NotBounded, Passed
+from regatta.network.graph import Network
+from regatta.repo.evaluate.reading import LEADING, Reading
+from regatta.repo.evaluate.result import Stage
+
+Inputs = NDArray[Any]
+Places = NDArray[np.intp]
+
+FIRST_BATCH, MEMORY = 16, 2**22  # inputs; numbers that the layers of a batch hold
+SHARE = 1 / 200  # of all bytes, to be read before bounds are worth computing again
+SLOW = 0.05  # of the open inputs: where fewer become certain, more is read at a time
+PATIENCE = 64  # inputs without a certificate after which a stage leaves the backward bound
+
+
+@dataclass
+class Answers:
+    """Labels so far: `stage` is -1 where they are not certain."""
+
+    labels: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    stages: list[Stage] = field(default_factory=list)
+
+    @property
+    def open(self) -> Places:
+        return np.flatnonzero(self.stage < 0)
+
+
+@dataclass
+class Found:
+    """What one stage found for the inputs that it looked at; `costs` are what open pairs lose to each tensor."""
+
+    labels: NDArray[np.int64]
+    sure: NDArray[np.bool_]
+    intervals: int
+    costs: dict[str, float]
+
+
+def progress(
+    network: Network, reading: Reading, x: Inputs, top_k: int, planes: int | None, budget: float | None
+) -> tuple[Answers, str | None]:
+    """Answers from bounds, and why there are none where a layer or a weight has none.
+
+    Ends when all is certain or all is read; with `planes`, after so many; with a `budget`, before more of the bytes.
+    """
+    answers = Answers(np.zeros((len(x), top_k), np.int64), np.full(len(x), -1, np.int64))
+    reading.deepen(reading.names, planes or LEADING)
+    read, share = f"{planes or LEADING} leading planes", SHARE
+    while True:
+        if (name := reading.strange()) is not None:
+            return answers, f"{name!r} has weights that are NaN or infinite"
+        try:
+            found = judge(BoundedNetwork(network, reading.boxes), x[answers.open], top_k)
+        except NotBounded as error:
+            return answers, str(error)
+        certified = _enter(answers, found, read, reading.bytes_read)
+        if planes is not None or not len(answers.open) or not reading.unread:
+            return answers, None
+        share = share * 2 if certified < SLOW * len(found.sure) else share
+        chosen = choose(reading, found.costs, share, budget)
+        if not chosen:
+            return answers, None
+        read = _said(reading, chosen)
+        reading.deepen(chosen)
+
+
+def _enter(answers: Answers, found: Found, read: str, bytes_read: int) -> int:
+    looked_at, number = answers.open, len(answers.stages)
+    answers.labels[looked_at] = found.labels
+    answers.stage[looked_at[found.sure]] = number
+    certified = int(found.sure.sum())
+    answers.stages.append(Stage(read, bytes_read, len(looked_at), found.intervals, certified - found.intervals))
+    return certified
+
+
+def choose(reading: Reading, costs: dict[str, float], share: float, budget: float | None) -> list[str]:
+    """The tensors whose next planes win most for each byte, until these are so large a share of all bytes."""
+    full = reading.bytes_full
+    left = np.inf if budget is None else budget * full - reading.bytes_read
+    prices = {name: reading.cost(name) for name in reading.unread}
+    order = sorted(prices, key=lambda name: (-costs.get(name, 0.0) / max(prices[name], 1), prices[name]))
+    chosen: list[str] = []
+    taken = 0
+    for name in order:
+        if taken >= share * full:
+            break
+        if taken + prices[name] <= left:
+            chosen.append(name)
+            taken += prices[name]
+    return chosen
+
+
+def _said(reading: Reading, names: Sequence[str]) -> str:
+    by_plane: dict[int, list[str]] = {}
+    for name in names:
+        by_plane.setdefault(reading.planes[name] + 1, []).append(name)
+    return "; ".join(f"plane {plane} of {', '.join(found)}" for plane, found in sorted(by_plane.items()))
+
+
+def judge(bounded: BoundedNetwork, x: Inputs, top_k: int) -> Found:
+    """Which labels are certain, by intervals or else by the backward bound."""
+    found = Found(np.zeros((len(x), top_k), np.int64), np.zeros(len(x), bool), 0, {})
+    tried = won = 0
+    for start, passed in _batches(bounded, x):
+        best, rows, better, worse = _pairs(passed, top_k)
+        count = len(best)
+        closed = bounded.margins(passed, rows, better, worse, whole=False).least > 0
+        sure = _all_closed(count, rows, closed)
+        found.intervals += int(sure.sum())
+        if not sure.all() and (won or tried < PATIENCE):
+            tried, before = tried + int((~sure).sum()), int(sure.sum())
+            open_pairs = ~closed
+            sure = _backward(bounded, passed, rows[open_pairs], better[open_pairs], worse[open_pairs], count, found)
+            won += int(sure.sum()) - before
+        found.labels[start : start + count], found.sure[start : start + count] = best, sure
+    return found
+
+
+def _backward(
+    bounded: BoundedNetwork, passed: Passed, rows: Places, better: Places, worse: Places, count: int, found: Found
+) -> NDArray[np.bool_]:
+    """The inputs all of whose open pairs the backward bound closes; the costs of the others are added up."""
+    closed, room = np.zeros(len(rows), bool), max(16, MEMORY // max(1, _numbers(passed)))
+    for at in range(0, len(rows), room):
+        part = slice(at, at + room)
+        margins = bounded.margins(passed, rows[part], better[part], worse[part], whole=True)
+        closed[part] = margins.least > 0
+        for name, cost in margins.costs.items():
+            found.costs[name] = found.costs.get(name, 0.0) + float(np.nansum(cost[~closed[part]]))
+    return _all_closed(count, rows, closed)
+
+
+def _batches(bounded: BoundedNetwork, x: Inputs) -> Iterator[tuple[int, Passed]]:
+    """Batches through the network, as large as memory for their layers allows."""
+    at, size = 0, FIRST_BATCH
+    while at < len(x):
+        passed = bounded.forward(x[at : at + size])
+        yield at, passed
+        at, size = at + size, max(1, min(1024, MEMORY // max(1, _numbers(passed))))
+
+
+def _numbers(passed: Passed) -> int:
+    """What the layers hold for one input."""
+    held = sum(trace.ball.centre.size for trace in passed.traces.values() if trace.batched)
+    return held // max(1, len(passed.known))
+
+
+def _pairs(passed: Passed, top_k: int) -> tuple[NDArray[np.int64], Places, Places, Places]:
+    """The k classes that are ahead, and all pairs of one of these and one of the others, for each input."""
+    centre = np.nan_to_num(passed.logits.centre)
+    best = ahead(centre, top_k)
+    count, classes = centre.shape
+    others = np.ones((count, classes), bool)
+    np.put_along_axis(others, best, False, axis=1)
+    rest = np.nonzero(others)[1].reshape(count, classes - top_k)
+    rows = np.repeat(np.arange(count), top_k * (classes - top_k))
+    better = np.repeat(best, classes - top_k, axis=1).reshape(-1)
+    return best, rows, better, np.tile(rest, (1, top_k)).reshape(-1)
+
+
+def ahead(outputs: NDArray[Any], top_k: int) -> NDArray[np.int64]:
+    """The classes with the k greatest outputs, in ascending order; of equal ones the first."""
+    if outputs.ndim != 2 or outputs.shape[1] <= top_k:
+        raise UsageError(
+            f"The network's output has the shape {outputs.shape}; for the {top_k} best classes it has to be a row of "
+            f"more than {top_k} numbers for each input.",
+            hint="Networks that classify each input as a whole can be evaluated.",
+        )
+    order = np.argsort(-outputs, axis=1, kind="stable")[:, :top_k]
+    return np.sort(order, axis=1).astype(np.int64)
+
+
+def _all_closed(count: int, rows: Places, closed: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    sure = np.ones(count, bool)
+    sure[rows[~closed]] = False
+    return sure

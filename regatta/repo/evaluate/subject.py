@@ -1,0 +1,113 @@
+"""What is evaluated: a version's network up to its last numbers, and the data in the form in which it takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.errors import DataError, UsageError
+from regatta.network.graph import Edge, Network, Node
+from regatta.network.reading import from_json
+from regatta.repo.networks import canonical_json
+
+if TYPE_CHECKING:
+    from regatta.repo.records import Version
+    from regatta.repo.repo import Repo
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network with one input and one output, and whether that input is of integers."""
+
+    network: Network
+    takes_integers: bool
+
+    @property
+    def input(self) -> Node:
+        return self.network.inputs[0]
+
+
+def subject_of(repo: Repo, version: Version) -> Subject:
+    stored = repo.network(version)
+    if stored is None:
+        raise UsageError(
+            f"The version {version.reference} has no network, so there is nothing to evaluate.",
+            hint="Commit it with one: repo.commit(..., network=regatta.network.from_torch(model, example_input)).",
+        )
+    try:
+        network = from_json(canonical_json(stored, "network"))
+    except DataError as error:
+        raise UsageError(
+            f"The network of {version.reference} is not one that can be run: {error.message}",
+            hint="Commit one that regatta.network has read: from_torch, from_keras or from_onnx.",
+        ) from error
+    outputs = [node for node in network.nodes if node.kind == "OUTPUT"]
+    if len(network.inputs) != 1 or len(outputs) != 1 or len(network.sources[outputs[0].id]) != 1:
+        raise UsageError(
+            f"The network of {version.reference} has {len(network.inputs)} inputs and {len(outputs)} outputs.",
+            hint="Networks with one input and one output can be evaluated.",
+        )
+    return Subject(_without_softmax(network, outputs[0]), _takes_integers(network))
+
+
+def _takes_integers(network: Network) -> bool:
+    given = network.inputs[0]
+    return "int" in str(given.get("dtype") or "") or any(
+        network.by_id[target].kind == "EMBED" for target in network.targets[given.id]
+    )
+
+
+def _without_softmax(network: Network, output: Node) -> Network:
+    """A softmax at the end changes no order: the numbers before it are the answer."""
+    last = network.by_id[network.sources[output.id][0]]
+    if last.kind != "SOFTMAX" or len(network.targets[last.id]) > 1 or last.get("axis") not in (1, -1):
+        return network
+    before = network.sources[last.id][0]
+    nodes = tuple(node for node in network.nodes if node.id != last.id)
+    kept = tuple(edge for edge in network.edges if last.id not in (edge.source, edge.target))
+    return replace(network, nodes=nodes, edges=(*kept, Edge(before, output.id)))
+
+
+def inputs_for(subject: Subject, x: Any, wide: bool) -> NDArray[Any]:
+    """The inputs as the network takes them: integers, float32, or float64 where its weights are."""
+    values = np.asarray(x)
+    if values.dtype.kind not in "fiub" or values.ndim < 1:
+        raise DataError(f"x is {values.dtype} of the shape {values.shape}; rows of numbers are expected.")
+    if subject.takes_integers:
+        if values.dtype.kind == "f" and not (values == np.floor(values)).all():
+            raise DataError("The network takes whole numbers, and x has fractions.")
+        values = values.astype(np.int64)
+    else:
+        values = values.astype(np.float64 if wide else np.float32)
+    return np.ascontiguousarray(_in_shape(subject.input, values))
+
+
+def _in_shape(given: Node, values: NDArray[Any]) -> NDArray[Any]:
+    """Axes of length 1 may be missing or too many; all else has to fit."""
+    if given.shape is None:
+        return values
+    wanted, found = given.shape[1:], values.shape[1:]
+    if len(wanted) == len(found) and all(w in (None, f) for w, f in zip(wanted, found, strict=True)):
+        return values
+    if None not in wanted and [w for w in wanted if w != 1] == [f for f in found if f != 1]:
+        return values.reshape(len(values), *[w for w in wanted if w is not None])
+    said = ", ".join("any" if size is None else str(size) for size in wanted)
+    raise DataError(
+        f"x has the shape {values.shape}; the network takes rows of the shape ({said}).",
+        hint="The first axis is that of the inputs.",
+    )
+
+
+def targets_for(y: Any, count: int) -> NDArray[np.int64] | None:
+    if y is None:
+        return None
+    values = np.asarray(y)
+    whole = values.dtype.kind in "iub" or (values.dtype.kind == "f" and bool((values == np.floor(values)).all()))
+    if values.shape != (count,) or not whole:
+        raise DataError(
+            f"y is {values.dtype} of the shape {values.shape}; {count} class numbers are expected, one for each input."
+        )
+    return values.astype(np.int64)
