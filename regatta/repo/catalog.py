@@ -339,7 +339,7 @@ class Catalog(Database):
         )
 
     def _versions(self, query: str, *values: Any) -> list[Version]:
-        return [Version.from_row(row) for row in self._all(query, *values)]
+        return Version.from_rows(self._all(query, *values))
 
     def _many(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         with self._lock:
