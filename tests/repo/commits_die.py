@@ -1,4 +1,5 @@
-"""Commits, copies, deletions, collections and commits of runs that die, by SIGKILL, at a step that touches the disk.
+"""Commits, copies, deletions, collections, commits of runs and of staged files, additions and lossy archives that die,
+by SIGKILL, at a step that touches the disk.
 
     python commits_die.py FOLDER K     prints [moments, problem, ...] as JSON
 
@@ -20,9 +21,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from made_journal import MadeRun
 
 from regatta.repo import Repo
+from regatta.repo.staging import add, commit_staged, staged
 from regatta.repo.sweep import commit_run
 from regatta.store.database import Database
 from regatta.testing.kills import snapshot_of
@@ -68,6 +71,9 @@ def prepare(folder: Path) -> None:
         for number in (1, 2, 3):
             make(repo, f"v{number}", number)
         repo.delete("v3")
+        repo.commit("may-lose", snapshot_of(1, 7), git=False)
+        write_sources(folder)
+        add(repo, [folder / "sources" / "early.npz", folder / "sources" / "early.toml"])
 
 
 def commit(repo: Repo) -> None:
@@ -90,6 +96,41 @@ def enter_run(repo: Repo) -> None:
     commit_run(repo, repo.folder / "runs" / "made")
 
 
+def write_sources(folder: Path) -> None:
+    (folder / "sources").mkdir()
+    for name, number in (("early", 5), ("late", 6)):
+        np.savez(folder / "sources" / f"{name}.npz", w=np.full(300, number, "f4"))
+        (folder / "sources" / f"{name}.toml").write_text(f"number = {number}\n")
+
+
+def stage(repo: Repo) -> None:
+    add(repo, [repo.folder / "sources" / "late.npz", repo.folder / "sources" / "late.toml"])
+
+
+def commit_area(repo: Repo) -> None:
+    commit_staged(repo, "area")
+
+
+def lessen(repo: Repo) -> None:
+    repo.archive("may-lose", lossy="float16")
+
+
+def wrong_area(repo: Repo, finished: bool, operation: Callable[..., None]) -> list[str]:
+    """The staging area is as it was or as it was to be, never in between, and makes one version, not two."""
+    early, late = {"early.npz", "early.toml"}, {"late.npz", "late.toml"}
+    names, made = {item.name for item in staged(repo)}, len(repo.versions("area"))
+    allowed: list[tuple[set[str], int]] = [(early, 0)] if not finished or operation not in (stage, commit_area) else []
+    allowed += [(early | late, 0)] if operation is stage else [(set(), 1)] if operation is commit_area else []
+    if (names, made) not in allowed:
+        return [f"{names} are staged, and there are {made} versions of them"]
+    if names:
+        commit_staged(repo, "area")
+    number = 6 if late <= names else 5
+    version = repo.version("area")
+    right = version.hyperparameters == {"number": number} and bool((repo.load(version)["w"] == number).all())
+    return [*([] if right else ["another area"]), *(["two of them"] if len(repo.versions("area")) > 1 else [])]
+
+
 def problems(folder: Path, finished: bool, operation: Callable[..., None]) -> list[str]:
     """What is wrong with the repository after a death."""
     with Repo.at(folder) as repo:
@@ -105,6 +146,8 @@ def problems(folder: Path, finished: bool, operation: Callable[..., None]) -> li
                 found.append(f"{name} is not there")
         if operation is enter_run and len(repo.versions(run="made")) not in ((3,) if finished else (0, 3)):
             found.append("half a run")
+        repo.load("may-lose")
+        found += wrong_area(repo, finished, operation)
         make(repo, "after", 10)
         repo.gc(grace=0.0)
         after = repo.fsck("deep")
@@ -146,7 +189,7 @@ def run_and_die(folder: Path, operation: Callable[[Repo], None], moment: int) ->
 def main(folder: Path, every: int) -> None:
     prepare(folder / "start")
     moments, found = 0, []
-    for operation in (commit, copy, delete, collect, enter_run):
+    for operation in (commit, copy, delete, collect, enter_run, stage, commit_area, lessen):
         for moment in count(0, every):
             here = folder / "work"
             shutil.copytree(folder / "start", here)

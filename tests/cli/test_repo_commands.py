@@ -1,0 +1,314 @@
+"""The verbs of the repository, as one types them, on a real run and on real files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from regatta.cli.main import main
+from regatta.repo import Repo
+
+REGATTA = [sys.executable, "-c", "from regatta.cli.main import entry; entry()"]
+VERSION_KEYS = {
+    "reference", "id", "name", "number", "created", "message", "hyperparameters", "metrics", "metadata", "git", "run",
+    "config", "network", "snapshots", "parameters", "bytes",
+}  # fmt: skip
+PROGRAM = """
+import numpy as np
+import regatta
+from regatta.frameworks.numpy import SGD
+
+def model_fn(config):
+    return {"w": np.zeros(3)}, SGD(lr=config["lr"])
+
+def loss_fn(weights, batch, config):
+    x, y = batch
+    error = x @ weights["w"] - y
+    return float((error**2).mean()), {"w": 2 * x.T @ error / len(y)}
+
+x = np.random.default_rng(0).normal(size=(200, 3))
+data = regatta.Dataset.from_arrays(x, x @ np.array([1.0, -2.0, 0.5]), partitions=4, seed=0, name="line")
+space = regatta.search.grid(lr=[0.1, 0.01], batch_size=[10])
+sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn, epochs=2, cluster=regatta.Cluster.inline(2))
+"""
+
+
+class Shell:
+    """The command line, called in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *words: object, code: int = 0) -> str:
+        assert main([str(word) for word in words]) == code, self.capsys.readouterr().err
+        shown = self.capsys.readouterr()
+        return shown.out if code == 0 else shown.err
+
+    def json(self, *words: object, code: int = 0) -> dict[str, Any]:
+        assert main([*map(str, words), "--json"]) == code, self.capsys.readouterr().err
+        document: dict[str, Any] = json.loads(self.capsys.readouterr().out, parse_constant=_refuse)
+        assert document.pop("version") == 1
+        return document
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    return tmp_path
+
+
+@pytest.fixture
+def files(here: Path, shell: Shell) -> Path:
+    """A project with a repository, weights of two epochs, a log and settings."""
+    for epoch in (1, 2):
+        save_file({"fc.weight": np.full((4, 3), epoch, "f4")}, here / f"net-epoch{epoch}.safetensors")
+    (here / "log.csv").write_text("epoch,loss\n1,0.5\n2,0.25\n")
+    (here / "config.toml").write_text("lr = 0.1\n[opt]\nname = 'adam'\n")
+    shell("init")
+    return here
+
+
+@pytest.fixture
+def versions(files: Path, shell: Shell) -> Path:
+    shell("add", "net-epoch1.safetensors", "config.toml")
+    shell("commit", "base", "-m", "the first")
+    shell("add", "net-epoch2.safetensors", "log.csv")
+    shell("commit", "tuned", "--parent", "base", "--param", "lr=0.01", "--tag", "production")
+    shell("copy", "production", "wider", "-m", "to be wider")
+    return files
+
+
+def test_init_says_whether_there_was_one(here: Path, shell: Shell) -> None:
+    assert shell("init") == "Made a repository in .regatta\n"
+    assert shell("init") == "There is a repository in .regatta\n"
+    assert shell.json("init", "elsewhere") == {
+        "folder": str(here / "elsewhere" / ".regatta"), "made": True, "versions": 0,
+    }  # fmt: skip
+
+
+def test_from_files_to_a_version(files: Path, shell: Shell) -> None:
+    document = shell.json("add", "net-epoch2.safetensors", "net-epoch1.safetensors", "log.csv", "config.toml")
+    kinds = {item["name"]: (item["kind"], item["epoch"]) for item in document["staged"]}
+    assert kinds == {
+        "net-epoch1.safetensors": ("weights", 1), "net-epoch2.safetensors": ("weights", 2),
+        "log.csv": ("metrics", None), "config.toml": ("hyperparameters", None),
+    }  # fmt: skip
+    assert shell.json("status")["staged"] == document["staged"]
+    shown = shell("status")
+    assert shown.startswith(".regatta: 0 versions of 0 models\n") and "after epoch 2" in shown
+    made = shell.json("commit", "net", "-m", "first", "--param", "seed=3", "--metric", "accuracy=0.9")["committed"]
+    assert set(made) == VERSION_KEYS and made["reference"] == "net@1" and made["snapshots"] == 2
+    assert made["hyperparameters"] == {"lr": 0.1, "opt.name": "adam", "seed": 3}
+    assert made["metrics"]["loss"]["lowest"] == 0.25 and made["metrics"]["accuracy"]["last"] == 0.9
+    assert "nothing is staged" in shell("status")
+    shell("add", "log.csv")
+    assert shell.json("unstage")["unstaged"][0]["name"] == "log.csv"
+    assert "Nothing is staged" in shell("commit", "net", code=2)
+
+
+def test_a_commit_notes_the_git_commit_around_it(files: Path, shell: Shell) -> None:
+    for words in (["init", "-q", "-b", "trunk"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+    shell("add", "config.toml")
+    git = shell.json("commit", "net")["committed"]["git"]
+    assert git["branch"] == "trunk" and len(git["commit"]) == 40
+    assert f"git {git['commit'][:10]} on trunk" in shell("log")
+
+
+WRONG: list[tuple[list[str], int, str]] = [
+    (["add", "nothing.pt"], 3, "There is no such file"),
+    (["add", "/dev/null"], 2, "It is a device"),
+    (["add", "log.csv", "--as", "weights"], 2, "is not read as weights"),
+    (["commit"], 2, "The version needs a name"),
+    (["commit", "a@3", "--param", "x=1"], 2, "ends as the number of a version does"),
+    (["commit", "a", "--param", "lr"], 2, "gives no value"),
+    (["commit", "a", "--metric", "loss=low"], 2, "is no number"),
+    (["commit", "a", "--parent", "nobody", "--param", "x=1"], 3, "There is no version 'nobody'"),
+    (["commit", "a", "--run", "r"], 2, "Give --run alone"),
+    (["commit", "--run", "r"], 3, "There is no run 'r'"),
+    (["unstage", "x"], 3, "is not staged"),
+    (["list", "--since", "yesterday"], 2, "is not a date"),
+    (["list", "--best"], 2, "--metric"),
+    (["list", "-n", "0"], 2, "0 versions"),
+    (["gc", "--grace", "5"], 2, "is not a time"),
+    (["tag", "x"], 2, "Which version"),
+    (["archive", "x"], 2, "--lossy"),
+    (["archive", "--lossy", "float16"], 2, "Which versions"),
+    (["archive", "--budget", "0.5"], 2, "no plan takes less"),
+    (["delete", "x"], 3, "There is no version"),
+    (["checkout", "x", "y"], 3, "There is no version"),
+]
+
+
+def test_what_is_wrong_is_said(versions: Path, shell: Shell) -> None:
+    for words, code, said in WRONG:
+        shown = shell(*words, code=code)
+        assert shown.startswith("error: ") and said in shown, words
+    assert shell.json("status")["versions"] == 3 and not shell.json("status")["staged"]
+
+
+def test_without_a_repository(here: Path, shell: Shell) -> None:
+    for words in (["list"], ["log"], ["status"], ["tag"], ["add", "x"], ["commit", "x"], ["fsck"], ["gc"], ["archive"]):
+        assert "`regatta init` makes one" in shell(*words, code=3)
+    assert "there is none here or above" in shell("doctor")
+
+
+def test_list(versions: Path, shell: Shell) -> None:
+    document = shell.json("list")
+    assert [entry["reference"] for entry in document["versions"]] == ["wider@1", "tuned@1", "base@1"]
+    assert all(set(entry) == VERSION_KEYS | {"tags", "parents"} for entry in document["versions"])
+    wider, tuned, base = document["versions"]
+    assert wider["parents"] == [{"id": tuned["id"], "kind": "copy", "epoch": 2}] and tuned["tags"] == ["production"]
+    assert base["parents"] == [] and document["total"] == 3
+    lines = shell("list").splitlines()
+    assert [line.split()[:2] for line in lines if "●" in line] == [["●", "wider@1"], ["●", "tuned@1"], ["●", "base@1"]]
+    assert "[production]" in lines[-2] and "0.25" in lines[-2]
+
+
+def references(shell: Shell, *words: object) -> list[str]:
+    return [entry["reference"] for entry in shell.json("list", *words)["versions"]]
+
+
+def test_filters(versions: Path, shell: Shell) -> None:
+    assert references(shell, "w*") == ["wider@1"]
+    assert references(shell, "--search", "first") == ["base@1"]
+    assert references(shell, "--where", "lr=0.1") == ["base@1"]
+    assert references(shell, "--where", "lr=0.1", "--where", "lr=0.01") == ["wider@1", "tuned@1", "base@1"]
+    assert references(shell, "--metric", "loss", "--best") == ["tuned@1"]
+    assert references(shell, "-n", "1") == ["wider@1"]
+    assert references(shell, "--since", "1h") == ["wider@1", "tuned@1", "base@1"]
+    assert references(shell, "--until", "2001-01-01") == []
+    assert shell("list", "--names").split() == ["base", "tuned", "wider"]
+    assert shell.json("list", "--names")["names"][0] == {"name": "base", "versions": 1}
+
+
+def test_log_follows_parents(versions: Path, shell: Shell) -> None:
+    shown = shell("log", "wider")
+    assert shown.index("wider@1") < shown.index("copy of tuned@1 after epoch 2") < shown.index("derived from base@1")
+    assert "loss 0.25 at 2" in shown and "    the first" in shown
+    assert [line.split()[1] for line in shell("log", "tuned", "--oneline").splitlines()] == ["tuned@1", "base@1"]
+    assert len(shell.json("log", "-n", "2")["versions"]) == 2
+
+
+def test_tags_move_and_go(versions: Path, shell: Shell) -> None:
+    assert "Move it: --move" in shell("tag", "production", "base", code=4)
+    assert shell("tag", "production", "base", "--move") == "production is base@1\n"
+    assert shell.json("tag")["tags"][0]["version"] == "base@1" and "base@1" in shell("tag")
+    assert shell.json("tag", "--delete", "production") == {"deleted": "production"}
+    assert shell.json("tag")["tags"] == []
+    assert "could not be told from them" in shell("tag", "base", "tuned", code=4)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".pt"])
+def test_weights_come_back_as_files(versions: Path, shell: Shell, suffix: str) -> None:
+    document = shell.json("checkout", "tuned", f"out{suffix}")
+    assert document["reference"] == "tuned@1" and document["files"] == [str(versions / f"out{suffix}")]
+    assert "--force" in shell("checkout", "base", f"out{suffix}", code=4)
+    shell("checkout", "base", f"out{suffix}", "--force")
+    shell("add", f"out{suffix}")  # what was written can be read
+    shell("commit", "again")
+    with Repo.open() as repo:
+        assert np.array_equal(repo.load("again")["fc.weight"], np.full((4, 3), 1, "f4"))
+
+
+def test_a_whole_version_comes_back_as_a_folder(versions: Path, shell: Shell) -> None:
+    document = shell.json("checkout", "tuned", "out", "--snapshot", "2")
+    names = [os.path.relpath(path, versions / "out") for path in document["files"]]
+    assert names == ["files/log.csv", "version.json", "weights.safetensors"]
+    assert load_file(versions / "out" / "weights.safetensors")["fc.weight"][0, 0] == 2
+    assert "has no snapshot 7" in shell("checkout", "tuned", "other", "--snapshot", "7", code=3)
+
+
+def test_a_copy_is_written_out_and_becomes_the_next_version(versions: Path, shell: Shell) -> None:
+    document = shell.json("copy", "tuned", "deeper", "--out", "work")
+    assert document["base"] == "tuned@1" and document["copied"]["hyperparameters"]["lr"] == 0.01
+    save_file({"fc.weight": np.zeros((4, 3), "f4")}, versions / "work" / "weights.safetensors")
+    shell("add", "work")
+    made = shell.json("commit", "--parent", "deeper", "-m", "changed")["committed"]
+    assert made["reference"] == "deeper@2" and made["hyperparameters"]["lr"] == 0.01
+
+
+def test_delete_minds_children_and_tags(versions: Path, shell: Shell) -> None:
+    assert "the child tuned@1" in shell("delete", "base", code=4)
+    assert "the tag 'production'" in shell("delete", "tuned", code=4)
+    shell("delete", "base", "tuned", "wider", "--force")
+    assert shell.json("status")["versions"] == 0
+    assert shell.json("gc", "--grace", "0")["snapshots"] == 2
+    assert shell("gc", "--grace", "0") == "nothing to free\n"
+
+
+def test_fsck_finds_what_was_damaged(versions: Path, shell: Shell) -> None:
+    assert shell("fsck", "--depth", "deep").startswith("clean: 3 versions, ")
+    (pack, *_) = (versions / ".regatta" / "store" / "packs").rglob("*.pack")
+    content = bytearray(pack.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    pack.chmod(0o644)
+    pack.write_bytes(content)
+    document = shell.json("fsck", "--depth", "checksums", code=1)
+    assert document["problems"] and not document["clean"]
+
+
+def test_archive_says_what_it_would_save(versions: Path, shell: Shell) -> None:
+    document = shell.json("archive", "--dry-run")
+    assert document["dry_run"] and document["store"]["bytes_after"] is None
+    assert set(document) == {"dry_run", "states", "state_bytes", "live", "lossy", "trial", "store"}
+    assert "in the store" in shell("archive", "--budget", "2")
+    lossy = shell.json("archive", "base", "--lossy", "float16")["lossy"]
+    assert lossy == [
+        {"version": "base@1", "snapshots": 1, "bytes_before": 48, "largest_change": 0.0,
+         "bytes_after": lossy[0]["bytes_after"]}
+    ]  # fmt: skip
+
+
+def test_a_run_leaves_versions_and_says_so_again(here: Path, shell: Shell) -> None:
+    (here / "line.py").write_text(PROGRAM)
+    shell("run", "line.py")
+    entries = shell.json("list", "--run", "line-1", "--metric", "loss", "--best")["versions"]
+    assert [entry["snapshots"] for entry in entries] == [2, 2] and entries[0]["hyperparameters"]["lr"] == 0.1
+    again = shell.json("commit", "--run", "line-1")["versions"]
+    assert {entry["id"] for entry in again} == {entry["id"] for entry in entries}
+    shell("copy", entries[0]["reference"], "picked")
+    assert [entry["name"] for entry in shell.json("log", "picked")["versions"]] == ["picked", entries[0]["name"]]
+    assert "states as files" in shell("archive", "--dry-run")
+    assert shell.json("archive")["states"] == 4
+    assert shell("fsck", "--depth", "deep").startswith("clean: 3 versions, ")
+
+
+def test_doctor(versions: Path, shell: Shell) -> None:
+    document = shell.json("doctor")
+    by_name = {finding["what"]: finding for finding in document["findings"]}
+    assert document["state"] in ("ok", "note", "warning") and by_name["catalog"]["says"] == "sound, 3 versions"
+    assert {"python", "torch", "extras", "disk", "repository", "runs"} <= set(by_name)
+    shell("add", "log.csv")
+    (versions / ".regatta" / "runs" / "cut").mkdir(parents=True)
+    (versions / ".regatta" / "runs" / "cut" / "journal.jsonl").write_text("nonsense\n")
+    assert shell.json("doctor", code=1)["state"] == "error"
+    assert main(["doctor"]) == 1
+    told = shell.capsys.readouterr().out
+    assert "1 files wait for a commit" in told and "run cut" in told and "-> " in told
+
+
+def test_dlv_is_the_same_command(versions: Path) -> None:
+    done = subprocess.run([*REGATTA, "list", "--names"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["base", "tuned", "wider"]
+    scripts = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'dlv = "regatta.cli.main:entry"' in scripts and 'regatta = "regatta.cli.main:entry"' in scripts
