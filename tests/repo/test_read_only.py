@@ -86,6 +86,46 @@ def test_a_folder_that_cannot_be_written(place: Path) -> None:
     assert sorted(place.rglob("*")) == before, "nothing is left there"
 
 
+READING = ["list", "list --names", "log", "log net", "tag", "status", "desc net", "doctor", "archive --dry-run"]
+WRITING = [
+    "commit x --param a=1",
+    "tag t net",
+    "copy net other",
+    "archive",
+    "gc",
+    "fsck",
+    "unstage",
+    "delete net --force",
+]
+
+
+def call_verbs(place: Path, out: Path) -> dict[str, int]:
+    """The exit code of each."""
+    from regatta.cli.main import main
+
+    checkouts = [f"checkout net {out / name} --force" for name in ("w.npz", "w.safetensors", "whole")]
+    verbs = [*READING, *(f"{verb} --json" for verb in READING), *checkouts, f"add {out / 'w.npz'}", *WRITING]
+    return {verb: main([*verb.split(), "--repo", str(place / ".regatta")]) for verb in verbs}
+
+
+def test_every_verb_that_reads_reads_it(place: Path, tmp_path: Path) -> None:
+    fill(place).close()
+    fill(tmp_path).close()
+    call_verbs(tmp_path, tmp_path)  # loads all modules, which another user need not be able to do
+    set_modes(place, 0o555, 0o444)
+    before = sorted(place.rglob("*"))
+
+    def look() -> None:
+        codes = call_verbs(place, Path(out))
+        writing = [*WRITING, f"add {Path(out) / 'w.npz'}"]
+        assert codes == {verb: 2 if verb in writing else 0 for verb in codes}
+
+    with tempfile.TemporaryDirectory() as out:
+        os.chmod(out, 0o777)
+        as_reader(look)
+    assert sorted(place.rglob("*")) == before, "nothing is left there"
+
+
 def test_one_that_another_user_has_open_is_read_as_it_stands(place: Path) -> None:
     """What was committed last may only be in the log beside the catalog."""
     repo = fill(place)
