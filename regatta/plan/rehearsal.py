@@ -12,6 +12,8 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from regatta.plan.estimates import Times
 from regatta.plan.groups import Communication
 from regatta.plan.hop import Hopper
@@ -29,8 +31,8 @@ class Strays:
     units: float = 0.05  # from unit to unit
 
 
-def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0) -> float:
-    """The makespan of a choice when all goes as it does."""
+def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, effort: int | None = 0) -> float:
+    """The makespan of a choice when all goes as it does; `effort` is what the scheduler may spend on looking ahead."""
     groups = site.workers // choice.width
     share = 1 / (groups * choice.width)
     real = strayed(work, strays.profile, seed)
@@ -39,11 +41,11 @@ def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0) 
     for name, index, members in _packs(work, choice):
         kind, true = work.kinds[index], real.kinds[index]
         slower = draw.lognormvariate(0.0, strays.models / math.sqrt(members))
-        expected[name] = unit_seconds(kind, work.data, site, choice, members, share)
-        trained[name] = unit_seconds(true, real.data, site, choice, members, share, slower)
+        expected[name] = _unit(Work((kind,), work.data), site, choice, members, share)
+        trained[name] = _unit(Work((true,), real.data), site, choice, members, share, slower)
         evaluated[name] = members * kind.evaluate * share
         epochs[name] = kind.epochs
-    hopper = _hopper(groups, _Expected(expected, evaluated, strays.units), epochs)
+    hopper = _hopper(groups, _Expected(expected, evaluated, strays.units), epochs, effort)
     prepare = real.data.prepare * share / max(site.cores, 1)
     played = _Played(trained, evaluated, prepare if choice.share else 0.0, beside=site.cores > 0)
     begin = site.share_start if choice.share else 0.0
@@ -84,9 +86,13 @@ def _packs(work: Work, choice: Choice) -> Iterator[tuple[str, int, int]]:
             yield f"{index}/{number}", index, members
 
 
-def _hopper(groups: int, times: Times, epochs: Mapping[str, int]) -> Hopper:
+def _unit(work: Work, site: Site, choice: Choice, members: int, share: float, slower: float = 1.0) -> float:
+    return float(unit_seconds(work, site, choice, np.array([members]), share, slower)[0])
+
+
+def _hopper(groups: int, times: Times, epochs: Mapping[str, int], effort: int | None) -> Hopper:
     evals = groups if any(times.seconds(Unit("eval", name, 1, 0), "") for name in epochs) else 0
-    hopper = Hopper(groups, evals, estimates=times, effort=0)
+    hopper = Hopper(groups, evals, estimates=times, effort=effort)
     for worker, held in spread(groups, groups, evals).items():
         hopper.add_worker(worker, *held)
     for name, count in epochs.items():

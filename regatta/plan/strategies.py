@@ -19,6 +19,7 @@ from regatta.plan.groups import Communication
 from regatta.plan.tree import Estimate
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,55 @@ class Site:
 
 @dataclass(frozen=True)
 class Work:
+    """Kinds of models and the data that they read; the figures of all kinds as arrays."""
+
     kinds: tuple[Kind, ...]
     data: Data = Data()
 
     @property
     def models(self) -> int:
-        return sum(kind.models for kind in self.kinds)
+        return int(self.counts.sum())
+
+    @cached_property
+    def counts(self) -> Ints:
+        return np.array([kind.models for kind in self.kinds])
+
+    @cached_property
+    def epochs(self) -> Floats:
+        return np.array([kind.epochs for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def seconds(self) -> Floats:
+        return np.array([kind.seconds for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def evaluations(self) -> Floats:
+        return np.array([kind.evaluate for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def states(self) -> Floats:
+        return np.array([kind.state_bytes for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def peaks(self) -> Floats:
+        return np.array([kind.peak_bytes for kind in self.kinds], dtype=float)
 
     @cached_property
     def longest(self) -> int:
         return max(kind.epochs for kind in self.kinds)
+
+    def together(self, members: Ints) -> Floats:
+        """Seconds of packs with so many members over those of one model."""
+        if members.max() == 1:
+            return np.ones(len(self.kinds))
+        return np.array([kind.curve[size - 1] for kind, size in zip(self.kinds, members.tolist(), strict=True)])
+
+    def ratios(self, width: int) -> Floats:
+        """Communication over computation in groups of this width; zero where it was not measured."""
+        if width == 1:
+            return np.zeros(len(self.kinds))
+        links = (kind.communication for kind in self.kinds)
+        return np.array([link.ratio(width) if link else 0.0 for link in links])
 
 
 @dataclass(frozen=True)
@@ -128,20 +168,14 @@ class Units:
 def units(work: Work, site: Site, choice: Choice) -> Units:
     groups = site.workers // choice.width
     share = 1 / (groups * choice.width)  # of an epoch that one worker reads in a unit
-    columns = [_unit(kind, work.data, site, choice, choice.size(index), share) for index, kind in enumerate(work.kinds)]
-    packs, seconds, longest = (np.array(column) for column in zip(*columns, strict=True))
-    prepare = work.data.prepare * share if choice.share else 0.0
-    return Units(groups, packs, seconds, longest, prepare / site.cores if site.cores else prepare)
-
-
-def _unit(kind: Kind, data: Data, site: Site, choice: Choice, size: int, share: float) -> tuple[float, float, float]:
-    """Packs of a kind, the mean seconds of their units, and those of the largest pack."""
-    sizes = pack_sizes(kind.models, size)
-    large, small = sizes[0], sizes[-1]
-    wide = sizes.count(large)
-    longest = unit_seconds(kind, data, site, choice, large, share)
-    shortest = unit_seconds(kind, data, site, choice, small, share)
-    return len(sizes), (longest * wide + shortest * (len(sizes) - wide)) / len(sizes), longest
+    sizes = np.array(choice.packs or (1,) * len(work.kinds))
+    packs = -(-work.counts // sizes)
+    small, wide = np.divmod(work.counts, packs)  # so many packs have one more
+    longest = unit_seconds(work, site, choice, small + (wide > 0), share)
+    shortest = unit_seconds(work, site, choice, small, share)
+    mean = (longest * wide + shortest * (packs - wide)) / packs
+    prepare = work.data.prepare * share / max(site.cores, 1) if choice.share else 0.0
+    return Units(groups, packs.astype(float), mean, longest, prepare)
 
 
 def pack_sizes(models: int, size: int) -> list[int]:
@@ -151,35 +185,33 @@ def pack_sizes(models: int, size: int) -> list[int]:
     return [small + 1] * wide + [small] * (packs - wide)
 
 
-def unit_seconds(
-    kind: Kind, data: Data, site: Site, choice: Choice, members: int, share: float, slower: float = 1.0
-) -> float:
-    """A unit of a pack with so many members, each worker reading this share of the data.
+def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: float, slower: float = 1.0) -> Floats:
+    """By kind, a unit of a pack with so many members, each worker reading this share of the data.
 
     `slower` is a factor on the training alone, for models that are not quite as their kind.
     """
-    ratio = kind.communication.ratio(choice.width) if kind.communication and choice.width > 1 else 0.0
-    train = kind.seconds * slower * float(kind.curve[members - 1]) * (1 + ratio) * share
-    around = site.unit + members * kind.state_bytes / site.bandwidth
+    train = work.seconds * slower * work.together(members) * (1 + work.ratios(choice.width)) * share
+    around = site.unit + members * work.states / site.bandwidth
     if choice.share:
-        return train + data.read * share + around
-    prepare = data.prepare * share
-    return (max(train, prepare / site.cores) if site.cores else train + prepare) + around
+        return train + work.data.read * share + around
+    prepare = work.data.prepare * share
+    return (np.maximum(train, prepare / site.cores) if site.cores else train + prepare) + around
 
 
 def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
     found = units(work, site, choice)
-    epochs = np.array([kind.epochs for kind in work.kinds], dtype=float)
-    evaluate = np.array([kind.evaluate * kind.models for kind in work.kinds]) / (found.groups * choice.width)
-    load = float(((found.packs * found.seconds + evaluate) * epochs).sum())
-    chain = float((found.longest * epochs).max() * found.groups)
+    evaluate = work.evaluations * work.counts / (found.groups * choice.width)
+    load = float(((found.packs * found.seconds + evaluate) * work.epochs).sum())
+    chain = float((found.longest * work.epochs).max() * found.groups)
     if choice.share:
         load, chain = _prepared(found, site, work.longest, load, chain)
     start = site.share_start if choice.share else 0.0
-    states = np.array([kind.state_bytes * kind.models * kind.epochs for kind in work.kinds])
-    peaks = [kind.peak_bytes * choice.size(index) for index, kind in enumerate(work.kinds)]
-    moved = float(states.sum()) * found.groups if found.groups > 1 else 0.0
-    return Estimate(start + max(load, chain), max(peaks), moved, choice.width == 1)
+    moved = float((work.states * work.counts * work.epochs).sum()) * found.groups if found.groups > 1 else 0.0
+    return Estimate(start + max(load, chain), _memory(work, choice), moved, choice.width == 1)
+
+
+def _memory(work: Work, choice: Choice) -> float:
+    return float((work.peaks * np.array(choice.packs or (1,))).max())
 
 
 def _prepared(found: Units, site: Site, epochs: int, load: float, chain: float) -> tuple[float, float]:
@@ -219,9 +251,11 @@ def _loads_and_chains(kind: Kind, data: Data, site: Site, share: bool) -> tuple[
     """By the size of its packs, what a kind adds to the load of a worker, and how long it takes itself."""
     fit = int(min(site.memory // kind.peak_bytes, 1e9)) if kind.peak_bytes else kind.models
     most = max(min(len(kind.curve), kind.models, fit), 1)
-    rows = [_unit(kind, data, site, Choice(share=share), size, 1 / site.workers) for size in range(1, most + 1)]
-    table = np.array(rows)
-    return table[:, 0] * table[:, 1] * kind.epochs, table[:, 2] * kind.epochs * site.workers
+    alone = Work((kind,), data)
+    found = [units(alone, site, Choice((size,), share=share)) for size in range(1, most + 1)]
+    loads = [float(each.packs[0] * each.seconds[0]) * kind.epochs for each in found]
+    chains = [float(each.longest[0]) * kind.epochs * site.workers for each in found]
+    return np.array(loads), np.array(chains)
 
 
 def _sizes(loads: Sequence[Floats], chains: Sequence[Floats], limit: float) -> tuple[int, ...]:
@@ -237,10 +271,12 @@ def _least_load(loads: Sequence[Floats], chains: Sequence[Floats], limit: float)
 
 
 def best_widths(work: Work, site: Site, share: bool, count: int = 1) -> list[int]:
-    """The widths of groups that end first, the best first; the narrowest of those that tie."""
-    times = {
-        width: estimate(work, site, Choice(width=width, share=share)).seconds for width in range(1, site.workers + 1)
-    }
+    """The widths of groups that end first, the best first; the narrowest of those that tie.
+
+    Of widths that make the same number of groups, only the widest is looked at.
+    """
+    widths = sorted({site.workers // groups for groups in range(1, site.workers + 1)})
+    times = {width: estimate(work, site, Choice(width=width, share=share)).seconds for width in widths}
     return sorted(times, key=lambda width: times[width])[:count]
 
 
@@ -249,7 +285,7 @@ def fits(work: Work, site: Site, choice: Choice) -> str:
     if choice.width > 1 and any(kind.communication is None for kind in work.kinds):
         names = [kind.name for kind in work.kinds if kind.communication is None]
         return f"{names[0]} was not measured in a group, or trains whole partitions by itself"
-    needed = max(kind.peak_bytes * choice.size(index) for index, kind in enumerate(work.kinds))
+    needed = _memory(work, choice)
     if needed > site.memory:
         return f"needs {needed:.3g} bytes of a device that has {site.memory:.3g}"
     if choice.share and work.data.bytes / site.workers > site.cache:
