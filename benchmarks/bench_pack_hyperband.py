@@ -3,7 +3,7 @@
 MLP-3 (three hidden layers of 512) on real CIFAR-10 images. One unit of R is 1,200 images instead of an epoch of 50,000.
 All ways train the same configurations with the same batches from the same weights, and every one of them must find the
 same losses to the last bit. The paper's three groupings go bracket after bracket, as the paper does; so does ours once,
-and once with all brackets in one pool.
+and once with all brackets in one pool. Ours goes by what the pack has measured so far, on steps of the search itself.
 
     REGATTA_BENCH_DATA=folder python benchmarks/bench_pack_hyperband.py
 """
@@ -28,7 +28,7 @@ from report import Bar, report
 from torch import nn
 
 import regatta.pack
-from regatta.pack import capturable
+from regatta.pack import Rates, capturable
 from regatta.pack.grouping import Candidate, at_random, by_batch_size, by_rate, measured_seconds, nearest
 
 R, ETA = 81, 3
@@ -117,7 +117,7 @@ class Plain:
 class Packed:
     """The search with packs: a grouping says who trains together."""
 
-    def __init__(self, data: Any, grouping: Callable[[list[Candidate]], list[list[Candidate]]]) -> None:
+    def __init__(self, data: Any, grouping: Callable[[list[Candidate], Rates], list[list[Candidate]]]) -> None:
         self.data, self.grouping = data, grouping
         self.pack = regatta.pack.Pack("cuda")
         self.members: dict[int, Any] = {}
@@ -130,7 +130,7 @@ class Packed:
                 self.members[key] = self.pack.load(*build(config), loss_fn, size, order=order, name=str(key))
         left = {str(k): steps_at(level, c) - self.members[k].taken for k, c in wanted}
         candidates = [Candidate(str(k), c, 1, left[str(k)], "mlp") for k, c in wanted]
-        for group in self.grouping(candidates):
+        for group in self.grouping(candidates, self.pack.rates):
             self.pack.train(self.data, steps={self.members[int(c.name)]: c.steps for c in group})
 
     def model(self, key: int) -> nn.Module:
@@ -188,23 +188,8 @@ def _kept(way: Any, configs: list[Any], level: int, held_out: Any, found: dict[t
     return keep
 
 
-def rate_points(data: Any) -> dict[tuple[str, int], float]:
-    """What a step costs in groups of several sizes: measured, and counted as part of the search."""
-    points = {}
-    for count in (1, 8, LIMIT):
-        pack = regatta.pack.Pack("cuda")
-        for number in range(count):
-            config = {"batch_size": 45, "optimizer": "Adam", "lr": 1e-3, "activation": "ReLU"}
-            pack.load(
-                *build(config), loss_fn, 45, order=lambda rows, epoch: batches_of(rows, 45, epoch), name=str(number)
-            )
-        pack.train(data, steps=24)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        pack.train(data, steps=20)
-        torch.cuda.synchronize()
-        points["mlp", count] = (time.perf_counter() - start) / 20
-    return points
+def by_measured_rate(found: list[Candidate], rates: Rates) -> list[list[Candidate]]:
+    return by_rate(found, LIMIT, measured_seconds(rates.points("mlp")))
 
 
 def main() -> None:
@@ -215,26 +200,19 @@ def main() -> None:
     data, held_out = (x, y), (a, b)
     search_small = Plain(data)
     search_small.train([(0, {"batch_size": 20, "optimizer": "Adam", "lr": 1e-3, "activation": "ReLU"})], 1)  # warm
-    start = time.perf_counter()
-    points = rate_points(data)
-    calibration = time.perf_counter() - start
     ways: dict[str, tuple[Callable[[], Any], bool]] = {
         "unpacked, one after another": (lambda: Plain(data), False),
-        "one after another, a graph each": (lambda: Packed(data, lambda found: [[c] for c in found]), False),
-        "packed by batch size": (lambda: Packed(data, lambda found: by_batch_size(found, LIMIT)), False),
-        "packed at random": (lambda: Packed(data, lambda found: at_random(found, LIMIT)), False),
-        "packed by nearest neighbour": (lambda: Packed(data, lambda found: nearest(found, LIMIT, SPACE)), False),
-        "packed by rate": (lambda: Packed(data, lambda found: by_rate(found, LIMIT, measured_seconds(points))), False),
-        "packed by rate, all brackets at once": (
-            lambda: Packed(data, lambda found: by_rate(found, LIMIT, measured_seconds(points))),
-            True,
-        ),
+        "one after another, a graph each": (lambda: Packed(data, lambda found, _: [[c] for c in found]), False),
+        "packed by batch size": (lambda: Packed(data, lambda found, _: by_batch_size(found, LIMIT)), False),
+        "packed at random": (lambda: Packed(data, lambda found, _: at_random(found, LIMIT)), False),
+        "packed by nearest neighbour": (lambda: Packed(data, lambda found, _: nearest(found, LIMIT, SPACE)), False),
+        "packed by rate": (lambda: Packed(data, by_measured_rate), False),
+        "packed by rate, all brackets at once": (lambda: Packed(data, by_measured_rate), True),
     }
     rows, losses, plain = [], {}, 0.0
     for name, (make, at_once) in ways.items():
         way = make()
         seconds, losses[name] = search(way, held_out, at_once)
-        seconds += calibration if "by rate" in name else 0.0
         plain = plain or seconds
         same = sum(losses[name].get(key) == value for key, value in next(iter(losses.values())).items())
         total = len(next(iter(losses.values())))

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds for one step of every member of a group: together, and one after another."""
+    """Seconds for one tick of every member of a group: together, and one after another."""
 
     together: float
     in_turn: float
     joint: bool = False  # as one graph; otherwise each on its own stream
+    members: int = 0
+    steps: int = 0  # in all, in that time: members with small batches take several
 
     @property
     def pays(self) -> bool:
@@ -35,3 +37,13 @@ class Rates:
     def put(self, key: Hashable, measured: Measured) -> Measured:
         self.known[key] = measured
         return measured
+
+    def points(self, kind: str = "") -> dict[tuple[str, int], float]:
+        """What a step of n members takes, as measured so far on steps that counted; for `grouping.measured_seconds`."""
+        found = {}
+        for measured in self.known.values():
+            if measured.steps:
+                found[kind, 1] = measured.in_turn / measured.steps
+                together = min(measured.together, measured.in_turn)
+                found[kind, measured.members] = together / measured.steps * measured.members
+        return found

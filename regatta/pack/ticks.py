@@ -87,7 +87,9 @@ def _measure(ticker: Ticker) -> Measured:
     ticker.together(1, joint=True)
     joint = ticker.seconds(lambda: ticker.together(MEASURED, joint=True))
     in_turn = ticker.seconds(lambda: ticker.in_turn(MEASURED))
-    return Measured(min(beside, joint), in_turn, joint < 0.97 * beside)
+    return Measured(
+        min(beside, joint), in_turn, joint < 0.97 * beside, members=len(ticker.tracks), steps=sum(ticker.steps)
+    )
 
 
 @dataclass

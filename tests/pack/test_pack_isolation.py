@@ -323,6 +323,8 @@ def test_measurements_are_shared_and_figures_are_there() -> None:
         assert (graphs.joined > 0) if turn == 0 else True
         assert all(m.figures.samples_per_second > 0 and m.figures.state_bytes > 0 for m in members)
         assert all("side by side" in m.reason for m in members)
+    points = rates.points("mlp")
+    assert points.keys() == {("mlp", 1), ("mlp", 2)} and all(seconds > 0 for seconds in points.values())
 
 
 def test_wrong_use_is_told() -> None:
