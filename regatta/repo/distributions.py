@@ -212,9 +212,9 @@ def describe_tensor(name: str, value: Partial, **stored: Any) -> Distribution:
     )  # fmt: skip
 
 
-def norm(value: Partial) -> Interval:
+def norm(value: Partial, found: Tally) -> Interval:
     """Between what the square root of the sum of squares lies, of the numbers that are finite."""
-    return _exact_sums(value, tally(value))[-1] if value.exact else _bounded_sums(tally(value))[-1]
+    return (_exact_sums(value, found) if value.exact else _bounded_sums(found))[-1]
 
 
 def distance(left: Partial, right: Partial) -> Interval:

@@ -131,11 +131,12 @@ def _compared(
     dtypes, shapes = (left[name].dtype, right[other].dtype), (left[name].shape, right[other].shape)
     if a is None or b is None or _identical(a, b):
         return ParameterDifference("same", name, other, dtypes, shapes)
-    tallies = tally(a), tally(b)
+    one, two = tally(a), tally(b)
     return ParameterDifference(
         "changed" if shapes[0] == shapes[1] else "reshaped", name, other, dtypes, shapes,
-        min(a.planes, b.planes), (norm(a), norm(b)), distance(a, b) if a.words.shape == b.words.shape else None,
-        histogram_distance(*tallies), (histogram(tallies[0]), histogram(tallies[1])),
+        min(a.planes, b.planes), (norm(a, one), norm(b, two)),
+        distance(a, b) if a.words.shape == b.words.shape else None,
+        histogram_distance(one, two), (histogram(one), histogram(two)),
     )  # fmt: skip
 
 
