@@ -65,6 +65,7 @@ class Sweep:
       weights; "free" leaves it to the scheduler, which is faster, and `replay` repeats what it did.
     - `rule` names the hop scheduler's rule; `cluster` says where to train; `repo` is the folder that keeps it all.
     - `unit_limit` is the most seconds that one unit may take: whatever takes longer hangs, and is tried again.
+    - `pack` trains small models side by side, each exactly as if alone: where it pays (None), never, or always.
     - `sinks` say where results go beside it: `["tensorboard", "mlflow", "csv:results.csv"]`, or of `regatta.sinks`.
     """
 
@@ -89,6 +90,7 @@ class Sweep:
         rule: str = "auto",
         visits: Literal["free", "seeded"] = "free",
         unit_limit: float | None = None,
+        pack: bool | None = None,
         sinks: str | Sink | Iterable[str | Sink] = (),
     ) -> None:
         _check_kind("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset")
@@ -104,6 +106,9 @@ class Sweep:
         _check_kind("visits", visits, visits in ("free", "seeded"), '"free" or "seeded"')
         limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
         _check_kind("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
+        _check_kind("pack", pack, pack in (True, False, None), "True, False, or None for where it pays")
+        if pack and cluster is not None and cluster.kind == "ray":
+            raise UsageError("Packs are not trained on Ray yet.", hint="Leave pack= out, or use Cluster.local().")
         check_rule(rule)
         _check_solver(rule)
         self._sealed: Recipe | bytes = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
@@ -116,6 +121,7 @@ class Sweep:
         self.rule = rule
         self.visits = visits
         self.unit_limit = unit_limit
+        self.pack = pack
         self.sinks = usable_sinks(sinks)
         self._check()
 
@@ -222,6 +228,7 @@ class Sweep:
             rule=self.rule,
             orders=self._visits if orders is None else lambda config, epochs: orders.get(config),
             unit_limit=self.unit_limit,
+            pack=self.pack,
             listeners=listeners,
         )
         began(runner)

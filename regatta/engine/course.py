@@ -30,7 +30,7 @@ class Entry:
     before: tuple[Path | None, int] = (None, 0)  # the course's state and visits, should it never count
 
 
-@dataclass
+@dataclass(eq=False)
 class Course:
     """The way of one configuration through the run."""
 
@@ -52,6 +52,7 @@ class Course:
     entries: deque[Entry] = field(default_factory=deque)
     kills: int = 0  # workers lost since it last got on
     scheduled: bool = False
+    alone: bool = False  # not in a pack: one that it was in took a worker with it
     warned: bool = False
 
 

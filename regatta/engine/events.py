@@ -69,6 +69,7 @@ class Task:
     ends_epoch: bool = False
     judge_on: int | None = None  # the evaluation partition on which a pilot tries its hand
     parent: Mapping[str, Scalar] | None = None  # the values of the configuration whose state it begins with
+    mates: tuple[Task, ...] = ()  # the same for other configurations, side by side with this one: a pack
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,17 @@ class TaskDone:
     load_seconds: float = 0.0
     save_seconds: float = 0.0
     pilot: PilotResult | None = None
+    packed: PackPilot | None = None
+
+
+@dataclass(frozen=True)
+class PackPilot:
+    """What a few batches of several models side by side tell."""
+
+    build: str
+    members: int
+    gain: float  # so many times as fast as one after another
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,7 @@ class PilotResult:
     state_bytes: int
     metrics: tuple[str, ...]
     forgotten: tuple[str, ...] = ()  # what training changes and no state keeps
+    build: str = ""  # models of one build may be trained as a pack; "": this one may not
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,24 @@ class TaskFailed:
     error: str
     traceback: str
     disk: bool = False  # it does not take the state: nobody's fault, and no other configuration would fare better
+
+
+@dataclass(frozen=True)
+class PackDone:
+    """The task of a pack is finished: what became of each member, which has its share of the time."""
+
+    worker: str
+    task: Task
+    start: float
+    end: float
+    parts: tuple[TaskDone | TaskFailed, ...]
+
+
+def published(event: object) -> list[Path]:
+    """The states that can be read now, and are not durable yet."""
+    parts = event.parts if isinstance(event, PackDone) else (event,)
+    states = [part.task.state_out for part in parts if isinstance(part, TaskDone)]
+    return [state for state in states if state is not None]
 
 
 @dataclass(frozen=True)
@@ -167,4 +198,6 @@ class WorkerLost:
     for_good: bool = False  # it will not come back
 
 
-Event: TypeAlias = WorkerReady | TaskDone | TaskFailed | StateDurable | StateLost | TaskReturned | DiskFull | WorkerLost
+Event: TypeAlias = (
+    WorkerReady | TaskDone | TaskFailed | PackDone | StateDurable | StateLost | TaskReturned | DiskFull | WorkerLost
+)

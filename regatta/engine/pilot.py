@@ -75,7 +75,7 @@ def recalled_pilots(dataset: Dataset, history: Iterable[Record]) -> PilotOutcome
         if line["event"] == "pilot":
             fields = {name: line[name] for name in PilotResult.__dataclass_fields__ if name in line}
             _learn(outcome, line["config"], PilotResult(**fields, metrics=()), known)
-        elif line["event"] == "unit":
+        elif line["event"] == "unit" and line.get("pack") is None:
             unit = Unit(line["kind"], line["config"], line["epoch"], line["partition"])
             outcome.estimates.observe(unit, line["worker"], line["end"] - line["start"])
     return outcome

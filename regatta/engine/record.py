@@ -40,6 +40,7 @@ class UnitRecord:
     save_seconds: float = 0.0
     state: str | None = None
     hash: str | None = None
+    pack: str | None = None  # of its members each has its share of the time
     counted: float = 0.0  # when it was in the journal
 
     @property
@@ -245,6 +246,9 @@ class RunRecord:
     def _on_pilot(self, record: Record) -> None:
         start, end = record["start"], record["end"]
         self.units.append(UnitRecord("pilot", record["config"], 0, 0, record["worker"], start, end))
+
+    def _on_packs(self, record: Record) -> None:
+        self._on_pilot(record)
 
     def _on_unit(self, record: Record) -> None:
         fields = {k: v for k, v in record.items() if k in UnitRecord.__dataclass_fields__}

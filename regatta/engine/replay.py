@@ -61,6 +61,7 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
     compared = {_key(unit): unit for unit in wanted if unit.epoch <= whole[unit.config]}
     again = copy.copy(sweep)
     again.search = _Recorded([(c, whole[c.id]) for c in record.configs.values() if whole[c.id]])
+    again.pack = False  # the bits are the same either way
     again.cluster = Cluster(**record.header["cluster"])
     orders = {c.id: {e: c.visits(e) for e in range(1, whole[c.id] + 1)} for c in record.configs.values()}
     if not compared:

@@ -16,16 +16,19 @@ import os
 import queue
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from regatta.data import Dataset
+from regatta.engine.bundles import Bundle, Bundles
 from regatta.engine.control import Desk, Guest, Knock
-from regatta.engine.course import Course, Courses, Entry, progress, summary
+from regatta.engine.course import Course, Courses, Entry, Progress, progress, summary
 from regatta.engine.events import (
     DiskFull,
     Event,
+    PackDone,
     StateDurable,
     StateLost,
     Task,
@@ -38,12 +41,14 @@ from regatta.engine.events import (
 from regatta.engine.interrupts import interruptible
 from regatta.engine.journal import Journal, Record, read_lines
 from regatta.engine.lock import RunLock
+from regatta.engine.pack_pilots import builds_of, recalled_rates, run_pack_pilots
 from regatta.engine.patience import Patience
 from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
 from regatta.engine.record import RunRecord
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, NotFoundError
 from regatta.plan.hop import Hopper
+from regatta.plan.packs import PackCandidate, PackRate, form_packs
 from regatta.plan.units import Unit
 from regatta.search.base import Goal, Search
 from regatta.store.kept import RunStates
@@ -75,8 +80,10 @@ class Runner:
         rule: str = "auto",
         orders: Orders = lambda config, epochs: None,
         unit_limit: float | None = None,
+        pack: bool | None = None,
         listeners: Iterable[Listener] = (),
     ) -> None:
+        """`pack` trains models side by side: always where it can be (True), never (False), where it pays (None)."""
         self._train, self._eval = dataset.holders(pool.workers)
         self.record = RunRecord()
         self._states = StateFolder(folder / "states")
@@ -88,7 +95,10 @@ class Runner:
         self._rule = rule
         self._orders = orders
         self._listeners = list(listeners)
+        self._pack = pack if pool.packs else False
         self._courses = Courses(search, goal)
+        self._bundles = Bundles()
+        self._rates: dict[str, PackRate] = {}  # of packs, by the build of their members
         self._awaited: dict[Path, tuple[Course, Entry, str]] = {}  # states on their way to the disk
         self._forgotten: set[tuple[str, ...]] = set()  # names of which people were warned
         self._largest = 0  # bytes of a state
@@ -160,31 +170,40 @@ class Runner:
         for course in self._courses:
             self._declare(course)
         outcome = self._try_out(history)
+        self._estimates = outcome.estimates
+        self._builds = builds_of(outcome, {course.id: course.values for course in self._courses})
         self._largest = max((result.state_bytes for result in outcome.results.values()), default=0)
         self._hopper = self._scheduler(outcome)
         for worker, ready in outcome.ready.items():
             self._add_worker(worker, ready.info)
         if history:
             self._clear_away()
-        for course in list(self._courses):
-            if not course.scheduled:  # what one reports may have brought others back
-                self._recall(course)
+        self._want([course for course in self._courses if not course.scheduled])
         for failure in outcome.failed.values():
             self._fail(failure)
+        self._enlist()
 
     def _try_out(self, history: History) -> PilotOutcome:
         """Pilots of all that the search begins with; where units are known to take, none are needed."""
         if any(unit.kind == "train" for unit in self.record.units):
+            lines = [line for line, _ in history]
+            self._rates = recalled_rates(lines)
+            self._bundles.count_from(sum(line.get("pack") is not None for line in lines))
             self._pool.start()
-            return recalled_pilots(self._dataset, (line for line, _ in history))
+            return recalled_pilots(self._dataset, lines)
         configs = {course.id: course.values for course in self._courses if not course.failed and not course.stopped}
         self._piloting = True
         try:
-            return run_pilots(
-                self._pool, self._dataset, configs, self._goal.epochs, self._goal.metric, self._hear_pilot,
-                begun=partial(self._patience.begin, units=FIRST_UNITS),
-                between=self._attend_pilots,
-            )  # fmt: skip
+            begun = partial(self._patience.begin, units=FIRST_UNITS)
+            epochs, metric = self._goal.epochs, self._goal.metric
+            outcome = run_pilots(
+                self._pool, self._dataset, configs, epochs, metric, self._hear_pilot, begun, self._attend_pilots
+            )
+            if self._pack is None:
+                self._rates = run_pack_pilots(
+                    self._pool, self._dataset, configs, epochs, outcome, self._hear_pilot, begun, self._attend_pilots
+                )
+            return outcome
         finally:
             self._piloting = False
 
@@ -193,10 +212,17 @@ class Runner:
             raise KeyboardInterrupt  # nothing is on its way
         self._end_overdue("its first batches took", FIRST_UNITS)
 
-    def _recall(self, course: Course) -> None:
-        """Take a course up where the units that count have left it."""
-        if course.failed:
-            return
+    def _enlist(self) -> None:
+        """Give the scheduler what waits for it: packs where they pay, single courses otherwise."""
+        while ready := self._bundles.ready():
+            courses = {course.id: course for course in ready if not course.failed}
+            places = {course.id: self._place(course) for course in courses.values()}
+            candidates = [self._candidate(course, places[course.id]) for course in courses.values()]
+            for names in form_packs(candidates, self._rates, self._idle_workers(), forced=self._pack is True):
+                self._admit([courses[name] for name in names], places[names[0]])
+
+    def _place(self, course: Course) -> Progress:
+        """Where the units that count have left a course; its state is there."""
         far = progress(self.record.configs[course.id], len(self._dataset.train), len(self._dataset.eval))
         course.visits = len(far.visited)
         if far.visited:
@@ -206,16 +232,45 @@ class Runner:
         elif course.parent is not None and course.parent_epoch is not None:
             target = self._states.path(course.id, 0, 0)
             course.origin = self._brought_back(course.parent, course.parent_epoch, target)
-        course.scheduled = True
+        return far
+
+    def _candidate(self, course: Course, far: Progress) -> PackCandidate:
+        """What goes together is of one build, at one place, and has the same way before it."""
+        fit = self._pack is not False and not (course.alone or course.stopped or far.evals or far.reports)
+        order = repr(self._orders(course.id, course.epochs))
+        alike = (far.epochs, far.visited, course.epochs, course.most, order)
+        return PackCandidate(course.id, self._builds.of(course.id, course.values) if fit else "", alike)
+
+    def _idle_workers(self) -> int:
+        """Workers for whom there is no bundle with something left to do."""
+        busy = sum(self._hopper.left_of(bundle.name) > 0 for bundle in self._bundles)
+        return max(1, len(self._hopper.workers()) - busy)
+
+    def _admit(self, courses: Sequence[Course], far: Progress) -> None:
+        first = courses[0]
+        bundle = self._bundles.add(courses, {epoch for epoch, _ in far.evals})
+        if len(courses) > 1:
+            build = self._builds.of(first.id, first.values)
+            rate = self._rates.get(build, PackRate(len(courses), 1.0, "asked for"))
+            gain = rate.gain_of(len(courses))
+            self._estimates.set_joint(bundle.name, [course.id for course in courses], gain)
+            self._tell_of(bundle, rate, gain)
         self._hopper.add_model(
-            course.id, max(course.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
-            order=self._orders(course.id, course.epochs), most=course.most,
+            bundle.name, max(first.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
+            order=self._orders(first.id, first.epochs), most=first.most,
         )  # fmt: skip
-        if course.stopped:
-            self._hopper.stop_model(course.id)
-        for epoch in far.reports:
-            course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
-        self._settle(course)
+        for course in courses:
+            if course.stopped:
+                self._hopper.stop_model(bundle.name)
+            for epoch in far.reports:
+                course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
+            self._settle(course)
+
+    def _tell_of(self, bundle: Bundle, rate: PackRate, gain: float) -> None:
+        text = f"{bundle.name}: {len(bundle.courses)} configurations are trained side by side"
+        if rate.reason != "asked for":
+            text += f", about {gain:.1f}x as fast as one after another ({rate.gain:.1f}x measured with {rate.members})"
+        self._write("note", level="info", text=f"{text}.")
 
     def _brought_back(self, config: str, epoch: int, target: Path | None = None) -> Path:
         """The state at the end of an epoch, out of the parameter store if it is there; under another name, if given."""
@@ -242,6 +297,11 @@ class Runner:
                 **{k: v for k, v in vars(event.pilot).items() if k not in ("metrics", "forgotten")},
             )  # fmt: skip
             self._warn_of_forgotten(event.task.config, event.pilot.forgotten)
+        elif isinstance(event, TaskDone) and event.packed is not None:
+            self._write(
+                "packs", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
+                **vars(event.packed),
+            )  # fmt: skip
         elif isinstance(event, WorkerLost):
             self._write("worker", worker=event.worker, state="down", reason=event.reason)
 
@@ -276,7 +336,7 @@ class Runner:
             self._dispatch()
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event, TaskDone):
+        if isinstance(event, TaskDone | PackDone):
             self._finish(event)
         elif isinstance(event, StateDurable):
             self._count(event.path, event.hash)
@@ -285,7 +345,7 @@ class Runner:
         elif isinstance(event, TaskFailed):
             self._fail(event)
         elif isinstance(event, TaskReturned):
-            self._patience.end(event.worker)
+            self._end_unit(event.worker)
             self._hopper.give_back(event.worker)
         elif isinstance(event, DiskFull):
             self._pause(event.error)
@@ -310,29 +370,48 @@ class Runner:
 
     def _dispatch(self) -> None:
         """Give idle workers their units, and busy ones a hint of what comes next."""
+        self._enlist()
         if self._interrupted or self._patience.holds():
             return
-        for assignment in self._hopper.assign(self._now()):
-            unit, worker = assignment.unit, assignment.worker
-            self._write("start", worker=worker, **_place(unit))
-            self._hinted.discard(worker)
-            self._pool.submit(worker, self._task(unit))
-            self._patience.begin(worker)
+        while assignments := self._hopper.assign(self._now()):
+            for assignment in assignments:
+                self._begin(assignment.worker, assignment.unit)
         for worker in self._hopper.running():
             if worker not in self._hinted:
                 self._hint(worker)
 
+    def _begin(self, worker: str, unit: Unit) -> None:
+        bundle = self._bundles[unit.model]
+        courses = bundle.takes(unit)
+        if not courses:  # who was to be judged is stopped
+            if self._hopper.finish(worker, self._now()).evaluated:
+                bundle.to_judge.pop(unit.epoch, None)
+            return
+        packed = {"pack": bundle.name} if len(courses) > 1 else {}
+        for course in courses:
+            self._write("start", None, worker=worker, **_place(unit, course), **packed)
+        self._hinted.discard(worker)
+        self._bundles.under_way[worker] = courses
+        first, *mates = (self._task(unit, course) for course in courses)
+        self._pool.submit(worker, replace(first, mates=tuple(mates)))
+        self._patience.begin(worker, len(courses))
+
+    def _end_unit(self, worker: str) -> list[Course]:
+        """A worker's unit is over, however it ended; whose it was."""
+        self._patience.end(worker)
+        return self._bundles.under_way.pop(worker, [])
+
     def _hint(self, worker: str) -> None:
         """Let a busy worker read the state that it will probably need next."""
         upcoming = self._hopper.likely_next(worker)
-        state = self._state_for(upcoming) if upcoming is not None else None
+        courses = self._bundles[upcoming.model].courses if upcoming is not None else []
+        state = self._state_for(upcoming, courses[0]) if upcoming is not None and len(courses) == 1 else None
         if state is not None:
             self._hinted.add(worker)
             self._pool.prefetch(worker, state)
 
-    def _task(self, unit: Unit) -> Task:
-        course = self._courses[unit.model]
-        state = self._state_for(unit)
+    def _task(self, unit: Unit, course: Course) -> Task:
+        state = self._state_for(unit, course)
         if unit.kind == "eval":
             return Task("eval", course.id, course.values, unit.epoch, unit.partition, state)
         begins = course.state is None and course.origin is not None
@@ -343,10 +422,9 @@ class Runner:
             ends_epoch=course.visits + 1 == len(self._dataset.train), parent=parent,
         )  # fmt: skip
 
-    def _state_for(self, unit: Unit) -> Path | None:
-        course = self._courses[unit.model]
+    def _state_for(self, unit: Unit, course: Course) -> Path | None:
         if unit.kind == "eval":
-            return self._epoch_state(unit.model, unit.epoch)
+            return self._epoch_state(course.id, unit.epoch)
         return course.state or course.origin
 
     def _epoch_state(self, config: str, epoch: int) -> Path:
@@ -354,13 +432,39 @@ class Runner:
 
     # -- units -------------------------------------------------------------------------------------------
 
-    def _finish(self, event: TaskDone) -> None:
-        """A unit is done: its model may hop on, and its record waits for the state to be durable."""
-        task = event.task
-        course = self._courses[task.config]
-        self._patience.end(event.worker)
+    def _finish(self, event: TaskDone | PackDone) -> None:
+        """A unit is done: its models may hop on, and its records wait for their states to be durable."""
+        bundle = self._bundles[self._hopper.running()[event.worker].model]
+        self._end_unit(event.worker)
+        parts = event.parts if isinstance(event, PackDone) else (event,)
+        for part in parts:
+            if isinstance(part, TaskFailed):
+                place = {"worker": event.worker, **_task_place(part.task)}
+                self._give_up(self._courses[part.task.config], place, part.error, part.traceback)
+        done = [part for part in parts if isinstance(part, TaskDone)]
+        if not done:
+            self._hopper.give_back(event.worker)
+            return
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
-        entry = Entry("unit", _unit_fields(event, self._folder), before=(course.state, course.visits))
+        packed = {"pack": bundle.name} if isinstance(event, PackDone) else {}
+        courses = [self._enter(part, packed) for part in done]
+        if finished.trained:
+            bundle.to_judge[finished.unit.epoch] = courses
+            for course in courses:
+                course.visits = 0
+        if finished.evaluated:
+            judged = bundle.to_judge.pop(finished.unit.epoch, [])
+            for course in (course for course in judged if not course.failed):
+                course.entries.append(Entry("report", {"config": course.id, "epoch": finished.unit.epoch}))
+                self._settle(course)
+        for course in courses:
+            self._settle(course)
+
+    def _enter(self, event: TaskDone, packed: Mapping[str, str]) -> Course:
+        """The record of a unit, to be written when its state is durable."""
+        task, course = event.task, self._courses[event.task.config]
+        fields = {**_unit_fields(event, self._folder), **packed}
+        entry = Entry("unit", fields, before=(course.state, course.visits))
         course.entries.append(entry)
         if task.state_out is not None:
             entry.ready = False
@@ -369,11 +473,7 @@ class Runner:
             course.kills = 0  # it can be trained; what died under it died of something else
             entry.spent = self._spent(course, task)
             course.state, course.visits = task.state_out, course.visits + 1
-        if finished.trained:
-            course.visits = 0
-        if finished.evaluated:
-            course.entries.append(Entry("report", {"config": course.id, "epoch": task.epoch}))
-        self._settle(course)
+        return course
 
     def _spent(self, course: Course, task: Task) -> Path | None:
         """The state that nobody needs once this unit counts: not those at ends of epochs, its parent's among them."""
@@ -438,13 +538,21 @@ class Runner:
             self._declare(course)
             if course.failed:
                 continue
-            if not course.scheduled:
-                self._recall(course)
-            elif course.stopped:
-                self._hopper.stop_model(course.id)
-            else:
-                order = self._orders(course.id, course.epochs)
-                self._hopper.extend_model(course.id, course.epochs, order=order)
+            bundle = self._bundles.of(course)
+            if bundle is not None:
+                self._extend(bundle)
+            elif not course.scheduled or not course.stopped:
+                course.scheduled = True
+                self._bundles.wait(course)
+
+    def _extend(self, bundle: Bundle) -> None:
+        """Train a bundle as far as its members are wanted to be now."""
+        active = bundle.active()
+        if active:
+            epochs = bundle.epochs()
+            self._hopper.extend_model(bundle.name, epochs, order=self._orders(active[0].id, epochs))
+        else:
+            self._hopper.stop_model(bundle.name)
 
     def _declare(self, course: Course) -> None:
         """Write what is wanted of a course, unless the journal says so already."""
@@ -461,7 +569,7 @@ class Runner:
 
     def _fail(self, event: TaskFailed) -> None:
         """The configuration's own fault: it ends, the others go on. A disk that is full is nobody's fault."""
-        self._patience.end(event.worker)
+        self._end_unit(event.worker)
         if event.disk:
             self._hopper.give_back(event.worker)
             self._pause(event.traceback)
@@ -475,9 +583,11 @@ class Runner:
         self._write("failed", **{**place, "config": course.id}, error=error, traceback=traceback)
         if course.failed:  # by another of its units
             return
-        if course.scheduled:
-            self._hopper.stop_model(course.id)
-        self._want(self._courses.fail(course.id, place["epoch"]))
+        changed = self._courses.fail(course.id, place["epoch"])
+        bundle = self._bundles.of(course)
+        if bundle is not None:
+            self._extend(bundle)
+        self._want(changed)
 
     def _pause(self, error: str) -> None:
         """No new units until the disk takes their states; one that only says that it would is not waited for."""
@@ -502,7 +612,7 @@ class Runner:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
         self._write("worker", worker=event.worker, state="down", reason=event.reason)
         self._hinted.discard(event.worker)
-        self._patience.end(event.worker)
+        courses = self._end_unit(event.worker)
         unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None
         for path in [path for path, (_, _, worker) in self._awaited.items() if worker == event.worker]:
             if path.exists():  # otherwise the pool sees to it
@@ -511,11 +621,16 @@ class Runner:
             self._hand_over(event.worker)
         if unit is None or event.for_good:  # a guest that leaves is nobody's fault
             return
-        course = self._courses[unit.model]
+        bundle = self._bundles[unit.model]
+        if len(courses) > 1:  # whoever it was, the others go on
+            self._bundles.disband(bundle)
+            self._hopper.stop_model(bundle.name)
+            return
+        (course,) = courses
         course.kills += 1
         if course.kills >= KILLS:
             error = f"took {KILLS} workers with it; the last, {event.worker}, {event.reason}"
-            self._give_up(course, {"worker": event.worker, **_place(unit)}, error, "")
+            self._give_up(course, {"worker": event.worker, **_place(unit, course)}, error, "")
 
     def _hand_over(self, worker: str) -> None:
         """What a worker that will not come back was alone to hold, others read, if they can reach it."""
@@ -592,13 +707,13 @@ def _history(path: Path) -> History:
     return list(read_lines(path)) if path.exists() else []
 
 
-def _place(unit: Unit) -> dict[str, Any]:
-    return {"kind": unit.kind, "config": unit.model, "epoch": unit.epoch, "partition": unit.partition}
+def _place(unit: Unit, course: Course) -> dict[str, Any]:
+    return {"kind": unit.kind, "config": course.id, "epoch": unit.epoch, "partition": unit.partition}
 
 
 def _unit_fields(event: TaskDone, folder: Path) -> dict[str, Any]:
     task = event.task
-    fields = {k: v for k, v in vars(event).items() if k not in ("task", "pilot")}
+    fields = {k: v for k, v in vars(event).items() if k not in ("task", "pilot", "packed")}
     state = None if task.state_out is None else str(task.state_out.relative_to(folder))
     return {**_task_place(task), **fields, "state": state}
 

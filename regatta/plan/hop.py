@@ -269,6 +269,10 @@ class Hopper:
         """Units that are wanted and not finished, those that run among them."""
         return self._units_left
 
+    def left_of(self, model: str) -> int:
+        """The same, of one model."""
+        return self._left_of(self._model(model))
+
     def done(self) -> bool:
         return self._units_left == 0
 

@@ -18,6 +18,7 @@ class WorkerPool(Protocol):
     """
 
     workers: tuple[str, ...]
+    packs: bool  # whether a task may have mates
 
     def start(self) -> None:
         """Bring the workers up; each says `WorkerReady` when it can take a task."""

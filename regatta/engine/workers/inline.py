@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Event, Outfit, StateDurable, Task, TaskDone, WorkerReady
+from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerReady, published
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.trainer import Trainer, choose_device, thread_count
 from regatta.store.states import make_durable
@@ -17,6 +17,8 @@ from regatta.store.states import make_durable
 
 class InlinePool:
     """Takes tasks in the order in which they came, each when somebody waits for events."""
+
+    packs = True
 
     def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
         self.workers = cluster.names()
@@ -54,8 +56,7 @@ class InlinePool:
             worker, task = given
             done = self._trainers[worker].run(task)
             self._events.append(done)
-            if isinstance(done, TaskDone) and task.state_out is not None:
-                self._events.append(StateDurable(worker, task.state_out, *make_durable(task.state_out)))
+            self._events += [StateDurable(worker, path, *make_durable(path)) for path in published(done)]
         found, self._events = self._events, []
         return found
 

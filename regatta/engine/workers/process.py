@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Event, Outfit, StateDurable, Task, TaskDone, WorkerLost, WorkerReady
+from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerLost, WorkerReady, published
 from regatta.errors import RegattaError
 
 Socket: TypeAlias = "Connection[Any, Any]"
@@ -89,6 +89,8 @@ class _Member:
 
 class ProcessPool:
     """Starts worker processes, and starts one again when it dies."""
+
+    packs = True
 
     def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
         self.workers = cluster.names()
@@ -255,15 +257,15 @@ def serve(file: int) -> None:
     gc.enable()
     trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    published: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=_live_by, args=(_listen, side, trainer, tasks), daemon=True).start()
-    threading.Thread(target=_live_by, args=(_keep, side, trainer.worker, published), daemon=True).start()
+    threading.Thread(target=_live_by, args=(_keep, side, trainer.worker, fresh), daemon=True).start()
     side.say(WorkerReady(hello.worker, {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads}))
     while True:
         done = trainer.run(tasks.get())
         side.say(done)
-        if isinstance(done, TaskDone) and done.task.state_out is not None:
-            published.put(done.task.state_out)
+        for path in published(done):
+            fresh.put(path)
 
 
 def _die_with_parent() -> None:
@@ -293,11 +295,11 @@ def _listen(side: _Side, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
             trainer.prefetch(message)
 
 
-def _keep(side: _Side, worker: str, published: queue.SimpleQueue[Path]) -> None:
+def _keep(side: _Side, worker: str, fresh: queue.SimpleQueue[Path]) -> None:
     from regatta.store.states import make_durable
 
     while True:
-        path = published.get()
+        path = fresh.get()
         side.say(StateDurable(worker, path, *make_durable(path)))
 
 

@@ -72,6 +72,8 @@ _Heard: TypeAlias = _Answer | _Again | Path
 class RayPool:
     """Starts actors, starts one again when it dies, and adds some when the cluster grows."""
 
+    packs = False  # a task has one state to begin with, and leaves one
+
     def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
         self._session = Session(cluster)
         self._cluster = cluster

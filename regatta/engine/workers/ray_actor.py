@@ -154,17 +154,17 @@ class _Trainer(Trainer):
         self._bring_ahead(path)
         super().prefetch(path)
 
-    def _fetch(self, task: Task, costs: Any) -> Any:
+    def fetch(self, task: Task, costs: Any) -> Any:
         """The state comes while the model is built; what a clone inherits is read at once."""
         if task.state_in is None:
-            return super()._fetch(task, costs)
+            return super().fetch(task, costs)
         start = time.perf_counter()
         if task.parent is not None:
             self.shelf.bring(task.state_in)
         else:
             threading.Thread(target=self._bring_ahead, args=[task.state_in], daemon=True).start()
         brought = time.perf_counter() - start
-        found = super()._fetch(task, costs)
+        found = super().fetch(task, costs)
         costs.hop_seconds += brought
         return found
 
@@ -215,7 +215,7 @@ class RayWorker:
             state_in=None if task.state_in is None else self._shelf.offer(task.state_in, reference),
             state_out=None if task.state_out is None else self._shelf.place(task.state_out),
         )
-        done = self._trainer.run(here)
+        done = self._trainer.run_one(here)  # there are no mates
         if isinstance(done, TaskDone):
             return replace(done, task=task), None if here.state_out is None else _mapped(here.state_out)
         if unsure and here.state_in is not None and not here.state_in.exists():

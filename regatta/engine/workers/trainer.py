@@ -7,6 +7,7 @@ that the worker did before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import tempfile
@@ -14,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +24,10 @@ import numpy as np
 import regatta
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
-from regatta.engine.events import Outfit, PilotResult, Task, TaskDone, TaskFailed
+from regatta.engine.events import Outfit, PackDone, PackPilot, PilotResult, Task, TaskDone, TaskFailed
 from regatta.engine.workers.heritage import inherit
 from regatta.engine.workers.kept import Bench, Kept
+from regatta.engine.workers.packs import Packs, build_of
 from regatta.errors import DiskError, RegattaError, UsageError
 from regatta.frameworks import (
     Framework,
@@ -46,7 +48,7 @@ PILOT_ROWS = 256  # of data that only the user's own functions can cut into batc
 
 
 @dataclass
-class _Costs:
+class Costs:
     """Seconds and bytes of a task that are not its work proper."""
 
     hop_bytes: int = 0
@@ -59,8 +61,9 @@ class _Costs:
 class _Result:
     rows: int
     metrics: dict[str, float]
-    costs: _Costs
+    costs: Costs
     pilot: PilotResult | None = None
+    packed: PackPilot | None = None
 
 
 @dataclass
@@ -76,20 +79,30 @@ class Trainer:
     _ahead: tuple[Path, Any] | None = None
     _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self, task: Task) -> TaskDone | TaskFailed:
+    @functools.cached_property
+    def packs(self) -> Packs:
+        return Packs(self)
+
+    def run(self, task: Task) -> TaskDone | TaskFailed | PackDone:
         """Do a task; whatever the user's functions raise is the configuration's failure."""
+        return self.packs.run(task) if task.mates and task.kind != "pilot" else self.run_one(task)
+
+    def run_one(self, task: Task) -> TaskDone | TaskFailed:
         start = time.time()
         try:
-            with self._contained():
+            with self.contained():
                 result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
         except KeyboardInterrupt:
             raise
-        except DiskError as error:
-            return TaskFailed(self.worker, task, start, time.time(), _headline(error), str(error), disk=True)
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
-            return TaskFailed(self.worker, task, start, time.time(), _headline(error), _users_traceback(error))
-        costs = vars(result.costs)
-        return TaskDone(self.worker, task, start, time.time(), result.rows, result.metrics, pilot=result.pilot, **costs)
+            return self.failure(task, start, error)
+        done = TaskDone(self.worker, task, start, time.time(), result.rows, result.metrics, **vars(result.costs))
+        return replace(done, pilot=result.pilot, packed=result.packed)
+
+    def failure(self, task: Task, start: float, error: BaseException) -> TaskFailed:
+        full = isinstance(error, DiskError)
+        told = str(error) if full else _users_traceback(error)
+        return TaskFailed(self.worker, task, start, time.time(), _headline(error), told, disk=full)
 
     def prefetch(self, path: Path) -> None:
         """Read a state that will probably be asked for; called beside a running task."""
@@ -101,15 +114,15 @@ class Trainer:
             self._ahead = path, state
 
     def _train(self, task: Task) -> _Result:
-        recipe, values, costs = self.outfit.recipe, task.values, _Costs()
-        bench = self._fetch(task, costs)
+        recipe, values, costs = self.outfit.recipe, task.values, Costs()
+        bench = self.fetch(task, costs)
         framework, trainee = bench.framework, bench.trainee
-        data = self._partition("train", task.partition, framework, costs)
+        data = self.partition("train", task.partition, framework, costs)
         rows = framework.rows(data)
         seed = unit_seed(self.outfit.seed, values, task.epoch, task.partition)
         with framework.seeded(seed):
             if recipe.train_fn is None:
-                batches = batch_order(rows, _batch_size(values), seed)
+                batches = batch_order(rows, batch_size(values), seed)
                 found = framework.train(trainee, data, batches, recipe.loss_fn, dict(values))
             else:
                 with self._shared(framework, data):
@@ -117,16 +130,16 @@ class Trainer:
             if task.ends_epoch:
                 framework.end_epoch(trainee)
         assert task.state_out is not None
-        self._leave(framework, trainee, task.state_out, costs)
+        self.leave(framework, trainee, task.state_out, costs)
         bench.bytes = task.state_out.stat().st_size
         self._kept.put(task.config, bench)
         return _Result(rows, {_train_name(name): value for name, value in found.items()}, costs)
 
     def _evaluate(self, task: Task) -> _Result:
-        costs = _Costs()
-        bench = self._fetch(task, costs)
+        costs = Costs()
+        bench = self.fetch(task, costs)
         framework = bench.framework
-        data = self._partition("eval", task.partition, framework, costs)
+        data = self.partition("eval", task.partition, framework, costs)
         found = self._judge(framework, bench.trainee, data, task.values)
         self._kept.put(task.config, bench)
         return _Result(framework.rows(data), found, costs)
@@ -138,24 +151,24 @@ class Trainer:
         recipe, metrics = self.outfit.recipe, dict[str, float]()
         with framework.seeded(derive_seed(self.outfit.seed, "eval")):
             if recipe.train_fn is None:
-                order = in_order(framework.rows(data), _batch_size(values))[:batches]
+                order = in_order(framework.rows(data), batch_size(values))[:batches]
                 metrics |= framework.evaluate(trainee, data, order, recipe.loss_fn, dict(values))
             if recipe.eval_fn is not None:
                 with self._shared(framework, data), framework.evaluating(trainee):
                     metrics |= _metrics(recipe.eval_fn(data, trainee.model, dict(values)), "eval_fn")
         return metrics
 
-    def _fetch(self, task: Task, costs: _Costs) -> Bench:
+    def fetch(self, task: Task, costs: Costs) -> Bench:
         """The model of a task with its state."""
         kept = self._kept.take(task.config)
         if task.state_in is None:
-            return self._begin(self._build(task.values), kept)
-        bench = kept if kept and task.parent is None else self._build(task.values)
+            return self._begin(self.build(task.values), kept)
+        bench = kept if kept and task.parent is None else self.build(task.values)
         start = time.perf_counter()
         if task.parent is None:
             bench.framework.restore(bench.trainee, self._read(bench.framework, task.state_in))
         else:
-            inherit(bench.framework, self._build(task.parent).trainee, bench.trainee, task.state_in)
+            inherit(bench.framework, self.build(task.parent).trainee, bench.trainee, task.state_in)
         costs.hop_seconds = time.perf_counter() - start
         costs.hop_bytes = bench.bytes = task.state_in.stat().st_size
         return bench
@@ -169,7 +182,7 @@ class Trainer:
             kept.framework.restore(kept.trainee, kept.framework.read(path))
         return kept
 
-    def _build(self, values: Mapping[str, Scalar]) -> Bench:
+    def build(self, values: Mapping[str, Scalar]) -> Bench:
         before = loaded()
         built = self._build_once(values)
         if loaded() != before:  # it brought its framework along, whose random numbers were not seeded yet
@@ -184,7 +197,7 @@ class Trainer:
         with seeded_in_all(seed) if name == "auto" else load_framework(name).seeded(seed):
             return self.outfit.recipe.model_fn(dict(values))
 
-    def _contained(self) -> contextlib.AbstractContextManager[None]:
+    def contained(self) -> contextlib.AbstractContextManager[None]:
         name = self.outfit.recipe.framework
         return contained_in_all() if name == "auto" else load_framework(name).contained()
 
@@ -193,7 +206,7 @@ class Trainer:
             ahead, self._ahead = self._ahead, None
         return ahead[1] if ahead is not None and ahead[0] == path else framework.read(path)
 
-    def _leave(self, framework: Framework, trainee: Any, path: Path, costs: _Costs) -> None:
+    def leave(self, framework: Framework, trainee: Any, path: Path, costs: Costs) -> None:
         start = time.perf_counter()
         with writing(path):
             written = temporary(path)
@@ -201,7 +214,9 @@ class Trainer:
             publish(written, path)
         costs.save_seconds = time.perf_counter() - start
 
-    def _partition(self, kind: Literal["train", "eval"], index: int, framework: Framework, costs: _Costs) -> Any:
+    def partition(
+        self, kind: Literal["train", "eval"], index: int, framework: Framework, costs: Costs | None = None
+    ) -> Any:
         """The data of a partition: read and prepared once, then kept."""
         key = (framework.NAME, kind, index)
         if key not in self._data:
@@ -209,7 +224,8 @@ class Trainer:
             path = (self.outfit.train if kind == "train" else self.outfit.eval)[index]
             read = self.outfit.recipe.input_fn or read_partition
             self._data[key] = framework.prepare(read(path), self.device)
-            costs.load_seconds += time.perf_counter() - start
+            if costs is not None:
+                costs.load_seconds += time.perf_counter() - start
         return self._data[key]
 
     @contextlib.contextmanager
@@ -223,22 +239,24 @@ class Trainer:
             raise
 
     def _pilot(self, task: Task) -> _Result:
-        """Measure a few batches of a new model; nothing of it is kept but the data."""
+        """Measure a few batches of a new model, or of several side by side; nothing of it is kept but the data."""
+        if task.mates:
+            return _Result(0, {}, Costs(), packed=self.packs.pilot(task))
         if not self._rehearsed:  # the very first model also pays for imports, caches and threads
             self._rehearsed = True
             self._pilot(task)
-        costs = _Costs()
+        costs = Costs()
         start = time.perf_counter()
-        bench = self._fetch(task, costs)
+        bench = self.fetch(task, costs)
         framework, trainee = bench.framework, bench.trainee
         fixed = time.perf_counter() - start
-        data = self._partition("train", task.partition, framework, costs)
+        data = self.partition("train", task.partition, framework, costs)
         loose = framework.loose(trainee)
         train, found = self._pilot_train(framework, trainee, data, task.values)
         forgotten = tuple(name for name, value in framework.loose(trainee).items() if loose.get(name) != value)
         judged, judged_rows, metrics = 0.0, 0, {}
         if task.judge_on is not None:
-            held = self._partition("eval", task.judge_on, framework, costs)
+            held = self.partition("eval", task.judge_on, framework, costs)
             judged_rows = framework.rows(held)
             start = time.perf_counter()
             metrics = self._judge(framework, trainee, held, task.values, PILOT_BATCHES)
@@ -248,7 +266,8 @@ class Trainer:
         fixed += time.perf_counter() - start
         self._kept.put(task.config, bench)
         names = (*map(_train_name, found), *metrics)
-        pilot = PilotResult(train, judged, framework.rows(data), judged_rows, fixed, bench.bytes, names, forgotten)
+        rows, build = framework.rows(data), build_of(bench, self.outfit.recipe, task.values, self.device)
+        pilot = PilotResult(train, judged, rows, judged_rows, fixed, bench.bytes, names, forgotten, build)
         return _Result(0, {}, costs, pilot)
 
     def _weigh(self, framework: Framework, trainee: Any) -> int:
@@ -273,7 +292,7 @@ class Trainer:
             if recipe.train_fn is not None:
                 with self._shared(framework, data):
                     return self._pilot_opaque(framework.handed(trainee), data, rows, values)
-            order = batch_order(rows, _batch_size(values), 0)
+            order = batch_order(rows, batch_size(values), 0)
             framework.train(trainee, data, order[:1], recipe.loss_fn, dict(values))  # the first batch is slower
             timed = order[1 : 1 + PILOT_BATCHES] or order[:1]
             start = time.perf_counter()
@@ -294,7 +313,7 @@ class Trainer:
         """How many rows a pilot's evaluation looks at: the user's own eval_fn takes them all."""
         recipe = self.outfit.recipe
         whole = recipe.eval_fn is not None or recipe.train_fn is not None
-        return rows if whole else min(rows, PILOT_BATCHES * _batch_size(values))
+        return rows if whole else min(rows, PILOT_BATCHES * batch_size(values))
 
 
 def in_order(rows: int, batch_size: int) -> list[Indices]:
@@ -302,7 +321,7 @@ def in_order(rows: int, batch_size: int) -> list[Indices]:
     return [np.arange(start, min(start + batch_size, rows)) for start in range(0, rows, batch_size)]
 
 
-def _batch_size(values: Mapping[str, Scalar]) -> int:
+def batch_size(values: Mapping[str, Scalar]) -> int:
     size = values.get("batch_size")
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise UsageError(f"batch_size is {size!r}; it is a whole number from 1.")

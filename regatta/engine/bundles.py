@@ -1,0 +1,103 @@
+"""Courses that are trained together: what the scheduler takes for one model is a bundle of one course or of many.
+
+The members of a bundle are in step: each unit of the bundle is one unit of each of them. Who is left out of a unit,
+because it is stopped or has trained enough, leaves the bundle, and joins another when it is to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from regatta.engine.course import Course
+from regatta.plan.units import Unit
+
+
+@dataclass
+class Bundle:
+    """Some courses under one name; a single course has its own."""
+
+    name: str
+    courses: list[Course]
+    to_judge: dict[int, list[Course]] = field(default_factory=dict)  # by epoch: who trained it
+
+    def active(self) -> list[Course]:
+        return [course for course in self.courses if not course.stopped and not course.failed]
+
+    def epochs(self) -> int:
+        """So many epochs are wanted of the bundle."""
+        return max(course.epochs for course in self.active())
+
+    def takes(self, unit: Unit) -> list[Course]:
+        """Who takes part in a unit that begins; who does not is in step no longer."""
+        if unit.kind == "eval":
+            waits = self.to_judge.get(unit.epoch, [])
+            left_out = [course for course in waits if course.stopped or course.failed]
+            self.to_judge[unit.epoch] = [course for course in waits if course not in left_out]
+            self.courses = [course for course in self.courses if course not in left_out]
+            return list(self.to_judge[unit.epoch])
+        self.courses = [course for course in self.active() if course.epochs >= unit.epoch]
+        return list(self.courses)
+
+    def holds(self, course: Course) -> bool:
+        return any(course in courses for courses in (self.courses, *self.to_judge.values()))
+
+
+class Bundles:
+    """The bundles of a run, which of them each course is in, who waits for one, and who is under way where."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Bundle] = {}
+        self._of: dict[str, Bundle] = {}
+        self._waiting: list[Course] = []
+        self._packs = 0
+        self.under_way: dict[str, list[Course]] = {}  # by worker
+
+    def __getitem__(self, name: str) -> Bundle:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[Bundle]:
+        return iter(self._by_name.values())
+
+    def of(self, course: Course) -> Bundle | None:
+        """The bundle in which a course is in step with others, or by itself."""
+        bundle = self._of.get(course.id)
+        return bundle if bundle is not None and course in bundle.courses else None
+
+    def wait(self, course: Course) -> None:
+        """A course is to be put into a bundle once nothing of it is under way."""
+        if course not in self._waiting:
+            self._waiting.append(course)
+
+    def ready(self) -> list[Course]:
+        """Those of the waiting whose last unit counts and who are nowhere else; they wait no longer."""
+        found = [course for course in self._waiting if self._is_free(course)]
+        self._waiting = [course for course in self._waiting if course not in found]
+        return found
+
+    def add(self, courses: Sequence[Course], epochs_to_judge: Iterable[int]) -> Bundle:
+        """A new bundle; epochs that are trained and not judged yet are known of single courses only."""
+        name = courses[0].id
+        if len(courses) > 1:
+            self._packs += 1
+            name = f"pack-{self._packs}"
+        bundle = Bundle(name, list(courses), {epoch: list(courses) for epoch in epochs_to_judge})
+        self._by_name[name] = bundle
+        self._of.update({course.id: bundle for course in courses})
+        return bundle
+
+    def disband(self, bundle: Bundle) -> None:
+        """Its courses go on one by one: something under them took a worker with it."""
+        for course in bundle.active():
+            course.alone = True
+            self.wait(course)
+        bundle.courses, bundle.to_judge = [], {}
+
+    def count_from(self, packs: int) -> None:
+        """So many packs there were before this controller."""
+        self._packs = packs
+
+    def _is_free(self, course: Course) -> bool:
+        elsewhere = self._of.get(course.id)
+        running = any(course in courses for courses in self.under_way.values())
+        return not course.entries and not running and (elsewhere is None or not elsewhere.holds(course))

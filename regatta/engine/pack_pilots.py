@@ -1,0 +1,110 @@
+"""Before a run: are several models side by side faster than one after another? Tried with a few of each build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from regatta.configuration import Scalar
+from regatta.data import Dataset
+from regatta.engine.events import Event, PilotResult, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
+from regatta.engine.journal import Record
+from regatta.engine.pilot import Configs, PilotOutcome
+from regatta.engine.workers.base import WorkerPool
+from regatta.plan.packs import Builds, PackRate
+
+MEMBERS = (8, 4, 2)  # that are tried side by side: as many as the work to come is worth
+STEPS = 48  # that trying takes of each, about
+SHARE = 0.05  # of the work that is foreseen may go into trying
+TINY = 3e-3  # seconds: on a processor, a longer step keeps it busy by itself
+
+
+def builds_of(outcome: PilotOutcome, configs: Configs) -> Builds:
+    """What the pilots found out of each configuration's build."""
+    builds = Builds()
+    for config, result in outcome.results.items():
+        if config in configs:
+            builds.learn(config, configs[config], result.build)
+    return builds
+
+
+def recalled_rates(history: Sequence[Record]) -> dict[str, PackRate]:
+    """What a journal says of packs that were tried."""
+    lines = (line for line in history if line["event"] == "packs")
+    return {line["build"]: PackRate(line["members"], line["gain"], line["reason"]) for line in lines}
+
+
+def run_pack_pilots(
+    pool: WorkerPool,
+    dataset: Dataset,
+    configs: Configs,
+    epochs: int,
+    outcome: PilotOutcome,
+    heard: Callable[[Event], None] = lambda event: None,
+    begun: Callable[[str], None] = lambda worker: None,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, PackRate]:
+    """Try packs of those builds that may gain by it; the workers are there and idle."""
+    builds, train = builds_of(outcome, configs), dataset.holders(pool.workers)[0]
+    alike: dict[str, list[str]] = {}
+    for config, values in configs.items():
+        if config not in outcome.failed:
+            alike.setdefault(builds.of(config, values), []).append(config)
+    rates = {}
+    for build, members in alike.items():
+        worker = next((name for name in outcome.ready if train.get(name)), None)
+        results = [outcome.results[member] for member in members if member in outcome.results]
+        tried = _worth_trying(members, results, configs, dataset, epochs) if build else 0
+        if worker is None or not tried:
+            continue
+        first, *others = (Task("pilot", member, configs[member], 0, train[worker][0]) for member in members[:tried])
+        pool.submit(worker, replace(first, mates=tuple(others)))
+        begun(worker)
+        event = _await(pool, worker, outcome, heard, between)
+        if isinstance(event, TaskDone) and event.packed is not None:
+            rates[build] = PackRate(event.packed.members, event.packed.gain, event.packed.reason)
+    return rates
+
+
+def _worth_trying(
+    members: Sequence[str], results: Sequence[PilotResult], configs: Configs, dataset: Dataset, epochs: int
+) -> int:
+    """How many to try side by side; 0 where there is nothing to be gained."""
+    if len(members) < 2 or not results:
+        return 0
+    rows = sum(part.rows or results[0].train_rows for part in dataset.train)
+    per_row = sum(result.train_seconds_per_row for result in results) / len(results)
+    fixed = sum(result.fixed_seconds for result in results) / len(results)
+    step = per_row * _batch_size(configs[members[0]])
+    if step > TINY and results[0].build != "cuda":
+        return 0
+    foreseen = len(members) * epochs * (per_row * rows + fixed * len(dataset.train))
+    each = STEPS * step + 2 * fixed
+    return next((n for n in MEMBERS if n <= len(members) and n * each <= SHARE * foreseen), 0)
+
+
+def _batch_size(values: Mapping[str, Scalar]) -> int:
+    size = values.get("batch_size", 1)
+    return size if isinstance(size, int) else 1
+
+
+def _await(
+    pool: WorkerPool,
+    worker: str,
+    outcome: PilotOutcome,
+    heard: Callable[[Event], None],
+    between: Callable[[], None],
+) -> TaskDone | TaskFailed | WorkerLost:
+    """Until the worker is done with its task, or gone."""
+    answer: TaskDone | TaskFailed | WorkerLost | None = None
+    while answer is None:
+        for event in pool.events():
+            heard(event)
+            if isinstance(event, WorkerReady):
+                outcome.ready[event.worker] = event
+            elif isinstance(event, WorkerLost):
+                outcome.ready.pop(event.worker, None)
+            if isinstance(event, TaskDone | TaskFailed | WorkerLost) and event.worker == worker:
+                answer = event
+        between()
+    return answer
