@@ -114,6 +114,7 @@ class Repo:
         return (self.folder / "store" / "index.sqlite").exists()
 
     def close(self) -> None:
+        """Let go of the catalog and the store."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -208,6 +209,7 @@ class Repo:
         return Tag(checked, version.id, now)
 
     def untag(self, name: str) -> None:
+        """Let go of a tag; its version stays."""
         with self.catalog.transaction():
             self.catalog.drop_tag(name)
 
@@ -279,9 +281,11 @@ class Repo:
         return self.catalog.lineage(self._version(reference))
 
     def parents(self, reference: str | Version) -> Versions:
+        """What a version came out of."""
         return self.catalog.parents(self._version(reference))
 
     def children(self, reference: str | Version) -> Versions:
+        """What came out of a version."""
         return self.catalog.children(self._version(reference))
 
     def links(self, versions: Iterable[Version]) -> tuple[Link, ...]:
@@ -289,9 +293,11 @@ class Repo:
         return self.catalog.links([version.key for version in versions])
 
     def tags(self) -> Records[Tag]:
+        """All tags, by name."""
         return self.catalog.tags()
 
     def snapshots(self, reference: str | Version) -> Records[SnapshotRecord]:
+        """The snapshots of a version, the oldest first."""
         return self.catalog.snapshots(self._version(reference))
 
     def metrics(self, reference: str | Version) -> Records[MetricPoint]:
@@ -299,6 +305,7 @@ class Repo:
         return self.catalog.metrics(self._version(reference))
 
     def network(self, reference: str | Version) -> dict[str, Any] | None:
+        """The network of a version as plain data, where it has one."""
         return self.catalog.network(self._version(reference).network)
 
     def read_file(self, reference: str | Version, path: str) -> bytes:
