@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from regatta.errors import UsageError
 from regatta.repo.distributions import Distribution, describe_tensor
 from regatta.repo.layers import Layer, expression_of, layers_of, read_network
 from regatta.repo.parameters import distributions
-from regatta.repo.records import Description, Records, Version
+from regatta.repo.records import Description, Records, Version, table_html
 from regatta.repo.sides import Side, side_of
 from regatta.repo.snapshots import weights_of
 
@@ -62,6 +62,26 @@ class Portrait:
         sizes = [tensor.stored_bytes for tensor in self.distributions]
         known = [size for size in sizes if size is not None]
         return sum(known) if known and len(known) == len(sizes) else None
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what is known, then layers and weights, folded where they are many."""
+        weights = [
+            [
+                ("tensor", each.name), ("shape", "×".join(map(str, each.shape))), ("mean", each.mean),
+                ("deviation", each.deviation), ("norm", each.norm), ("distribution", each.histogram.drawn()),
+            ]
+            for each in self.distributions
+        ]  # fmt: skip
+        layers = [list(layer.row().items()) for layer in self.layers]
+        return self.description._repr_html_() + _folded("layers", layers) + _folded("tensors", weights)
+
+
+def _folded(title: str, rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
+    if not rows:
+        return ""
+    columns = list(dict.fromkeys(key for row in rows for key, _ in row))
+    opened = " open" if len(rows) <= 12 else ""
+    return f"<details{opened}><summary>{len(rows)} {title}</summary>{table_html(columns, rows)}</details>"
 
 
 def portrait(

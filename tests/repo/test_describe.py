@@ -69,6 +69,15 @@ def test_a_portrait_has_it_all(repo: Repo) -> None:
     assert repo.portrait("net", look=False).distributions == []
 
 
+def test_a_portrait_in_a_notebook(repo: Repo) -> None:
+    shown = repo.portrait("net")._repr_html_()
+    assert "<summary>8 layers</summary>" in shown and "<summary>6 tensors</summary>" in shown
+    assert "net@1" in shown and "CONV" in shown and "3.weight" in shown and "█" in shown
+    repo.commit("<i>", {"<b>": np.ones(3)}, message="<u>", git=False)
+    shown = repo.portrait("<i>")._repr_html_()
+    assert "<b>" not in shown and "<i>" not in shown and "<u>" not in shown
+
+
 def test_activations_are_those_of_the_module(repo: Repo) -> None:
     x = np.random.default_rng(0).normal(size=(3, 1, 8, 8)).astype("f4")
     found = repo.portrait("net", inputs={"": x}).activations
