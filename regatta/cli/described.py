@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SHORT = 10
 SHOWN = 40  # layers and tensors, unless all are wanted
 FILES = 20
+BINS = 16
 SILENT = ("dims",)  # attributes that the shape of others tells
 
 
@@ -192,32 +194,46 @@ def value_text(value: Any) -> str:
 
 def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
     columns = [
-        Column("tensor"), Column("type"), Column("shape"), Column("size", True), Column("stored", True),
-        Column("mean", True), Column("deviation", True), Column("from", True), Column("distribution"), Column("to"),
+        Column("tensor"), Column("shape"), Column("stored", True), Column("mean", True), Column("deviation", True),
+        Column("distribution"),
     ]  # fmt: skip
     read = [tensor for tensor in tensors if not tensor.exact]
     note = (
-        f"from {read[0].planes} of {read[0].all_planes} bytes of each weight: ± is how far a figure can be off, "
-        "histograms are exact (--exact reads all)"
+        f"of large tensors {read[0].planes} of {read[0].all_planes} bytes of each weight were read: ± is how far a "
+        "figure can be off, histograms are exact (--exact reads all)"
         if read
         else ""
     )
-    rows = [_tensor(tensor) for tensor in tensors]
-    return _cut(Table(columns, rows, above=("Weights",), below=(note,) if note else ()), most)
+    dtypes = Counter(tensor.dtype for tensor in tensors)
+    usual = max(dtypes, key=lambda dtype: dtypes[dtype])
+    title = f"Weights: {figures.count(len(tensors), 'tensor')} of {usual}{' and others' if len(dtypes) > 1 else ''}"
+    rows = [_tensor(tensor, usual) for tensor in tensors]
+    return _cut(Table(columns, rows, above=(title,), below=(note,) if note else ()), most)
 
 
-def _tensor(tensor: Distribution) -> list[Cell]:
-    drawn = tensor.histogram
-    beyond = drawn.below + drawn.above
-    remarks = [f"{tensor.nonfinite} not finite"] if tensor.nonfinite else []
-    remarks += [f"{beyond} beyond, {tensor.least.middle:.3g} to {tensor.greatest.middle:.3g}"] if beyond else []
-    edges = drawn.edges
+def _tensor(tensor: Distribution, usual: str) -> list[Cell]:
     return [
-        tensor.name, tensor.dtype, shape_text(tensor.shape), figures.size(tensor.bytes),
+        tensor.name,
+        shape_text(tensor.shape) + ("" if tensor.dtype == usual else f" {tensor.dtype}"),
         "" if tensor.stored_bytes is None else figures.size(tensor.stored_bytes),
-        str(tensor.mean), str(tensor.deviation), f"{edges[0]:.3g}", drawn.drawn(),
-        f"{edges[-1]:.3g}{'  ' if remarks else ''}{', '.join(remarks)}",
-    ]  # fmt: skip
+        str(tensor.mean),
+        str(tensor.deviation),
+        _distribution(tensor),
+    ]
+
+
+def _distribution(tensor: Distribution) -> str:
+    drawn = tensor.histogram
+    remarks = [f"{tensor.nonfinite:,} not finite"] if tensor.nonfinite else []
+    if drawn.below + drawn.above:
+        remarks.append(
+            f"{drawn.below + drawn.above:,} beyond, {tensor.least.middle:.3g} to {tensor.greatest.middle:.3g}"
+        )
+    if tensor.least.low == tensor.greatest.high:
+        text = f"all are {tensor.least.low:.4g}"
+    else:
+        text = f"{drawn.edges[0]:>7.3g} {drawn.drawn(BINS)} {drawn.edges[-1]:.3g}" if drawn.counts else ""
+    return "; ".join(part for part in (text, *remarks) if part)
 
 
 def _cut(table: Table, most: int | None) -> Table:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from regatta.repo.parameters import ParameterDifference
 
 SHORT = 10
+BINS = 10  # of a histogram
 LONGEST = 48  # characters of a value
 STYLES = {"added": "green", "removed": "red", "changed": "yellow", "reshaped": "yellow", "rewired": "yellow"}
 SIGNS = {"added": "+", "removed": "-", "changed": "~", "reshaped": "~", "rewired": "~", "same": "="}
@@ -67,8 +68,8 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
 
 def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, everything: bool) -> Table:
     columns = [
-        Column(""), Column("tensor"), Column("shape"), Column("norm", True), Column("distance", True),
-        Column("relative", True), Column("moved", True), Column("distributions"),
+        Column(""), Column("tensor"), Column("shape"), Column("distance", True), Column("relative", True),
+        Column("moved", True), Column("distributions"),
     ]  # fmt: skip
     same = sum(tensor.what == "same" for tensor in each.parameters)
     notes = [f"{figures.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []
@@ -93,20 +94,24 @@ def _layer(layer: LayerDifference) -> list[Cell]:
 
 def _tensor(tensor: ParameterDifference) -> list[Cell]:
     shapes = [shape_text(shape) for shape in tensor.shapes if shape is not None]
-    shape = shapes[0] if len(set(shapes)) == 1 else " -> ".join(shapes)
-    norms = [str(norm) for norm in tensor.norms if norm is not None]
-    drawn = [histogram.drawn(16) for histogram in tensor.histograms if histogram is not None]
     renamed = tensor.left and tensor.right and tensor.left != tensor.right
     return [
         (SIGNS[tensor.what], STYLES.get(tensor.what, "")),
         f"{tensor.left} -> {tensor.right}" if renamed else tensor.name,
-        shape,
-        " -> ".join(dict.fromkeys(norms)),
-        "" if tensor.distance is None else str(tensor.distance),
+        " -> ".join(dict.fromkeys(shapes)),
+        _distance(tensor),
         "" if tensor.relative is None else str(tensor.relative),
         "" if tensor.moved is None else f"{tensor.moved:.1%}",
-        " ".join(drawn),
+        " ".join(histogram.drawn(BINS) for histogram in tensor.histograms if histogram is not None),
     ]
+
+
+def _distance(tensor: ParameterDifference) -> str:
+    """The norm of the difference; where there is none, as shapes differ, the norms of the two."""
+    if tensor.distance is not None:
+        return str(tensor.distance)
+    known = [f"{norm.middle:.3g}" for norm in tensor.norms if norm is not None]
+    return f"norm {' -> '.join(known)}" if known else ""
 
 
 def _cell(value: Any, section: str) -> str:

@@ -49,7 +49,10 @@ class Interval(NamedTuple):
         if self.exact or not math.isfinite(self.high - self.low):
             return f"{self.low:.4g}" if self.exact else f"{self.low:.4g}..{self.high:.4g}"
         half = (self.high - self.low) / 2
-        return f"{self.middle:.4g}±{half:.1g}" if half > 5e-5 * abs(self.middle) else f"{self.middle:.4g}"
+        if half <= 5e-5 * abs(self.middle):
+            return f"{self.middle:.4g}"
+        known = math.floor(math.log10(abs(self.middle) / half)) + 1 if self.middle else 1  # digits that say something
+        return f"{self.middle:.{min(4, max(1, known))}g}±{half:.1g}"
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def test_desc_tells_all_of_a_version(project: Path, capsys: pytest.CaptureFixtur
     said = out(capsys)
     for word in ("mlp@1", "[good]", "the first", "FULL{2}", "lr", "0.1", "loss", "train.py", "0.weight", "80×64"):
         assert word in said
-    assert "epochs 1 to 2" in said and "from 2 of 4 bytes" in said
+    assert "epochs 1 to 2" in said and "2 of 4 bytes" in said
     assert any(bar in said for bar in "▁▂▃▄▅▆▇█")
 
 
