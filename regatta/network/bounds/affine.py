@@ -112,15 +112,17 @@ class _Conv:
 
     def forward(self, x: Array, weight: Array) -> Array:
         batch, channels = x.shape[:2]
-        columns = self.windows.gather(x.reshape(batch, channels, -1))
-        columns = columns.reshape(batch, self.groups, self.terms, -1)
-        return np.asarray(self._matrix(weight) @ columns).reshape(batch, self.out, *self.windows.shape)
+        columns = self.windows.unfold(x.reshape(batch, channels, -1).transpose(1, 0, 2))
+        product = self._matrix(weight) @ columns.reshape(self.groups, self.terms, -1)
+        apart = product.reshape(self.out, batch, -1).transpose(1, 0, 2)
+        return np.ascontiguousarray(apart).reshape(batch, self.out, *self.windows.shape)
 
     def back(self, a: Array, weight: Array) -> Array:
         rows = len(a)
-        columns = self._matrix(weight).transpose(0, 2, 1) @ a.reshape(rows, self.groups, self.out // self.groups, -1)
-        columns = columns.reshape(rows, self.groups * self.per_group, len(self.windows.taps), -1)
-        return self.windows.scatter(columns).reshape(rows, -1, *self.space)
+        outputs = a.reshape(rows, self.out, -1).transpose(1, 0, 2).reshape(self.groups, self.out // self.groups, -1)
+        columns = self._matrix(weight).transpose(0, 2, 1) @ outputs
+        columns = columns.reshape(self.groups * self.per_group, len(self.windows.taps), rows, -1)
+        return np.ascontiguousarray(self.windows.fold(columns).transpose(1, 0, 2)).reshape(rows, -1, *self.space)
 
     def spread(self, bias: Array) -> Array:
         return bias.reshape(-1, *[1] * len(self.windows.shape))

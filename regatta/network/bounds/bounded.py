@@ -55,13 +55,17 @@ class BoundedNetwork:
 
     def forward(self, x: Any) -> Passed:
         """Balls from the input to the output: centres and radii through every layer (Rump's interval arithmetic)."""
-        traces = {self.network.inputs[0].id: shapes.given(x)}
-        known = np.ones(len(x), bool)
+        return self.forward_from(shapes.given(x), len(x))
+
+    def forward_from(self, start: Trace, count: int) -> Passed:
+        """The same for inputs that are themselves known within balls."""
+        traces = {self.network.inputs[0].id: start}
+        known = np.ones(count, bool)
         for id in self.network.order:
             if id in traces:
                 continue
             traces[id] = self._passed(id, traces)
-            known &= _finite(traces[id], len(x))
+            known &= _finite(traces[id], count)
         return Passed(traces, known, traces[self.output].ball)
 
     def margins(self, passed: Passed, rows: Rows, better: Rows, worse: Rows, whole: bool) -> Margins:
@@ -72,16 +76,21 @@ class BoundedNetwork:
         a = np.zeros((len(rows), passed.logits.shape[1]))
         a[np.arange(len(rows)), better] = 1.0
         a[np.arange(len(rows)), worse] -= 1.0
+        return self.take_back(a, passed, rows, whole)
+
+    def take_back(self, a: Array, passed: Passed, rows: Rows, whole: bool) -> Margins:
+        """Lower bounds on products of coefficients with the outputs of the inputs `rows`."""
         waiting: dict[str, Array] = {self.output: a}
         found = Margins(np.zeros(len(rows)))
-        for id in reversed(self.network.order):
-            if id in waiting:
-                self._take_back(id, waiting.pop(id), passed, rows, waiting, found, whole)
+        with np.errstate(over="ignore", invalid="ignore"):  # where nothing is known
+            for id in reversed(self.network.order):
+                if id in waiting:
+                    self._step_back(id, waiting.pop(id), passed, rows, waiting, found, whole)
         found.least[~passed.known[rows]] = -np.inf
         found.least -= 1e-12 * np.abs(found.least)  # of the sums over layers
         return found
 
-    def _take_back(
+    def _step_back(
         self, id: str, a: Array, passed: Passed, rows: Rows, waiting: dict[str, Array], found: Margins, whole: bool
     ) -> None:
         trace = passed.traces[id]

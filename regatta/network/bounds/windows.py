@@ -44,6 +44,19 @@ class Windows:
                 np.add.at(out, (..., places), columns[..., number, :])  # type: ignore[arg-type]
         return out[..., : self.size]
 
+    def unfold(self, x: Array) -> Array:
+        """(channels, batch, space) to (channels, taps, batch, outputs), padded with zeros: for one large product."""
+        if not self.inside.all():
+            x = np.concatenate([x, np.zeros((*x.shape[:-1], 1))], axis=-1)
+        columns = np.empty((len(x), len(self.taps), x.shape[1], self.taps.shape[1]))
+        for number, places in enumerate(self.taps):
+            columns[:, number] = np.take(x, places, axis=-1)
+        return columns
+
+    def fold(self, columns: Array) -> Array:
+        """The transpose of `unfold`."""
+        return self.scatter(columns.transpose(0, 2, 1, 3))
+
     @cached_property
     def _apart(self) -> list[bool]:
         """Whether a tap has another place for each output; the padding does not matter."""
