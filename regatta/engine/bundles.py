@@ -76,7 +76,7 @@ class Bundles:
         return found
 
     def add(self, courses: Sequence[Course], epochs_to_judge: Iterable[int]) -> Bundle:
-        """A new bundle; epochs that are trained and not judged yet are known of single courses only."""
+        """A new bundle, of which these epochs are trained and not judged yet."""
         name = courses[0].id
         if len(courses) > 1:
             self._packs += 1

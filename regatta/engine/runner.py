@@ -236,9 +236,8 @@ class Runner:
 
     def _candidate(self, course: Course, far: Progress) -> PackCandidate:
         """What goes together is of one build, at one place, and has the same way before it."""
-        fit = self._pack is not False and not (course.alone or course.stopped or far.evals or far.reports)
-        order = repr(self._orders(course.id, course.epochs))
-        alike = (far.epochs, far.visited, course.epochs, course.most, order)
+        fit = self._pack is not False and not course.alone and not course.stopped
+        alike = (far, course.epochs, course.most, repr(self._orders(course.id, course.epochs)))
         return PackCandidate(course.id, self._builds.of(course.id, course.values) if fit else "", alike)
 
     def _idle_workers(self) -> int:
