@@ -6,6 +6,8 @@
     names.py         names and references;  networks.py  graphs as rows;  metrics.py, weights.py  what people hand over
     files.py         files by content;  checkout.py  the way out;  git.py  the commit around it
     snapshots.py     where weights are;  checks.py  fsck and gc
+    describe.py      all of one version;  distributions.py  its weights, from their leading planes
+    diff.py          what versions differ in;  layers.py  networks;  parameters.py  weights;  sides.py  what is compared
     sweep.py         a run becomes versions
 
 Goes through the parameter store for weights; knows nothing of the command line, and imports no framework.

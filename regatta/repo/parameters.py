@@ -26,6 +26,7 @@ from regatta.repo.distributions import (
 from regatta.repo.records import Records
 from regatta.store.dtypes import dtype_named
 from regatta.store.encodings import ENCODINGS
+from regatta.store.identity import as_tensor
 from regatta.store.slices import Partial
 
 if TYPE_CHECKING:
@@ -94,10 +95,11 @@ def compare_weights(
     mine = {} if left is None else left.members
     others = {} if right is None else right.members
     pairs = _paired(mine, others, names)
-    apart = {a: b for a, b in pairs.items() if not _equal(mine[a], others[b])}
-    both = left is not None and right is not None
-    lefts = _read(left, apart, exact) if both and left is not None else {}
-    rights = _read(right, apart.values(), exact) if both and right is not None else {}
+    lefts: dict[str, Partial] = {}
+    rights: dict[str, Partial] = {}
+    if left is not None and right is not None:
+        apart = {a: b for a, b in pairs.items() if _identity(left, a) != _identity(right, b)}
+        lefts, rights = _read(left, apart, exact), _read(right, apart.values(), exact)
     found = [
         _compared(name, pairs[name], mine, others, lefts.get(name), rights.get(pairs[name]))
         if name in pairs
@@ -121,15 +123,16 @@ def _paired(left: Mapping[str, Member], right: Mapping[str, Member], names: Mapp
     return pairs
 
 
-def _equal(left: Member, right: Member) -> bool:
-    return bool(left.id) and left.id == right.id
+def _identity(weights: Weights, name: str) -> str:
+    """The id of a tensor: equal ones have equal ids. Of a state that is still a file it is computed."""
+    return weights.members[name].id or as_tensor(name, weights[name]).id
 
 
 def _compared(
     name: str, other: str, left: Mapping[str, Member], right: Mapping[str, Member], a: Partial | None, b: Partial | None
 ) -> ParameterDifference:
     dtypes, shapes = (left[name].dtype, right[other].dtype), (left[name].shape, right[other].shape)
-    if a is None or b is None or _identical(a, b):
+    if a is None or b is None:
         return ParameterDifference("same", name, other, dtypes, shapes)
     one, two = tally(a), tally(b)
     return ParameterDifference(
@@ -138,11 +141,6 @@ def _compared(
         distance(a, b) if a.words.shape == b.words.shape else None,
         histogram_distance(one, two), (histogram(one), histogram(two)),
     )  # fmt: skip
-
-
-def _identical(a: Partial, b: Partial) -> bool:
-    """States that are still files have no ids to go by; there all planes are at hand."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.exact and b.exact and bool((a.words == b.words).all())
 
 
 def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, Partial]:

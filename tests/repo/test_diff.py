@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ from regatta import network
 from regatta.errors import NotFoundError, UsageError
 from regatta.repo import Repo
 from regatta.repo.diff import ABSENT, Difference
+from regatta.repo.parameters import compare_weights
+from regatta.repo.weights import Weights, _value
+from regatta.store.identity import as_tensor
+from regatta.store.manifest import Member
 from regatta.store.reader import Reader
 
 
@@ -112,6 +116,20 @@ def test_only_leading_planes_are_read_and_of_equal_tensors_nothing(repo: Repo, m
     (comparison,) = repo.diff("m@1", "m@2").comparisons
     assert asked == [(100_000, 2), (100_000, 2)]
     assert [tensor.what for tensor in comparison.parameters] == ["same", "changed"]
+
+
+def test_weights_that_are_still_files_of_a_run_are_compared_with_stored_ones(repo: Repo) -> None:
+    values = {name: np.random.default_rng(n).normal(size=9000).astype("f4") for n, name in enumerate("ab")}
+    repo.commit("m", {"a": values["a"], "b": values["b"] * 2}, git=False)
+    tensors = {name: as_tensor(name, value) for name, value in values.items()}
+
+    def read(names: Sequence[str], planes: int | None) -> dict[str, Any]:
+        return {name: _value(tensors[name], planes) for name in names}
+
+    file = Weights({name: Member("", "F32", (9000,)) for name in values}, read, "a file")
+    for left, right in ((file, repo.weights("m")), (repo.weights("m"), file)):
+        assert [each.what for each in compare_weights(left, right, {})] == ["same", "changed"]
+    assert [each.what for each in compare_weights(file, file, {})] == ["same", "same"]
 
 
 def test_a_version_and_itself_differ_in_nothing(two: Repo) -> None:
