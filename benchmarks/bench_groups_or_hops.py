@@ -3,8 +3,8 @@
 Every number of models from 1 to p - 1 on 4, 8, 16 and 32 workers, ratios from 0.02 (NVLink) to 4 (Ethernet) for a group
 of two, three epochs, played by the real hop scheduler over the groups, units straying by 2%. Our rule, `measured`, goes
 by a ratio that was measured with an error of 5%. Beside it by name: hopping, data-parallel training over all workers,
-and HOHO and the p/2 rule of the Cerebro paper (section 12). The bar is against the better of hopping and groups, as many
-of them as models or all workers in one; the last column is against the best of all widths that a play finds.
+HOHO and the p/2 rule of the Cerebro paper (section 12). The bar is against the better of hopping and groups: as many
+as the models, or one of all workers; the last column is against the best of all widths that a play finds.
 
     python benchmarks/bench_groups_or_hops.py [--few]
 """

@@ -2,8 +2,8 @@
 
 756 regimes: 1 to 256 models, 1 to 64 workers, tiny to large models, preparation of data cheap to dear. Each strategy
 has its best parameters by the formulas: `pack` the sizes of packs, `group` the width of groups. Makespans are played by
-the real hop scheduler with truths that stray from the profile by 2%, models from their kind by 5%, units by 5%; the planner
-plays with other noise, and does not know the truth.
+the hop scheduler, without looking ahead, with truths that stray from the profile by 2%, models from their kind by 5%,
+units by 5%; the planner plays with other noise, and does not know the truth.
 
     python benchmarks/bench_planner.py [--few]      # about ten minutes; --few: a quarter of the sizes
 """

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from regatta.errors import UsageError
 from regatta.plan.rehearsal import Strays, count_units, play
 from regatta.plan.strategies import Choice, Kind, Site, Work, best_packs, best_widths, estimate, fits
@@ -73,7 +75,7 @@ def _packings(work: Work, site: Site, forced: Forced, share: bool) -> Iterator[t
     if forced.pack:
         yield tuple(min(forced.pack, kind.models) for kind in work.kinds)
     else:
-        yield from (best_packs(work, site, share, slack) for slack in SLACKS)
+        yield from best_packs(work, site, share, SLACKS)
 
 
 def _widths(work: Work, site: Site, forced: Forced, share: bool) -> list[int]:
@@ -205,7 +207,8 @@ def lower_bound(work: Work, site: Site) -> tuple[float, str]:
 
 def _least(kind: Kind) -> float:
     """Seconds of a worker that an epoch of one model takes at the very least."""
-    return kind.seconds * min(float(time) / size for size, time in enumerate(kind.curve, start=1)) + kind.evaluate
+    together = kind.curve[: kind.models]
+    return kind.seconds * float((together / np.arange(1, len(together) + 1)).min()) + kind.evaluate
 
 
 def _fastest(kind: Kind, site: Site) -> float:

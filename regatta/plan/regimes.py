@@ -66,7 +66,7 @@ def single(work: Work, site: Site, strategy: str) -> Choice:
         case "hop":
             return Choice()
         case "pack":
-            return Choice(best_packs(work, site, share=False))
+            return Choice(best_packs(work, site, share=False)[0])
         case "group":
             return Choice(width=best_widths(work, site, share=False)[0])
         case "share":

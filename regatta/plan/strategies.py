@@ -223,14 +223,18 @@ def _prepared(found: Units, site: Site, epochs: int, load: float, chain: float) 
     return load + once, chain + once * found.groups / min(packs, found.groups)
 
 
-def best_packs(work: Work, site: Site, share: bool, slack: float = 1.0) -> tuple[int, ...]:
-    """The sizes of packs with the least load that leave no chain longer than 1 / `slack` of the load, kind by kind.
+def best_packs(work: Work, site: Site, share: bool, slacks: Sequence[float] = (1.0,)) -> list[tuple[int, ...]]:
+    """For each slack, the sizes of packs with the least load that leave no chain longer than load / slack.
 
     Larger packs mean less work and longer chains. For a limit on the chain each kind takes its cheapest size, so
     that the limit where chain and load meet is found by bisection.
     """
     loads, chains = zip(*(_loads_and_chains(kind, work.data, site, share) for kind in work.kinds), strict=True)
     limits = np.unique(np.concatenate(chains))
+    return [_meeting(loads, chains, limits, slack) for slack in slacks]
+
+
+def _meeting(loads: Sequence[Floats], chains: Sequence[Floats], limits: Floats, slack: float) -> tuple[int, ...]:
     low, high = 0, len(limits) - 1
     while low < high:
         middle = (low + high) // 2
