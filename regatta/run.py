@@ -99,7 +99,7 @@ class Run:
 
         return version_of(self.folder, config)
 
-    def leave_versions(self) -> str | None:
+    def leave_versions(self, networks: Mapping[str, Any] | None = None) -> str | None:
         """Make a version of every configuration, with all epochs that are new; says why that failed, if it did."""
         from regatta.repo import Repo
         from regatta.repo.sweep import commit_run
@@ -108,7 +108,7 @@ class Run:
             return None
         try:
             with Repo.at(self.folder.parents[1]) as repo:
-                commit_run(repo, self.folder, record=self.record)
+                commit_run(repo, self.folder, record=self.record, networks=networks)
         except (RegattaError, OSError) as error:
             return str(error)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import pickle
 import platform
 import shutil
@@ -40,6 +41,8 @@ from regatta.sinks import Sink, following, usable_sinks
 if TYPE_CHECKING:
     from regatta.plan.explain import Explanation, Holdings, Workload
 
+OUTLINING, OUTLINING_SHARE = 0.25, 0.01  # seconds, or of a run's, that reading its networks may take when it ends
+COMPILER = 3.0  # seconds in which PyTorch loads its compiler
 LOADED_FILE: ContextVar[str | None] = ContextVar("the file that a command reads a sweep from", default=None)
 _CALLS = {
     "model_fn": ("config",),
@@ -264,7 +267,38 @@ class Sweep:
             raise
         finally:
             keeper.close()
-            _leave_versions(run)
+            self._leave_versions(run)
+
+    def _leave_versions(self, run: Run) -> None:
+        """Every configuration becomes a version; where that fails, the run is none the worse for it."""
+        seconds = self._patience_for_networks(run)
+        reason = run.leave_versions(self.networks(run.record, seconds) if seconds else None)
+        if reason is not None:
+            from regatta.cli import ui
+
+            ui.message(f"{run.name} is kept, but not yet as versions: {reason}\n  regatta commit --run {run.name}")
+
+    def networks(self, record: RunRecord, seconds: float = math.inf) -> dict[str, str]:
+        """The networks of a run's configurations that can be read without building weights, as JSON by id.
+
+        Shapes are known of models that take the first column of the data.
+        """
+        from regatta.frameworks.outlines import outlines
+
+        column = self.dataset.columns[0] if self.dataset.columns and not self.recipe.input_fn else None
+        example = None if column is None else (column.dtype, column.shape)
+        configs = {config.id: config.values for config in record.configs.values()}
+        return outlines(self.recipe.model_fn, configs, seconds=seconds, example=example)
+
+    def _patience_for_networks(self, run: Run) -> float:
+        """How long reading networks may take when a run ends: little, and nothing where functions are not loaded.
+
+        The first optimizer of a process has PyTorch load its compiler, which takes seconds: only long runs wait for it.
+        """
+        if isinstance(self._sealed, bytes) or not run.record.units:
+            return 0.0
+        share = OUTLINING_SHARE * run.record.resources().wall
+        return max(OUTLINING, share) if "torch._dynamo" in sys.modules else share if share > COMPILER else 0.0
 
     def _outfit(self, folder: Path) -> Outfit:
         train = tuple(part.path for part in self.dataset.train)
@@ -326,15 +360,6 @@ def launch(
                 f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress"])
             )
     return Sweep(dataset, search, model_fn, **options).launch(wait=wait, progress=progress)
-
-
-def _leave_versions(run: Run) -> None:
-    """Every configuration becomes a version; where that fails, the run is none the worse for it."""
-    reason = run.leave_versions()
-    if reason is not None:
-        from regatta.cli import ui
-
-        ui.message(f"{run.name} is kept, but not yet as versions: {reason}\n  regatta commit --run {run.name}")
 
 
 def _version(package: str) -> str:

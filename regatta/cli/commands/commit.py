@@ -33,6 +33,9 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     )
     parser.add_argument("--metric", metavar="NAME=NUMBER", action="append", default=[], help="what it came to")
     parser.add_argument("--run", metavar="RUN", dest="of_run", help="instead: versions of a run, one a configuration")
+    parser.add_argument(
+        "--networks", action="store_true", help="with --run: read the networks, for which its own functions are called"
+    )
     add_repo(parser)
     add_json(parser)
     return parser
@@ -93,12 +96,15 @@ def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
     if args.name is not None or args.param or args.metric or args.parent or args.tag:
         raise UsageError("The versions of a run have names, values and parents of their own.", hint="Give --run alone.")
     chosen = open_run(args.of_run, repo=repo.folder)
-    versions = commit_run(repo, chosen.folder, record=chosen.record)
+    networks = chosen.sweep().networks(chosen.record) if args.networks else {}
+    versions = commit_run(repo, chosen.folder, record=chosen.record, networks=networks)
     if args.json:
         ui.write_json(document(run=chosen.name, versions=[version_entry(version) for version in versions]))
         return 0
     snapshots = sum(version.snapshots for version in versions)
-    ui.write(f"{chosen.name}: {count(len(versions), 'version')}, {count(snapshots, 'snapshot')}")
+    graphs = sum(version.network is not None for version in versions)
+    parts = [(len(versions), "version"), (snapshots, "snapshot"), (graphs, "network")]
+    ui.write(f"{chosen.name}: {', '.join(count(number, what) for number, what in parts)}")
     ui.message(f"Look at them: {command()} list --run {chosen.name}")
     return 0
 

@@ -1,0 +1,66 @@
+"""The networks of models that a sweep's `model_fn` builds, read without building any of their weights.
+
+PyTorch only: modules are built on its device "meta", which has shapes and no numbers. A model that cannot be built
+there or cannot be traced has no outline, and that is no error: it is trained all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regatta.frameworks import seeded_in_all
+from regatta.network import Network, from_torch, to_json
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS = 2  # of an example batch
+
+
+def outlines(
+    model_fn: Callable[[dict[str, Any]], Any],
+    configs: Mapping[str, Mapping[str, Any]],
+    *,
+    seconds: float,
+    example: tuple[str, Sequence[int]] | None = None,
+) -> dict[str, str]:
+    """The network of each configuration as JSON, by id, as far as the time reaches; equal ones are one object.
+
+    `example` is the type and the shape of a row that the models take: it gives the shapes of all layers.
+    """
+    until, found, same = time.perf_counter() + seconds, dict[str, str](), dict[str, str]()
+    with seeded_in_all(0):  # whoever called this finds the random numbers as they were
+        for ident, config in configs.items():
+            if time.perf_counter() >= until:
+                break
+            network = _outline(model_fn, dict(config), example)
+            if network is not None:
+                text = to_json(network)
+                found[ident] = same.setdefault(text, text)
+    return found
+
+
+def _outline(
+    model_fn: Callable[[dict[str, Any]], Any], config: dict[str, Any], example: tuple[str, Sequence[int]] | None
+) -> Network | None:
+    import torch
+
+    try:
+        with torch.device("meta"):
+            built = model_fn(config)
+            model = built[0] if isinstance(built, tuple) else built
+            if not isinstance(model, torch.nn.Module):
+                return None
+            return from_torch(model.to("meta"), _batch(example))
+    except Exception:  # noqa: BLE001 (it is the user's function, called where it was not made for)
+        return None
+
+
+def _batch(example: tuple[str, Sequence[int]] | None) -> torch.Tensor | None:
+    import torch
+
+    if example is None or not isinstance(getattr(torch, example[0], None), torch.dtype):
+        return None
+    return torch.zeros((ROWS, *example[1]), dtype=getattr(torch, example[0]), device="meta")
