@@ -271,14 +271,18 @@ def test_a_way_back_through_a_layer_holds_all_over_its_box(name: str, width: flo
     rng = np.random.default_rng(8)
     stir(net, 1)
     bounded = BoundedNetwork(read(net, torch.zeros(1, *shape)), boxes(weights(net), 4))
-    ball = Ball(rng.normal(size=(1, *shape)), width * rng.random((1, *shape)))
+    low = rng.normal(size=(1, *shape)).astype("f4")
+    high = low + (width * rng.random((1, *shape))).astype("f4")
+    ball = balls.between(low, high)
     given_id, passed = bounded.network.inputs[0].id, bounded.forward_from(Trace(ball, given_back(ball)), 1)
     for _ in range(30):
         a = rng.normal(size=(8, *passed.logits.shape[1:]))
+        one = rng.integers(a[0].size, size=(6, 1))
+        a[:6] *= (np.arange(a[0].size) == one).reshape(a[:6].shape)  # nothing hides behind what else is summed
         least = bounded.take_back(a, passed, np.zeros(8, int), whole=True).least
         for _ in range(20):
-            spot = rng.choice([-1.0, 1.0], ball.shape) if rng.random() < 0.7 else rng.uniform(-1, 1, ball.shape)
-            x = (ball.centre + 0.999999 * spot * ball.radius).astype("f4")
+            part = rng.integers(0, 2, low.shape) if rng.random() < 0.7 else rng.random(low.shape)
+            x = np.clip((low + part * (high - low)).astype("f4"), low, high)
             y = answer(net, weights(net), x)
             assert np.all((a * y).reshape(8, -1).sum(1) >= least - 1e-12), given_id
 
