@@ -33,9 +33,11 @@ class Subject:
 def subject_of(repo: Repo, version: Version) -> Subject:
     stored = repo.network(version)
     if stored is None:
+        run = None if version.run is None else version.run.rpartition(".")[0]
+        by_hand = "Commit it with one: repo.commit(..., network=regatta.network.from_torch(model, example_input))."
         raise UsageError(
             f"The version {version.reference} has no network, so there is nothing to evaluate.",
-            hint="Commit it with one: repo.commit(..., network=regatta.network.from_torch(model, example_input)).",
+            hint=by_hand if run is None else f"Read those of its run: regatta commit --run {run} --networks",
         )
     try:
         network = from_json(canonical_json(stored, "network"))
