@@ -125,6 +125,20 @@ def test_one_that_raises_ends_alone(whole: Dataset, tmp_path: Path) -> None:
     assert [run.find(config).error for config in bad] == ["ValueError: no such model", "ValueError: no such loss"]
 
 
+def spoiling_fn(data: Any, model: nn.Module, config: dict[str, Any]) -> dict[str, float]:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    return {"nothing": 0.0}
+
+
+def test_what_an_eval_fn_does_to_its_model_is_nobody_elses_business(whole: Dataset, tmp_path: Path) -> None:
+    space = search.grid(lr=RATES, batch_size=[7])
+    alone = launched(whole, space, tmp_path, False, eval_fn=spoiling_fn)
+    together = launched(whole, space, tmp_path, True, eval_fn=spoiling_fn)
+    assert hashes(together) == hashes(alone)
+
+
 class LateFailure(nn.Module):
     """Raises in the second epoch, which no pilot reaches."""
 

@@ -58,6 +58,12 @@ class _Seat:
     state: Path | None
     seed: int = 0
 
+    def changes(self) -> tuple[Any, ...]:
+        """Differs after whatever is done to the model."""
+        model, framework = self.bench.trainee.model, self.bench.framework
+        counts = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
+        return counts, framework.loose(self.bench.trainee)
+
 
 class Packs:
     """The packs of one worker."""
@@ -74,7 +80,7 @@ class Packs:
         start = time.time()
         tasks = (replace(task, mates=()), *task.mates)
         try:
-            parts = self._train(tasks) if task.kind == "train" else [self._trainer.run_one(each) for each in tasks]
+            parts = self._train(tasks) if task.kind == "train" else [self._judge(each) for each in tasks]
         except (KeyboardInterrupt, DiskError) as error:
             self._reset()
             if isinstance(error, KeyboardInterrupt):
@@ -109,6 +115,17 @@ class Packs:
         if failed is not None:
             return PackPilot(build, len(tasks), 1.0, f"a member fails: {failed}")
         return PackPilot(build, len(tasks), alone / together, pack.plan()[0].reason)
+
+    def _judge(self, task: Task) -> TaskDone | TaskFailed:
+        """Judge a member: as it sits here, if it has the state in question."""
+        seat = self._seats.get(task.config)
+        if seat is None or seat.state is None or seat.state != task.state_in:
+            return self._trainer.run_one(task)
+        before = seat.changes()
+        judged = self._trainer.run_one(task, seat.bench)
+        if seat.changes() != before:  # an eval_fn may do as it likes with its model
+            self._unseat(task.config)
+        return judged
 
     def _alone(self, bench: Bench, data: Any, task: Task) -> float:
         """Seconds of a step by itself."""

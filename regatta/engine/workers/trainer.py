@@ -87,11 +87,15 @@ class Trainer:
         """Do a task; whatever the user's functions raise is the configuration's failure."""
         return self.packs.run(task) if task.mates and task.kind != "pilot" else self.run_one(task)
 
-    def run_one(self, task: Task) -> TaskDone | TaskFailed:
+    def run_one(self, task: Task, at_hand: Bench | None = None) -> TaskDone | TaskFailed:
+        """Do a task of one configuration; a model to judge may be at hand, with its state."""
         start = time.time()
         try:
             with self.contained():
-                result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
+                if at_hand is not None:
+                    result = self._evaluate_at_hand(task, at_hand, Costs())
+                else:
+                    result = {"train": self._train, "eval": self._evaluate, "pilot": self._pilot}[task.kind](task)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
@@ -138,11 +142,14 @@ class Trainer:
     def _evaluate(self, task: Task) -> _Result:
         costs = Costs()
         bench = self.fetch(task, costs)
-        framework = bench.framework
-        data = self.partition("eval", task.partition, framework, costs)
-        found = self._judge(framework, bench.trainee, data, task.values)
+        result = self._evaluate_at_hand(task, bench, costs)
         self._kept.put(task.config, bench)
-        return _Result(framework.rows(data), found, costs)
+        return result
+
+    def _evaluate_at_hand(self, task: Task, bench: Bench, costs: Costs) -> _Result:
+        data = self.partition("eval", task.partition, bench.framework, costs)
+        found = self._judge(bench.framework, bench.trainee, data, task.values)
+        return _Result(bench.framework.rows(data), found, costs)
 
     def _judge(
         self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar], batches: int | None = None
