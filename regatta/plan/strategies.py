@@ -7,6 +7,7 @@ hop scheduler comes within a few thousandths of that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from regatta.plan.tree import Estimate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+TIGHT = 0.08  # what is lost where the load of a worker and the chain of a model are equal, as plays show
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,14 @@ def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
         load, chain = _prepared(found, site, work.longest, load, chain)
     start = site.share_start if choice.share else 0.0
     moved = float((work.states * work.counts * work.epochs).sum()) * found.groups if found.groups > 1 else 0.0
-    return Estimate(start + max(load, chain), _memory(work, choice), moved, choice.width == 1)
+    return Estimate(start + _end_of(load, chain, found), _memory(work, choice), moved, choice.width == 1)
+
+
+def _end_of(load: float, chain: float, found: Units) -> float:
+    """The larger of both, and some waiting where they are near each other, because nothing takes as long as expected."""
+    apart = abs(math.log2(load / chain))
+    waits = min(found.groups, float(found.packs.sum())) > 1
+    return max(load, chain) * (1 + TIGHT * max(1 - apart, 0.0) * waits)
 
 
 def _memory(work: Work, choice: Choice) -> float:

@@ -1,4 +1,4 @@
-"""`regatta simulate FILE|RUN --workers 4,8`: what a sweep would take elsewhere; with `--suite` the papers' experiments."""
+"""`regatta simulate FILE|RUN --workers 4,8`: what a sweep would take elsewhere; `--suite`: experiments of the papers."""
 
 from __future__ import annotations
 
