@@ -130,7 +130,14 @@ def _parameters(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Those that are written as ours are; any node may have a field of that name."""
     known = node.get("parameters", ())
     listed = known if isinstance(known, list) else []
-    return [p for p in listed if isinstance(p, Mapping) and {"role", "name", "shape"} <= p.keys()]
+    return [
+        p
+        for p in listed
+        if isinstance(p, Mapping)
+        and isinstance(p.get("role"), str)
+        and isinstance(p.get("name"), str)
+        and isinstance(p.get("shape"), list | tuple)
+    ]
 
 
 def _same_names(network: Mapping[str, Any] | None) -> dict[str, str]:

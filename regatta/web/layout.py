@@ -145,7 +145,7 @@ def _lines(places: list[Place], edges: Sequence[tuple[int, int, int, int]]) -> l
                 lanes.append(len(places))
                 places.append(Place((), LANE, row))
         chain = [source, *lanes, target]
-        if len(lanes) == len(crossed):
+        if places[target].row == places[source].row + len(lanes) + 1:  # graphs of others may have circles
             for upper, lower in pairwise(chain):
                 places[upper].below.append(lower)
                 places[lower].above.append(upper)

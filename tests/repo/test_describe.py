@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from regatta import network
+from regatta.cli.described import tables
 from regatta.errors import NotFoundError, UsageError
 from regatta.repo import Repo
+from regatta.web import version
 
 
 @pytest.fixture
@@ -103,6 +105,25 @@ def test_activations_are_those_of_the_module(repo: Repo) -> None:
 def test_inputs_that_do_not_fit_are_refused(repo: Repo, inputs: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         repo.portrait("net", inputs=inputs)
+
+
+def test_graphs_of_any_make_are_shown(repo: Repo) -> None:
+    nodes = [
+        {"id": "a", "kind": "ODD", "shape": "wide", "parameters": 7, "attributes": {"x": {"y": [1]}}},
+        {
+            "id": "b",
+            "kind": "ODD",
+            "shape": [1, "n"],
+            "parameters": [{"name": "w"}, {"role": "r", "name": "w", "shape": 3}],
+        },
+    ]
+    edges = [["a", "b"], {"source": "b", "target": "a"}]
+    repo.commit("odd", None, network={"nodes": nodes, "edges": edges}, git=False)
+    layers = repo.portrait("odd").layers
+    assert [(layer.shape, layer.parameters, layer.sources) for layer in layers] == [
+        (None, (), ("b",)), ((1, "n"), (), ("a",)),
+    ]  # fmt: skip
+    assert version.network_data(layers) is not None and list(tables(repo.portrait("odd")))
 
 
 def test_a_network_that_cannot_be_run_has_no_activations(repo: Repo) -> None:

@@ -91,5 +91,12 @@ def test_every_layer_to_every_other_has_an_end() -> None:
     assert len(found.places) <= 120 + 4000
 
 
+def test_circles_in_the_graphs_of_others_are_drawn_somehow() -> None:
+    kinds = dict.fromkeys("abcdef", "CONV")
+    sources = {"a": ["c"], "b": ["a", "b"], "c": ["b"], "d": ["c"], "e": ["d"], "f": ["e", "a"]}
+    found = arrange(kinds, sources, dict.fromkeys(kinds, 100.0))
+    assert len(found.boxes) == 6 and len(found.lines) == 8
+
+
 def test_no_layers_no_drawing() -> None:
     assert arrange({}, {}, {}).boxes == ()
