@@ -62,7 +62,7 @@ def test_an_unexpected_exception_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("repaly", "digits-1") == 2
-    assert "Did you mean replay?" in capsys.readouterr().err
+    assert "Did you mean replay" in capsys.readouterr().err
 
 
 def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,3 +102,16 @@ def test_one_configuration_shows_its_epochs_visits_and_traceback(made: RunRecord
     assert column(table, "epoch") == ["1"]
     assert sorted(column(table, "visits")[0].split()) == ["0", "1", "2", "3"]
     assert "ValueError: bad luck" in table.below[0]
+
+
+def test_long_tables_are_laid_out_as_short_ones_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = [tables.Column("name"), tables.Column("長い", right=True), tables.Column("")]
+    rows: list[list[tables.Cell]] = [["a", "1.5", ""], [("bcdef", "bold"), "百", "x y"], ["", "-", "● │"]]
+    table = tables.Table(columns, rows, above=("above",), below=("below",))
+    ui.write_table(table)
+    drawn = capsys.readouterr().out
+    monkeypatch.setattr(ui, "MANY", 2)
+    ui.write_table(table)
+    assert capsys.readouterr().out == drawn

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         if args.version is not None:
             whole = repo.log(args.version)
         else:
-            every = repo.versions()
+            every = repo.versions(limit=args.last)
             whole = Versions(every, repo.links(every))
         found = Versions(whole[: args.last], whole.links)
         if args.json:
