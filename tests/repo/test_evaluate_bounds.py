@@ -303,3 +303,20 @@ def test_sums_in_float32_stay_inside_though_every_weight_is_known() -> None:
     assert off.max() > 1e-5  # there is something to expect
     assert np.all(off <= passed.logits.radius)
     assert np.all(np.abs(backwards.detach().double().numpy() - passed.logits.centre) <= passed.logits.radius)
+
+
+def test_the_greatest_of_a_window_may_be_another_than_the_one_that_leads() -> None:
+    net = nn.MaxPool1d(2)
+    ball = balls.between(np.array([[[0.0, -1.0]]]), np.array([[[1.0, 0.3]]]))
+    bounded = BoundedNetwork(read(net, torch.zeros(1, 1, 2)), {})
+    passed = bounded.forward_from(Trace(ball, given_back(ball)), 1)
+    a = np.array([[[-1.0]], [[1.0]]])
+    back = passed.traces[bounded.network.order[1]].back
+    assert back is not None
+    found = back(a, np.zeros(2, int))
+    assert found.parts[0] is not None
+    for one in np.linspace(0, 1, 11):
+        for other in np.linspace(-1, 0.3, 14):
+            values = (found.parts[0] * np.array([one, other])).sum((1, 2)) + found.constant
+            assert np.all(a[:, 0, 0] * max(one, other) >= values - 1e-12)
+    assert found.parts[0][0].tolist() == [[-1.0, 0.0]]  # the leader and a little more, not the ceiling
