@@ -15,7 +15,9 @@ function between([low, high] = [null, null]) {
   if (low === null || high === null) return "NaN";
   if (low === high) return figure(low);
   const [middle, half] = [(low + high) / 2, (high - low) / 2];
-  return half > 5e-5 * Math.abs(middle) ? `${figure(middle)} ± ${Number(half.toPrecision(1))}` : figure(middle);
+  if (half <= 5e-5 * Math.abs(middle)) return figure(middle);
+  const known = middle ? Math.floor(Math.log10(Math.abs(middle) / half)) + 1 : 1; // digits that say something
+  return `${Number(middle.toPrecision(Math.min(4, Math.max(1, known))))} ± ${Number(half.toPrecision(1))}`;
 }
 
 function barsPath(histogram, place, height, outline) {
