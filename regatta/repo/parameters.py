@@ -7,7 +7,7 @@ have equal ids.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
 ALL_PLANES = 16  # more than any type has
+TOGETHER = 2**26  # elements that are read at once, but for a single tensor that has more
 SMALL = 2**12  # elements of a tensor of which half the bytes are not worth the doubt
 
 
@@ -83,9 +84,11 @@ def distributions(
     store: ParameterStore | None, weights: Weights, names: Iterable[str] | None = None, exact: bool = False
 ) -> Records[Distribution]:
     """How the tensors of a snapshot are distributed; with a store, how much of it each takes."""
-    wanted = list(weights.members if names is None else names)
-    read = _read(weights, wanted, exact)
-    return Records(describe_tensor(name, read[name], **_stored(store, weights.members[name])) for name in wanted)
+    found: Records[Distribution] = Records()
+    for some in _batches(weights.members, weights.members if names is None else names):
+        read = _read(weights, some, exact)
+        found += (describe_tensor(name, read[name], **_stored(store, weights.members[name])) for name in some)
+    return found
 
 
 def compare_weights(
@@ -95,23 +98,13 @@ def compare_weights(
     mine = {} if left is None else left.members
     others = {} if right is None else right.members
     pairs = _paired(mine, others, names)
-    lefts: dict[str, Partial] = {}
-    rights: dict[str, Partial] = {}
-    if left is not None and right is not None:
-        apart = {a: b for a, b in pairs.items() if _identity(left, a) != _identity(right, b)}
-        lefts, rights = _read(left, apart, exact), _read(right, apart.values(), exact)
+    changed = {} if left is None or right is None else _changed(left, right, pairs, exact)
     found = [
-        _compared(name, pairs[name], mine, others, lefts.get(name), rights.get(pairs[name]))
-        if name in pairs
-        else ParameterDifference("removed", name, None, (mine[name].dtype, None), (mine[name].shape, None))
+        changed.get(name) or _unread("same" if name in pairs else "removed", mine, name, others, pairs.get(name))
         for name in mine
     ]
     taken = set(pairs.values())
-    added = [
-        ParameterDifference("added", None, name, (None, member.dtype), (None, member.shape))
-        for name, member in others.items()
-        if name not in taken
-    ]
+    added = [_unread("added", mine, None, others, name) for name in others if name not in taken]
     return Records([*found, *added])
 
 
@@ -128,19 +121,47 @@ def _identity(weights: Weights, name: str) -> str:
     return weights.members[name].id or as_tensor(name, weights[name]).id
 
 
-def _compared(
-    name: str, other: str, left: Mapping[str, Member], right: Mapping[str, Member], a: Partial | None, b: Partial | None
-) -> ParameterDifference:
-    dtypes, shapes = (left[name].dtype, right[other].dtype), (left[name].shape, right[other].shape)
-    if a is None or b is None:
-        return ParameterDifference("same", name, other, dtypes, shapes)
+def _changed(left: Weights, right: Weights, pairs: Mapping[str, str], exact: bool) -> dict[str, ParameterDifference]:
+    """The pairs that are not equal, by the name on the left; of the others nothing is read."""
+    apart = [name for name, other in pairs.items() if _identity(left, name) != _identity(right, other)]
+    found: dict[str, ParameterDifference] = {}
+    for some in _batches(left.members, apart):
+        lefts, rights = _read(left, some, exact), _read(right, [pairs[name] for name in some], exact)
+        found |= {name: _compared(name, lefts[name], pairs[name], rights[pairs[name]]) for name in some}
+    return found
+
+
+def _compared(name: str, a: Partial, other: str, b: Partial) -> ParameterDifference:
     one, two = tally(a), tally(b)
     return ParameterDifference(
-        "changed" if shapes[0] == shapes[1] else "reshaped", name, other, dtypes, shapes,
+        "changed" if a.shape == b.shape else "reshaped", name, other, (a.dtype.name, b.dtype.name), (a.shape, b.shape),
         min(a.planes, b.planes), (norm(a, one), norm(b, two)),
         distance(a, b) if a.words.shape == b.words.shape else None,
         histogram_distance(one, two), (histogram(one), histogram(two)),
     )  # fmt: skip
+
+
+def _unread(
+    what: str, left: Mapping[str, Member], name: str | None, right: Mapping[str, Member], other: str | None
+) -> ParameterDifference:
+    known = [None if name is None else left[name], None if other is None else right[other]]
+    dtypes, shapes = ([None if m is None else getattr(m, key) for m in known] for key in ("dtype", "shape"))
+    return ParameterDifference(what, name, other, (dtypes[0], dtypes[1]), (shapes[0], shapes[1]))
+
+
+def _batches(members: Mapping[str, Member], names: Iterable[str]) -> Iterator[list[str]]:
+    """Names in their order, as many at a time as fit into memory with ease."""
+    some: list[str] = []
+    size = 0
+    for name in names:
+        count = math.prod(members[name].shape)
+        if some and size + count > TOGETHER:
+            yield some
+            some, size = [], 0
+        some.append(name)
+        size += count
+    if some:
+        yield some
 
 
 def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, Partial]:

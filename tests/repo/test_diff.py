@@ -14,7 +14,7 @@ from torch import nn
 
 from regatta import network
 from regatta.errors import NotFoundError, UsageError
-from regatta.repo import Repo
+from regatta.repo import Repo, parameters
 from regatta.repo.diff import ABSENT, Difference
 from regatta.repo.parameters import compare_weights
 from regatta.repo.weights import Weights, _value
@@ -130,6 +130,12 @@ def test_weights_that_are_still_files_of_a_run_are_compared_with_stored_ones(rep
     for left, right in ((file, repo.weights("m")), (repo.weights("m"), file)):
         assert [each.what for each in compare_weights(left, right, {})] == ["same", "changed"]
     assert [each.what for each in compare_weights(file, file, {})] == ["same", "same"]
+
+
+def test_what_does_not_fit_at_once_is_read_bit_by_bit(two: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = two.diff("mlp@1", "mlp@2").as_json(everything=True), two.distributions("mlp@1")
+    monkeypatch.setattr(parameters, "TOGETHER", 100)
+    assert (two.diff("mlp@1", "mlp@2").as_json(everything=True), two.distributions("mlp@1")) == at_once
 
 
 def test_a_version_and_itself_differ_in_nothing(two: Repo) -> None:
