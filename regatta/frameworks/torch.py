@@ -67,7 +67,12 @@ def assemble(built: Any, device: str) -> TorchTrainee:
         raise UsageError(f"model_fn returned {len(parts)} things; it returns module, optimizer and schedule at most.")
     model, optimizer, schedule = (*parts, None, None)[:3]
     _check_parts(model, optimizer)
-    return TorchTrainee(model.to(device), optimizer, _schedules(schedule), device)
+    trainee = TorchTrainee(model.to(device), optimizer, _schedules(schedule), device)
+    if device.startswith("cuda") and optimizer is not None:
+        from regatta.pack.optimizers import capturable
+
+        capturable(optimizer, "step" in trainee.schedules)  # in a pack or not, the same form rounds the same way
+    return trainee
 
 
 def _check_parts(model: object, optimizer: object) -> None:

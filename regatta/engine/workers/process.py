@@ -209,11 +209,12 @@ class ProcessPool:
 def start_worker(socket: Socket, threads: int, path: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
     """A worker's process, at the other end of whose socket a controller is."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+    repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}  # or products on several streams of a GPU round as they like
     return subprocess.Popen(
         [sys.executable, "-P", "-u", "-c", _BOOT, str(socket.fileno()), *path],
         pass_fds=[socket.fileno()],
         stdin=subprocess.DEVNULL,
-        env={**os.environ, **limits},
+        env={**repeatable, **os.environ, **limits},
         start_new_session=True,  # Ctrl-C is for whoever started it
         **streams,
     )
