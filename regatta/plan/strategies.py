@@ -213,7 +213,7 @@ def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
 
 
 def _end_of(load: float, chain: float, found: Units) -> float:
-    """The larger of both, and some waiting where they are near each other, because nothing takes as long as expected."""
+    """The larger of both, and some waiting where they are near each other, because times stray."""
     apart = abs(math.log2(load / chain))
     waits = min(found.groups, float(found.packs.sum())) > 1
     return max(load, chain) * (1 + TIGHT * max(1 - apart, 0.0) * waits)

@@ -1,4 +1,4 @@
-"""`regatta simulate FILE|RUN --workers 4,8`: what a sweep would take elsewhere; `--suite`: experiments of the papers."""
+"""`regatta simulate FILE|RUN --workers 4,8`: what a sweep would take elsewhere; `--suite`: experiments of papers."""
 
 from __future__ import annotations
 

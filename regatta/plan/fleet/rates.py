@@ -27,7 +27,8 @@ from regatta.plan.fleet.machines import Machines
 Floats = NDArray[np.float64]
 TRUST = 4.0  # what the present model weighs against observations, in observations
 PRIOR_LINK = 0.05  # an unmeasured link is taken to cost this share of the compute, as weakly as can be
-WEAK = 1e-3
+WEAK = 1e-6  # the guess yields to anything that was seen
+UNSURE = (0.1, 0.2, 1.0)  # how far each term may be off, over the computation
 WIDEST = 512  # no group is looked at beyond this
 
 
@@ -155,16 +156,18 @@ def corrected(model: Ring, observations: Iterable[Observation], trust: float = T
 
 
 def _solve(prior: Ring, seen: Sequence[Observation], trust: float) -> Ring:
-    """Least squares of relative errors with no negative term; each term is also drawn to what it was before."""
+    """Least squares of relative errors with no negative term; each term is also drawn to what it was before.
+
+    What one device and one node do is known from the profile; how nodes are linked is known least.
+    """
     weights = np.sqrt([o.weight for o in seen])
     factors = _factors(np.array([o.width for o in seen]), np.array([o.nodes for o in seen]))
-    rows = factors * np.array([[o.rate] for o in seen])
-    scale = np.maximum(prior.terms, WEAK * prior.compute)
-    pulls = np.diag(np.sqrt(trust) / scale)
+    rows = factors * np.array([[o.rate] for o in seen]) * prior.compute  # in units of the computation
+    pulls = np.diag(np.sqrt(trust) / np.array(UNSURE))
     left = np.vstack([rows * weights[:, None], pulls])
-    right = np.concatenate([weights, pulls @ np.array(prior.terms)])
-    solution, _ = nnls(left * scale, right)  # in units of the prior, so that all columns are alike
-    compute, inside, across = (float(value) for value in solution * scale)
+    right = np.concatenate([weights, pulls @ np.array(prior.terms) / prior.compute])
+    solution, _ = nnls(left, right)
+    compute, inside, across = (float(value) for value in solution * prior.compute)
     if compute <= 0:
         raise UsageError(f"The observed rates {[o.rate for o in seen]} leave no time for the computation itself.")
     return Ring(compute, inside, across)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -215,7 +216,7 @@ class _Voyage:
         """The next stop of a model: a part of an epoch further, or the end of the epoch."""
         parts = self.stops or 1
         done = float(self.view.epochs[model])
-        target = (np.floor(done * parts * (1 + SAME) + SAME) + 1) / parts
+        target = (math.floor(done * parts * (1 + SAME) + SAME) + 1) / parts
         self.versions[model] += 1
         time = float(self.since[model]) + (target - done) / float(self.pace[model])
-        heapq.heappush(self.heap, (time, model, self.versions[model], float(target)))
+        heapq.heappush(self.heap, (time, model, self.versions[model], target))

@@ -183,7 +183,8 @@ class Room:
                     here.update(group)
         if len(here) < width:
             return None
-        return {**moves, model: tuple(sorted(here, key=lambda d: (d not in own, d))[:width])}
+        nearest = sorted(here, key=lambda device: (device not in own, device))[:width]
+        return {**moves, model: tuple(sorted(nearest))}
 
     def _neighbours(self, model: int, node: int) -> list[int]:
         """Groups wholly on a node that can afford a restart, those with the most time first."""
