@@ -1,4 +1,7 @@
-"""Lineage drawn beside lines of text, as `git log --graph` does: the newest on top, each above what it came out of."""
+"""Lineage drawn beside lines of text, as `git log --graph` does: the newest on top, each above what it came out of.
+
+A node that came out of none of the others is hollow: what stands below it has nothing to do with it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ class Strokes:
     """What lines are drawn with: `close` ends a lane at the right, `open` begins one, `cross` is crossed by another."""
 
     node: str
+    root: str
     up: str
     across: str
     branch: str
@@ -22,8 +26,8 @@ class Strokes:
     cross: str
 
 
-UNICODE = Strokes("●", "│", "─", "├", "╯", "╮", "┴", "┬", "┼")
-ASCII = Strokes("*", "|", "-", "|", "'", ".", "'", ".", "+")
+UNICODE = Strokes("●", "○", "│", "─", "├", "╯", "╮", "┴", "┬", "┼")
+ASCII = Strokes("*", "o", "|", "-", "|", "'", ".", "'", ".", "+")
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -
     above = (_turn(lanes, lane, ending, pen, pen.closing, pen.close),) if ending else ()
     for number in ending:
         lanes[number] = None
-    prefix = _row(lanes, pen, lane)
+    prefix = _row(lanes, pen, lane, pen.node if bases else pen.root)
     lanes[lane] = bases[0] if bases else None
     begun = [_free(lanes, base, after=lane) for base in bases[1:]]
     below = (_turn(lanes, lane, begun, pen, pen.opening, pen.open),) if begun else ()
@@ -102,8 +106,8 @@ def _free(lanes: list[str | None], ident: str, after: int = -1) -> int:
     return len(lanes) - 1
 
 
-def _row(lanes: Sequence[str | None], pen: Strokes, node: int = -1) -> str:
-    marks = [pen.node if n == node else pen.up if waiting else " " for n, waiting in enumerate(lanes)]
+def _row(lanes: Sequence[str | None], pen: Strokes, node: int = -1, mark: str = "") -> str:
+    marks = [mark if n == node else pen.up if waiting else " " for n, waiting in enumerate(lanes)]
     return " ".join(marks).rstrip()
 
 

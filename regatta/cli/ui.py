@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
@@ -59,6 +60,11 @@ def steps(heading: str, commands: dict[str, str]) -> None:
         message(f"  {command:{width}}  {_paint(purpose, DIM, sys.stderr)}")
 
 
+def room() -> int | None:
+    """The columns of the terminal that is written to; None where there is none, and so no end of them."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def write_table(table: Table) -> None:
     """Draw a table; in a pipe it is as wide as its content, so that no cell is cut there."""
     if len(table.rows) > MANY:
@@ -98,7 +104,8 @@ def _draw(table: Table, console: Console) -> None:
     for line in table.above:
         console.print(Text(line, style="bold" if line is table.above[0] else "dim"))
     if table.rows:
-        grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+        named = any(column.name for column in table.columns)
+        grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0), show_header=named)
         for column in table.columns:
             grid.add_column(Text(column.name), justify="right" if column.right else "left", no_wrap=True)
         grid.columns[-1].no_wrap = False  # the last one holds sentences

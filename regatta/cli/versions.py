@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SHORT = 10  # digits of an id that are shown
 COLUMNS, METRICS = 6, 2  # hyperparameters and metrics that are shown beside each other, unless all are wanted
+SENTENCE = 16  # the least room for a message, which is broken into lines
 _MISSING = object()
 
 
@@ -80,31 +81,91 @@ def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[Drawn]:
     return draw(children_first(ids, parents), parents, strokes(sys.stdout.encoding))
 
 
+@dataclass(frozen=True)
+class _Shown:
+    """A column and its cells by version; the higher its rank, the sooner it goes where there is no room. 0 stays."""
+
+    column: Column
+    cells: Mapping[str, Cell]
+    rank: int
+    shrinks: bool = False
+
+    @property
+    def width(self) -> int:
+        texts = [cell if isinstance(cell, str) else cell[0] for cell in self.cells.values()]
+        widest = max(map(len, [self.column.name, *texts]))
+        return min(widest, SENTENCE) if self.shrinks else widest
+
+
 def version_table(
-    versions: Versions, tags: Mapping[str, list[str]], *, metric: str | None, mode: str | None, graph: bool, wide: bool
+    versions: Versions,
+    tags: Mapping[str, list[str]],
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    graph: bool = False,
+    wide: bool = False,
+    room: int | None = None,
 ) -> Table:
-    """A row for each version: what tells it from the others, and the best that it came to."""
+    """A row for each version: what tells it from the others, and the best that it came to.
+
+    Where the room, in characters, is not enough, the columns that matter least are left out, and named below.
+    """
     shared, varying = _split([version.hyperparameters for version in versions])
+    nodes = drawn(versions, versions.links) if graph else []
     names = varying if wide else varying[:COLUMNS]
-    metrics = _metrics(versions, metric, wide)
-    messages = [_remark(version, tags.get(version.id, [])) for version in versions]
-    columns = [
-        *([Column("")] if graph else []),
-        Column("version"),
-        Column("id"),
-        Column("created"),
-        *(Column(name, right=_numeric(name, versions)) for name in names),
-        *(Column(name, right=True) for name in metrics),
-        Column("epochs" if all(version.config for version in versions) else "snapshots", right=True),
-        Column("size", right=True),
-        *([Column("")] if any(messages) else []),
+    columns = _columns(versions, names, _metrics(versions, metric, wide), tags, mode, room is None)
+    if not wide:
+        columns = _fitting(columns, room, max((len(node.prefix) + 2 for node in nodes), default=0))
+    cells = {version.id: [column.cells[version.id] for column in columns] for version in versions}
+    rows = _beside(nodes, cells) if graph else list(cells.values())
+    shown = [each.column for each in columns]
+    left_out = [name for name in varying if all(column.name != name for column in shown)]
+    return Table([*([Column("")] if graph else []), *shown], rows, _in_all(shared), _left_out(left_out))
+
+
+def _columns(
+    versions: Sequence[Version],
+    names: Sequence[str],
+    metrics: Sequence[str],
+    tags: Mapping[str, list[str]],
+    mode: str | None,
+    dates: bool,
+) -> list[_Shown]:
+    def column(
+        name: str, cell: Callable[[Version], Cell], rank: int, right: bool = False, shrinks: bool = False
+    ) -> _Shown:
+        return _Shown(Column(name, right), {version.id: cell(version) for version in versions}, rank, shrinks)
+
+    epochs = "epochs" if all(version.config for version in versions) else "snapshots"
+    found = [
+        column("version", lambda v: (v.reference, "bold"), 0),
+        column("id", lambda v: (v.id[:SHORT], "dim"), 90),
+        column("created", lambda v: _when(v.created, dates), 70),
+        *(
+            column(name, lambda v, name=name: _value(v, name), 10 + min(place, 40), _numeric(name, versions))  # type: ignore[misc]
+            for place, name in enumerate(names)
+        ),
+        *(
+            column(name, lambda v, name=name: _metric_cell(v, name, mode), 1 if not place else 60, True)  # type: ignore[misc]
+            for place, name in enumerate(metrics)
+        ),
+        column(epochs, lambda v: str(v.snapshots) if v.snapshots else "-", 75, True),
+        column("size", lambda v: figures.size(v.bytes) if v.bytes is not None else "-", 80, True),
+        column("", lambda v: _remark(v, tags.get(v.id, [])), 5, shrinks=True),
     ]
-    cells = {
-        version.id: _row(version, names, metrics, mode, [text] if any(messages) else [])
-        for version, text in zip(versions, messages, strict=True)
-    }
-    rows = _beside(drawn(versions, versions.links), cells) if graph else list(cells.values())
-    return Table(columns, rows, above=_in_all(shared), below=_left_out(varying, names))
+    return [each for each in found if each.column.name or any(each.cells.values())]
+
+
+def _fitting(columns: Sequence[_Shown], room: int | None, taken: int) -> list[_Shown]:
+    """As many of the columns as there is room for, beside what is taken already."""
+    found = list(columns)
+    while room is not None and taken + sum(each.width + 2 for each in found) > room + 2:
+        last = max(found, key=lambda each: each.rank)
+        if not last.rank:
+            break
+        found.remove(last)
+    return found
 
 
 def best_of(found: MetricRange, name: str, mode: str | None = None) -> tuple[float, int | None]:
@@ -188,20 +249,15 @@ def _metrics(versions: Sequence[Version], wanted: str | None, wide: bool) -> lis
     return chosen if wide else chosen[:METRICS]
 
 
-def _row(
-    version: Version, names: Sequence[str], metrics: Sequence[str], mode: str | None, remark: Sequence[str]
-) -> list[Cell]:
-    values = version.hyperparameters
-    return [
-        (version.reference, "bold"),
-        (version.id[:SHORT], "dim"),
-        datetime.fromtimestamp(version.created).strftime("%Y-%m-%d %H:%M"),
-        *(figures.scalar(values[name]) if name in values else "-" for name in names),
-        *(_metric_cell(version, name, mode) for name in metrics),
-        str(version.snapshots) if version.snapshots else "-",
-        figures.size(version.bytes) if version.bytes is not None else "-",
-        *remark,
-    ]
+def _value(version: Version, name: str) -> str:
+    return figures.scalar(version.hyperparameters[name]) if name in version.hyperparameters else "-"
+
+
+def _when(created: float, dates: bool) -> str:
+    """With the year only where it is another, unless for programs."""
+    when = datetime.fromtimestamp(created)
+    same = not dates and when.year == datetime.now().year
+    return when.strftime("%m-%d %H:%M" if same else "%Y-%m-%d %H:%M")
 
 
 def _metric_cell(version: Version, name: str, mode: str | None) -> str:
@@ -230,6 +286,5 @@ def _in_all(shared: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"in all: {text}",) if text else ()
 
 
-def _left_out(varying: Sequence[str], shown: Sequence[str]) -> tuple[str, ...]:
-    hidden = [name for name in varying if name not in shown]
+def _left_out(hidden: Sequence[str]) -> tuple[str, ...]:
     return (f"not shown: {', '.join(hidden[:8])}{' ...' if len(hidden) > 8 else ''} (--all)",) if hidden else ()

@@ -180,8 +180,25 @@ def test_list(versions: Path, shell: Shell) -> None:
     assert wider["parents"] == [{"id": tuned["id"], "kind": "copy", "epoch": 2}] and tuned["tags"] == ["production"]
     assert base["parents"] == [] and document["total"] == 3
     lines = shell("list").splitlines()
-    assert [line.split()[:2] for line in lines if "●" in line] == [["●", "wider@1"], ["●", "tuned@1"], ["●", "base@1"]]
+    assert [line.split()[:2] for line in lines[1:]] == [["●", "wider@1"], ["●", "tuned@1"], ["○", "base@1"]]
     assert "[production]" in lines[-2] and "0.25" in lines[-2]
+
+
+def test_a_table_fits_its_terminal(versions: Path) -> None:
+    from regatta.cli.versions import version_table
+
+    with Repo.open() as repo:
+        found = repo.versions()
+        for room in (40, 60, 80, 120):
+            table = version_table(found, {}, room=room)
+            names = [column.name for column in table.columns]
+            texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in table.rows]
+            widths = [max(map(len, cells)) for cells in zip(names, *texts, strict=True)]
+            taken = sum(widths[: -1 if names[-1] == "" else None]) + 2 * (len(widths) - 1)
+            assert taken <= room and names[0] == "version" and "loss" in names
+        everything = version_table(found, {}, room=40, wide=True)
+        assert {"id", "created", "lr", "opt.name", "size"} <= {column.name for column in everything.columns}
+        assert "lr" in version_table(found, {}, room=30).below[0]
 
 
 def references(shell: Shell, *words: object) -> list[str]:

@@ -109,7 +109,8 @@ def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
     shown = {version.id for version in found}
     graph = not args.no_graph and not args.best and any(link.base in shown for link in found.links)
     tags = tags_by_version(repo.tags())
-    ui.write_table(version_table(found, tags, metric=args.metric, mode=args.mode, graph=graph, wide=args.all))
+    look = {"metric": args.metric, "mode": args.mode, "graph": graph, "wide": args.all, "room": ui.room()}
+    ui.write_table(version_table(found, tags, **look))
     if len(found) < total:
         ui.message(f"{len(found)} of {count(total, 'version')}")
 
