@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
-from regatta.repo.layers import NetworkDifference, compare_networks
+from regatta.repo.layers import Layer, NetworkDifference, compare_networks, layers_of
 from regatta.repo.parameters import ParameterDifference, compare_weights
 from regatta.repo.records import Records, Version, table_html
 from regatta.repo.sides import Side, side_of
@@ -81,6 +81,7 @@ class Comparison:
 
     network: NetworkDifference
     parameters: Records[ParameterDifference]
+    layers: Records[Layer] = field(default_factory=Records, repr=False)  # of the network of this one
 
     @property
     def same(self) -> bool:
@@ -168,7 +169,7 @@ def _compared(
     exact: bool,
 ) -> Comparison:  # fmt: skip
     network = compare_networks(left, right)
-    return Comparison(network, compare_weights(mine, other, network.parameters, exact))
+    return Comparison(network, compare_weights(mine, other, network.parameters, exact), layers_of(right))
 
 
 def _differences(known: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:

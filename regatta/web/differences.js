@@ -2,6 +2,7 @@
 
 const data = JSON.parse($("data").textContent);
 const labels = data.sides.map((side) => side.label);
+const pictures = [];
 const SIGNS = { added: "+", removed: "−", changed: "~", reshaped: "~", rewired: "~" };
 
 function said(value) {
@@ -35,13 +36,39 @@ function renamed(left, right) {
   return left && right && left !== right ? `${left} → ${right}` : left ?? right;
 }
 
-function layers(each, of) {
+// The other network with its changes framed; what was chosen is told beside it.
+function drawn(each, label) {
+  const place = make("div", { className: "plot canvas" }), detail = make("aside", {});
+  const happened = new Map(each.layers.filter((layer) => layer.right).map((layer) => [layer.right, layer]));
+  const tell = (box) => detail.replaceChildren(...box.members.flatMap((id) => {
+    const { kind, name } = each.drawn.nodes[id], layer = happened.get(id);
+    return [make("h3", { textContent: `${kind} ${name || id}` }), make("p", { className: "help", textContent: layer ? words(layer) : "the same" })];
+  }));
+  const part = make("div", { className: "beside" }, place, detail);
+  place.setAttribute("role", "region");
+  place.setAttribute("aria-label", `network of ${label}`);
+  return [part, () => {
+    const graph = new Graph(place, each.drawn, tell);
+    const first = each.drawn.boxes.findIndex((box) => box.what !== "same");
+    graph.light(Math.max(0, first));
+    place.scrollTop = Math.max(0, each.drawn.boxes[Math.max(0, first)].y * graph.scale - 160);
+  }];
+}
+
+function words(layer) {
+  if (layer.what === "rewired") return "other operands";
+  return layer.changes.map(([name, a, b]) => `${name} ${said(a)} → ${said(b)}`).join(", ") || layer.what;
+}
+
+function layers(each, of, label) {
   if (!each.layers.length) return [];
-  const lines = each.layers.map((layer) => [SIGNS[layer.what], renamed(layer.left, layer.right), layer.kind,
-    layer.what === "rewired" ? "other operands" : layer.changes.map(([name, a, b]) => `${name} ${said(a)} → ${said(b)}`).join(", ") || layer.what]);
+  const lines = each.layers.map((layer) => [SIGNS[layer.what], renamed(layer.left, layer.right), layer.kind, words(layer)]);
   const [before, after] = each.expressions;
-  const words = before !== null && before !== after ? [make("p", { className: "help", textContent: `− ${before}` }), make("p", { className: "help", textContent: `+ ${after}` })] : [];
-  return [section(`Network${of}`, `${each.same_layers} ${each.same_layers === 1 ? "layer is" : "layers are"} the same`, ...words, rows(["", "layer", "kind", ""], lines))];
+  const expressions = before !== null && before !== after ? [make("p", { className: "help", textContent: `− ${before}` }), make("p", { className: "help", textContent: `+ ${after}` })] : [];
+  const [picture, begin] = each.drawn ? drawn(each, label) : [null, () => {}];
+  const note = `${each.same_layers} ${each.same_layers === 1 ? "layer is" : "layers are"} the same`;
+  pictures.push(begin); // drawn when the place is in the page and has a width
+  return [section(`Network${of}`, note, ...expressions, rows(["", "layer", "kind", ""], lines), ...(picture ? [picture] : []))];
 }
 
 function tensorPair(tensor) {
@@ -72,5 +99,6 @@ $("verdict").textContent = data.same ? "They differ in nothing." : "";
 fields();
 data.comparisons.forEach((each, n) => {
   const of = data.sides.length > 2 ? ` of ${labels[0]} and ${labels[n + 1]}` : "";
-  $("comparisons").append(...layers(each, of), ...weights(each, of, labels[n + 1]));
+  $("comparisons").append(...layers(each, of, labels[n + 1]), ...weights(each, of, labels[n + 1]));
 });
+pictures.forEach((begin) => begin());

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.web.page import fill
-from regatta.web.version import histogram_data, interval_data
+from regatta.web.version import histogram_data, interval_data, network_data
 
 if TYPE_CHECKING:
     from regatta.repo.diff import Comparison, Diff, Differences
     from regatta.repo.parameters import ParameterDifference
 
 STYLES = ("page.css", "report.css", "version.css")
-SCRIPTS = ("page.js", "plots.js", "histograms.js", "differences.js")
+SCRIPTS = ("page.js", "plots.js", "histograms.js", "graph.js", "differences.js")
 VERSION = 1
 FIELDS = ("metadata", "hyperparameters", "metrics", "files")
 
@@ -68,10 +68,23 @@ def _comparison(each: Comparison) -> dict[str, Any]:
              "changes": [[name, _said(_listed(a)), _said(_listed(b))] for name, (a, b) in n.changes.items()]}
             for n in layers
         ],
+        "drawn": _drawn(each) if layers else None,
         "same_layers": len(each.network.layers) - len(layers),
         "tensors": [_tensor(tensor) for tensor in tensors],
         "same_tensors": len(each.parameters) - len(tensors),
     }  # fmt: skip
+
+
+def _drawn(each: Comparison) -> dict[str, Any] | None:
+    """The network of the other version; boxes say what happened to the layers in them."""
+    drawn = network_data(each.layers)
+    if drawn is None or not drawn["boxes"]:
+        return None
+    happened = {layer.right: layer.what for layer in each.network.layers if layer.right is not None}
+    for box in drawn["boxes"]:
+        first, *behind = (happened.get(id, "same") for id in box["members"])
+        box["what"] = "changed" if first == "same" and set(behind) - {"same"} else first
+    return drawn
 
 
 def _listed(value: Any) -> Any:

@@ -25,6 +25,7 @@ class Graph {
     Object.assign(this, { place, network, choose, chosen: null });
     this.draw();
     this.fit();
+    place.tabIndex = 0;
     place.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -43,7 +44,7 @@ class Graph {
     const { nodes } = this.network;
     const [first, ...rest] = box.members.map((id) => nodes[id]);
     const last = rest.at(-1) ?? first;
-    const group = shape("g", { class: `box ${first.kind}`, transform: `translate(${box.x - box.width / 2},${box.y})`, role: "button", "aria-label": `${box.title} ${first.name || first.id}` }, this.svg);
+    const group = shape("g", { class: `box ${first.kind} ${box.what ?? ""}`, transform: `translate(${box.x - box.width / 2},${box.y})`, role: "button", "aria-label": `${box.title} ${first.name || first.id}` }, this.svg);
     shape("rect", { class: "plate", width: box.width, height: box.height, rx: 5 }, group);
     shape("rect", { class: "stripe", x: 0, y: 0, width: 5, height: box.height, rx: 2 }, group);
     const letters = Math.floor((box.width - 18) / 6.2);

@@ -49,6 +49,8 @@ out.wide = document.documentElement.scrollWidth;
 out.titles = [...document.querySelectorAll("h2")].map((h) => h.textContent);
 out.cards = document.querySelectorAll("#comparisons .card").length;
 out.lines = document.querySelectorAll(".bars.second").length;
+out.boxes = [...document.querySelectorAll(".box")].map((box) => box.getAttribute("class").split(" ")[2]);
+out.told = document.querySelector("aside")?.textContent;
 """
 
 
@@ -158,3 +160,14 @@ def test_evil_names_on_a_phone(repo: Repo, tmp_path: Path) -> None:
     assert apart["errors"] == [] and apart["images"] == 0 and apart["wide"] <= 500
     assert apart["titles"][0] == "Metadata" and apart["lines"] >= 3
     assert apart["cards"] >= 12
+
+
+@needs_browser
+def test_layers_that_differ_are_framed(repo: Repo, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5))
+    graph = network.from_torch(net, torch.zeros(1, 1, 8, 8))
+    repo.commit("pooled", net.state_dict(), network=graph, git=False)
+    found = probed(differences.page(repo.diff("net", "pooled")), DIFF_PROBE, tmp_path)
+    assert found["errors"] == []
+    assert found["boxes"] == ["same", "same", "added", "changed", "same"]
+    assert found["told"].startswith("POOL") and "added" in found["told"]
