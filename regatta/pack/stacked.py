@@ -36,24 +36,23 @@ class Stacked(torch.Tensor):
 
 
 def plainly() -> AbstractContextManager[Any]:
-    """Inside, stacked tensors are what they are below."""
+    """Inside, stacked tensors are what they are below: rules run so."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def stacked(base: torch.Tensor) -> Stacked:
-    with plainly():
-        return base.as_subclass(Stacked)
+    """The very tensor, seen by member from now on: another one would be a step more for autograd to go back."""
+    base.__class__ = Stacked
+    return base  # type: ignore[return-value]
 
 
 def leaf(base: torch.Tensor) -> Stacked:
     """A stacked tensor that shares the memory of another and takes gradients of its own."""
-    with plainly():
-        made = base.detach().as_subclass(Stacked)
-        made.requires_grad_()
-        return made
+    return stacked(base.detach().requires_grad_())
 
 
 def base_of(value: torch.Tensor) -> torch.Tensor:
+    """What lies below, for those outside of rules."""
     with plainly():
         return value.as_subclass(torch.Tensor)
 
@@ -183,11 +182,11 @@ class _SquaredError(torch.autograd.Function):
 
 
 def _linear(x: Any, weight: Any, bias: Any = None) -> Stacked:
-    x, weight = base_of(x), base_of(weight)
     if x.dim() < 3:
         raise NotStackable("a linear layer on single rows has no stacked form")
-    rows = x.reshape(x.shape[0], -1, x.shape[-1])
-    out = _Linear.apply(rows, weight, None if bias is None else base_of(bias))  # type: ignore[no-untyped-call]
+    if x.dim() == 3:
+        return stacked(_Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
+    out = _Linear.apply(x.reshape(x.shape[0], -1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
     return stacked(out.view(*x.shape[:-1], -1))
 
 
@@ -201,7 +200,6 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Stacked:
-    x, target = base_of(x), base_of(target)
     plain = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not plain or x.dim() != 3 or target.dtype != torch.int64:
         raise NotStackable("this form of cross_entropy has no stacked form")
@@ -211,7 +209,6 @@ def _cross_entropy(
 def _mse_loss(
     x: Any, target: Any, size_average: Any = None, reduce: Any = None, reduction: str = "mean", weight: Any = None
 ) -> Stacked:
-    x, target = base_of(x), base_of(target)
     plain = weight is None and size_average is None and reduce is None and reduction == "mean"
     if not plain or x.shape != target.shape or target.requires_grad:
         raise NotStackable("this form of mse_loss has no stacked form")
@@ -223,7 +220,6 @@ def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = Fals
         return x
     if inplace or p == 1.0:
         raise NotStackable("dropout in place has no stacked form")
-    x = base_of(x)
     noise = _draw[-1](x, 1 - p)
     return stacked(x * noise.div_(1 - p))
 
@@ -241,12 +237,11 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked
 
 def _aligned(args: Sequence[Any]) -> list[Any]:
     """Operands with members first and the dimensions of one member to the right, as broadcasting wants them."""
-    depth = max(base_of(arg).dim() for arg in args if isinstance(arg, Stacked))
+    depth = max(arg.dim() for arg in args if isinstance(arg, Stacked))
     found = []
     for arg in args:
         if isinstance(arg, Stacked):
-            base = base_of(arg)
-            found.append(base.reshape(base.shape[0], *[1] * (depth - base.dim()), *base.shape[1:]))
+            found.append(arg.reshape(arg.shape[0], *[1] * (depth - arg.dim()), *arg.shape[1:]))
         elif isinstance(arg, torch.Tensor) and arg.dim() >= depth:
             raise NotStackable("a tensor with more dimensions than a member's has no stacked form")
         else:
@@ -260,7 +255,7 @@ def _reduced(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., 
     def rule(x: Any, *args: Any, **kwargs: Any) -> Stacked:
         if args or kwargs:
             raise NotStackable("sums over some dimensions have no stacked form")
-        return stacked(torch.stack([function(part) for part in base_of(x).unbind()]))
+        return stacked(torch.stack([function(part) for part in x.unbind()]))
 
     return rule
 
@@ -274,11 +269,11 @@ def _in_turn(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
             raise NotStackable(f"{function.__name__} has no stacked form there")
 
         def of(value: Any, number: int) -> Any:
-            return base_of(value)[number] if isinstance(value, Stacked) else value
+            return value[number] if isinstance(value, Stacked) else value
 
         parts = [
             function(*(of(arg, number) for arg in args), **{name: of(arg, number) for name, arg in kwargs.items()})
-            for number in range(base_of(given[0]).shape[0])
+            for number in range(given[0].shape[0])
         ]
         return stacked(torch.stack(parts))
 
@@ -286,28 +281,26 @@ def _in_turn(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
 
 
 def _flatten(x: Any, start_dim: int = 0, end_dim: int = -1) -> Stacked:
-    base, dims = base_of(x), base_of(x).dim() - 1
-    return stacked(base.flatten(start_dim % max(1, dims) + 1, end_dim % max(1, dims) + 1))
+    dims = x.dim() - 1
+    return stacked(x.flatten(start_dim % max(1, dims) + 1, end_dim % max(1, dims) + 1))
 
 
 def _view(x: Any, *shape: Any) -> Stacked:
     wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list | torch.Size) else shape
-    base = base_of(x)
-    return stacked(base.reshape(base.shape[0], *wanted))
+    return stacked(x.reshape(x.shape[0], *wanted))
 
 
 def _unflatten(x: Any, dim: int, sizes: Sequence[int]) -> Stacked:
-    return stacked(torch.unflatten(base_of(x), dim if dim < 0 else dim + 1, sizes))
+    return stacked(torch.unflatten(x, dim if dim < 0 else dim + 1, sizes))
 
 
 def _size(x: Any, dim: int | None = None) -> Any:
-    shape = base_of(x).shape[1:]
+    shape = x.shape[1:]
     return shape if dim is None else shape[dim]
 
 
 def _squeeze(x: Any, dim: int) -> Stacked:
-    base = base_of(x)
-    return stacked(base.squeeze(dim if dim < 0 else dim + 1))
+    return stacked(x.squeeze(dim if dim < 0 else dim + 1))
 
 
 _UNARY = (
@@ -340,12 +333,12 @@ def _rules() -> dict[Any, Callable[..., Any]]:
     found |= {function: _reduced(torch.mean) for function in (torch.mean, torch.Tensor.mean)}
     found |= {function: _reduced(torch.sum) for function in (torch.sum, torch.Tensor.sum)}
     found |= {torch.Tensor.shape.__get__: _size, torch.Tensor.size: _size}  # type: ignore[attr-defined]
-    found |= {torch.Tensor.dim: lambda x: base_of(x).dim() - 1, torch.Tensor.__len__: lambda x: base_of(x).shape[1]}
-    found |= {torch.Tensor.numel: lambda x: math.prod(base_of(x).shape[1:])}
+    found |= {torch.Tensor.dim: lambda x: x.dim() - 1, torch.Tensor.__len__: lambda x: x.shape[1]}
+    found |= {torch.Tensor.numel: lambda x: math.prod(x.shape[1:])}
     found |= {function: _in_turn(function) for function in _ONE_BY_ONE}
     for name in ("dtype", "device", "requires_grad", "is_cuda"):
         getter = getattr(torch.Tensor, name).__get__
-        found[getter] = lambda x, name=name: getattr(base_of(x), name)
+        found[getter] = lambda x, name=name: getattr(x, name)
     return found
 
 
