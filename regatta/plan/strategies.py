@@ -144,8 +144,10 @@ class Choice:
 
     @property
     def name(self) -> str:
-        words = [*(["pack"] if self.packs_any else []), *(["group"] if self.width > 1 else [])]
-        return " + ".join([*(words or ["hop"]), *(["share"] if self.share else [])])
+        sizes = sorted({size for size in self.packs if size > 1})
+        packs = [f"packs of {sizes[0]}" if len(sizes) == 1 else f"packs of {sizes[0]} to {sizes[-1]}"] if sizes else []
+        groups = [f"groups of {self.width}"] if self.width > 1 else []
+        return " + ".join([*(packs or groups or ["hop"]), *(["share"] if self.share else [])])
 
     @property
     def complexity(self) -> int:
@@ -262,7 +264,7 @@ def _end(loads: Sequence[Floats], chains: Sequence[Floats], sizes: Sequence[int]
 
 def _loads_and_chains(kind: Kind, data: Data, site: Site, share: bool) -> tuple[Floats, Floats]:
     """By the size of its packs, what a kind adds to the load of a worker, and how long it takes itself."""
-    fit = int(min(site.memory // kind.peak_bytes, 1e9)) if kind.peak_bytes else kind.models
+    fit = int(min(site.memory / kind.peak_bytes, kind.models)) if kind.peak_bytes else kind.models
     most = max(min(len(kind.curve), kind.models, fit), 1)
     alone = Work((kind,), data)
     found = [units(alone, site, Choice((size,), share=share)) for size in range(1, most + 1)]
@@ -298,6 +300,11 @@ def fits(work: Work, site: Site, choice: Choice) -> str:
     if choice.width > 1 and any(kind.communication is None for kind in work.kinds):
         names = [kind.name for kind in work.kinds if kind.communication is None]
         return f"{names[0]} was not measured in a group, or trains whole partitions by itself"
+    for index, kind in enumerate(work.kinds):
+        if choice.size(index) > len(kind.curve):
+            return f"packs of {kind.name} were measured up to {len(kind.curve)}, not {choice.size(index)}"
+    if choice.width > site.workers:
+        return f"there are {site.workers} workers"
     needed = _memory(work, choice)
     if needed > site.memory:
         return f"needs {needed:.3g} bytes of a device that has {site.memory:.3g}"

@@ -79,7 +79,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Plan:
-    name: str  # as alternatives are named: "hop", "pack + share"
+    name: str  # as alternatives are named: "hop", "packs of 8 + share"
     why: str
     root: Hop
     bound: float  # seconds that no plan can beat

@@ -1,0 +1,62 @@
+"""Hops or groups: the crossover, the papers' rules beside ours, and our rule never far from the better one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regatta.errors import UsageError
+from regatta.plan.groups import WIDTH_RULES, Communication, half, hoho, measured, round_time, width_rule
+
+
+def test_a_ring_of_two_has_the_measured_ratio_and_wider_ones_up_to_twice_as_much() -> None:
+    link = Communication(0.5)
+    assert [link.ratio(width) for width in (1, 2, 4)] == pytest.approx([0.0, 0.5, 0.75])
+
+
+def test_across_nodes_the_slower_link_counts() -> None:
+    link = Communication(0.1, 2.0, each=4)
+    assert link.ratio(4) == pytest.approx(0.15)
+    assert link.ratio(8) == pytest.approx(3.5)
+    assert measured(1, 8, link) == 4
+
+
+def test_the_crossover_of_the_cerebro_paper() -> None:
+    """Criteo on 8 workers: 1 + rho(8) = 4.13, so both ways take equally long at 1.94 models; the paper saw 2."""
+    link = Communication(1.79)
+    assert 1 + link.ratio(8) == pytest.approx(4.13, abs=0.01)
+    assert round_time(1, 8, 8, link) < round_time(1, 8, 1, link)
+    assert round_time(2, 8, 8, link) == pytest.approx(round_time(2, 8, 1, link), rel=0.04)
+    assert round_time(3, 8, 8, link) > 1.5 * round_time(3, 8, 1, link)
+
+
+def test_the_rules_of_the_paper() -> None:
+    link = Communication(1.0)
+    assert [hoho(models, 9, link) for models in (1, 3, 4, 9)] == [9, 3, 2, 1]
+    assert [half(models, 8, link) for models in (1, 4, 5)] == [8, 8, 1]
+
+
+def test_hopping_wins_ties() -> None:
+    """At a ratio of 1 two workers take as long together as one alone."""
+    assert measured(1, 2, Communication(1.0)) == 1
+    assert measured(8, 8, Communication(0.0)) == 1
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 32), st.integers(1, 32), st.floats(0.02, 4.0), st.floats(1.0, 8.0), st.integers(1, 8))
+def test_ours_is_never_far_from_the_better_of_hopping_and_groups(
+    models: int, workers: int, ratio: float, slower: float, each: int
+) -> None:
+    link = Communication(ratio, ratio * slower, each)
+    ours = round_time(models, workers, measured(models, workers, link), link)
+    for rule in WIDTH_RULES.values():
+        assert ours <= 1.01 * round_time(models, workers, rule(models, workers, link), link) + 1e-12
+
+
+def test_names_and_ratios_are_checked() -> None:
+    with pytest.raises(UsageError) as caught:
+        width_rule("mesured")
+    assert caught.value.candidates == ("measured",)
+    with pytest.raises(UsageError, match="below zero"):
+        Communication(-0.1)
