@@ -295,7 +295,7 @@ class Sweep:
 
         The first optimizer of a process has PyTorch load its compiler, which takes seconds: only long runs wait for it.
         """
-        if isinstance(self._sealed, bytes) or not run.record.units:
+        if isinstance(self._sealed, bytes) or not run.record.units or not (run.folder / JOURNAL).exists():
             return 0.0
         share = OUTLINING_SHARE * run.record.resources().wall
         return max(OUTLINING, share) if "torch._dynamo" in sys.modules else share if share > COMPILER else 0.0

@@ -7,7 +7,8 @@ there or cannot be traced has no outline, and that is no error: it is trained al
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from regatta.frameworks import seeded_in_all
@@ -31,7 +32,7 @@ def outlines(
     `example` is the type and the shape of a row that the models take: it gives the shapes of all layers.
     """
     until, found, same = time.perf_counter() + seconds, dict[str, str](), dict[str, str]()
-    with seeded_in_all(0):  # whoever called this finds the random numbers as they were
+    with seeded_in_all(0), _no_progress_thread():  # whoever called this finds the random numbers as they were
         for ident, config in configs.items():
             if time.perf_counter() >= until:
                 break
@@ -40,6 +41,20 @@ def outlines(
                 text = to_json(network)
                 found[ident] = same.setdefault(text, text)
     return found
+
+
+@contextmanager
+def _no_progress_thread() -> Iterator[None]:
+    """PyTorch makes a progress bar for each pass over a graph, and the first one would leave a thread behind."""
+    import torch.hub
+
+    tqdm: Any = vars(torch.hub)["tqdm"]
+    before = getattr(tqdm, "monitor_interval", 0)
+    tqdm.monitor_interval = 0
+    try:
+        yield
+    finally:
+        tqdm.monitor_interval = before
 
 
 def _outline(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -27,8 +28,10 @@ def test_equal_networks_are_one() -> None:
 
 
 def test_an_example_gives_shapes() -> None:
+    threads = set(threading.enumerate())
     (text,) = outlines(build, {"c": {"width": 8}}, seconds=60.0, example=("float32", (3,))).values()
     assert [node.shape for node in from_json(text).nodes[:2]] == [(None, 3), (None, 8)]
+    assert set(threading.enumerate()) <= threads
 
 
 def test_no_weights_are_built_and_no_random_number_is_used() -> None:
