@@ -7,6 +7,9 @@
     portfolio.py, rollout.py  `auto`: rules and plans are played ahead, what ends first is taken
     rotation.py, vector.py, solvers.py (shop.py), placement.py   schedules made ahead; planned.py follows them
     simulate.py, bounds.py, explain.py   the Hopper on a simulated clock; what nothing can beat; both in words
+    choose.py, strategies.py, rehearsal.py, tree.py   one plan: hop, pack, group or share; costs, plays, and the result
+    groups.py, fleet/         widths of groups by communication; devices for many unlike models, as they converge
+    suites.py, regimes.py     the papers' experiments, and strategies against the planner, by name
 
 Pure: no clock, no files, no processes, no frameworks. The same events give the same assignments.
 """

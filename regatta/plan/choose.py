@@ -131,9 +131,10 @@ def _tidy(choice: Choice) -> Choice:
 def _refusal(work: Work, site: Site, choice: Choice, numerics: Numerics, forced: Forced) -> str:
     if not forced.allows(choice, work.kinds):
         return "something else was asked for"
-    if choice.width > 1 and numerics == "exact" and forced.width is None:
+    impossible = fits(work, site, choice)
+    if not impossible and choice.width > 1 and numerics == "exact" and forced.width is None:
         return "not exact: gradients are summed in another order; numerics='fast' allows it"
-    return fits(work, site, choice)
+    return impossible
 
 
 def _simplest(estimates: dict[Choice, Estimate]) -> Choice:
