@@ -3,7 +3,7 @@
     REGATTA_BENCH_DATA=folder/with/mnist.npz python benchmarks/bench_eval.py
 
 LeNet (two convolutions with pooling, two full connections) learns scikit-learn's digits and MNIST, is committed, and
-the whole test sets are evaluated. Beside ours stands the test of the ModelHub paper (IV-D): intervals through the network,
+the whole test sets are evaluated. Beside ours stands the test of the ModelHub paper (IV-D): intervals through it all,
 and a label when the interval of one class lies above those of all others. Labels are compared with those of PyTorch.
 
 `one pass` are the bytes that one evaluation of the whole test set reads: those that its hardest input needs. `an input`
