@@ -8,6 +8,7 @@
     snapshots.py     where weights are;  checks.py  fsck and gc
     describe.py      all of one version;  distributions.py  its weights, from their leading planes
     diff.py          what versions differ in;  layers.py  networks;  parameters.py  weights;  sides.py  what is compared
+    evaluate/        labels of full precision, from leading planes
     sweep.py         a run becomes versions
 
 Goes through the parameter store for weights; knows nothing of the command line, and imports no framework.
