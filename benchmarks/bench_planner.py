@@ -1,6 +1,7 @@
 """The planner's choice against every strategy by itself, over a grid of regimes: simulated makespans.
 
-756 regimes: 1 to 256 models, 1 to 64 workers, tiny to large models, preparation of data cheap to dear. Each strategy
+756 regimes: 1 to 256 models, 1 to 64 workers, tiny to large models, preparation of data cheap to dear; and 96 with
+models of two sizes at once, with and without cores of their own for the preparation (`mixed`). Each strategy
 has its best parameters by the formulas: `pack` the sizes of packs, `group` the width of groups. Makespans are played by
 the hop scheduler, without looking ahead, with truths that stray from the profile by 2%, models from their kind by 5%,
 units by 5%; the planner plays with other noise, and does not know the truth.
@@ -15,7 +16,7 @@ import sys
 
 from report import Bar, report
 
-from regatta.plan.regimes import MODELS, SIZES, STRATEGIES, WORKERS, compare, grid
+from regatta.plan.regimes import MODELS, SIZES, STRATEGIES, WORKERS, compare, grid, mixed
 
 NAMES = (*STRATEGIES, "plan")
 
@@ -25,16 +26,16 @@ def main() -> None:
     step = 2 if few else 1
     ratios: dict[str, dict[str, list[float]]] = {}
     worst: list[tuple[float, str]] = []
-    for regime in grid(MODELS[::step], WORKERS[::step]):
+    for regime in (*grid(MODELS[::step], WORKERS[::step]), *mixed(WORKERS[:: 2 * step])):
         found = compare(regime)
         best = min(found[strategy] for strategy in STRATEGIES)
         worst.append((found["plan"] / best, str(regime)))
-        for place in (regime.size, "all"):
+        for place in ("mixed" if regime.beside else regime.size, "all"):
             for name in NAMES:
                 ratios.setdefault(place, {}).setdefault(name, []).append(found[name] / best)
     rows = [
         [place, name, len(values), statistics.fmean(values), max(values)]
-        for place in (*SIZES, "all")
+        for place in (*SIZES, "mixed", "all")
         for name, values in ratios[place].items()
     ]
     mean = {name: statistics.fmean(values) for name, values in ratios["all"].items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import fmean
 
 from regatta.errors import UsageError, nearest
@@ -37,24 +38,38 @@ class Regime:
     workers: int
     size: str
     preparation: str
+    beside: tuple[tuple[str, int], ...] = ()  # further models: their size and number
+    cores: int = 0  # of each worker, free for preparing data
     epochs: int = 2
 
     def work(self) -> Work:
-        seconds, state, filled, most, ratio = SIZES[self.size]
-        packed = {size: 1 + filled * (size - 1) for size in (2, 4, 8, 16, 32, 64) if size <= most}
-        link = Communication(ratio, ratio * ACROSS, EACH)
-        kind = Kind(self.size, self.models, self.epochs, seconds, 0.0, state, 4 * state, packed, link)
+        seconds = SIZES[self.size][0]
         prepare = PREPARATIONS[self.preparation] * seconds
-        return Work((kind,), Data(prepare, 0.01 * seconds + 0.02 * prepare, 1e9))
+        kinds = (_kind(size, models, self.epochs) for size, models in ((self.size, self.models), *self.beside))
+        return Work(tuple(kinds), Data(prepare, 0.01 * seconds + 0.02 * prepare, 1e9))
 
     def site(self) -> Site:
-        return Site(self.workers, EACH, 16e9, unit=0.005, bandwidth=1e9, share_start=1.0)
+        return Site(self.workers, EACH, 16e9, unit=0.005, bandwidth=1e9, cores=self.cores, share_start=1.0)
+
+
+def _kind(size: str, models: int, epochs: int) -> Kind:
+    seconds, state, filled, most, ratio = SIZES[size]
+    packed = {members: 1 + filled * (members - 1) for members in (2, 4, 8, 16, 32, 64) if members <= most}
+    link = Communication(ratio, ratio * ACROSS, EACH)
+    return Kind(size, models, epochs, seconds, 0.0, state, 4 * state, packed, link)
 
 
 def grid(models: Sequence[int] = MODELS, workers: Sequence[int] = WORKERS) -> Iterator[Regime]:
     for size in SIZES:
         for preparation in PREPARATIONS:
             yield from (Regime(m, w, size, preparation) for m in models for w in workers)
+
+
+def mixed(workers: Sequence[int] = WORKERS[::2]) -> Iterator[Regime]:
+    """Models of two sizes at once, with and without cores for preparing data."""
+    for tiny, beside in product((4, 40), (("large", 1), ("medium", 6))):
+        for count, preparation, cores in product(workers, PREPARATIONS, (0, 2)):
+            yield Regime(tiny, count, "tiny", preparation, (beside,), cores)
 
 
 STRATEGIES = ("hop", "pack", "group", "share")
@@ -77,7 +92,7 @@ def single(work: Work, site: Site, strategy: str) -> Choice:
 def compare(regime: Regime) -> dict[str, float]:
     """Mean makespans of the strategies by themselves, and of the planner's choice as `plan`."""
     work, site = regime.work(), regime.site()
-    seeds = SEEDS if regime.models * regime.workers <= LARGE else SEEDS[:1]
+    seeds = SEEDS if work.models * regime.workers <= LARGE else SEEDS[:1]
     choices = {strategy: single(work, site, strategy) for strategy in STRATEGIES}
     choices["plan"] = choose(work, site, numerics="fast")[0]
     played = {choice: fmean(play(work, site, choice, TRUTH, seed) for seed in seeds) for choice in choices.values()}

@@ -36,20 +36,20 @@ def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, 
     groups = site.workers // choice.width
     share = 1 / (groups * choice.width)
     real = strayed(work, strays.profile, seed)
-    draw = random.Random(f"models {seed}")
+    luck = [random.Random(f"models {seed} {index}") for index in range(len(work.kinds))]  # the same for all choices
     expected, trained, evaluated, epochs = {}, {}, {}, {}
     for name, index, members in _packs(work, choice):
         kind, true = work.kinds[index], real.kinds[index]
-        slower = draw.lognormvariate(0.0, strays.models / math.sqrt(members))
+        slower = luck[index].lognormvariate(0.0, strays.models / math.sqrt(members))
         expected[name] = _unit(Work((kind,), work.data), site, choice, members, share)
         trained[name] = _unit(Work((true,), real.data), site, choice, members, share, slower)
         evaluated[name] = members * kind.evaluate * share
         epochs[name] = kind.epochs
     hopper = _hopper(groups, _Expected(expected, evaluated, strays.units), epochs, effort)
     prepare = real.data.prepare * share / max(site.cores, 1)
-    played = _Played(trained, evaluated, prepare if choice.share else 0.0, beside=site.cores > 0)
+    played = _Played(trained, evaluated, prepare if choice.share else 0.0, site.cores > 0, strays.units, seed)
     begin = site.share_start if choice.share else 0.0
-    return begin + simulate(hopper, played, noise=strays.units, seed=seed, learn=False).makespan
+    return begin + simulate(hopper, played, learn=False).makespan
 
 
 def count_units(work: Work, site: Site, choice: Choice) -> int:
@@ -117,23 +117,33 @@ class _Expected:
 
 @dataclass(frozen=True)
 class _Played:
-    """What units take: the first of an epoch on a partition also waits until its data is prepared."""
+    """What units take: the first of an epoch on a partition also waits until its data is prepared.
+
+    A unit strays as it does whatever else was chosen, so that choices are compared with the same luck.
+    """
 
     trained: Mapping[str, float]
     evaluated: Mapping[str, float]
     prepare: float
     beside: bool  # on cores of its own, while the unit trains
-    noise: float = 0.0
+    noise: float
+    seed: int
     prepared: set[tuple[int, int]] = field(default_factory=set)
 
     def seconds(self, unit: Unit, worker: str) -> float:
         if unit.kind == "eval":
             return self.evaluated[unit.model]
-        seconds = self.trained[unit.model]
+        seconds = self.trained[unit.model] * self._luck(unit)
         if (unit.epoch, unit.partition) in self.prepared:
             return seconds
         self.prepared.add((unit.epoch, unit.partition))
         return max(seconds, self.prepare) if self.beside else seconds + self.prepare
+
+    def _luck(self, unit: Unit) -> float:
+        if not self.noise:
+            return 1.0
+        draw = random.Random(f"{self.seed} {unit.model} {unit.epoch} {unit.partition}")
+        return draw.lognormvariate(0.0, self.noise)
 
     def observe(self, unit: Unit, worker: str, seconds: float) -> None:
         """What really happens is not learned."""
