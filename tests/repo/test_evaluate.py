@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 from torch import nn
 
+import regatta
 from regatta import network
 from regatta.errors import DataError, NotFoundError, UsageError
+from regatta.network.graph import Edge, Node, Parameter
 from regatta.repo import Repo
 from regatta.repo.evaluate import read_data
 from regatta.repo.evaluate.progress import ahead
@@ -361,3 +363,50 @@ def test_what_comes_back_can_be_shown(repo: Repo, digits: Any) -> None:
     assert "2 leading planes" in found._repr_html_()
     assert found.stages.to_pandas()["open"].tolist()[0] == 20
     assert found.summary()["inputs"] == 20
+
+
+def test_weights_with_other_axes_as_other_frameworks_store_them(repo: Repo) -> None:
+    """Keras and ONNX keep matrices the other way round, and biases with axes of length 1."""
+    rng = np.random.default_rng(3)
+    kernel, bias = rng.normal(size=(20, 30)).astype("f4"), rng.normal(size=(1, 30)).astype("f4")
+    parameters = (Parameter("weight@10", "kernel", (20, 30)), Parameter("bias@flat", "bias", (1, 30)))
+    nodes = (
+        Node("in", "INPUT", shape=(None, 20)),
+        Node("full", "FULL", attributes={"in": 20, "out": 30}, parameters=parameters),
+        Node("out", "OUTPUT"),
+    )
+    graph = network.Network(nodes, (Edge("in", "full"), Edge("full", "out")))
+    repo.commit("turned", {"kernel": kernel, "bias": bias}, network=network.to_json(graph))
+    x = rng.normal(size=(60, 20)).astype("f4")
+    found = repo.evaluate("turned", x)
+    assert np.array_equal(found.labels, (x @ kernel + bias).argmax(1))
+    assert found.stages[0].certified > 0
+    assert np.array_equal(repo.evaluate("turned", x, precision="full").labels, found.labels)
+
+
+def test_a_version_of_a_run_is_evaluated_as_it_is(tmp_path: Path) -> None:
+    """Its weights are part of a state, and may still be a file of the run."""
+    data = regatta.Dataset.digits(partitions=2, directory=tmp_path / "data")
+    run = regatta.launch(
+        data, regatta.search.grid(lr=[0.1], batch_size=[64]), _made, loss_fn=_loss, epochs=1, progress=False,
+        cluster=regatta.Cluster.inline(), repo=tmp_path,
+    )  # fmt: skip
+    images, labels = load_digits(return_X_y=True)
+    with Repo.open(tmp_path) as repo:
+        version = repo.version(run.best["version"])
+        values = repo.load(version)
+        graph = network.to_json(read(_made({"lr": 0.1})[0], torch.zeros(1, 64)))
+        copy = repo.commit("copy", values, network=graph)
+        reference = version if version.network is not None else copy
+        found = repo.evaluate(reference, images, labels)
+        assert np.array_equal(found.labels, repo.evaluate(copy, images, precision="full").labels)
+        assert found.stages[0].bytes < 0.6 * found.bytes_full
+
+
+def _made(config: Any) -> Any:
+    net = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 10))
+    return net, torch.optim.SGD(net.parameters(), lr=config["lr"])
+
+
+def _loss(model: Any, batch: Any, config: Any) -> Any:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
