@@ -24,11 +24,12 @@ from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
 from regatta.data.order import permutation
+from regatta.engine.chronicle import Listener
 from regatta.engine.events import Outfit, Recipe, unsealed
 from regatta.engine.journal import VERSION
 from regatta.engine.keeper import Keeper
 from regatta.engine.record import RunRecord
-from regatta.engine.runner import Listener, Runner
+from regatta.engine.runner import Runner
 from regatta.errors import UsageError, nearest
 from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
 from regatta.launching import code_of, find_unfinished, new_folder

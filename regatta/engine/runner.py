@@ -10,8 +10,6 @@ A run whose folder holds a journal is resumed: what counts is not done again, wh
 
 from __future__ import annotations
 
-import errno
-import math
 import os
 import queue
 import time
@@ -23,8 +21,9 @@ from typing import Any, TypeAlias
 
 from regatta.data import Dataset
 from regatta.engine.bundles import Bundle, Bundles
+from regatta.engine.chronicle import Chronicle, Listener
 from regatta.engine.control import Desk, Guest, Knock
-from regatta.engine.course import Course, Courses, Entry, Progress, progress, summary
+from regatta.engine.course import Course, Courses, Entry, Progress, summary
 from regatta.engine.events import (
     DiskFull,
     Event,
@@ -38,28 +37,24 @@ from regatta.engine.events import (
     WorkerLost,
     WorkerReady,
 )
+from regatta.engine.holdings import Holdings
 from regatta.engine.interrupts import interruptible
 from regatta.engine.journal import Journal, Record, read_lines
 from regatta.engine.lock import RunLock
 from regatta.engine.pack_pilots import builds_of, recalled_rates, run_pack_pilots
+from regatta.engine.packing import Orders, Packer
 from regatta.engine.patience import Patience
 from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
 from regatta.engine.record import RunRecord
+from regatta.engine.whereabouts import Whereabouts
 from regatta.engine.workers.base import WorkerPool
-from regatta.errors import DiskError, NotFoundError
+from regatta.errors import DiskError
 from regatta.plan.hop import Hopper
-from regatta.plan.packs import PackCandidate, PackRate, form_packs
 from regatta.plan.units import Unit
 from regatta.search.base import Goal, Search
-from regatta.store.kept import RunStates
-from regatta.store.states import StateFolder, make_durable
+from regatta.store.states import make_durable
 
-Listener: TypeAlias = Callable[[RunRecord, Record], None]
 History: TypeAlias = list[tuple[Record, int]]  # records of the journal, and their bytes
-Orders: TypeAlias = Callable[
-    [str, int], Mapping[int, Sequence[int]] | None
-]  # of a configuration, up to an epoch: epoch -> partitions in order
-FULL = (errno.ENOSPC, errno.EDQUOT)
 PAUSES = 5  # so often, without a unit in between, there was room and then there was none
 FIRST_UNITS = 10  # first batches may take as long as so many units: they pay for imports, reading and compiling
 KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
@@ -84,9 +79,9 @@ class Runner:
         listeners: Iterable[Listener] = (),
     ) -> None:
         """`pack` trains models side by side: always where it can be (True), never (False), where it pays (None)."""
-        self._train, self._eval = dataset.holders(pool.workers)
-        self.record = RunRecord()
-        self._states = StateFolder(folder / "states")
+        self._chronicle = Chronicle(listeners, goal.metric, self._wait_for_room)
+        self._where = Whereabouts(folder, dataset)
+        self._holdings = Holdings(dataset, pool.workers)
         self._folder = folder
         self._header = header
         self._dataset = dataset
@@ -94,13 +89,10 @@ class Runner:
         self._pool = pool
         self._rule = rule
         self._orders = orders
-        self._listeners = list(listeners)
-        self._pack = pack if pool.packs else False
+        self._packer = Packer(pack if pool.packs else False, orders)
         self._courses = Courses(search, goal)
         self._bundles = Bundles()
-        self._rates: dict[str, PackRate] = {}  # of packs, by the build of their members
         self._awaited: dict[Path, tuple[Course, Entry, str]] = {}  # states on their way to the disk
-        self._forgotten: set[tuple[str, ...]] = set()  # names of which people were warned
         self._largest = 0  # bytes of a state
         self._pauses = 0  # since a state was written
         self._hinted: set[str] = set()  # workers that know what probably comes next
@@ -114,9 +106,12 @@ class Runner:
         """Train what the search asks for until it asks for no more."""
         try:
             with RunLock(self._folder), interruptible(self._hear_signal):
-                self._states.folder.mkdir(exist_ok=True)  # the journal makes all names in the run's folder durable
+                self._where.states.folder.mkdir(
+                    exist_ok=True
+                )  # the journal makes all names in the run's folder durable
                 history = _history(self._folder / "journal.jsonl")
-                with Journal(self._folder / "journal.jsonl") as self._journal:
+                with Journal(self._folder / "journal.jsonl") as journal:
+                    self._chronicle.open(journal)
                     self._go(history)
         finally:
             self._patience.close()
@@ -124,6 +119,11 @@ class Runner:
         if self._interrupted:
             raise KeyboardInterrupt
         return self.record
+
+    @property
+    def record(self) -> RunRecord:
+        """The run so far."""
+        return self._chronicle.record
 
     def interrupt(self) -> None:
         """Come to a halt once the states that are on their way are durable; may be called from another thread."""
@@ -144,12 +144,12 @@ class Runner:
                     self._loop()
             finally:
                 self._turn_away()
-            self._write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
+            self._chronicle.write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
         except KeyboardInterrupt:
-            self._write("end", status="interrupted")
+            self._chronicle.write("end", status="interrupted")
             raise
         except BaseException as error:
-            self._write("end", status="failed", error=f"{type(error).__name__}: {error}")
+            self._chronicle.write("end", status="failed", error=f"{type(error).__name__}: {error}")
             raise
 
     # -- beginning, and beginning again --------------------------------------------------------------
@@ -157,27 +157,27 @@ class Runner:
     def _prepare(self, history: History) -> None:
         """The search, the courses, the workers and the scheduler: new, or as the journal says they were."""
         if not history:
-            self._write("run", None, **self._header())
+            self._chronicle.write("run", None, **self._header())
         self._courses.start()
         for line, size in history:
             self.record.apply(line, size)
             self._courses.relive(line)
         if history:
-            self._write("resume", pid=os.getpid())
+            self._chronicle.write("resume", pid=os.getpid())
             done, wanted = self.record.progress()
             text = f"Going on with {self.record.name}: {done} of {wanted} training units count already."
-            self._write("note", level="info", text=text)
+            self._chronicle.note("info", text)
         for course in self._courses:
             self._declare(course)
         outcome = self._try_out(history)
         self._estimates = outcome.estimates
-        self._builds = builds_of(outcome, {course.id: course.values for course in self._courses})
+        self._packer.builds = builds_of(outcome, {course.id: course.values for course in self._courses})
         self._largest = max((result.state_bytes for result in outcome.results.values()), default=0)
         self._hopper = self._scheduler(outcome)
         for worker, ready in outcome.ready.items():
             self._add_worker(worker, ready.info)
         if history:
-            self._clear_away()
+            self._where.clear_away(self.record)
         self._want([course for course in self._courses if not course.scheduled])
         for failure in outcome.failed.values():
             self._fail(failure)
@@ -187,7 +187,7 @@ class Runner:
         """Pilots of all that the search begins with; where units are known to take, none are needed."""
         if any(unit.kind == "train" for unit in self.record.units):
             lines = [line for line, _ in history]
-            self._rates = recalled_rates(lines)
+            self._packer.rates = recalled_rates(lines)
             self._bundles.count_from(sum(line.get("pack") is not None for line in lines))
             self._pool.start()
             return recalled_pilots(self._dataset, lines)
@@ -199,8 +199,8 @@ class Runner:
             outcome = run_pilots(
                 self._pool, self._dataset, configs, epochs, metric, self._hear_pilot, begun, self._attend_pilots
             )
-            if self._pack is None:
-                self._rates = run_pack_pilots(
+            if self._packer.wanted is None:
+                self._packer.rates = run_pack_pilots(
                     self._pool, self._dataset, configs, epochs, outcome, self._hear_pilot, begun, self._attend_pilots
                 )
             return outcome
@@ -215,30 +215,9 @@ class Runner:
     def _enlist(self) -> None:
         """Give the scheduler what waits for it: packs where they pay, single courses otherwise."""
         while ready := self._bundles.ready():
-            courses = {course.id: course for course in ready if not course.failed}
-            places = {course.id: self._place(course) for course in courses.values()}
-            candidates = [self._candidate(course, places[course.id]) for course in courses.values()]
-            for names in form_packs(candidates, self._rates, self._idle_workers(), forced=self._pack is True):
-                self._admit([courses[name] for name in names], places[names[0]])
-
-    def _place(self, course: Course) -> Progress:
-        """Where the units that count have left a course; its state is there."""
-        far = progress(self.record.configs[course.id], len(self._dataset.train), len(self._dataset.eval))
-        course.visits = len(far.visited)
-        if far.visited:
-            course.state = self._states.path(course.id, far.epochs + 1, course.visits)
-        elif far.epochs:
-            course.state = self._brought_back(course.id, far.epochs)
-        elif course.parent is not None and course.parent_epoch is not None:
-            target = self._states.path(course.id, 0, 0)
-            course.origin = self._brought_back(course.parent, course.parent_epoch, target)
-        return far
-
-    def _candidate(self, course: Course, far: Progress) -> PackCandidate:
-        """What goes together is of one build, at one place, and has the same way before it."""
-        fit = self._pack is not False and not course.alone and not course.stopped
-        alike = (far, course.epochs, course.most, repr(self._orders(course.id, course.epochs)))
-        return PackCandidate(course.id, self._builds.of(course.id, course.values) if fit else "", alike)
+            places = {course: self._where.take_up(course, self.record) for course in ready if not course.failed}
+            for courses in self._packer.form(places, self._idle_workers()):
+                self._admit(courses, places[courses[0]])
 
     def _idle_workers(self) -> int:
         """Workers for whom there is no bundle with something left to do."""
@@ -249,11 +228,9 @@ class Runner:
         first = courses[0]
         bundle = self._bundles.add(courses, {epoch for epoch, _ in far.evals})
         if len(courses) > 1:
-            build = self._builds.of(first.id, first.values)
-            rate = self._rates.get(build, PackRate(len(courses), 1.0, "asked for"))
-            gain = rate.gain_of(len(courses))
-            self._estimates.set_joint(bundle.name, [course.id for course in courses], gain)
-            self._tell_of(bundle, rate, gain)
+            names = [course.id for course in courses]
+            self._estimates.set_joint(bundle.name, names, self._packer.gain(bundle))
+            self._chronicle.note("info", self._packer.describe(bundle))
         self._hopper.add_model(
             bundle.name, max(first.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
             order=self._orders(first.id, first.epochs), most=first.most,
@@ -265,53 +242,22 @@ class Runner:
                 course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
             self._settle(course)
 
-    def _tell_of(self, bundle: Bundle, rate: PackRate, gain: float) -> None:
-        text = f"{bundle.name}: {len(bundle.courses)} configurations are trained side by side"
-        if rate.reason != "asked for":
-            text += f", about {gain:.1f}x as fast as one after another ({rate.gain:.1f}x measured with {rate.members})"
-        self._write("note", level="info", text=f"{text}.")
-
-    def _brought_back(self, config: str, epoch: int, target: Path | None = None) -> Path:
-        """The state at the end of an epoch, out of the parameter store if it is there; under another name, if given."""
-        try:
-            return RunStates(self._folder).materialize(config, epoch, target)
-        except NotFoundError:
-            return self._epoch_state(config, epoch)  # workers may find it where this process does not look
-
-    def _clear_away(self) -> None:
-        """States that were being written, or that were no longer needed, when the last controller died."""
-        last = {unit.config: unit.state for unit in self.record.units if unit.state is not None}
-        ends = {self._epoch_state(unit.config, unit.epoch) for unit in self.record.units if unit.kind == "train"}
-        wanted = ends | {self._folder / state for state in last.values() if state is not None}
-        for path in self._states.folder.glob("*/*"):
-            if path not in wanted:
-                path.unlink(missing_ok=True)
-
     def _hear_pilot(self, event: Event) -> None:
         if isinstance(event, TaskDone | TaskFailed | WorkerLost):
             self._patience.end(event.worker)
         if isinstance(event, TaskDone) and event.pilot is not None:
-            self._write(
+            self._chronicle.write(
                 "pilot", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
                 **{k: v for k, v in vars(event.pilot).items() if k not in ("metrics", "forgotten")},
             )  # fmt: skip
-            self._warn_of_forgotten(event.task.config, event.pilot.forgotten)
+            self._chronicle.warn_of_forgotten(event.task.config, event.pilot.forgotten)
         elif isinstance(event, TaskDone) and event.packed is not None:
-            self._write(
+            self._chronicle.write(
                 "packs", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
                 **vars(event.packed),
             )  # fmt: skip
         elif isinstance(event, WorkerLost):
-            self._write("worker", worker=event.worker, state="down", reason=event.reason)
-
-    def _warn_of_forgotten(self, config: str, names: tuple[str, ...]) -> None:
-        if names and names not in self._forgotten:  # many models are of one kind
-            self._forgotten.add(names)
-            text = (
-                f"{config}: training changes {', '.join(names)}, which no state_dict holds: each unit begins with the "
-                "first value again. Make it a buffer, or give its module get_extra_state and set_extra_state."
-            )
-            self._write("note", level="warning", config=config, text=text)
+            self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
 
     def _scheduler(self, outcome: PilotOutcome) -> Hopper:
         return Hopper(
@@ -388,10 +334,10 @@ class Runner:
             return
         packed = {"pack": bundle.name} if len(courses) > 1 else {}
         for course in courses:
-            self._write("start", None, worker=worker, **_place(unit, course), **packed)
+            self._chronicle.write("start", None, worker=worker, **_place(unit, course), **packed)
         self._hinted.discard(worker)
         self._bundles.under_way[worker] = courses
-        first, *mates = (self._task(unit, course) for course in courses)
+        first, *mates = (self._where.task(unit, course, self._courses) for course in courses)
         self._pool.submit(worker, replace(first, mates=tuple(mates)))
         self._patience.begin(worker, len(courses))
 
@@ -404,30 +350,10 @@ class Runner:
         """Let a busy worker read the state that it will probably need next."""
         upcoming = self._hopper.likely_next(worker)
         courses = self._bundles[upcoming.model].courses if upcoming is not None else []
-        state = self._state_for(upcoming, courses[0]) if upcoming is not None and len(courses) == 1 else None
+        state = self._where.state_for(upcoming, courses[0]) if upcoming is not None and len(courses) == 1 else None
         if state is not None:
             self._hinted.add(worker)
             self._pool.prefetch(worker, state)
-
-    def _task(self, unit: Unit, course: Course) -> Task:
-        state = self._state_for(unit, course)
-        if unit.kind == "eval":
-            return Task("eval", course.id, course.values, unit.epoch, unit.partition, state)
-        begins = course.state is None and course.origin is not None
-        parent = self._courses[course.parent].values if course.parent and begins else None
-        return Task(
-            "train", course.id, course.values, unit.epoch, unit.partition, state,
-            self._states.path(course.id, unit.epoch, course.visits + 1),
-            ends_epoch=course.visits + 1 == len(self._dataset.train), parent=parent,
-        )  # fmt: skip
-
-    def _state_for(self, unit: Unit, course: Course) -> Path | None:
-        if unit.kind == "eval":
-            return self._epoch_state(course.id, unit.epoch)
-        return course.state or course.origin
-
-    def _epoch_state(self, config: str, epoch: int) -> Path:
-        return self._states.path(config, epoch, len(self._dataset.train))
 
     # -- units -------------------------------------------------------------------------------------------
 
@@ -470,16 +396,9 @@ class Runner:
             self._awaited[task.state_out] = (course, entry, event.worker)
             self._pauses = 0
             course.kills = 0  # it can be trained; what died under it died of something else
-            entry.spent = self._spent(course, task)
+            entry.spent = self._where.spent(course, task)
             course.state, course.visits = task.state_out, course.visits + 1
         return course
-
-    def _spent(self, course: Course, task: Task) -> Path | None:
-        """The state that nobody needs once this unit counts: not those at ends of epochs, its parent's among them."""
-        if course.state is None:
-            own = self._states.path(course.id, 0, 0)
-            return own if course.origin == own else None
-        return task.state_in if course.visits > 0 else None
 
     def _count(self, path: Path, digest: str) -> None:
         awaited = self._awaited.pop(path, None)
@@ -508,28 +427,20 @@ class Runner:
                 self._report(course, entry.fields["epoch"])
             else:
                 then = None if entry.spent is None else partial(self._forget, entry.spent)
-                self._write(entry.event, then, **entry.fields)
+                self._chronicle.write(entry.event, then, **entry.fields)
 
     def _forget(self, path: Path) -> None:
-        self._states.drop(path)
+        self._where.states.drop(path)
         self._pool.forget(path)
 
     def _report(self, course: Course, epoch: int) -> None:
         metrics = summary(self.record.configs[course.id], epoch)
         elapsed, spent = self.record.elapsed, self.record.device_seconds
-        self._write("report", config=course.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent)
-        self._warn_of_metrics(course, epoch, metrics)
+        self._chronicle.write(
+            "report", config=course.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent
+        )
+        self._chronicle.warn_of_metrics(course, epoch, metrics)
         self._want(self._courses.report(course.id, epoch, metrics, elapsed, spent))
-
-    def _warn_of_metrics(self, course: Course, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Say once what is no number, or is not there: it ranks last."""
-        wrong = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
-        if self._goal.metric not in metrics:
-            wrong.append(f"{self._goal.metric} is missing")
-        if wrong and not course.warned:
-            course.warned = True
-            text = f"{course.id}: {', '.join(wrong)} after epoch {epoch}"
-            self._write("note", level="warning", config=course.id, text=text)
 
     def _want(self, courses: Iterable[Course]) -> None:
         """Put into effect what is wanted of these courses now."""
@@ -560,9 +471,9 @@ class Runner:
         if known is None or known.epochs != course.epochs or again:
             wanted = {"values": dict(course.values), "epochs": course.epochs}
             parent = {"parent": course.parent, "parent_epoch": course.parent_epoch}
-            self._write("config", None, config=course.id, **wanted, **parent)
+            self._chronicle.write("config", None, config=course.id, **wanted, **parent)
         if course.stopped and not self.record.configs[course.id].stopped:
-            self._write("stop", config=course.id)
+            self._chronicle.write("stop", config=course.id)
 
     # -- failures ------------------------------------------------------------------------------------------
 
@@ -579,7 +490,7 @@ class Runner:
             self._hopper.give_back(event.worker)
 
     def _give_up(self, course: Course, place: dict[str, Any], error: str, traceback: str) -> None:
-        self._write("failed", **{**place, "config": course.id}, error=error, traceback=traceback)
+        self._chronicle.write("failed", **{**place, "config": course.id}, error=error, traceback=traceback)
         if course.failed:  # by another of its units
             return
         changed = self._courses.fail(course.id, place["epoch"])
@@ -590,26 +501,31 @@ class Runner:
 
     def _pause(self, error: str) -> None:
         """No new units until the disk takes their states; one that only says that it would is not waited for."""
-        if self._patience.wait_for_room(self._states.folder, self._largest):
+        if self._patience.wait_for_room(self._where.states.folder, self._largest):
             self._pauses += 1
             if self._pauses > PAUSES:
                 raise DiskError(error)
             text = f"Paused, and going on by itself once the disk takes {self._largest} bytes: {error}"
-            self._tell({"event": "note", "time": time.time(), "level": "warning", "text": text})
+            self._chronicle.say("warning", text)
+
+    def _wait_for_room(self, error: OSError) -> bool:
+        """The journal cannot be written; whether there is room again."""
+        if self._interrupted:
+            return False
+        self._pause(f"the journal cannot be written: {error.strerror}")
+        self._patience.wait()
+        return True
 
     # -- workers -------------------------------------------------------------------------------------------
 
     def _add_worker(self, worker: str, info: Mapping[str, Any]) -> None:
-        if worker not in self._train:  # it joined: what others hold is in reach
-            self._train[worker] = tuple(range(len(self._dataset.train)))
-            self._eval[worker] = tuple(range(len(self._dataset.eval)))
-        train, held = list(self._train[worker]), list(self._eval[worker])
-        self._write("worker", worker=worker, state="up", **info, train=train, eval=held)
+        train, held = self._holdings.of(worker)
+        self._chronicle.write("worker", None, worker=worker, state="up", **info, train=train, eval=held)
         self._hopper.add_worker(worker, train, held)
 
     def _lose(self, event: WorkerLost) -> None:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
-        self._write("worker", worker=event.worker, state="down", reason=event.reason)
+        self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
         self._hinted.discard(event.worker)
         courses = self._end_unit(event.worker)
         unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None
@@ -632,24 +548,12 @@ class Runner:
             self._give_up(course, {"worker": event.worker, **_place(unit, course)}, error, "")
 
     def _hand_over(self, worker: str) -> None:
-        """What a worker that will not come back was alone to hold, others read, if they can reach it."""
+        """Others go on with what a worker held that will not come back."""
         left = self._hopper.workers()
-        if not left:
-            return
-        for kind, held, parts in (
-            ("train", self._train, self._dataset.train),
-            ("eval", self._eval, self._dataset.eval),
-        ):
-            alone = [j for j in held.pop(worker, ()) if not any(j in held[other] for other in left)]
-            gone = [j for j in alone if not parts[j].path.exists()]
-            if gone:
-                text = f"{kind} partitions {gone} were held by {worker} alone and cannot be read from here"
-                self._write("note", level="warning", text=f"{text}: the run waits for a worker that has them.")
-            for place, j in enumerate(j for j in alone if j not in gone):
-                other = sorted(left, key=lambda name: len(held[name]))[place % len(left)]
-                held[other] = (*held[other], j)
+        for missing in self._holdings.hand_over(worker, left) if left else ():
+            self._chronicle.note("warning", f"{missing}: the run waits for a worker that has them.")
         for other in left:
-            self._hopper.hold(other, self._train[other], self._eval[other])
+            self._hopper.hold(other, *self._holdings.of(other))
 
     # -- people --------------------------------------------------------------------------------------------
 
@@ -669,7 +573,7 @@ class Runner:
         for request in self._desk.requests():
             if request["id"] not in self.record.requests:
                 request, answer = self._desk.judge(request, self.record, self._interrupted)
-                self._write("request", **request, answer=answer)
+                self._chronicle.write("request", **request, answer=answer)
                 if answer["done"]:
                     self._want(self._courses.obey(request))
             self._desk.answer(request["id"], self.record.requests[request["id"]]["answer"])
@@ -680,23 +584,6 @@ class Runner:
         if configs and all(config.error is not None for config in configs):
             return {"status": "failed", "error": "every configuration failed"}
         return {"status": "done"}
-
-    def _write(self, event: str, then: Callable[[], None] | None = None, **fields: Any) -> None:
-        while True:
-            try:
-                line = self._journal.append(event, then, **fields)
-                break
-            except OSError as error:
-                if error.errno not in FULL or self._interrupted:
-                    raise
-                self._pause(f"the journal cannot be written: {error.strerror}")
-                self._patience.wait()
-        self._tell(line, self._journal.last_size)
-
-    def _tell(self, line: Record, size: int = 0) -> None:
-        self.record.apply(line, size)
-        for listener in self._listeners:
-            listener(self.record, line)
 
     def _now(self) -> float:
         return time.time() - self._started

@@ -20,7 +20,7 @@ from regatta.engine.record import RunRecord
 from regatta.sinks.base import Given, Sink, usable_sinks
 
 if TYPE_CHECKING:
-    from regatta.engine.runner import Listener
+    from regatta.engine.chronicle import Listener
 
 JOURNAL = "journal.jsonl"
 PATIENCE = 60.0  # seconds that a run's end waits for its sinks

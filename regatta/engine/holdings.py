@@ -1,0 +1,39 @@
+"""Which worker holds which partitions, and who takes over what a worker leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from regatta.data import Dataset
+
+
+class Holdings:
+    """Partitions by worker, for training and for evaluation."""
+
+    def __init__(self, dataset: Dataset, workers: tuple[str, ...]) -> None:
+        self._dataset = dataset
+        self._train, self._eval = dataset.holders(workers)
+
+    def of(self, worker: str) -> tuple[list[int], list[int]]:
+        """What a worker holds; one that joined holds everything: what others hold is in reach."""
+        if worker not in self._train:
+            self._train[worker] = tuple(range(len(self._dataset.train)))
+            self._eval[worker] = tuple(range(len(self._dataset.eval)))
+        return list(self._train[worker]), list(self._eval[worker])
+
+    def hand_over(self, worker: str, left: Collection[str]) -> Iterable[str]:
+        """What a worker that will not come back was alone to hold, others read, if they can reach it.
+
+        What nobody can reach is told.
+        """
+        for kind, held, parts in (
+            ("train", self._train, self._dataset.train),
+            ("eval", self._eval, self._dataset.eval),
+        ):
+            alone = [j for j in held.pop(worker, ()) if not any(j in held[other] for other in left)]
+            gone = [j for j in alone if not parts[j].path.exists()]
+            if gone:
+                yield f"{kind} partitions {gone} were held by {worker} alone and cannot be read from here"
+            for place, j in enumerate(j for j in alone if j not in gone):
+                other = sorted(left, key=lambda name: len(held[name]))[place % len(left)]
+                held[other] = (*held[other], j)

@@ -1,0 +1,53 @@
+"""Which courses are trained side by side: by what pilots have measured of their builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from regatta.engine.bundles import Bundle
+from regatta.engine.course import Course, Progress
+from regatta.plan.packs import Builds, PackCandidate, PackRate, form_packs
+
+Orders: TypeAlias = Callable[
+    [str, int], Mapping[int, Sequence[int]] | None
+]  # of a configuration, up to an epoch: epoch -> partitions in order
+
+
+class Packer:
+    """Forms packs: always where it can be (True), never (False), where it pays (None)."""
+
+    def __init__(self, wanted: bool | None, orders: Orders) -> None:
+        self.wanted = wanted
+        self.rates: dict[str, PackRate] = {}  # by the build of members
+        self.builds = Builds()
+        self._orders = orders
+
+    def form(self, places: Mapping[Course, Progress], idle: int) -> list[list[Course]]:
+        """The courses in bundles, at least as many as there are idle workers."""
+        courses = {course.id: course for course in places}
+        candidates = [self._candidate(course, far) for course, far in places.items()]
+        groups = form_packs(candidates, self.rates, idle, forced=self.wanted is True)
+        return [[courses[name] for name in names] for names in groups]
+
+    def gain(self, bundle: Bundle) -> float:
+        """So many times as fast as one after another its courses are expected to be."""
+        rate = self._rate(bundle)
+        return 1.0 if rate is None else rate.gain_of(len(bundle.courses))
+
+    def describe(self, bundle: Bundle) -> str:
+        text, rate = f"{bundle.name}: {len(bundle.courses)} configurations are trained side by side", self._rate(bundle)
+        if rate is not None:
+            gain = f"about {self.gain(bundle):.1f}x as fast as one after another"
+            text += f", {gain} ({rate.gain:.1f}x measured with {rate.members})"
+        return f"{text}."
+
+    def _candidate(self, course: Course, far: Progress) -> PackCandidate:
+        """What goes together is of one build, at one place, and has the same way before it."""
+        fit = self.wanted is not False and not course.alone and not course.stopped
+        alike = (far, course.epochs, course.most, repr(self._orders(course.id, course.epochs)))
+        return PackCandidate(course.id, self.builds.of(course.id, course.values) if fit else "", alike)
+
+    def _rate(self, bundle: Bundle) -> PackRate | None:
+        first = bundle.courses[0]
+        return self.rates.get(self.builds.of(first.id, first.values))
