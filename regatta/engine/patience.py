@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from regatta.engine.workers.base import WorkerPool
+
 LEAST_ROOM = 1 << 20
 LOOK_AGAIN = 1.0  # seconds between two looks at a full disk, which tells nobody when it has room
 
@@ -44,6 +46,11 @@ class Patience:
         with self._changed:
             found, self._overdue = self._overdue, []
         return found
+
+    def end_overdue(self, pool: WorkerPool, what: str, units: int = 1) -> None:
+        """End the workers whose units take too long."""
+        for worker in self.overdue():
+            pool.end(worker, f"was ended: {what} longer than {units * (self.limit or 0)} seconds")
 
     def wait_for_room(self, folder: Path, size: int) -> bool:
         """Hold everything until the folder takes so many bytes; False if that is waited for already."""

@@ -41,11 +41,11 @@ from regatta.engine.holdings import Holdings
 from regatta.engine.interrupts import interruptible
 from regatta.engine.journal import Journal, Record, read_lines
 from regatta.engine.lock import RunLock
-from regatta.engine.pack_pilots import builds_of, recalled_rates, run_pack_pilots
 from regatta.engine.packing import Orders, Packer
 from regatta.engine.patience import Patience
-from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
+from regatta.engine.pilot import PilotOutcome
 from regatta.engine.record import RunRecord
+from regatta.engine.tryout import TryOut
 from regatta.engine.whereabouts import Whereabouts
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError
@@ -56,7 +56,6 @@ from regatta.store.states import make_durable
 
 History: TypeAlias = list[tuple[Record, int]]  # records of the journal, and their bytes
 PAUSES = 5  # so often, without a unit in between, there was room and then there was none
-FIRST_UNITS = 10  # first batches may take as long as so many units: they pay for imports, reading and compiling
 KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
 
 
@@ -98,8 +97,11 @@ class Runner:
         self._hinted: set[str] = set()  # workers that know what probably comes next
         self._callers: queue.SimpleQueue[Knock | Guest] = queue.SimpleQueue()
         self._patience = Patience(pool.wake, unit_limit)
+        self._try_out = TryOut(
+            pool, dataset, goal, self._chronicle, self._patience, self._packer, lambda: self._interrupted
+        )
         self._interrupted = False
-        self._looping = self._piloting = False
+        self._looping = False
         self._started = time.time()
 
     def run(self) -> RunRecord:
@@ -128,7 +130,7 @@ class Runner:
     def interrupt(self) -> None:
         """Come to a halt once the states that are on their way are durable; may be called from another thread."""
         self._interrupted = True
-        if self._looping or self._piloting:
+        if self._looping or self._try_out.under_way:
             self._pool.wake()
 
     def _hear_signal(self) -> None:
@@ -169,9 +171,10 @@ class Runner:
             self._chronicle.note("info", text)
         for course in self._courses:
             self._declare(course)
-        outcome = self._try_out(history)
+        lines = [line for line, _ in history]
+        self._bundles.count_from(sum(line.get("pack") is not None for line in lines))
+        outcome = self._try_out.run(self._courses, lines)
         self._estimates = outcome.estimates
-        self._packer.builds = builds_of(outcome, {course.id: course.values for course in self._courses})
         self._largest = max((result.state_bytes for result in outcome.results.values()), default=0)
         self._hopper = self._scheduler(outcome)
         for worker, ready in outcome.ready.items():
@@ -182,35 +185,6 @@ class Runner:
         for failure in outcome.failed.values():
             self._fail(failure)
         self._enlist()
-
-    def _try_out(self, history: History) -> PilotOutcome:
-        """Pilots of all that the search begins with; where units are known to take, none are needed."""
-        if any(unit.kind == "train" for unit in self.record.units):
-            lines = [line for line, _ in history]
-            self._packer.rates = recalled_rates(lines)
-            self._bundles.count_from(sum(line.get("pack") is not None for line in lines))
-            self._pool.start()
-            return recalled_pilots(self._dataset, lines)
-        configs = {course.id: course.values for course in self._courses if not course.failed and not course.stopped}
-        self._piloting = True
-        try:
-            begun = partial(self._patience.begin, units=FIRST_UNITS)
-            epochs, metric = self._goal.epochs, self._goal.metric
-            outcome = run_pilots(
-                self._pool, self._dataset, configs, epochs, metric, self._hear_pilot, begun, self._attend_pilots
-            )
-            if self._packer.wanted is None:
-                self._packer.rates = run_pack_pilots(
-                    self._pool, self._dataset, configs, epochs, outcome, self._hear_pilot, begun, self._attend_pilots
-                )
-            return outcome
-        finally:
-            self._piloting = False
-
-    def _attend_pilots(self) -> None:
-        if self._interrupted:
-            raise KeyboardInterrupt  # nothing is on its way
-        self._end_overdue("its first batches took", FIRST_UNITS)
 
     def _enlist(self) -> None:
         """Give the scheduler what waits for it: packs where they pay, single courses otherwise."""
@@ -241,23 +215,6 @@ class Runner:
             for epoch in far.reports:
                 course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
             self._settle(course)
-
-    def _hear_pilot(self, event: Event) -> None:
-        if isinstance(event, TaskDone | TaskFailed | WorkerLost):
-            self._patience.end(event.worker)
-        if isinstance(event, TaskDone) and event.pilot is not None:
-            self._chronicle.write(
-                "pilot", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
-                **{k: v for k, v in vars(event.pilot).items() if k not in ("metrics", "forgotten")},
-            )  # fmt: skip
-            self._chronicle.warn_of_forgotten(event.task.config, event.pilot.forgotten)
-        elif isinstance(event, TaskDone) and event.packed is not None:
-            self._chronicle.write(
-                "packs", config=event.task.config, worker=event.worker, start=event.start, end=event.end,
-                **vars(event.packed),
-            )  # fmt: skip
-        elif isinstance(event, WorkerLost):
-            self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
 
     def _scheduler(self, outcome: PilotOutcome) -> Hopper:
         return Hopper(
@@ -307,11 +264,7 @@ class Runner:
                 self._pool.admit(caller.connection, caller.wishes)
             else:
                 self._serve(caller)
-        self._end_overdue("its unit took")
-
-    def _end_overdue(self, what: str, units: int = 1) -> None:
-        for worker in self._patience.overdue():
-            self._pool.end(worker, f"was ended: {what} longer than {units * (self._patience.limit or 0)} seconds")
+        self._patience.end_overdue(self._pool, "its unit took")
 
     def _dispatch(self) -> None:
         """Give idle workers their units, and busy ones a hint of what comes next."""
