@@ -213,7 +213,9 @@ def _least(kind: Kind) -> float:
 
 
 def _fastest(kind: Kind, site: Site) -> float:
-    """An epoch by the best group, over one on one worker."""
+    """An epoch by the best group, over one on one worker: the widest, the widest inside a node, or none at all."""
     if kind.communication is None:
         return 1.0
-    return min((1 + kind.communication.ratio(width)) / width for width in range(1, site.workers + 1))
+    inside = min(kind.communication.each or site.workers, site.workers)
+    widths = {1, inside, min(inside + 1, site.workers), site.workers}
+    return min((1 + kind.communication.ratio(width)) / width for width in widths)

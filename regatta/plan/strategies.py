@@ -118,9 +118,16 @@ class Work:
 
     def together(self, members: Ints) -> Floats:
         """Seconds of packs with so many members over those of one model."""
-        if members.max() == 1:
-            return np.ones(len(self.kinds))
-        return np.array([kind.curve[size - 1] for kind, size in zip(self.kinds, members.tolist(), strict=True)])
+        found: Floats = self.curves[np.arange(len(self.kinds)), members - 1]
+        return found
+
+    @cached_property
+    def curves(self) -> Floats:
+        """By kind and size, as `Kind.curve`; infinite where nothing was measured."""
+        longest = max(len(kind.curve) for kind in self.kinds)
+        return np.array(
+            [np.pad(kind.curve, (0, longest - len(kind.curve)), constant_values=np.inf) for kind in self.kinds]
+        )
 
     def ratios(self, width: int) -> Floats:
         """Communication over computation in groups of this width; zero where it was not measured."""
@@ -240,49 +247,56 @@ def best_packs(work: Work, site: Site, share: bool, slacks: Sequence[float] = (1
     Larger packs mean less work and longer chains. For a limit on the chain each kind takes its cheapest size, so
     that the limit where chain and load meet is found by bisection.
     """
-    loads, chains = zip(*(_loads_and_chains(kind, work.data, site, share) for kind in work.kinds), strict=True)
-    limits = np.unique(np.concatenate(chains))
+    loads, chains = _loads_and_chains(work, site, share)
+    limits = np.unique(chains[np.isfinite(chains)])
     return [_meeting(loads, chains, limits, slack) for slack in slacks]
 
 
-def _meeting(loads: Sequence[Floats], chains: Sequence[Floats], limits: Floats, slack: float) -> tuple[int, ...]:
+def _meeting(loads: Floats, chains: Floats, limits: Floats, slack: float) -> tuple[int, ...]:
     low, high = 0, len(limits) - 1
     while low < high:
         middle = (low + high) // 2
-        if slack * limits[middle] < _least_load(loads, chains, limits[middle]):
+        if slack * limits[middle] < _ends(loads, chains, float(limits[middle]))[0]:
             low = middle + 1
         else:
             high = middle
-    near = [_sizes(loads, chains, float(limits[place])) for place in sorted({low, max(low - 1, 0)})]
-    return min(near, key=lambda sizes: _end(loads, chains, sizes, slack))
+    near = [float(limits[place]) for place in sorted({low, max(low - 1, 0)})]
+    best = min(near, key=lambda limit: _later(*_ends(loads, chains, limit), slack))
+    return tuple((_columns(loads, chains, best) + 1).tolist())
 
 
-def _end(loads: Sequence[Floats], chains: Sequence[Floats], sizes: Sequence[int], slack: float) -> float:
-    load = sum(float(values[size - 1]) for values, size in zip(loads, sizes, strict=True))
-    return max(load, slack * max(float(values[size - 1]) for values, size in zip(chains, sizes, strict=True)))
+def _loads_and_chains(work: Work, site: Site, share: bool) -> tuple[Floats, Floats]:
+    """By kind and size of its packs, what a kind adds to the load of a worker, and how long it takes itself."""
+    fit = np.full(len(work.kinds), np.inf)
+    np.divide(site.memory, work.peaks, out=fit, where=work.peaks > 0)
+    lengths = [len(kind.curve) for kind in work.kinds]
+    most = np.maximum(np.minimum(np.minimum(fit, lengths), work.counts), 1).astype(int)
+    columns = []
+    for size in range(1, int(most.max()) + 1):
+        sizes = np.minimum(most, size)  # beyond its largest pack a kind has nothing to offer
+        found = units(work, site, Choice(tuple(sizes.tolist()), share=share))
+        offered = np.where(most >= size, 1.0, np.inf)
+        load = found.packs * found.seconds * work.epochs * offered
+        columns.append((load, found.longest * work.epochs * site.workers * offered))
+    loads, chains = (np.stack(parts, axis=1) for parts in zip(*columns, strict=True))
+    return loads, chains
 
 
-def _loads_and_chains(kind: Kind, data: Data, site: Site, share: bool) -> tuple[Floats, Floats]:
-    """By the size of its packs, what a kind adds to the load of a worker, and how long it takes itself."""
-    fit = int(min(site.memory / kind.peak_bytes, kind.models)) if kind.peak_bytes else kind.models
-    most = max(min(len(kind.curve), kind.models, fit), 1)
-    alone = Work((kind,), data)
-    found = [units(alone, site, Choice((size,), share=share)) for size in range(1, most + 1)]
-    loads = [float(each.packs[0] * each.seconds[0]) * kind.epochs for each in found]
-    chains = [float(each.longest[0]) * kind.epochs * site.workers for each in found]
-    return np.array(loads), np.array(chains)
+def _columns(loads: Floats, chains: Floats, limit: float) -> Ints:
+    """For each kind the cheapest size whose chain keeps to the limit, or the shortest chain there is."""
+    allowed = chains <= np.maximum(limit, chains.min(axis=1))[:, None]
+    found: Ints = np.argmin(np.where(allowed, loads, np.inf), axis=1)
+    return found
 
 
-def _sizes(loads: Sequence[Floats], chains: Sequence[Floats], limit: float) -> tuple[int, ...]:
-    return tuple(
-        int(np.argmin(np.where(chain <= max(limit, chain.min()), load, np.inf))) + 1
-        for load, chain in zip(loads, chains, strict=True)
-    )
+def _ends(loads: Floats, chains: Floats, limit: float) -> tuple[float, float]:
+    """The load and the longest chain with these sizes."""
+    rows, columns = np.arange(len(loads)), _columns(loads, chains, limit)
+    return float(loads[rows, columns].sum()), float(chains[rows, columns].max())
 
 
-def _least_load(loads: Sequence[Floats], chains: Sequence[Floats], limit: float) -> float:
-    sizes = _sizes(loads, chains, limit)
-    return sum(float(load[size - 1]) for load, size in zip(loads, sizes, strict=True))
+def _later(load: float, chain: float, slack: float) -> float:
+    return max(load, slack * chain)
 
 
 def best_widths(work: Work, site: Site, share: bool, count: int = 1) -> list[int]:
