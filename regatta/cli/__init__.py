@@ -5,6 +5,7 @@
     loading.py   a user's Python file, executed to find the sweep that it defines
     display.py   a run while it goes on
     tables.py    a run that is looked at: leaderboard, resources
+    versions.py  versions in lists and logs;  lineage.py  what came out of what, drawn
     documents.py the same as JSON, with keys that stay
     figures.py   numbers for people
     ui.py        the only module that prints

@@ -10,6 +10,9 @@
     diff.py          what versions differ in;  layers.py  networks;  parameters.py  weights;  sides.py  what is compared
     evaluate/        labels of full precision, from leading planes
     sweep.py         a run becomes versions
+    staging.py       what was added and waits for a commit
+    intake.py        what files are understood as;  logs.py, archives.py, onnx_files.py  how they are read
+    archiving.py     all of it in less room;  doctor.py  what could be wrong, and what to do
 
 Goes through the parameter store for weights; knows nothing of the command line, and imports no framework.
 """
