@@ -126,7 +126,7 @@ def test_committers_that_are_killed_at_random(memory: Path) -> None:
 
 
 def test_dying_at_some_steps_of_every_operation(memory: Path) -> None:
-    moments, *problems = dying(memory, every=17)
+    moments, *problems = dying(memory, every=23)
     assert problems == []
     assert isinstance(moments, int) and moments > 15
 
