@@ -1,0 +1,36 @@
+"""`regatta simulate --suite`: the papers' experiments from the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from regatta.cli.main import main
+
+
+def test_a_suite_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--suite", "fleet", "--workers", "40", "--policies", "water,fleet-l", "--draws", "1"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [["40", "devices", "water"], ["40", "devices", "fleet-l"]]
+    assert main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["policy"] == "water" and rows[0]["speedup"] > rows[1]["speedup"]
+
+
+def test_the_nodes_of_the_cluster_can_be_others(capsys: pytest.CaptureFixture[str]) -> None:
+    ends = []
+    for node in ("1", "8"):
+        words = ["simulate", "--suite", "fleet", "--workers", "120", "--policies", "water", "--draws", "1"]
+        assert main([*words, "--node", node, "--json"]) == 0
+        ends.append(json.loads(capsys.readouterr().out)["rows"][0]["seconds"])
+    assert ends[0] > ends[1]
+
+
+@pytest.mark.parametrize(
+    "words", [["--suite", "fleat"], ["--suite", "fleet", "--policies", "wine"], [], ["a", "--suite", "fleet"]]
+)
+def test_what_cannot_be_simulated(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *words]) == 2
+    assert any(word in capsys.readouterr().err for word in ("fleet-harsh", "fleet-g", "--suite"))
