@@ -33,4 +33,5 @@ def test_the_nodes_of_the_cluster_can_be_others(capsys: pytest.CaptureFixture[st
 )
 def test_what_cannot_be_simulated(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2
-    assert any(word in capsys.readouterr().err for word in ("fleet-harsh", "fleet-g", "--suite"))
+    said = capsys.readouterr().err
+    assert any(word in said for word in ("fleet-harsh", "fleet-g", "--suite"))
