@@ -100,7 +100,7 @@ class Packs:
         tasks = (replace(task, mates=()), *task.mates)
         trainer, pack = self._trainer, self._pack_of_its_own()
         benches = [trainer.build(each.values) for each in tasks]
-        data = trainer.partition("train", task.partition, benches[0].framework)
+        data = trainer.partition("train", task.partition, benches[0].framework, task=task)
         alone = sum(self._alone(trainer.build(each.values), data, each) for each in tasks)
         for bench, each in zip(benches, tasks, strict=True):
             self._load(pack, bench, each, partial(_plain_order, _size(each)))
@@ -154,7 +154,8 @@ class Packs:
                     errors[task.config] = error
             if seats:
                 some = next(iter(seats.values()))
-                data = trainer.partition("train", tasks[0].partition, some.bench.framework, costs[tasks[0].config])
+                whole = replace(tasks[0], mates=tuple(tasks[1:]))
+                data = trainer.partition("train", whole.partition, some.bench.framework, costs[tasks[0].config], whole)
                 self._pack.train(data, epochs={seat.member: 1 for seat in seats.values()})
                 rows = some.bench.framework.rows(data)
             parts = [self._leave(task, seats, errors, costs[task.config], rows if seats else 0) for task in tasks]

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import cloudpickle
 
@@ -34,13 +34,17 @@ from regatta.cluster import Cluster
 from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerLost, WorkerReady, published
 from regatta.errors import RegattaError
 
+if TYPE_CHECKING:
+    from regatta.data.sharing.broker import Broker
+
 Socket: TypeAlias = "Connection[Any, Any]"
 # With the paths of the controller and no others: a `random.py` in the present folder must not stand in for Python's.
 _BOOT = """import sys
-file, *sys.path = sys.argv[1:]
+files, *sys.path = sys.argv[1:]
 del sys.argv[1:]
-from regatta.engine.workers.process import main
-main(int(file))"""
+{0}
+main(*map(int, files.split(",")))"""
+_MAIN = "from regatta.engine.workers.process import main"
 STARTS = 3  # how often a worker that dies before it is ready is started
 KILLED_STARTS = 10  # the same, where somebody kills it
 _PR_SET_PDEATHSIG = 1
@@ -101,8 +105,14 @@ class ProcessPool:
         self._failed_starts = dict.fromkeys(self.workers, 0.0)
         self._guests = 0
         self._woken, self._waker = Pipe(duplex=False)
+        self._broker: Broker | None = None
+        self._given = outfit
 
     def start(self) -> None:
+        if self._given.sharing is not None:
+            from regatta.engine.workers.maker import open_broker
+
+            self._broker = open_broker(self._given, self._cluster.threads or 1, sys.path)
         for name in self.workers:
             self._spawn(name)
 
@@ -149,15 +159,21 @@ class ProcessPool:
         for member in self._members.values():
             member.close()
         self._members.clear()
+        if self._broker is not None:
+            self._broker.close()
         self._woken.close()
         self._waker.close()
 
     def _spawn(self, name: str) -> None:
         ours, theirs = Pipe()
         threads = self._cluster.threads or 1
+        blocks = self._broker.seat(name) if self._broker is not None else None
+        files = [theirs.fileno()] if blocks is None else [theirs.fileno(), blocks.fileno()]
         with self._log(name).open("ab") as log:
-            process = start_worker(theirs, threads, sys.path, stdout=log, stderr=log)
+            process = started(_MAIN, files, threads, sys.path, stdout=log, stderr=log)
         theirs.close()
+        if blocks is not None:
+            blocks.close()
         end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
         self._members[name] = _Member(process, ours, end, pid=process.pid)
         index = self.workers.index(name)
@@ -208,11 +224,18 @@ class ProcessPool:
 
 def start_worker(socket: Socket, threads: int, path: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
     """A worker's process, at the other end of whose socket a controller is."""
+    return started(_MAIN, [socket.fileno()], threads, path, **streams)
+
+
+def started(
+    main: str, files: Sequence[int], threads: int, path: Sequence[str], **streams: Any
+) -> subprocess.Popen[bytes]:
+    """A process of ours, whose `main` is imported as that line says and gets these open files."""
     limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     repeatable = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}  # or products on several streams of a GPU round as they like
     return subprocess.Popen(
-        [sys.executable, "-P", "-u", "-c", _BOOT, str(socket.fileno()), *path],
-        pass_fds=[socket.fileno()],
+        [sys.executable, "-P", "-u", "-c", _BOOT.format(main), ",".join(map(str, files)), *path],
+        pass_fds=files,
         stdin=subprocess.DEVNULL,
         env={**repeatable, **os.environ, **limits},
         start_new_session=True,  # Ctrl-C is for whoever started it
@@ -242,9 +265,9 @@ class _Side:
         return self._socket.recv()
 
 
-def serve(file: int) -> None:
-    """Be a worker until the controller is gone."""
-    _die_with_parent()
+def serve(file: int, blocks: int | None = None) -> None:
+    """Be a worker until the controller is gone; `blocks` is the socket to whoever has prepared data to share."""
+    die_with_parent()
     side = _Side(Connection(file))
     hello: _Hello = side.hear()  # before the imports, for the controller may wait until a large one is taken
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
@@ -257,10 +280,14 @@ def serve(file: int) -> None:
     gc.freeze()
     gc.enable()
     trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
+    if blocks is not None:
+        from regatta.data.sharing.reader import Reader
+
+        trainer.supplies.reader = Reader(blocks)
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
-    threading.Thread(target=_live_by, args=(_listen, side, trainer, tasks), daemon=True).start()
-    threading.Thread(target=_live_by, args=(_keep, side, trainer.worker, fresh), daemon=True).start()
+    threading.Thread(target=live_by, args=(_listen, side, trainer, tasks), daemon=True).start()
+    threading.Thread(target=live_by, args=(_keep, side, trainer.worker, fresh), daemon=True).start()
     side.say(WorkerReady(hello.worker, {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads}))
     while True:
         done = trainer.run(tasks.get())
@@ -269,13 +296,13 @@ def serve(file: int) -> None:
             fresh.put(path)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Where the system sees to it: one that hangs in foreign code would not hear of the end of the stream."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _live_by(body: Callable[..., None], *arguments: Any) -> None:
+def live_by(body: Callable[..., None], *arguments: Any) -> None:
     """Whatever ends a part of a worker ends it all at once: one that is deaf, or keeps nothing, must not look alive."""
     try:
         body(*arguments)
@@ -304,5 +331,5 @@ def _keep(side: _Side, worker: str, fresh: queue.SimpleQueue[Path]) -> None:
         side.say(StateDurable(worker, path, *make_durable(path)))
 
 
-def main(file: int) -> None:
-    _live_by(serve, file)
+def main(file: int, blocks: int | None = None) -> None:
+    live_by(serve, file, blocks)

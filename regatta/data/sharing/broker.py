@@ -1,0 +1,305 @@
+"""The thread of a controller that has blocks made and hands them out.
+
+It decides nothing but how many makers there are; the ledger does. Makers are processes: one is started when the first
+block is asked for, another when blocks are waited for longer than it takes to start one, and one that has had nothing
+to do for a while is ended. One that dies is replaced, and its block made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from regatta.data.sharing.ledger import DEATHS, Job, Key, Ledger
+from regatta.data.sharing.wire import Message, receive, send
+
+Start: TypeAlias = Callable[[socket.socket], "subprocess.Popen[bytes]"]
+START_SECONDS = 2.0  # what a maker's start is taken to cost before one was started
+IDLE_SECONDS = 20.0  # after which one of several makers is ended
+
+
+@dataclass
+class _Maker:
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    begun: float
+    ready: bool = False
+    job: Job | None = None
+    since: float = 0.0  # idle since, or busy since
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and self.job is None
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.socket.close()
+        self.process.wait()
+
+
+@dataclass(frozen=True)
+class Worth:
+    """When sharing pays: what blocks save, made once instead of by each model, against what makers cost."""
+
+    always: bool
+    saved: int  # so many times is a block not made again in the whole run
+
+    def pays(self, seconds: float | None) -> bool:
+        return self.always or (seconds is not None and seconds * self.saved > START_SECONDS)
+
+
+class Broker:
+    """Hands out blocks until it is closed."""
+
+    def __init__(self, ledger: Ledger, start: Start, worth: Worth, most: int) -> None:
+        self._ledger, self._start, self._worth, self._most = ledger, start, worth, most
+        self._blocks: dict[Key, tuple[int, Any]] = {}  # an open file, and its layout
+        self._readers: dict[str, socket.socket] = {}
+        self._makers: list[_Maker] = []
+        self._made: list[float] = []  # seconds that the last blocks took
+        self._measured: float | None = None
+        self._start_seconds = START_SECONDS
+        self._failed_starts = 0
+        self._waiting_since: float | None = None
+        self._selector = selectors.DefaultSelector()
+        self._new: list[tuple[str, socket.socket]] = []
+        self._lock = threading.Lock()
+        self._closing = False
+        self._woken, self._waker = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
+        self._thread = threading.Thread(target=self._serve, name="blocks", daemon=True)
+        self._thread.start()
+
+    def seat(self, name: str) -> socket.socket:
+        """A socket for a new reader; the end of its stream is how it leaves."""
+        ours, theirs = socket.socketpair()
+        with self._lock:
+            self._new.append((name, ours))
+        self._waker.send(b"x")
+        return theirs
+
+    def makers(self) -> list[int]:
+        """The processes that make blocks."""
+        return [maker.process.pid for maker in list(self._makers)]
+
+    def close(self) -> None:
+        self._closing = True
+        self._waker.send(b"x")
+        self._thread.join()
+        self._woken.close()
+        self._waker.close()
+
+    # -- the loop ----------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                for chosen, _ in self._selector.select(self._patience()):
+                    chosen.data()
+                    self._close_dropped()
+                self._staff()
+                self._hand_out()
+        finally:
+            self._clear()
+
+    def _wake_up(self) -> None:
+        self._woken.recv(64)
+        with self._lock:
+            new, self._new = self._new, []
+        for name, reader in new:
+            if name in self._readers:  # its worker was started again
+                self._part(name)
+            self._readers[name] = reader
+            self._selector.register(reader, selectors.EVENT_READ, lambda name=name: self._hear_reader(name))
+
+    def _clear(self) -> None:
+        for maker in self._makers:
+            maker.end()
+        for _, reader in (*self._readers.items(), *self._new):
+            reader.close()
+        for file, _ in self._blocks.values():
+            os.close(file)
+        self._selector.close()
+
+    def _close_dropped(self) -> None:
+        for key in self._ledger.closed():
+            file, _ = self._blocks.pop(key)
+            os.close(file)
+
+    # -- readers -----------------------------------------------------------------------------------------
+
+    def _hear_reader(self, name: str) -> None:
+        if name not in self._readers:
+            return  # it left earlier in this round
+        try:
+            message, _ = receive(self._readers[name])
+        except EOFError:
+            self._part(name)
+            return
+        if "measured" in message:
+            self._measured = max(message["measured"], self._measured or 0.0)
+        elif "release" in message:
+            self._ledger.release(name, Key(*message["release"]))
+        elif "note" in message:
+            self._ledger.note(Key(*message["note"]), message["models"])
+        else:
+            self._look_up(name, Key(*message["want"]), message["models"])
+
+    def _look_up(self, name: str, key: Key, models: list[str]) -> None:
+        if not self._worth.pays(self._measured) or self._failed_starts >= DEATHS:
+            self._tell(name, {"yourself": True})
+        elif self._ledger.want(name, key, models):
+            self._give(name, key)
+
+    def _give(self, name: str, key: Key) -> None:
+        file, layout = self._blocks[key]
+        self._tell(name, {"layout": layout}, file)
+
+    def _tell(self, name: str, message: Message, file: int | None = None) -> None:
+        with contextlib.suppress(OSError):  # its end is heard of as the end of the stream
+            send(self._readers[name], message, file)
+
+    def _part(self, name: str) -> None:
+        reader = self._readers.pop(name)
+        self._selector.unregister(reader)
+        reader.close()
+        self._ledger.leave(name)
+
+    # -- makers ------------------------------------------------------------------------------------------
+
+    def _hear_maker(self, maker: _Maker) -> None:
+        try:
+            message, file = receive(maker.socket)
+        except EOFError:
+            self._bury(maker)
+            return
+        now = time.monotonic()
+        job, busy, maker.job, maker.since = maker.job, now - maker.since, None, now
+        if "ready" in message:
+            maker.ready, self._failed_starts = True, 0
+            self._start_seconds = now - maker.begun
+        elif job is not None:
+            self._take(job, message, file, busy)
+
+    def _take(self, job: Job, message: Message, file: int | None, seconds: float) -> None:
+        """What became of a job."""
+        key, ledger = job.key, self._ledger
+        if job.spill:
+            if ledger.spilled(key, file is not None):
+                self._keep(key, file, self._blocks[key][1])
+            elif file is not None:
+                os.close(file)
+        elif file is not None:
+            self._made = [*self._made[-7:], seconds]
+            self._keep(key, file, message["layout"])
+            for name in ledger.made(key, message["layout"]["bytes"], message["place"]):
+                self._give(name, key)
+        elif "size" in message:
+            for name in ledger.crowded(key, message["size"]):
+                self._tell(name, {"yourself": True})
+        else:
+            self._fail(key, message)
+
+    def _keep(self, key: Key, file: int | None, layout: Any) -> None:
+        assert file is not None
+        if key in self._blocks:
+            os.close(self._blocks[key][0])
+        self._blocks[key] = file, layout
+
+    def _fail(self, key: Key, message: Message) -> None:
+        for name in self._ledger.failed(key):
+            self._tell(name, {"error": message["error"], "traceback": message["traceback"]})
+
+    def _bury(self, maker: _Maker) -> None:
+        self._selector.unregister(maker.socket)
+        self._makers.remove(maker)
+        maker.end()
+        if not maker.ready:
+            self._failed_starts += 1
+        if self._failed_starts >= DEATHS and not self._makers:  # then workers do it themselves, and say what is wrong
+            self._send_away()
+        if maker.job is not None and self._ledger.died(maker.job):
+            text = f"Preparing {_told(maker.job.key)} took {DEATHS} processes with it."
+            self._fail(maker.job.key, {"error": text, "traceback": text})
+
+    def _send_away(self) -> None:
+        for name in list(self._readers):
+            if self._ledger.waits(name):
+                self._ledger.leave(name)
+                self._tell(name, {"yourself": True})
+
+    # -- how many makers ---------------------------------------------------------------------------------
+
+    def _staff(self) -> None:
+        """Start a maker where readers wait for longer than that takes; end one that is not needed."""
+        now, waiting = time.monotonic(), self._ledger.waiting()
+        free = sum(maker.job is None for maker in self._makers)  # one that starts is as good as idle
+        if waiting <= free:
+            self._waiting_since = None
+        else:
+            self._waiting_since = self._waiting_since or now
+            if self._is_slow(now) and len(self._makers) < self._most and self._failed_starts < DEATHS:
+                self._hire(now)
+                self._waiting_since = None
+        idle = [maker for maker in self._makers if maker.idle and now - maker.since > IDLE_SECONDS]
+        if idle and len(self._makers) > 1:
+            self._dismiss(idle[-1])
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether what waits would wait for longer than a maker takes to start."""
+        assert self._waiting_since is not None
+        usual = sum(self._made) / len(self._made) if self._made else self._measured or 0.0
+        return not self._makers or max(usual, now - self._waiting_since) > self._start_seconds
+
+    def _hire(self, now: float) -> None:
+        ours, theirs = socket.socketpair()
+        maker = _Maker(self._start(theirs), ours, now, since=now)
+        theirs.close()
+        self._makers.append(maker)
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear_maker(maker))
+
+    def _dismiss(self, maker: _Maker) -> None:
+        self._selector.unregister(maker.socket)
+        self._makers.remove(maker)
+        maker.end()
+
+    def _hand_out(self) -> None:
+        idle = [maker for maker in self._makers if maker.idle]
+        for maker, job in zip(idle, self._ledger.jobs(len(idle)), strict=False):
+            maker.job, maker.since = job, time.monotonic()
+            with contextlib.suppress(OSError):  # its death is heard of
+                self._order(maker, job)
+
+    def _order(self, maker: _Maker, job: Job) -> None:
+        if job.spill:
+            file, layout = self._blocks[job.key]
+            send(maker.socket, {"spill": layout["bytes"]}, file)
+            return
+        base = self._ledger.base_of(job.key)
+        file_of_base, layout_of_base = self._blocks[base] if base is not None else (None, None)
+        order = {"make": job.key, "memory": job.memory, "disk": job.disk, "layout": layout_of_base}
+        send(maker.socket, order, file_of_base)
+
+    def _patience(self) -> float | None:
+        """Until when nothing need happen for something to be done."""
+        now, moments = time.monotonic(), list[float]()
+        if self._waiting_since is not None and len(self._makers) < self._most:
+            moments.append(self._waiting_since + self._start_seconds)
+        if len(self._makers) > 1:
+            moments += [maker.since + IDLE_SECONDS for maker in self._makers if maker.idle]
+        return max(0.0, min(moments) - now) + 0.01 if moments else None
+
+
+def _told(key: Key) -> str:
+    read = f"the {key.kind} partition {key.partition}"
+    return read if key.epoch is None else f"{read} for epoch {key.epoch}"

@@ -1,0 +1,307 @@
+"""The books of the blocks: which are there, who waits for them, who holds them, and what is to be done next.
+
+Pure: readers and makers are names, blocks are keys and sizes; no clock, no files. What to do comes out as jobs, and
+blocks to close as keys. Bounds are kept by these rules, in this order: what every model has had is dropped, what was
+not needed for longest is spilled to the disk, what does not fit there either is dropped and made again when it is
+asked for. A block that somebody waits for is always made; where it fits nowhere, readers are told to make their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+Place: TypeAlias = Literal["memory", "disk"]
+DEATHS = 3  # a block that takes so many makers with it is given up
+ABSENT = 4  # a model that has not asked while the others asked so often is waited for no more
+MOST_BLOCKS = 256  # each is an open file of the controller
+
+
+class Key(NamedTuple):
+    """What a block is of: a partition as it is read (epoch None), or transformed for an epoch."""
+
+    kind: str
+    partition: int
+    epoch: int | None = None
+
+    @property
+    def base(self) -> Key:
+        return Key(self.kind, self.partition)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something for a maker: make a block, where there is so much room; or write one to the disk."""
+
+    key: Key
+    spill: bool = False
+    memory: int = 0
+    disk: int = 0
+
+
+@dataclass
+class _Entry:
+    bytes: int = 0
+    place: Place | None = None  # None: not made
+    job: Job | None = None
+    holders: set[str] = field(default_factory=set)
+    waiters: dict[str, None] = field(default_factory=dict)
+    seen: set[str] = field(default_factory=set)  # models
+    needed: int = 0  # when it was last asked for
+    deaths: int = 0
+
+    @property
+    def idle(self) -> bool:
+        return self.place is not None and not self.holders and not self.waiters and self.job is None
+
+
+class Ledger:
+    """What is known of all blocks of a run."""
+
+    def __init__(self, memory: int, disk: int, *, partitions: int, epochs: int, reads: bool, transforms: bool) -> None:
+        """`reads`: partitions as they are read are blocks too, from which those of epochs are made."""
+        self.memory, self.disk = memory, disk
+        self._partitions, self._epochs = partitions, epochs
+        self._reads, self._transforms = reads, transforms
+        self._entries: dict[Key, _Entry] = {}
+        self._progress: dict[str, int] = {}  # the epoch that each model has come to, the last to ask last
+        self._asked: dict[str, int] = {}
+        self._asks = 0
+        self._largest = 0
+        self._readers: set[str] = set()
+        self._closed: list[Key] = []
+        self._clock = 0
+
+    # -- what happens ------------------------------------------------------------------------------------
+
+    def want(self, reader: str, key: Key, models: Iterable[str] = ()) -> bool:
+        """A reader asks for a block; whether it is there, and now held by the reader."""
+        self._readers.add(reader)
+        entry = self._entry(key)
+        self._clock += 1
+        entry.needed = self._clock
+        self._note(entry, key, models)
+        if entry.place is None:
+            entry.waiters[reader] = None
+            return False
+        entry.holders.add(reader)
+        return True
+
+    def note(self, key: Key, models: Iterable[str]) -> None:
+        """Models had a block that their reader held already."""
+        if key in self._entries:
+            self._note(self._entries[key], key, models)
+
+    def release(self, reader: str, key: Key) -> None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.holders.discard(reader)
+
+    def leave(self, reader: str) -> None:
+        """A reader is gone, and lets go of all that it held or waited for."""
+        self._readers.discard(reader)
+        for entry in self._entries.values():
+            entry.holders.discard(reader)
+            entry.waiters.pop(reader, None)
+
+    def made(self, key: Key, size: int, place: Place) -> list[str]:
+        """A block is there; who waited for it holds it now."""
+        entry = self._finish(key)
+        entry.bytes, entry.place, entry.deaths = size, place, 0
+        self._largest = max(self._largest, size)
+        return self._serve(entry, hold=True)
+
+    def spilled(self, key: Key, done: bool) -> bool:
+        """A block was written to the disk, or could not be; whether that copy is to be kept."""
+        entry = self._entry(key)
+        entry.job = None
+        if done and entry.place == "memory" and not entry.holders:
+            entry.place = "disk"
+            return True
+        if not done and entry.idle:  # the disk does not take it
+            self._drop(key)
+        return False
+
+    def crowded(self, key: Key, size: int) -> list[str]:
+        """There is no room for a block of that size; who waited for it."""
+        self._largest = max(self._largest, size)
+        return self.failed(key)
+
+    def failed(self, key: Key) -> list[str]:
+        """A block cannot be made; who waited for it, or for what is made from it."""
+        waiters = self._serve(self._finish(key), hold=False)
+        if key.epoch is None:
+            for other in [other for other in self._entries if other.base == key and other != key]:
+                waiters += self._serve(self._entries[other], hold=False)
+        return waiters
+
+    def died(self, job: Job) -> bool:
+        """The maker that had a job is gone; whether the job is given up."""
+        entry = self._entry(job.key)
+        if job.spill:
+            entry.job = None
+            return False
+        entry = self._finish(job.key)
+        entry.deaths += 1
+        return entry.deaths >= DEATHS
+
+    # -- what to do --------------------------------------------------------------------------------------
+
+    def jobs(self, idle: int) -> list[Job]:
+        """Jobs for so many idle makers: what is waited for, then room for what comes, then what comes."""
+        found: list[Job] = []
+        while len(found) < idle:
+            job = self._demanded() or self._spill() or self._ahead()
+            if job is None:
+                break
+            self._entry(job.key).job = job
+            if not job.spill and self.base_of(job.key) is not None:
+                self._entries[job.key.base].holders.add(f"job {job.key}")
+            found.append(job)
+        return found
+
+    def waiting(self) -> int:
+        """How many blocks are waited for that nobody makes."""
+        return sum(1 for _ in self._unmade())
+
+    def waits(self, reader: str) -> bool:
+        return any(reader in entry.waiters for entry in self._entries.values())
+
+    def base_of(self, key: Key) -> Key | None:
+        """The block that a block is made from, where that is one."""
+        return key.base if self._reads and key.epoch is not None else None
+
+    def closed(self) -> list[Key]:
+        """Blocks that were dropped since the last time, after all bounds are seen to."""
+        self._trim()
+        found, self._closed = self._closed, []
+        return found
+
+    def used(self, place: Place) -> int:
+        return sum(entry.bytes for entry in self._entries.values() if entry.place == place)
+
+    # -- inside ------------------------------------------------------------------------------------------
+
+    def _entry(self, key: Key) -> _Entry:
+        return self._entries.setdefault(key, _Entry())
+
+    def _note(self, entry: _Entry, key: Key, models: Iterable[str]) -> None:
+        entry.seen.update(models)
+        self._asks += 1
+        for model in models if key.epoch is not None else ():
+            self._progress[model] = max(key.epoch or 0, self._progress.get(model, 0))
+            self._asked[model] = self._asks
+        patience = ABSENT * (len(self._progress) + 1)
+        for model in [model for model, when in self._asked.items() if when < self._asks - patience]:
+            del self._asked[model], self._progress[model]  # it was stopped, or has failed
+
+    def _finish(self, key: Key) -> _Entry:
+        entry = self._entry(key)
+        entry.job = None
+        base = self._entries.get(key.base)
+        if base is not None:
+            base.holders.discard(f"job {key}")
+        return entry
+
+    def _serve(self, entry: _Entry, hold: bool) -> list[str]:
+        waiters = list(entry.waiters)
+        entry.waiters.clear()
+        if hold:
+            entry.holders.update(waiters)
+        return waiters
+
+    def _unmade(self) -> Iterator[Key]:
+        """What is waited for and not being made, longest first; what it is made from before it."""
+        wanted = [key for key, entry in self._entries.items() if entry.waiters and entry.place is None]
+        for key in sorted(wanted, key=lambda key: self._entries[key].needed):
+            first = self._first(key)
+            if self._entry(first).job is None:
+                yield first
+
+    def _first(self, key: Key) -> Key:
+        """The block itself, or the one that it is made from, where that is not there yet."""
+        base = self.base_of(key)
+        return key if base is None or self._entry(base).place is not None else base
+
+    def _demanded(self) -> Job | None:
+        key = next(self._unmade(), None)
+        return None if key is None else self._make(key)
+
+    def _make(self, key: Key) -> Job:
+        self._clock += 1
+        if (base := self.base_of(key)) is not None:
+            self._entries[base].needed = self._clock
+        held = sum(entry.bytes for entry in self._entries.values() if entry.place == "disk" and not entry.idle)
+        return Job(key, memory=self._free(), disk=self.disk - held)
+
+    def _free(self) -> int:
+        """Bytes of memory, less what is being made and less what can be dropped at once."""
+        making = sum(entry.job is not None and not entry.job.spill for entry in self._entries.values())
+        droppable = sum(entry.bytes for key, entry in self._entries.items() if self._is_over(key, entry))
+        return self.memory - self.used("memory") + droppable - making * self._largest
+
+    def _is_over(self, key: Key, entry: _Entry) -> bool:
+        """In memory, held by nobody, and every model that was ever seen has had it or gone past it."""
+        if key.epoch is None or not entry.idle or entry.place != "memory" or not entry.seen:
+            return False
+        return all(model in entry.seen or epoch > key.epoch for model, epoch in self._progress.items())
+
+    def _spill(self) -> Job | None:
+        """The block that was not needed for longest, where there would be no room for the next."""
+        going = sum(entry.bytes for entry in self._entries.values() if entry.job is not None and entry.job.spill)
+        if self._free() + going >= self._largest or self.used("disk") + going + self._largest > self.disk:
+            return None
+        kept = [key for key in self._idle("memory") if not self._is_over(key, self._entries[key])]
+        return Job(min(kept, key=self._order), spill=True) if kept else None
+
+    def _idle(self, place: Place) -> list[Key]:
+        return [key for key, entry in self._entries.items() if entry.idle and entry.place == place]
+
+    def _oldest(self, place: Place) -> Key | None:
+        return min(self._idle(place), key=self._order, default=None)
+
+    def _order(self, key: Key) -> tuple[bool, int]:
+        """What everybody has had comes first; what nobody has asked for yet is about to be."""
+        entry = self._entries[key]
+        return not self._is_over(key, entry), entry.needed if entry.seen or key.epoch is None else self._clock
+
+    def _ahead(self) -> Job | None:
+        """What will be asked for next: the other partitions of this epoch, and then the next epoch of all."""
+        if not self._transforms or not self._progress or self._free() < self._largest:
+            return None
+        unasked = [e for k, e in self._entries.items() if k.epoch is not None and not e.seen and (e.place or e.job)]
+        if len(unasked) >= max(1, len(self._readers)):
+            return None
+        last = min(max(self._progress.values()) + 1, self._epochs)
+        for epoch in range(max(1, min(self._progress.values())), last + 1):
+            for partition in self._by_use(epoch):
+                key = Key("train", partition, epoch)
+                if key not in self._entries and self._first(key) == key:
+                    return self._make(key)
+        return None
+
+    def _by_use(self, epoch: int) -> Sequence[int]:
+        """Partitions in the order in which they were asked for in the epoch before."""
+        before = [self._entries.get(Key("train", p, epoch - 1), _Entry()).needed for p in range(self._partitions)]
+        return sorted(range(self._partitions), key=lambda p: before[p] or self._clock)
+
+    def _trim(self) -> None:
+        while self.used("memory") > self.memory:
+            key = self._oldest("memory")
+            over = key is not None and self._is_over(key, self._entries[key])
+            if key is None or not (over or self.used("disk") + self._entries[key].bytes > self.disk):
+                break  # what is held stays; what is spilled goes when it is
+            self._drop(key)
+        while self.used("disk") > self.disk or sum(e.place is not None for e in self._entries.values()) > MOST_BLOCKS:
+            key = self._oldest("disk") or self._oldest("memory")
+            if key is None:
+                break
+            self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        entry = self._entries[key]
+        entry.place, entry.bytes = None, 0
+        self._closed.append(key)
+        if key.epoch is not None and all(epoch > key.epoch for epoch in self._progress.values()):
+            del self._entries[key]  # nobody is expected to ask for it again

@@ -1,0 +1,64 @@
+"""Whether preprocessed data is shared, and how much of it is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from regatta.errors import UsageError
+
+MEMORY_SHARE = 4  # one part in so many of the machine's memory, and of the free disk, is for blocks
+CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What is said of sharing: always, never or where it pays (None); bytes for blocks, by default a quarter of all.
+
+    `processes` is the most that prepare blocks at once, by default as many as there are cores.
+    """
+
+    always: bool | None = True
+    memory: int | None = None
+    disk: int | None = None
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.always not in (True, False, None):
+            raise UsageError(f"Sharing: always is {self.always!r}; it is True, False, or None for where it pays.")
+        for name, least in (("memory", 0), ("disk", 0), ("processes", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise UsageError(f"Sharing: {name} is {value!r}; it is a whole number from {least}, or None.")
+
+    def memory_bytes(self) -> int:
+        return _machine_memory() // MEMORY_SHARE if self.memory is None else self.memory
+
+    def disk_bytes(self, folder: Path) -> int:
+        return shutil.disk_usage(folder).free // MEMORY_SHARE if self.disk is None else self.disk
+
+    def most_processes(self) -> int:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.processes or cores
+
+
+def sharing_of(share: object) -> Sharing:
+    """What a sweep's `share` says."""
+    if isinstance(share, Sharing):
+        return share
+    if share in (True, False, None):
+        return Sharing(always=share)
+    raise UsageError(
+        f"share is {share!r}; it must be True, False, or None for where it pays.",
+        hint="Bounds are given as regatta.data.sharing.Sharing(memory=..., disk=...).",
+    )
+
+
+def _machine_memory() -> int:
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in map(Path, CGROUPS):
+        text = file.read_text().strip() if file.exists() else ""
+        found += [int(text)] if text.isdigit() else []
+    return min(found)

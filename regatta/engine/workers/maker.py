@@ -1,0 +1,193 @@
+"""A process that makes blocks: reads partitions and transforms them, for all workers of this machine.
+
+It is told what to make, or to write to the disk, one thing at a time, and answers with the open file of a block.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from regatta.data.sharing.blocks import Layout, copy_block, layout_of, leaves_of, map_block, new_block, plain
+from regatta.data.sharing.broker import Broker, Worth
+from regatta.data.sharing.ledger import Job, Key, Ledger
+from regatta.data.sharing.wire import Message, receive, send
+from regatta.engine.events import Outfit, Recipe
+from regatta.engine.workers.failures import headline, users_traceback
+from regatta.engine.workers.process import die_with_parent, live_by, started
+
+_MAIN = "from regatta.engine.workers.maker import main"
+
+
+def open_broker(outfit: Outfit, threads: int, path: Sequence[str]) -> Broker | None:
+    """The broker of a run whose blocks are to be shared; none where there is nothing to share."""
+    plan, recipe = outfit.sharing, outfit.sealed
+    if plan is None or plan.settings.always is False:
+        return None
+    outfit.logs.mkdir(parents=True, exist_ok=True)
+    settings, blocks = plan.settings, max(1, plan.epochs * len(outfit.train))
+    ledger = Ledger(
+        settings.memory_bytes(), settings.disk_bytes(outfit.logs), partitions=len(outfit.train), epochs=plan.epochs,
+        reads=plan.reads, transforms=plan.transforms,
+    )  # fmt: skip
+    slim = (
+        Recipe(_nothing, input_fn=recipe.input_fn, transform_fn=recipe.transform_fn)
+        if isinstance(recipe, Recipe)
+        else recipe
+    )
+    hello = cloudpickle.dumps((threads, Outfit(slim, outfit.seed, outfit.train, outfit.eval, outfit.logs)))
+    worth = Worth(settings.always is True, (plan.models - 1) * blocks)
+    return Broker(
+        ledger, functools.partial(_start, hello, threads, path, outfit.logs), worth, settings.most_processes()
+    )
+
+
+def _nothing(config: dict[str, Any]) -> None:
+    """Models are none of a maker's business."""
+
+
+def _start(
+    hello: bytes, threads: int, path: Sequence[str], logs: Path, theirs: socket.socket
+) -> subprocess.Popen[bytes]:
+    file = new_block(len(hello))
+    try:
+        os.pwrite(file, hello, 0)
+        with (logs / "preprocessing.log").open("ab") as log:
+            return started(_MAIN, [theirs.fileno(), file], threads, path, stdout=log, stderr=log)
+    finally:
+        os.close(file)
+
+
+def main(file: int, hello: int) -> None:
+    live_by(_serve, file, hello)
+
+
+def _serve(file: int, hello: int) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from regatta.engine.workers.preparation import Preparation
+    from regatta.engine.workers.trainer import limit_threads
+
+    with open(hello, "rb") as told:
+        threads, outfit = cloudpickle.loads(told.read())
+    maker = _Maker(Preparation(outfit), socket.socket(fileno=file))
+    limit_threads(threads)
+    assert outfit.recipe
+    maker.say({"ready": True})
+    while True:
+        maker.work()
+
+
+class _Maker:
+    def __init__(self, preparation: Any, controller: socket.socket) -> None:
+        self._preparation = preparation
+        self._controller = controller
+        self._folder = preparation.outfit.logs
+
+    def say(self, message: Message, file: int | None = None) -> None:
+        try:
+            send(self._controller, message, file)
+        except OSError:
+            _part()
+        if file is not None:
+            os.close(file)
+
+    def work(self) -> None:
+        """Do one job."""
+        try:
+            order, file = receive(self._controller)
+        except EOFError:
+            _part()
+        if "spill" in order:
+            assert file is not None
+            self._spill(order["spill"], file)
+            return
+        base = None if file is None else map_block(file, Layout.from_json(order["layout"]))
+        if file is not None:
+            os.close(file)
+        try:
+            self._make(Job(Key(*order["make"]), memory=order["memory"], disk=order["disk"]), base)
+        except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
+            self.say({"error": headline(error), "traceback": users_traceback(error)})
+
+    def _spill(self, size: int, file: int) -> None:
+        try:
+            copied = copy_block(file, size, self._folder)
+        except OSError:
+            self.say({"spilled": False})
+        else:
+            self.say({"spilled": True}, copied)
+        finally:
+            os.close(file)
+
+    def _make(self, job: Job, base: Any) -> None:
+        key, block = job.key, _Block(job, self._folder)
+        try:
+            if base is None:
+                base = self._preparation.read(key.kind, key.partition)
+            if key.epoch is None:
+                block.fill(plain(base, "input_fn"))
+            else:
+                self._preparation.transform(base, key.partition, key.epoch, allocate=block.allocate)
+        except _NoRoom as crowded:
+            self.say({"size": crowded.size})
+            return
+        except BaseException:
+            block.drop()
+            raise
+        assert block.file is not None and block.layout is not None
+        self.say({"layout": block.layout.as_json(), "place": block.place}, block.file)
+
+
+class _NoRoom(Exception):
+    """Neither memory nor disk takes the block."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class _Block:
+    """A block that is being made."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._job, self._folder = job, folder
+        self.file: int | None = None
+        self.layout: Layout | None = None
+        self.place = "memory"
+
+    def allocate(self, layout: Layout) -> Any:
+        self.file, self.layout = self._new(layout.bytes), layout
+        return map_block(self.file, layout, writing=True)
+
+    def fill(self, data: Any) -> None:
+        for into, given in zip(leaves_of(self.allocate(layout_of(data))), leaves_of(data), strict=True):
+            into[:] = given
+
+    def drop(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+
+    def _new(self, size: int) -> int:
+        places = (("memory", self._job.memory, None), ("disk", self._job.disk, self._folder))
+        for self.place, room, folder in places:
+            if size <= room:
+                try:
+                    return new_block(size, folder)
+                except OSError:
+                    continue  # it is full, whatever was thought
+        raise _NoRoom(size)
+
+
+def _part() -> None:
+    """The controller is gone, and with it the reason to go on."""
+    os.killpg(os.getpid(), signal.SIGKILL)
+    sys.exit(1)
