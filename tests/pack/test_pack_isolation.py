@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -141,6 +143,7 @@ def test_a_member_freed_from_a_stack_keeps_what_it_has_and_the_others_go_on() ->
     held = members[1].model[0].weight.clone()
     pack.train(data(), epochs=1)
     assert torch.equal(held, members[1].model[0].weight) and torch.equal(held, state["model"]["0.weight"])
+    assert members[1].model[0].weight.untyped_storage().nbytes() == held.nbytes  # no part of the memory of others
     for i, epochs in ((0, 2), (1, 1), (2, 2)):
         trainee, _ = trained_alone(adam(mlp(i, dropout=0.2)), epochs_of(members[i], epochs), i)
         assert_same(members[i], trainee)
@@ -176,7 +179,10 @@ def test_joint_graphs_are_kept_for_the_next_call_and_go_with_their_members() -> 
     for _ in range(3):
         pack.train(given, epochs=1)
     assert graphs.joined == 1
+    step = weakref.ref(pack.captured.tracks[members[0]].replays()[0])
     pack.free(members[0])
+    gc.collect()
+    assert step() is None  # nor the memory that it works on
     pack.train(given, epochs=1)
     assert graphs.joined == 2
     for i, epochs in enumerate((3, 4, 4)):
