@@ -23,6 +23,7 @@ class Cluster:
     cpus: float = 1
     gpus: float = 0
     storage: str | None = None
+    group: int = 1  # so many workers train a model together
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
@@ -32,11 +33,23 @@ class Cluster:
         for name, value in (("cpus", self.cpus), ("gpus", self.gpus), *dict(self.resources or {}).items()):
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
                 raise UsageError(f"Cluster: {name} is {value!r}; it is a number of them per worker, 0 or more.")
+        self._check_group()
         if not self.needs():
             raise UsageError(
                 "Cluster: a worker with 0 CPUs, 0 GPUs and no other resource fits any number of times.",
                 hint="Give cpus=, gpus= or resources= what one worker takes.",
             )
+
+    def _check_group(self) -> None:
+        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
+            raise UsageError(f"Cluster: group is {self.group!r}; it is a whole number of workers from 1.")
+        if self.group > 1 and self.kind != "process":
+            raise UsageError(
+                f"Cluster: group={self.group} on {self.kind} workers; only process workers train in groups.",
+                hint=f"Use Cluster.local(workers=..., group={self.group}).",
+            )
+        if self.workers is not None and self.workers % self.group:
+            raise UsageError(f"Cluster: {self.workers} workers do not make groups of {self.group} without a rest.")
 
     @classmethod
     def inline(cls, workers: int = 1, device: str = "auto") -> Cluster:
@@ -44,13 +57,18 @@ class Cluster:
         return cls("inline", workers, None, device)
 
     @classmethod
-    def local(cls, workers: int | None = None, threads: int | None = None, device: str = "auto") -> Cluster:
+    def local(
+        cls, workers: int | None = None, threads: int | None = None, device: str = "auto", *, group: int = 1
+    ) -> Cluster:
         """A process per worker on this machine.
 
         By default a worker per GPU, or per core when there is none, but no more than there are partitions; the
         cores are shared out as `threads` of each worker. Results are bitwise reproducible for the same `threads`.
+
+        With `group`, so many workers train a PyTorch model together, each on its rows of every batch: a batch stays as
+        large as the configuration says, and sums of gradients are rounded otherwise than on one worker.
         """
-        return cls("process", workers, threads, device)
+        return cls("process", workers, threads, device, group=group)
 
     @classmethod
     def ray(
@@ -82,8 +100,9 @@ class Cluster:
         if self.kind == "ray":
             return replace(self, threads=self.threads or max(1, int(self.cpus)))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = self.workers or min(_gpus(self.device) or cores, partitions)
-        return Cluster("process", workers, self.threads or max(1, cores // workers), self.device)
+        groups = max(1, min((_gpus(self.device) or cores) // self.group, partitions))
+        workers = self.workers or groups * self.group
+        return replace(self, workers=workers, threads=self.threads or max(1, cores // workers))
 
     def names(self) -> tuple[str, ...]:
         return tuple(f"w{index}" for index in range(self.workers or 1))
@@ -97,7 +116,7 @@ class Cluster:
         """Plain values that make the same cluster again."""
         found = {"kind": self.kind, "workers": self.workers, "threads": self.threads, "device": self.device}
         if self.kind != "ray":
-            return found
+            return found | ({"group": self.group} if self.group > 1 else {})
         resources = None if self.resources is None else dict(self.resources)
         more = {"address": self.address, "cpus": self.cpus, "gpus": self.gpus, "storage": self.storage}
         return {**found, **more, "resources": resources}

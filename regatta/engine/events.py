@@ -6,13 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-
-if TYPE_CHECKING:
-    from regatta.data.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -25,23 +22,6 @@ class Recipe:
     input_fn: Callable[..., Any] | None = None
     eval_fn: Callable[..., Any] | None = None
     framework: str = "auto"
-    transform_fn: Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True)
-class SharingPlan:
-    """What is shared in a run: the blocks of how many models, over how many epochs, and what they are made of."""
-
-    settings: Sharing
-    models: int
-    epochs: int
-    reads: bool  # there is an input_fn, whose results are blocks too
-    transforms: bool
-
-    @property
-    def reads_for_all(self) -> bool:
-        """Whether workers get even what is only read from others."""
-        return self.reads and self.settings.always is True
 
 
 @dataclass(frozen=True)
@@ -53,7 +33,6 @@ class Outfit:
     train: tuple[Path, ...]
     eval: tuple[Path, ...]
     logs: Path  # the folder for what workers print
-    sharing: SharingPlan | None = None
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -77,6 +56,16 @@ def unsealed(recipe: Recipe | bytes) -> Recipe:
 
 
 @dataclass(frozen=True)
+class Crew:
+    """A worker's place in a group that does a task together."""
+
+    meeting: Path  # the file through which its members find each other
+    rank: int
+    width: int
+    backend: Literal["gloo", "nccl"] = "gloo"
+
+
+@dataclass(frozen=True)
 class Task:
     """One thing for one worker to do. A pilot measures a few batches and leaves nothing behind."""
 
@@ -91,12 +80,13 @@ class Task:
     judge_on: int | None = None  # the evaluation partition on which a pilot tries its hand
     parent: Mapping[str, Scalar] | None = None  # the values of the configuration whose state it begins with
     mates: tuple[Task, ...] = ()  # the same for other configurations, side by side with this one: a pack
+    crew: Crew | None = None  # None: the worker does it alone
 
 
 @dataclass(frozen=True)
 class WorkerReady:
     worker: str
-    info: dict[str, Any]  # pid, device, threads
+    info: dict[str, Any]  # pid, device, threads; of a group also its width and the pids of its members
 
 
 @dataclass(frozen=True)
@@ -113,6 +103,8 @@ class TaskDone:
     hop_seconds: float = 0.0
     load_seconds: float = 0.0
     save_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    width: int = 1
     pilot: PilotResult | None = None
     packed: PackPilot | None = None
 
@@ -140,7 +132,6 @@ class PilotResult:
     metrics: tuple[str, ...]
     forgotten: tuple[str, ...] = ()  # what training changes and no state keeps
     build: str = ""  # models of one build may be trained as a pack; "": this one may not
-    prepare_seconds_per_row: float = 0.0  # of transform_fn
 
 
 @dataclass(frozen=True)
@@ -154,6 +145,7 @@ class TaskFailed:
     error: str
     traceback: str
     disk: bool = False  # it does not take the state: nobody's fault, and no other configuration would fare better
+    echo: bool = False  # another member of its group failed, and says why
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,10 @@ ConfigStatus = Literal["waiting", "training", "done", "stopped", "failed", "inte
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit that counts. `hop_seconds` is what fetching the state cost, `hop_bytes` its size (0: no hop)."""
+    """One unit that counts. `hop_seconds` is what fetching the state cost, `hop_bytes` its size (0: no hop).
+
+    `sync_seconds` of a unit of `width` workers went into exchanging gradients and waiting for each other.
+    """
 
     kind: Literal["train", "eval", "pilot"]
     config: str
@@ -38,6 +41,8 @@ class UnitRecord:
     hop_seconds: float = 0.0
     load_seconds: float = 0.0
     save_seconds: float = 0.0
+    sync_seconds: float = 0.0
+    width: int = 1
     state: str | None = None
     hash: str | None = None
     pack: str | None = None  # of its members each has its share of the time
@@ -255,7 +260,7 @@ class RunRecord:
         unit = UnitRecord(**{**fields, "metrics": _numbers(record.get("metrics", {})), "counted": record["time"]})
         self._clear(unit.worker, unit.kind, unit.config, unit.epoch, unit.partition)
         self.units.append(unit)
-        self.device_seconds += unit.seconds
+        self.device_seconds += unit.seconds * unit.width
         self.configs[unit.config].units.append(unit)
 
     def _on_report(self, record: Record) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.cluster import Cluster
+from regatta.engine.events import Task
 from regatta.engine.record import ConfigRecord, RunRecord, UnitRecord
 from regatta.errors import UsageError
 from regatta.search.base import Action, Goal, Report, Train
@@ -62,12 +64,12 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
     again = copy.copy(sweep)
     again.search = _Recorded([(c, whole[c.id]) for c in record.configs.values() if whole[c.id]])
     again.pack = False  # the bits are the same either way
-    again.cluster = Cluster(**record.header["cluster"])
+    again.cluster = _wide_enough(Cluster(**record.header["cluster"]), compared.values())
     orders = {c.id: {e: c.visits(e) for e in range(1, whole[c.id] + 1)} for c in record.configs.values()}
     if not compared:
         return ReplayReport(0, 0, len(wanted))
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
-        result = again.execute(Path(folder), orders=orders)
+        result = again.execute(Path(folder), orders=orders, widths=_widths(again.cluster, compared))
     found = {_key(unit): unit for unit in result.units if unit.kind == "train"}
     differing = [_difference(unit, found.get(key)) for key, unit in compared.items() if not _same(unit, found.get(key))]
     return ReplayReport(len(compared), len(compared) - len(differing), len(wanted) - len(compared), differing)
@@ -78,6 +80,23 @@ def _check_same_data(sweep: Sweep, record: RunRecord) -> None:
     then, now = record.header["dataset"]["fingerprint"], sweep.dataset.describe()["fingerprint"]
     if then != now:
         raise UsageError(f"The data set is not the one of the run: its fingerprint was {then} and is {now}.")
+
+
+def _wide_enough(cluster: Cluster, units: Iterable[UnitRecord]) -> Cluster:
+    """The cluster of the run, or one whose groups can do its widest units: it may have been resumed with another."""
+    widest = max((unit.width for unit in units), default=1)
+    if widest <= cluster.group:
+        return cluster
+    groups = max(1, (cluster.workers or 1) // widest)
+    return Cluster.local(groups * widest, cluster.threads, cluster.device, group=widest)
+
+
+def _widths(cluster: Cluster, units: Mapping[tuple[str, int, int], UnitRecord]) -> Callable[[Task], int] | None:
+    """How many workers did each unit in the run; None: all of a group. Bits of an evaluation do not depend on it."""
+    if all(unit.width == cluster.group for unit in units.values()):
+        return None
+    known = {key: unit.width for key, unit in units.items()}
+    return lambda task: known.get((task.config, task.epoch, task.partition), 1)
 
 
 def _whole_epochs(config: ConfigRecord, partitions: int) -> int:

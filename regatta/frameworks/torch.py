@@ -196,11 +196,11 @@ def rows(data: Any) -> int:
     return len(data)
 
 
-def _take(data: Any, indices: torch.Tensor) -> Any:
+def take(data: Any, indices: torch.Tensor) -> Any:
     if isinstance(data, tuple):
-        return tuple(_take(part, indices) for part in data)
+        return tuple(take(part, indices) for part in data)
     if isinstance(data, dict):
-        return {name: _take(part, indices) for name, part in data.items()}
+        return {name: take(part, indices) for name, part in data.items()}
     return data[indices]
 
 
@@ -216,27 +216,38 @@ def train(
     total = torch.zeros((), dtype=torch.float64, device=trainee.device)
     seen = 0
     trainee.model.train()
-    step = _stepper(trainee, with_offered(loss_fn, trainee.model, training=True), config)
+    step = stepper(trainee, _gradients(trainee, with_offered(loss_fn, trainee.model, training=True), config))
     for indices in batches:
-        loss = step(_take(data, torch.from_numpy(indices).to(trainee.device)))
+        loss = step(take(data, torch.from_numpy(indices).to(trainee.device)))
         total += loss.double() * len(indices)
         seen += len(indices)
     return {"loss": total.item() / max(1, seen)}
 
 
-def _stepper(
+def _gradients(
     trainee: TorchTrainee, loss_fn: LossFunction, config: Mapping[str, Scalar]
 ) -> Callable[[Any], torch.Tensor]:
-    """The function that takes one optimizer step on a batch and returns its loss."""
-    model, optimizer, schedule = trainee.model, trainee.optimizer, trainee.schedules.get("step")
-    if optimizer is None:
-        raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (module, optimizer).")
+    """The function that leaves the gradients of a batch in the parameters and returns its loss."""
+    model, optimizer = trainee.model, _optimizer(trainee)
 
     def gradients(batch: Any) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = _check_loss(loss_fn(model, batch, config))
+        loss = check_loss(loss_fn(model, batch, config))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
+
+    return gradients
+
+
+def _optimizer(trainee: TorchTrainee) -> torch.optim.Optimizer:
+    if trainee.optimizer is None:
+        raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (module, optimizer).")
+    return trainee.optimizer
+
+
+def stepper(trainee: TorchTrainee, gradients: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    """The function that takes one optimizer step on a batch and returns its loss."""
+    optimizer, schedule = _optimizer(trainee), trainee.schedules.get("step")
 
     def step(batch: Any) -> torch.Tensor:
         if wants_closure:
@@ -246,14 +257,14 @@ def _stepper(
             optimizer.step()
         if schedule is not None:
             schedule.step()
-        return _check_loss(loss.detach(), needs_gradient=False)
+        return check_loss(loss.detach(), needs_gradient=False)
 
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     wants_closure = closure is not None and closure.default is inspect.Parameter.empty
     return step
 
 
-def _check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
+def check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
     import torch
 
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -300,12 +311,24 @@ def evaluate(
     import torch
 
     total = torch.zeros((), dtype=torch.float64, device=trainee.device)
-    seen = 0
+    batches = list(batches)
+    for indices, loss in zip(batches, losses(trainee, data, batches, loss_fn, config), strict=True):
+        total += loss.double() * len(indices)
+    return {"loss": total.item() / max(1, sum(map(len, batches)))}
+
+
+def losses(
+    trainee: TorchTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> Iterator[torch.Tensor]:
+    """The loss of each batch, in evaluation mode."""
+    import torch
+
     loss_fn = with_offered(loss_fn, trainee.model, training=False)
     with evaluating(trainee):
         for indices in batches:
-            batch = _take(data, torch.from_numpy(indices).to(trainee.device))
-            loss = _check_loss(loss_fn(trainee.model, batch, config), needs_gradient=False)
-            total += loss.double() * len(indices)
-            seen += len(indices)
-    return {"loss": total.item() / max(1, seen)}
+            batch = take(data, torch.from_numpy(indices).to(trainee.device))
+            yield check_loss(loss_fn(trainee.model, batch, config), needs_gradient=False)

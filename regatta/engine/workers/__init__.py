@@ -4,18 +4,22 @@ base.py      the protocol that every pool keeps (regatta.testing.workers tests i
 trainer.py   what a worker does with a task: the same code in every pool
 inline.py    in this process, one task after another: the reference
 process.py   a process per worker; states hop through mapped files
+groups.py    workers of another pool in groups: a group is one worker to whoever gives it tasks
+membership.py what a worker does otherwise in a group than alone
 ray.py       an actor per worker on a Ray cluster (ray_actor.py is the actor); states hop as object references
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from regatta.cluster import Cluster
-from regatta.engine.events import Outfit
+from regatta.engine.events import Outfit, Task
 from regatta.engine.workers.base import WorkerPool
 
 
-def open_pool(cluster: Cluster, outfit: Outfit) -> WorkerPool:
-    """The workers of a cluster, not yet started."""
+def open_pool(cluster: Cluster, outfit: Outfit, widths: Callable[[Task], int] | None = None) -> WorkerPool:
+    """The workers of a cluster, not yet started; `widths` says of a task how many of a group do it, if not all."""
     if cluster.kind == "inline":
         from regatta.engine.workers.inline import InlinePool
 
@@ -26,4 +30,9 @@ def open_pool(cluster: Cluster, outfit: Outfit) -> WorkerPool:
         return RayPool(cluster, outfit)
     from regatta.engine.workers.process import ProcessPool
 
-    return ProcessPool(cluster, outfit)
+    pool = ProcessPool(cluster, outfit)
+    if cluster.group == 1:
+        return pool
+    from regatta.engine.workers.groups import GroupPool
+
+    return GroupPool(pool, cluster.group, outfit.logs / "meetings", widths)

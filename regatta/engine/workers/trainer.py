@@ -13,21 +13,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+import regatta
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
-from regatta.data import batch_order
+from regatta.data import batch_order, read_partition
 from regatta.engine.events import Outfit, PackDone, PackPilot, PilotResult, Task, TaskDone, TaskFailed
-from regatta.engine.workers.failures import headline, users_traceback
 from regatta.engine.workers.heritage import inherit
 from regatta.engine.workers.kept import Bench, Kept
+from regatta.engine.workers.membership import Membership, seed_of
 from regatta.engine.workers.packs import Packs, build_of
-from regatta.engine.workers.supplies import Supplies
 from regatta.errors import DiskError, RegattaError, UsageError
 from regatta.frameworks import (
     Framework,
@@ -39,9 +40,12 @@ from regatta.frameworks import (
     threads,
 )
 from regatta.frameworks.base import Indices
+from regatta.frameworks.torch_group import PeerFailedError
 from regatta.store.states import publish, state_framework, temporary, writing
 
+_PACKAGE = Path(regatta.__file__).parent
 PILOT_BATCHES = 5
+HEADLINE, TRACEBACK = 1_000, 100_000  # characters that are kept of an error
 PILOT_ROWS = 256  # of data that only the user's own functions can cut into batches
 
 
@@ -53,6 +57,7 @@ class Costs:
     hop_seconds: float = 0.0
     load_seconds: float = 0.0
     save_seconds: float = 0.0
+    sync_seconds: float = 0.0
 
 
 @dataclass
@@ -71,18 +76,19 @@ class Trainer:
     worker: str
     outfit: Outfit
     device: str = "cpu"
+    _data: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     _kept: Kept = field(default_factory=Kept)
     _rehearsed: bool = False
     _ahead: tuple[Path, Any] | None = None
     _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @functools.cached_property
-    def supplies(self) -> Supplies:
-        return Supplies(self.outfit, self.device)
-
-    @functools.cached_property
     def packs(self) -> Packs:
         return Packs(self)
+
+    @functools.cached_property
+    def membership(self) -> Membership:
+        return Membership(self)
 
     def run(self, task: Task) -> TaskDone | TaskFailed | PackDone:
         """Do a task; whatever the user's functions raise is the configuration's failure."""
@@ -106,8 +112,9 @@ class Trainer:
 
     def failure(self, task: Task, start: float, error: BaseException) -> TaskFailed:
         full = isinstance(error, DiskError)
-        told = str(error) if full else users_traceback(error)
-        return TaskFailed(self.worker, task, start, time.time(), headline(error), told, disk=full)
+        told = str(error) if full else _users_traceback(error)
+        echo = isinstance(error, PeerFailedError)
+        return TaskFailed(self.worker, task, start, time.time(), _headline(error), told, disk=full, echo=echo)
 
     def prefetch(self, path: Path) -> None:
         """Read a state that will probably be asked for; called beside a running task."""
@@ -120,48 +127,63 @@ class Trainer:
 
     def _train(self, task: Task) -> _Result:
         recipe, values, costs = self.outfit.recipe, task.values, Costs()
-        bench = self.fetch(task, costs)
+        bench, data = self._set_up("train", task.partition, task, costs)
         framework, trainee = bench.framework, bench.trainee
-        data = self.partition("train", task.partition, framework, costs, task)
         rows = framework.rows(data)
         seed = unit_seed(self.outfit.seed, values, task.epoch, task.partition)
-        with framework.seeded(seed):
+        with framework.seeded(seed_of(task.crew, seed)):
             if recipe.train_fn is None:
                 batches = batch_order(rows, batch_size(values), seed)
-                found = framework.train(trainee, data, batches, recipe.loss_fn, dict(values))
+                with self.membership.timed(task, costs):
+                    found = self._doing("train", framework, task)(trainee, data, batches, recipe.loss_fn, dict(values))
             else:
                 with self._shared(framework, data):
                     found = _metrics(recipe.train_fn(data, *framework.handed(trainee), dict(values)), "train_fn")
             if task.ends_epoch:
                 framework.end_epoch(trainee)
-        assert task.state_out is not None
-        self.leave(framework, trainee, task.state_out, costs)
-        bench.bytes = task.state_out.stat().st_size
+        if task.state_out is not None:  # one of a group leaves it for all
+            self.leave(framework, trainee, task.state_out, costs)
+            bench.bytes = task.state_out.stat().st_size
         self._kept.put(task.config, bench)
         return _Result(rows, {_train_name(name): value for name, value in found.items()}, costs)
 
+    def _set_up(self, kind: Literal["train", "eval"], index: int, task: Task, costs: Costs) -> tuple[Bench, Any]:
+        """The model of a task and its data; in a group, all have them, or all fail."""
+        with self.membership.agreeing(task) as prepared:
+            bench = self.fetch(task, costs)
+            data = self.partition(kind, index, bench.framework, costs)
+            prepared(bench, data)
+        return bench, data
+
+    def _doing(self, what: Literal["train", "evaluate"], framework: Framework, task: Task) -> Callable[..., Any]:
+        """How the framework trains or evaluates, by this worker or by its group."""
+        alone: Callable[..., Any] = getattr(framework, what)
+        return alone if task.crew is None else self.membership.doing(what, task.crew)
+
     def _evaluate(self, task: Task) -> _Result:
         costs = Costs()
-        bench = self.fetch(task, costs)
-        result = self._evaluate_at_hand(task, bench, costs)
+        bench, data = self._set_up("eval", task.partition, task, costs)
+        with self.membership.timed(task, costs):
+            found = self._judge(bench.framework, bench.trainee, data, task)
         self._kept.put(task.config, bench)
-        return result
+        return _Result(bench.framework.rows(data), found, costs)
 
     def _evaluate_at_hand(self, task: Task, bench: Bench, costs: Costs) -> _Result:
         data = self.partition("eval", task.partition, bench.framework, costs)
-        found = self._judge(bench.framework, bench.trainee, data, task.values)
+        found = self._judge(bench.framework, bench.trainee, data, task)
         return _Result(bench.framework.rows(data), found, costs)
 
     def _judge(
-        self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar], batches: int | None = None
+        self, framework: Framework, trainee: Any, data: Any, task: Task, batches: int | None = None
     ) -> dict[str, float]:
         """The metrics of a model on evaluation data, or on its first batches."""
-        recipe, metrics = self.outfit.recipe, dict[str, float]()
+        recipe, values, metrics = self.outfit.recipe, task.values, dict[str, float]()
         with framework.seeded(derive_seed(self.outfit.seed, "eval")):
             if recipe.train_fn is None:
                 order = in_order(framework.rows(data), batch_size(values))[:batches]
-                metrics |= framework.evaluate(trainee, data, order, recipe.loss_fn, dict(values))
-            if recipe.eval_fn is not None:
+                judge = self._doing("evaluate", framework, task)
+                metrics |= judge(trainee, data, order, recipe.loss_fn, dict(values))
+            if recipe.eval_fn is not None and (task.crew is None or task.crew.rank == 0):
                 with self._shared(framework, data), framework.evaluating(trainee):
                     metrics |= _metrics(recipe.eval_fn(data, trainee.model, dict(values)), "eval_fn")
         return metrics
@@ -223,22 +245,18 @@ class Trainer:
         costs.save_seconds = time.perf_counter() - start
 
     def partition(
-        self,
-        kind: Literal["train", "eval"],
-        index: int,
-        framework: Framework,
-        costs: Costs | None = None,
-        task: Task | None = None,
+        self, kind: Literal["train", "eval"], index: int, framework: Framework, costs: Costs | None = None
     ) -> Any:
-        """The data of a partition; what a task trains on is as it is in its epoch, of a pilot only the first rows."""
-        if task is None:
-            return self.supplies.partition(kind, index, framework, costs)
-        if task.kind == "pilot" and self.outfit.recipe.transform_fn is not None:
-            opaque = self.outfit.recipe.train_fn is not None
-            most = PILOT_ROWS if opaque else (1 + PILOT_BATCHES) * batch_size(task.values)
-            return self.supplies.sample(index, framework, most, costs)
-        models = (task.config, *(mate.config for mate in task.mates))
-        return self.supplies.partition(kind, index, framework, costs, task.epoch, models)
+        """The data of a partition: read and prepared once, then kept."""
+        key = (framework.NAME, kind, index)
+        if key not in self._data:
+            start = time.perf_counter()
+            path = (self.outfit.train if kind == "train" else self.outfit.eval)[index]
+            read = self.outfit.recipe.input_fn or read_partition
+            self._data[key] = framework.prepare(read(path), self.device)
+            if costs is not None:
+                costs.load_seconds += time.perf_counter() - start
+        return self._data[key]
 
     @contextlib.contextmanager
     def _shared(self, framework: Framework, data: Any) -> Iterator[None]:
@@ -247,40 +265,38 @@ class Trainer:
             with framework.untouched(data):
                 yield
         except UsageError:
-            self.supplies.forget()
+            self._data.clear()
             raise
 
     def _pilot(self, task: Task) -> _Result:
         """Measure a few batches of a new model, or of several side by side; nothing of it is kept but the data."""
         if task.mates:
             return _Result(0, {}, Costs(), packed=self.packs.pilot(task))
-        if not self._rehearsed:  # the very first model also pays for imports, caches and threads
+        if self.membership.any(task, not self._rehearsed):  # the first model also pays for imports, caches and threads
             self._rehearsed = True
             self._pilot(task)
         costs = Costs()
         start = time.perf_counter()
-        bench = self.fetch(task, costs)
+        bench, data = self._set_up("train", task.partition, task, costs)
         framework, trainee = bench.framework, bench.trainee
-        fixed = time.perf_counter() - start
-        data = self.partition("train", task.partition, framework, costs, task)
+        fixed = time.perf_counter() - start - costs.load_seconds
         loose = framework.loose(trainee)
-        train, found = self._pilot_train(framework, trainee, data, task.values)
+        train, found = self._pilot_train(framework, trainee, data, task)
         forgotten = tuple(name for name, value in framework.loose(trainee).items() if loose.get(name) != value)
         judged, judged_rows, metrics = 0.0, 0, {}
         if task.judge_on is not None:
             held = self.partition("eval", task.judge_on, framework, costs)
             judged_rows = framework.rows(held)
             start = time.perf_counter()
-            metrics = self._judge(framework, trainee, held, task.values, PILOT_BATCHES)
+            metrics = self._judge(framework, trainee, held, task, PILOT_BATCHES)
             judged = (time.perf_counter() - start) / self._judged(judged_rows, task.values)
         start = time.perf_counter()
         bench.bytes = self._weigh(framework, trainee)
         fixed += time.perf_counter() - start
         self._kept.put(task.config, bench)
         names = (*map(_train_name, found), *metrics)
-        rows, prepare = self.supplies.sampled or (framework.rows(data), 0.0)
-        build = build_of(bench, self.outfit.recipe, task.values, self.device)
-        pilot = PilotResult(train, judged, rows, judged_rows, fixed, bench.bytes, names, forgotten, build, prepare)
+        rows, build = framework.rows(data), build_of(bench, self.outfit.recipe, task.values, self.device)
+        pilot = PilotResult(train, judged, rows, judged_rows, fixed, bench.bytes, names, forgotten, build)
         return _Result(0, {}, costs, pilot)
 
     def _weigh(self, framework: Framework, trainee: Any) -> int:
@@ -296,20 +312,19 @@ class Trainer:
         with writing(self.outfit.logs), tempfile.TemporaryDirectory(dir=self.outfit.logs) as folder:
             yield Path(folder) / "scratch.safetensors"
 
-    def _pilot_train(
-        self, framework: Framework, trainee: Any, data: Any, values: Mapping[str, Scalar]
-    ) -> tuple[float, list[str]]:
+    def _pilot_train(self, framework: Framework, trainee: Any, data: Any, task: Task) -> tuple[float, list[str]]:
         """Seconds per row, and the names of the metrics that training gives."""
-        recipe, rows = self.outfit.recipe, framework.rows(data)
+        recipe, rows, values = self.outfit.recipe, framework.rows(data), task.values
         with framework.seeded(derive_seed(self.outfit.seed, "pilot")):
             if recipe.train_fn is not None:
                 with self._shared(framework, data):
                     return self._pilot_opaque(framework.handed(trainee), data, rows, values)
             order = batch_order(rows, batch_size(values), 0)
-            framework.train(trainee, data, order[:1], recipe.loss_fn, dict(values))  # the first batch is slower
+            train = self._doing("train", framework, task)
+            train(trainee, data, order[:1], recipe.loss_fn, dict(values))  # the first batch is slower
             timed = order[1 : 1 + PILOT_BATCHES] or order[:1]
             start = time.perf_counter()
-            found = framework.train(trainee, data, timed, recipe.loss_fn, dict(values))
+            found = train(trainee, data, timed, recipe.loss_fn, dict(values))
             return (time.perf_counter() - start) / sum(len(batch) for batch in timed), list(found)
 
     def _pilot_opaque(
@@ -354,6 +369,35 @@ def _metrics(found: object, function: str) -> dict[str, float]:
 
 def _train_name(name: str) -> str:
     return name if name.startswith("train_") else f"train_{name}"
+
+
+def _headline(error: BaseException) -> str:
+    """The first line; asked of the traceback module, for an exception's own __str__ may raise."""
+    lines = "".join(traceback.format_exception_only(error)).splitlines()
+    text = next(line for line in lines if not line.startswith(" "))  # where a syntax error is comes before what it is
+    return _shortened(text.removeprefix(f"{type(error).__module__}."), HEADLINE)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The beginning and the end: an exception may carry a whole tensor as its text."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} ... {len(text) - limit} characters left out ... {text[-(limit // 2) :]}"
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback from the user's own code on; of an error that we found, what it says."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    if frames is None and isinstance(error, RegattaError):
+        return str(error)
+    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    return _shortened(text, TRACEBACK)
+
+
+def _is_ours(file: str) -> bool:
+    return file == contextlib.__file__ or Path(file).is_relative_to(_PACKAGE)
 
 
 def choose_device(wanted: str, index: int) -> str:
