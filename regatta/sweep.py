@@ -24,8 +24,9 @@ from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
 from regatta.data.order import permutation
+from regatta.data.sharing.settings import Sharing, sharing_of
 from regatta.engine.chronicle import Listener
-from regatta.engine.events import Outfit, Recipe, Task, unsealed
+from regatta.engine.events import Outfit, Recipe, SharingPlan, Task, unsealed
 from regatta.engine.journal import VERSION
 from regatta.engine.keeper import Keeper
 from regatta.engine.record import RunRecord
@@ -51,6 +52,7 @@ _CALLS = {
     "train_fn": ("data", "model", "optimizer", "config"),
     "input_fn": ("path",),
     "eval_fn": ("data", "model", "config"),
+    "transform_fn": ("batch", "seed"),
 }
 
 
@@ -64,6 +66,9 @@ class Sweep:
       Compiled Keras models need neither. A `loss_fn` with an argument `training` is told whether it is training.
     - `eval_fn(data, model, config)` returns metrics of an evaluation partition, beside the loss of `loss_fn`.
     - `input_fn(path)` reads one partition; without it, the files of the data set are read as arrays.
+    - `transform_fn(batch, seed)` changes some rows of a training partition, another way in each epoch: augmentation.
+      Its seed is of these rows and the epoch, not of a model: all models see the same. `share` has `input_fn` and
+      `transform_fn` done once for all models, by processes of their own: where it pays (None), never, or always.
     - `metric` is what models are judged by, `mode` whether it should be "min" or "max".
     - `visits="seeded"` fixes the order in which each model visits the partitions, so that every launch gives the same
       weights; "free" leaves it to the scheduler, which is faster, and `replay` repeats what it did.
@@ -83,6 +88,8 @@ class Sweep:
         train_fn: Callable[..., Any] | None = None,
         input_fn: Callable[..., Any] | None = None,
         eval_fn: Callable[..., Any] | None = None,
+        transform_fn: Callable[..., Any] | None = None,
+        share: bool | Sharing | None = None,
         epochs: int = 1,
         metric: str = "loss",
         mode: Literal["min", "max"] | None = None,
@@ -115,7 +122,9 @@ class Sweep:
             raise UsageError("Packs are not trained on Ray yet.", hint="Leave pack= out, or use Cluster.local().")
         check_rule(rule)
         _check_solver(rule)
-        self._sealed: Recipe | bytes = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
+        self._sealed: Recipe | bytes = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework, transform_fn)
+        self._prepares = input_fn is not None, transform_fn is not None
+        self.share = sharing_of(share)
         self.dataset = dataset
         self.search = search
         self.goal = Goal(metric, mode or _usual_mode(metric), epochs, seed)
@@ -305,7 +314,14 @@ class Sweep:
     def _outfit(self, folder: Path) -> Outfit:
         train = tuple(part.path for part in self.dataset.train)
         held_out = tuple(part.path for part in self.dataset.eval)
-        return Outfit(self._sealed, self.goal.seed, train, held_out, folder / "logs")
+        return Outfit(self._sealed, self.goal.seed, train, held_out, folder / "logs", self._sharing())
+
+    def _sharing(self) -> SharingPlan | None:
+        """What is shared; nothing where nobody prepares anything, or where it would not pay."""
+        reads, transforms = self._prepares
+        if not transforms and not (reads and self.share.always):
+            return None
+        return SharingPlan(self.share, len(self.configs()), self.goal.epochs, reads, transforms)
 
     def _header(self, name: str, cluster: Cluster) -> dict[str, Any]:
         used = [name for name in ("keras", "tensorflow", "jax", "ray") if name in sys.modules]
@@ -389,6 +405,7 @@ def _recipe(
     input_fn: Callable[..., Any] | None,
     eval_fn: Callable[..., Any] | None,
     framework: str,
+    transform_fn: Callable[..., Any] | None,
 ) -> Recipe:
     if loss_fn is not None and train_fn is not None:
         raise UsageError("Give either loss_fn or train_fn, not both.", hint=TWO_LEVELS)
@@ -397,7 +414,7 @@ def _recipe(
             "Give either loss_fn or train_fn.",
             hint=f'{TWO_LEVELS} Compiled Keras models need neither: say framework="keras".',
         )
-    recipe = Recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework)
+    recipe = Recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework, transform_fn)
     for name, arguments in _CALLS.items():
         function = getattr(recipe, name)
         if function is not None:

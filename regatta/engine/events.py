@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
+
+if TYPE_CHECKING:
+    from regatta.data.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,23 @@ class Recipe:
     input_fn: Callable[..., Any] | None = None
     eval_fn: Callable[..., Any] | None = None
     framework: str = "auto"
+    transform_fn: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """What is shared in a run: the blocks of how many models, over how many epochs, and what they are made of."""
+
+    settings: Sharing
+    models: int
+    epochs: int
+    reads: bool  # there is an input_fn, whose results are blocks too
+    transforms: bool
+
+    @property
+    def reads_for_all(self) -> bool:
+        """Whether workers get even what is only read from others."""
+        return self.reads and self.settings.always is True
 
 
 @dataclass(frozen=True)
@@ -33,6 +53,7 @@ class Outfit:
     train: tuple[Path, ...]
     eval: tuple[Path, ...]
     logs: Path  # the folder for what workers print
+    sharing: SharingPlan | None = None
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -132,6 +153,7 @@ class PilotResult:
     metrics: tuple[str, ...]
     forgotten: tuple[str, ...] = ()  # what training changes and no state keeps
     build: str = ""  # models of one build may be trained as a pack; "": this one may not
+    prepare_seconds_per_row: float = 0.0  # of transform_fn
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,14 +20,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-import regatta
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
-from regatta.data import batch_order, read_partition
+from regatta.data import batch_order
 from regatta.engine.events import Outfit, PackDone, PackPilot, PilotResult, Task, TaskDone, TaskFailed
+from regatta.engine.workers.failures import headline, users_traceback
 from regatta.engine.workers.heritage import inherit
 from regatta.engine.workers.kept import Bench, Kept
 from regatta.engine.workers.membership import Membership, seed_of
 from regatta.engine.workers.packs import Packs, build_of
+from regatta.engine.workers.supplies import Supplies
 from regatta.errors import DiskError, RegattaError, UsageError
 from regatta.frameworks import (
     Framework,
@@ -43,9 +43,7 @@ from regatta.frameworks.base import Indices
 from regatta.frameworks.torch_group import PeerFailedError
 from regatta.store.states import publish, state_framework, temporary, writing
 
-_PACKAGE = Path(regatta.__file__).parent
 PILOT_BATCHES = 5
-HEADLINE, TRACEBACK = 1_000, 100_000  # characters that are kept of an error
 PILOT_ROWS = 256  # of data that only the user's own functions can cut into batches
 
 
@@ -76,11 +74,14 @@ class Trainer:
     worker: str
     outfit: Outfit
     device: str = "cpu"
-    _data: dict[tuple[str, str, int], Any] = field(default_factory=dict)
     _kept: Kept = field(default_factory=Kept)
     _rehearsed: bool = False
     _ahead: tuple[Path, Any] | None = None
     _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @functools.cached_property
+    def supplies(self) -> Supplies:
+        return Supplies(self.outfit, self.device)
 
     @functools.cached_property
     def packs(self) -> Packs:
@@ -112,9 +113,9 @@ class Trainer:
 
     def failure(self, task: Task, start: float, error: BaseException) -> TaskFailed:
         full = isinstance(error, DiskError)
-        told = str(error) if full else _users_traceback(error)
+        told = str(error) if full else users_traceback(error)
         echo = isinstance(error, PeerFailedError)
-        return TaskFailed(self.worker, task, start, time.time(), _headline(error), told, disk=full, echo=echo)
+        return TaskFailed(self.worker, task, start, time.time(), headline(error), told, disk=full, echo=echo)
 
     def prefetch(self, path: Path) -> None:
         """Read a state that will probably be asked for; called beside a running task."""
@@ -151,7 +152,7 @@ class Trainer:
         """The model of a task and its data; in a group, all have them, or all fail."""
         with self.membership.agreeing(task) as prepared:
             bench = self.fetch(task, costs)
-            data = self.partition(kind, index, bench.framework, costs)
+            data = self.partition(kind, index, bench.framework, costs, task)
             prepared(bench, data)
         return bench, data
 
@@ -245,18 +246,22 @@ class Trainer:
         costs.save_seconds = time.perf_counter() - start
 
     def partition(
-        self, kind: Literal["train", "eval"], index: int, framework: Framework, costs: Costs | None = None
+        self,
+        kind: Literal["train", "eval"],
+        index: int,
+        framework: Framework,
+        costs: Costs | None = None,
+        task: Task | None = None,
     ) -> Any:
-        """The data of a partition: read and prepared once, then kept."""
-        key = (framework.NAME, kind, index)
-        if key not in self._data:
-            start = time.perf_counter()
-            path = (self.outfit.train if kind == "train" else self.outfit.eval)[index]
-            read = self.outfit.recipe.input_fn or read_partition
-            self._data[key] = framework.prepare(read(path), self.device)
-            if costs is not None:
-                costs.load_seconds += time.perf_counter() - start
-        return self._data[key]
+        """The data of a partition; what a task trains on is as it is in its epoch, of a pilot only the first rows."""
+        if task is None:
+            return self.supplies.partition(kind, index, framework, costs)
+        if task.kind == "pilot" and self.outfit.recipe.transform_fn is not None:
+            opaque = self.outfit.recipe.train_fn is not None
+            most = PILOT_ROWS if opaque else (1 + PILOT_BATCHES) * batch_size(task.values)
+            return self.supplies.sample(index, framework, most, costs)
+        models = (task.config, *(mate.config for mate in task.mates))
+        return self.supplies.partition(kind, index, framework, costs, task.epoch, models)
 
     @contextlib.contextmanager
     def _shared(self, framework: Framework, data: Any) -> Iterator[None]:
@@ -265,7 +270,7 @@ class Trainer:
             with framework.untouched(data):
                 yield
         except UsageError:
-            self._data.clear()
+            self.supplies.forget()
             raise
 
     def _pilot(self, task: Task) -> _Result:
@@ -295,8 +300,9 @@ class Trainer:
         fixed += time.perf_counter() - start
         self._kept.put(task.config, bench)
         names = (*map(_train_name, found), *metrics)
-        rows, build = framework.rows(data), build_of(bench, self.outfit.recipe, task.values, self.device)
-        pilot = PilotResult(train, judged, rows, judged_rows, fixed, bench.bytes, names, forgotten, build)
+        rows, prepare = self.supplies.sampled or (framework.rows(data), 0.0)
+        build = build_of(bench, self.outfit.recipe, task.values, self.device)
+        pilot = PilotResult(train, judged, rows, judged_rows, fixed, bench.bytes, names, forgotten, build, prepare)
         return _Result(0, {}, costs, pilot)
 
     def _weigh(self, framework: Framework, trainee: Any) -> int:
@@ -369,35 +375,6 @@ def _metrics(found: object, function: str) -> dict[str, float]:
 
 def _train_name(name: str) -> str:
     return name if name.startswith("train_") else f"train_{name}"
-
-
-def _headline(error: BaseException) -> str:
-    """The first line; asked of the traceback module, for an exception's own __str__ may raise."""
-    lines = "".join(traceback.format_exception_only(error)).splitlines()
-    text = next(line for line in lines if not line.startswith(" "))  # where a syntax error is comes before what it is
-    return _shortened(text.removeprefix(f"{type(error).__module__}."), HEADLINE)
-
-
-def _shortened(text: str, limit: int) -> str:
-    """The beginning and the end: an exception may carry a whole tensor as its text."""
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit // 2]} ... {len(text) - limit} characters left out ... {text[-(limit // 2) :]}"
-
-
-def _users_traceback(error: BaseException) -> str:
-    """The traceback from the user's own code on; of an error that we found, what it says."""
-    frames = error.__traceback__
-    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    if frames is None and isinstance(error, RegattaError):
-        return str(error)
-    text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
-    return _shortened(text, TRACEBACK)
-
-
-def _is_ours(file: str) -> bool:
-    return file == contextlib.__file__ or Path(file).is_relative_to(_PACKAGE)
 
 
 def choose_device(wanted: str, index: int) -> str:
