@@ -140,7 +140,7 @@ def _refusal(work: Work, site: Site, choice: Choice, numerics: Numerics, forced:
 def _simplest(estimates: dict[Choice, Estimate]) -> Choice:
     limit = min(found.seconds for found in estimates.values()) * (1 + TIE)
     good = [choice for choice, found in estimates.items() if found.seconds <= limit]
-    return min(good, key=lambda choice: (choice.complexity, choice.width, estimates[choice].seconds))
+    return min(good, key=lambda choice: (choice.complexity, estimates[choice].seconds))
 
 
 def _why_not(found: Estimate, choice: Choice, chosen: Choice, estimates: dict[Choice, Estimate]) -> str:
