@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from regatta.repo.records import (
     range_of,
 )
 from regatta.store.database import Database
+from regatta.store.sqlite import sqlite3
 
 Metrics = Mapping[str, Mapping[int, float]]  # {name: {step: value}}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import sqlite3
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from regatta.errors import RegattaError
 from regatta.location import find_repository
 from regatta.repo.repo import CATALOG, Repo
 from regatta.repo.staging import staged
+from regatta.store.sqlite import sqlite3
 
 LITTLE, VERY_LITTLE = 5 * 2**30, 2**29  # bytes of free disk
 LOOSE = 2**26  # bytes of states that are worth an archive pass

@@ -5,9 +5,8 @@ A step, once released, is never changed; what is wanted otherwise is one more st
 
 from __future__ import annotations
 
-import sqlite3
-
 from regatta.errors import UsageError
+from regatta.store.sqlite import sqlite3
 
 _RELATIONS = """
 CREATE TABLE network (                                   -- canonical JSON by its hash

@@ -7,7 +7,6 @@ such a file too, with tables of its own.
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from urllib.parse import quote
 
 from regatta.errors import ConflictError, CorruptError, RegattaError, UsageError
 from regatta.store.locks import exclusive, shared
+from regatta.store.sqlite import sqlite3
 
 VERSION = 1
 BUSY_SECONDS = 120.0
@@ -157,6 +157,12 @@ class Database:
             if "locked" in str(error):
                 return ConflictError(
                     f"Another process has held the {self.what} for {BUSY_SECONDS:g} seconds.", place=place
+                )
+            if "no such module" in str(error):
+                return RegattaError(
+                    f"The SQLite of this process lacks what the {self.what} needs: {error}.",
+                    place=place,
+                    hint="TensorFlow brings one along: import regatta, or sqlite3, before tensorflow or keras.",
                 )
             if "no such" not in str(error):  # a full disk, a folder that cannot be written: the file is not to blame
                 return RegattaError(f"The {self.what} cannot be used: {error}.", place=place)

@@ -7,7 +7,6 @@ name gets the name `recovered/<id>`, so that nothing is deleted before somebody 
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from regatta.store.locks import exclusive
 from regatta.store.pack import ManifestRecord, fsync_folder
 from regatta.store.reader import check_stored
 from regatta.store.repair import Census, take_census
+from regatta.store.sqlite import sqlite3
 
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
