@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Made = tuple[str, dict[str, Any]]
 
+_UNUSUAL = ("divisor_override", "max_norm", "add_zero_attn")  # settings that no kind has and that change the results
+
 
 def is_known(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and type(module).__name__ in _LAYERS
@@ -29,8 +31,8 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def described(module: nn.Module) -> Made:
-    """The kind and the hyperparameters of a leaf."""
-    if is_known(module):
+    """The kind and the hyperparameters of a leaf. One that does more than its kind says is not taken for that kind."""
+    if is_known(module) and not any(getattr(module, name, None) not in (None, False) for name in _UNUSUAL):
         return _LAYERS[type(module).__name__](module)
     return "OTHER", {"type": type(module).__name__, "settings": module.extra_repr()[:4000] or None}
 

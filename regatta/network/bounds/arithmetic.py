@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from regatta.network.bounds.affine import box_of
 from regatta.network.bounds.balls import Array, Ball, Rows, between, exactly, gamma, least, own, rounded, slack_of
@@ -208,21 +209,26 @@ def softmax(node: Node, boxes: Boxes) -> Step:
         raise NotBounded("the logarithm of a softmax inside a network is not bounded")
 
     def step(x: Trace) -> Trace:
-        at = axis % x.ball.centre.ndim
+        at, terms = axis % x.ball.centre.ndim, x.ball.shape[axis]
+        if at == 0 and x.batched:
+            raise NotBounded("a softmax over the batch is not bounded")
         low, high = x.ball.low, x.ball.high
-        top = x.ball.high.max(axis=at, keepdims=True)
-        smallest, greatest = np.exp(low - top), np.exp(np.minimum(high - top, 0.0))
-        others_high = greatest.sum(axis=at, keepdims=True) - greatest
-        others_low = smallest.sum(axis=at, keepdims=True) - smallest
-        floor = smallest / (smallest + np.maximum(others_high, 0.0))
-        ceiling = greatest / (greatest + np.maximum(others_low, 0.0))
-        terms = x.ball.shape[at]
+        floor, ceiling = special.expit(low - _log_of_others(high, at)), special.expit(high - _log_of_others(low, at))
         # exp(a - b) is off by the rounding of a - b, which is absolute
         relative = gamma(terms + 32) + 4 * gamma(2) * (1 + x.ball.size.max(axis=at, keepdims=True))
         made = between(np.maximum(floor - 1e-12, 0.0), np.minimum(ceiling + 1e-12, 1.0))
         return Trace(rounded(Ball(made.centre, made.radius + 2 * relative * made.size), 4), batched=x.batched)
 
     return step
+
+
+def _log_of_others(values: Array, axis: int) -> Array:
+    """Of the sum of the exponentials of all others along an axis; taking one from the whole sum would lose digits."""
+    ends = np.full_like(values.take([0], axis), -np.inf)
+    before = np.concatenate([ends, np.logaddexp.accumulate(values, axis)], axis)
+    after = np.flip(np.concatenate([ends, np.logaddexp.accumulate(np.flip(values, axis), axis)], axis), axis)
+    count = values.shape[axis]
+    return np.asarray(np.logaddexp(before.take(range(count), axis), after.take(range(1, count + 1), axis)))
 
 
 def _check_meeting(operands: tuple[Trace, ...]) -> None:

@@ -12,6 +12,7 @@ from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.graph import Node
 
 _ROUNDINGS = gamma(24)
+_TINY = FLOOR / _ROUNDINGS  # a scale that is too small for a normal number is off by more than its digits
 
 
 def norm(node: Node, boxes: Boxes) -> Step:
@@ -57,7 +58,7 @@ def _batch(node: Node, boxes: Boxes) -> Step:
         scale = _product(scale, found["weight"][1])
     added = found["bias"][1] if found["bias"] is not None else exactly(np.zeros(scale.shape))
     shift = _sum(added, _product(mean[1], scale), -1.0)
-    mass = mean[1].size * scale.size + added.size
+    mass = mean[1].size * (scale.size + _TINY) + added.size
     names = [pair[0] for pair in found.values() if pair is not None]
 
     def step(x: Trace) -> Trace:
@@ -77,7 +78,7 @@ def _along(ball: Ball, dims: int) -> Ball:
 
 def _scaled(x: Trace, scale: Ball, shift: Ball, mass: Array, names: list[str]) -> Trace:
     """scale x + shift, each with a box; `mass` is what float32 adds up beside x."""
-    moved = scale.size * x.ball.size
+    moved = (scale.size + _TINY) * x.ball.size
     slack = scale.radius * x.ball.size + shift.radius + _ROUNDINGS * (moved + mass) + FLOOR * (1 + scale.size)
     slack = np.where(moved + mass <= LARGEST, slack * (1 + own(16)), np.inf)
     centre = scale.centre * x.ball.centre + shift.centre
@@ -98,13 +99,14 @@ def _by_itself(node: Node, boxes: Boxes) -> Step:
     weight, bias = box_of(node, "weight", boxes), box_of(node, "bias", boxes)
     if function == "instance" and get("track"):
         raise NotBounded("instance normalisation with kept statistics is not bounded")
-    if function == "rms" and "eps" not in node.attributes:
-        eps = float(np.finfo(np.float32).eps)
+    among = (eps, eps)
+    if function == "rms" and "eps" not in node.attributes:  # that of the type in which it is computed
+        among = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
 
     def step(x: Trace) -> Trace:
         parts = _grouping(node, x.ball.shape)
         centred = _centred(x, parts) if function != "rms" else _rounded_parts(x, parts)
-        inverse = _inverse_deviation(centred.ball, _mean_square(x.ball, parts), eps, parts)
+        inverse = _inverse_deviation(centred.ball, _mean_square(x.ball, parts), among, parts)
         normal = _by_data(centred, inverse)
         return _with_parameters(normal, weight, bias, function)
 
@@ -152,15 +154,15 @@ def _mean_square(x: Ball, parts: tuple[int, ...]) -> Array:
     return np.asarray((x.size.reshape(parts) ** 2).mean(-1, keepdims=True))
 
 
-def _inverse_deviation(centred: Ball, mass: Array, eps: float, parts: tuple[int, ...]) -> Ball:
+def _inverse_deviation(centred: Ball, mass: Array, eps: tuple[float, float], parts: tuple[int, ...]) -> Ball:
     """1 / sqrt(mean square + eps), by the triangle inequality for the norm; rounding is relative to the input's."""
     terms = parts[-1]
     middle = np.sqrt((centred.centre.reshape(parts) ** 2).sum(-1, keepdims=True))
     around = np.sqrt((centred.radius.reshape(parts) ** 2).sum(-1, keepdims=True)) * (1 + own(terms + 8))
     around = around + own(terms + 8) * middle
     off = np.where(mass <= LARGEST / terms, gamma(2 * terms + 16) * mass + FLOOR, np.inf)
-    low = np.maximum(middle - around, 0.0) ** 2 / terms * (1 - own(8)) + eps - off
-    high = (middle + around) ** 2 / terms * (1 + own(8)) + eps + off
+    low = np.maximum(middle - around, 0.0) ** 2 / terms * (1 - own(8)) + eps[0] - off
+    high = (middle + around) ** 2 / terms * (1 + own(8)) + eps[1] + off
     return _one_over_root(low * (1 - _ROUNDINGS), high * (1 + _ROUNDINGS))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.network.bounds.balls import DOUBLE, Array, Ball, Rows, between, least, own, slack_of
+from regatta.network.bounds.balls import DOUBLE, LARGEST, Array, Ball, Rows, between, least, own, slack_of
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.bounds.windows import Windows, adaptive, sliding
 from regatta.network.graph import Node
@@ -97,7 +97,9 @@ def _mean(x: Trace, windows: Windows, space: tuple[int, ...], counts: Array) -> 
     def mean(values: Array) -> Array:
         return np.asarray((windows.gather(_flat(values)).sum(axis=-2) / counts).reshape(shape))
 
-    slack = slack_of(mean(x.ball.size), terms + 2) * (1 + own(terms + 8))
+    mass = mean(x.ball.size)
+    slack = slack_of(mass, terms + 2) * (1 + own(terms + 8))
+    slack = np.where(mass * counts.max(initial=1) <= LARGEST, slack, np.inf)  # it is the sum that overflows
     ball = Ball(mean(x.ball.centre), mean(x.ball.radius) * (1 + own(terms + 8)) + 2 * slack)
 
     def back(a: Array, rows: Rows) -> Back:

@@ -175,14 +175,15 @@ def _pairs(passed: Passed, top_k: int) -> tuple[NDArray[np.int64], Places, Place
 
 
 def ahead(outputs: NDArray[Any], top_k: int) -> NDArray[np.int64]:
-    """The classes with the k greatest outputs, in ascending order; of equal ones the first."""
+    """The classes with the k greatest outputs, in ascending order; of equal ones the first. NaN is the greatest."""
     if outputs.ndim != 2 or outputs.shape[1] <= top_k:
         raise UsageError(
             f"The network's output has the shape {outputs.shape}; for the {top_k} best classes it has to be a row of "
             f"more than {top_k} numbers for each input.",
             hint="Networks that classify each input as a whole can be evaluated.",
         )
-    order = np.argsort(-outputs, axis=1, kind="stable")[:, :top_k]
+    strange = np.isnan(outputs)  # as PyTorch's argmax and topk have it
+    order = np.lexsort((-np.where(strange, 0.0, outputs), ~strange), axis=1)[:, :top_k]
     return np.sort(order, axis=1).astype(np.int64)
 
 
