@@ -162,7 +162,7 @@ class Database:
                 return RegattaError(
                     f"The SQLite of this process lacks what the {self.what} needs: {error}.",
                     place=place,
-                    hint="TensorFlow brings one along: import regatta, or sqlite3, before tensorflow or keras.",
+                    hint="TensorFlow brings one along: import sqlite3 before tensorflow or keras.",
                 )
             if "no such" not in str(error):  # a full disk, a folder that cannot be written: the file is not to blame
                 return RegattaError(f"The {self.what} cannot be used: {error}.", place=place)
