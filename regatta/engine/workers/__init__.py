@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Outfit, Task
+from regatta.engine.events import Outfit, Recipe, Task
 from regatta.engine.workers.base import WorkerPool
 
 
@@ -34,5 +34,8 @@ def open_pool(cluster: Cluster, outfit: Outfit, widths: Callable[[Task], int] | 
     if cluster.group == 1:
         return pool
     from regatta.engine.workers.groups import GroupPool
+    from regatta.engine.workers.membership import check_sharable
 
+    if isinstance(outfit.sealed, Recipe):  # otherwise the workers find out
+        check_sharable(outfit.sealed, cluster.group, outfit.sealed.framework)
     return GroupPool(pool, cluster.group, outfit.logs / "meetings", widths)

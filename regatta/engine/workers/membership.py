@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from regatta.configuration import derive_seed
 from regatta.data import batch_order
-from regatta.engine.events import Crew, Task
+from regatta.engine.events import Crew, Recipe, Task
 from regatta.engine.workers.kept import Bench
 from regatta.errors import UsageError
 from regatta.frameworks import torch_group
@@ -28,6 +28,20 @@ Prepared: TypeAlias = Callable[[Bench, Any], None]
 def seed_of(crew: Crew | None, seed: int) -> int:
     """Each member draws its own random numbers; the first those that one worker alone would draw."""
     return seed if crew is None or crew.rank == 0 else derive_seed(seed, "rank", crew.rank)
+
+
+def check_sharable(recipe: Recipe, width: int, framework: str) -> None:
+    """What a group can train: models of PyTorch, a batch at a time."""
+    if framework not in ("torch", "auto"):
+        raise UsageError(
+            f"A group of {width} workers cannot train a model of {framework}; it trains models of PyTorch.",
+            hint="Leave group= out of the cluster.",
+        )
+    if recipe.train_fn is not None:
+        raise UsageError(
+            f"A group of {width} workers cannot share out among them what train_fn does.",
+            hint="Give loss_fn instead, or leave group= out of the cluster.",
+        )
 
 
 class Membership:
@@ -83,16 +97,7 @@ class Membership:
     def _check(self, task: Task, bench: Bench, data: Any) -> None:
         assert task.crew is not None
         recipe, width = self._trainer.outfit.recipe, task.crew.width
-        if bench.framework.NAME != "torch":
-            raise UsageError(
-                f"A group of {width} workers cannot train a {bench.framework.NAME} model: only PyTorch models.",
-                hint="Leave group= out of the cluster.",
-            )
-        if recipe.train_fn is not None:
-            raise UsageError(
-                f"A group of {width} workers cannot share out what train_fn does.",
-                hint="Give loss_fn instead, or leave group= out of the cluster.",
-            )
+        check_sharable(recipe, width, bench.framework.NAME)
         if task.kind != "eval" and task.crew.rank == 0 and task.config not in self._checked:
             self._check_loss(task, bench, data)
             self._checked.add(task.config)
