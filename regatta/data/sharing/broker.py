@@ -93,6 +93,8 @@ class Broker:
         return [maker.process.pid for maker in list(self._makers)]
 
     def close(self) -> None:
+        if self._closing:
+            return
         self._closing = True
         self._waker.send(b"x")
         self._thread.join()
@@ -173,11 +175,15 @@ class Broker:
         reader = self._readers.pop(name)
         self._selector.unregister(reader)
         reader.close()
-        self._ledger.leave(name)
+        alone = self._ledger.leave(name)
+        for maker in [maker for maker in self._makers if maker.job is not None and maker.job.key in alone]:
+            self._bury(maker)  # who waits is only ever ended because it waits for too long
 
     # -- makers ------------------------------------------------------------------------------------------
 
     def _hear_maker(self, maker: _Maker) -> None:
+        if maker not in self._makers:
+            return  # it was ended earlier in this round
         try:
             message, file = receive(maker.socket)
         except EOFError:

@@ -98,12 +98,17 @@ class Ledger:
         if entry is not None:
             entry.holders.discard(reader)
 
-    def leave(self, reader: str) -> None:
-        """A reader is gone, and lets go of all that it held or waited for."""
+    def leave(self, reader: str) -> list[Key]:
+        """A reader is gone, and lets go of all that it held; what is being made for it alone."""
         self._readers.discard(reader)
+        alone = [key for key, entry in self._entries.items() if list(entry.waiters) == [reader]]
         for entry in self._entries.values():
             entry.holders.discard(reader)
             entry.waiters.pop(reader, None)
+        return [key for key in dict.fromkeys(map(self._first, alone)) if not self._is_awaited(key)]
+
+    def _is_awaited(self, key: Key) -> bool:
+        return any(entry.waiters for other, entry in self._entries.items() if key in (other, self.base_of(other)))
 
     def made(self, key: Key, size: int, place: Place) -> list[str]:
         """A block is there; who waited for it holds it now."""
@@ -232,14 +237,22 @@ class Ledger:
         self._clock += 1
         if (base := self.base_of(key)) is not None:
             self._entries[base].needed = self._clock
-        held = sum(entry.bytes for entry in self._entries.values() if entry.place == "disk" and not entry.idle)
-        return Job(key, memory=self._free(), disk=self.disk - held)
+        memory, disk = self._free(), self.disk - self._held("disk")
+        if max(memory, disk) < self._largest:  # then what nobody holds is dropped for what somebody waits for
+            memory = self.memory - self._held("memory") - self._making()
+        return Job(key, memory=memory, disk=disk)
+
+    def _held(self, place: Place) -> int:
+        return sum(entry.bytes for entry in self._entries.values() if entry.place == place and not entry.idle)
+
+    def _making(self) -> int:
+        """Bytes that blocks which are being made will probably take."""
+        return self._largest * sum(e.job is not None and not e.job.spill for e in self._entries.values())
 
     def _free(self) -> int:
         """Bytes of memory, less what is being made and less what can be dropped at once."""
-        making = sum(entry.job is not None and not entry.job.spill for entry in self._entries.values())
         droppable = sum(entry.bytes for key, entry in self._entries.items() if self._is_over(key, entry))
-        return self.memory - self.used("memory") + droppable - making * self._largest
+        return self.memory - self.used("memory") + droppable - self._making()
 
     def _is_over(self, key: Key, entry: _Entry) -> bool:
         """In memory, held by nobody, and every model that was ever seen has had it or gone past it."""

@@ -51,6 +51,11 @@ class Reader:
         """Say what it takes to make the block of one unit."""
         self._say({"measured": seconds})
 
+    def close(self) -> None:
+        """Leave; what is mapped stays mapped."""
+        if self._socket is not None:
+            self._part()
+
     def _say(self, message: Message) -> None:
         if self._socket is not None:
             try:

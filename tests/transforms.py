@@ -1,0 +1,74 @@
+"""Functions that prepare data, for the tests of sharing; NumPy alone, so that processes are up quickly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+WIDTH = 6
+
+
+def tell(log: Path, *words: object) -> None:
+    """A line of its own, whoever else writes at the same time."""
+    line = " ".join(map(str, (os.getpid(), *words))) + "\n"
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(file, line.encode())
+    os.close(file)
+
+
+def told(log: Path) -> list[list[str]]:
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def noisy(batch: Any, seed: int, log: Path | None = None, sleeps: float = 0.0) -> Any:
+    """Noise from all three places that random numbers come from."""
+    import random
+
+    x, y = batch
+    if log is not None:
+        tell(log, seed)
+    time.sleep(sleeps)
+    noise = np.random.default_rng(seed).normal(size=x.shape) + np.random.normal() + random.random()
+    return (x + 0.1 * noise).astype(np.float32), y
+
+
+def read_noted(path: Path, log: Path) -> Any:
+    from regatta.data import read_partition
+
+    tell(log, path.name)
+    return tuple(np.array(part) for part in read_partition(path))
+
+
+def fails_for(batch: Any, seed: int, seeds: Collection[int]) -> Any:
+    if seed in seeds:
+        raise ValueError("cannot augment")
+    return batch
+
+
+def dies_once(batch: Any, seed: int, mark: Path) -> Any:
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return noisy(batch, seed)
+
+
+def dies(batch: Any, seed: int) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def linear_fn(config: dict[str, Any]) -> Any:
+    from regatta.frameworks.numpy import SGD
+
+    return {"w": np.random.normal(size=(WIDTH, 3)), "b": np.zeros(3)}, SGD(config["lr"], momentum=0.9)
+
+
+def squares(weights: Any, batch: Any, config: dict[str, Any]) -> Any:
+    x, y = batch
+    error = x @ weights["w"] + weights["b"] - np.eye(3)[y]
+    return (error**2).mean(), {"w": x.T @ error / len(x), "b": error.mean(0)}
