@@ -7,13 +7,13 @@ Nothing that the journal does not hold has happened.
 | event   | fields, beside `time`                                                                          |
 |---------|------------------------------------------------------------------------------------------------|
 | run     | version, name, seed, epochs, metric, mode, rule, search, dataset, cluster, versions            |
-| worker  | worker, state (up, down), and pid, device, threads, train, eval or reason                      |
+| worker  | worker, state (up, down), and pid, device, threads, train, eval, of groups width, members; or reason |
 | resume  | pid: another controller goes on with the run                                                   |
 | config  | config, values, epochs, parent, parent_epoch: this configuration is to be trained so far       |
 | pilot   | config, worker, start, end, seconds (per row, for training and evaluation), state_bytes        |
 | packs   | build, members, gain, reason, worker, start, end: some models were tried side by side          |
 | start   | worker, kind, config, epoch, partition, pack                                                   |
-| unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, hop_*, load_seconds, state, hash, pack |
+| unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, *_seconds, width, state, hash, pack  |
 | report  | config, epoch, metrics: an epoch that is trained and evaluated; elapsed and device_seconds of the run |
 | stop    | config: it gets no more units                                                                  |
 | request | id, verb, config and what else was asked for by people, and the answer they got                |
