@@ -20,6 +20,8 @@ class Bundle:
     name: str
     courses: list[Course]
     to_judge: dict[int, list[Course]] = field(default_factory=dict)  # by epoch: who trained it
+    is_pack: bool = False
+    ended: bool = False  # its courses are in other bundles, or wait for one
 
     def active(self) -> list[Course]:
         return [course for course in self.courses if not course.stopped and not course.failed]
@@ -39,8 +41,22 @@ class Bundle:
         self.courses = [course for course in self.active() if course.epochs >= unit.epoch]
         return list(self.courses)
 
+    def trained(self, epoch: int, courses: list[Course]) -> None:
+        """These have trained an epoch, and are to be judged here, if anywhere."""
+        for course in courses:
+            course.visits = 0
+        if not self.ended:
+            self.to_judge[epoch] = courses
+
     def holds(self, course: Course) -> bool:
-        return any(course in courses for courses in (self.courses, *self.to_judge.values()))
+        return course in self.everyone()
+
+    def everyone(self) -> list[Course]:
+        """Those in step, and those that only wait to be judged."""
+        found = dict.fromkeys(self.courses)
+        for courses in self.to_judge.values():
+            found |= dict.fromkeys(courses)
+        return list(found)
 
 
 class Bundles:
@@ -81,17 +97,19 @@ class Bundles:
         if len(courses) > 1:
             self._packs += 1
             name = f"pack-{self._packs}"
-        bundle = Bundle(name, list(courses), {epoch: list(courses) for epoch in epochs_to_judge})
+        waits = {epoch: list(courses) for epoch in epochs_to_judge}
+        bundle = Bundle(name, list(courses), waits, is_pack=len(courses) > 1)
         self._by_name[name] = bundle
         self._of.update({course.id: bundle for course in courses})
         return bundle
 
-    def disband(self, bundle: Bundle) -> None:
-        """Its courses go on one by one: something under them took a worker with it."""
-        for course in bundle.active():
-            course.alone = True
-            self.wait(course)
-        bundle.courses, bundle.to_judge = [], {}
+    def disband(self, bundle: Bundle, alone: bool = False) -> None:
+        """Its courses go on in other bundles, or one by one: something under them took a worker with it."""
+        for course in bundle.everyone():
+            course.alone |= alone
+            if not course.stopped and not course.failed:
+                self.wait(course)
+        bundle.courses, bundle.to_judge, bundle.ended = [], {}, True
 
     def count_from(self, packs: int) -> None:
         """So many packs there were before this controller."""

@@ -196,7 +196,8 @@ class Runner:
     def _idle_workers(self) -> int:
         """Workers for whom there is no bundle with something left to do."""
         busy = sum(self._hopper.left_of(bundle.name) > 0 for bundle in self._bundles)
-        return max(1, len(self._hopper.workers()) - busy)
+        expected = max(len(self._hopper.workers()), len(self._pool.workers))  # those of a resumed run come later
+        return max(1, expected - busy)
 
     def _admit(self, courses: Sequence[Course], far: Progress) -> None:
         first = courses[0]
@@ -327,11 +328,9 @@ class Runner:
         packed = {"pack": bundle.name} if isinstance(event, PackDone) else {}
         courses = [self._enter(part, packed) for part in done]
         if finished.trained:
-            bundle.to_judge[finished.unit.epoch] = courses
-            for course in courses:
-                course.visits = 0
+            bundle.trained(finished.unit.epoch, courses)
         if finished.evaluated:
-            judged = bundle.to_judge.pop(finished.unit.epoch, [])
+            judged = bundle.to_judge.pop(finished.unit.epoch, courses)
             for course in (course for course in judged if not course.failed):
                 course.entries.append(Entry("report", {"config": course.id, "epoch": finished.unit.epoch}))
                 self._settle(course)
@@ -416,6 +415,8 @@ class Runner:
             self._hopper.extend_model(bundle.name, epochs, order=self._orders(active[0].id, epochs))
         else:
             self._hopper.stop_model(bundle.name)
+            if bundle.is_pack:  # who has trained enough may still have to be judged
+                self._bundles.disband(bundle)
 
     def _declare(self, course: Course) -> None:
         """Write what is wanted of a course, unless the journal says so already."""
@@ -491,7 +492,7 @@ class Runner:
             return
         bundle = self._bundles[unit.model]
         if len(courses) > 1:  # whoever it was, the others go on
-            self._bundles.disband(bundle)
+            self._bundles.disband(bundle, alone=True)
             self._hopper.stop_model(bundle.name)
             return
         (course,) = courses

@@ -57,6 +57,8 @@ def _shadow(
         parts = {name: None if m is None else _shadow(m, tensors, made) for name, m in module._modules.items()}
         # not by attribute: a module insists on parameters there
         twin.__dict__["_parameters"], twin.__dict__["_modules"] = parameters, parts
+        # what it collects is not for the member, which takes the same steps by itself when they are proven
+        twin.__dict__.update({k: copy.copy(v) for k, v in vars(twin).items() if isinstance(v, list | set | dict)})
     return made[id(module)]
 
 

@@ -94,7 +94,9 @@ class Builds:
         for values, _ in self._known.values():
             for name, value in values.items():
                 distinct.setdefault(name, set()).add(repr(value))
-        names = sorted(distinct, key=lambda name: (-len(distinct[name]), name))
+        broken = {name for values, _ in self._known.values() for name, v in values.items() if isinstance(v, float)}
+        # few pilots may leave several explanations: batches of other sizes never go together, rates always do
+        names = sorted(distinct, key=lambda k: (k == "batch_size", k not in broken, -len(distinct[k]), k))
         for name in list(names):
             rest = tuple(other for other in names if other != name)
             if self._tells_apart(rest):

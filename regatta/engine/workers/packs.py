@@ -20,11 +20,14 @@ from blake3 import blake3
 from regatta.configuration import Scalar, unit_seed
 from regatta.data import batch_order
 from regatta.engine.events import PackDone, PackPilot, Recipe, Task, TaskDone, TaskFailed
+from regatta.engine.workers.hidden import hidden
 from regatta.engine.workers.kept import MOST, MOST_BYTES, Bench
 from regatta.errors import DiskError
 from regatta.frameworks.base import Indices, with_offered
 
 if TYPE_CHECKING:
+    import torch
+
     from regatta.engine.workers.trainer import Costs, Trainer
     from regatta.pack import Member, Pack
 
@@ -54,15 +57,14 @@ class _Seat:
 
     bench: Bench
     member: Member
-    loose: dict[str, Any]
+    aside: object  # what it had beside its state when it was new
     state: Path | None
     seed: int = 0
 
-    def changes(self) -> tuple[Any, ...]:
-        """Differs after whatever is done to the model."""
-        model, framework = self.bench.trainee.model, self.bench.framework
-        counts = [tensor._version for tensor in (*model.parameters(), *model.buffers())]
-        return counts, framework.loose(self.bench.trainee)
+    def tensors(self) -> list[torch.Tensor]:
+        """As they are now, in the very memory that a stack trains in."""
+        model = self.bench.trainee.model
+        return [tensor.data for tensor in (*model.parameters(), *model.buffers())]
 
 
 class Packs:
@@ -86,7 +88,7 @@ class Packs:
             if isinstance(error, KeyboardInterrupt):
                 raise
             return self._trainer.failure(task, start, error)
-        except Exception:  # noqa: BLE001 (the pack itself: its members are as well trained in turn)
+        except BaseException:  # noqa: BLE001 (the pack itself: its members are as well trained in turn)
             traceback.print_exc()
             self._reset()
             parts = [self._trainer.run_one(each) for each in tasks]
@@ -121,9 +123,9 @@ class Packs:
         seat = self._seats.get(task.config)
         if seat is None or seat.state is None or seat.state != task.state_in:
             return self._trainer.run_one(task)
-        before = seat.changes()
+        before, values, aside = seat.tensors(), [tensor.clone() for tensor in seat.tensors()], _aside(seat.bench)
         judged = self._trainer.run_one(task, seat.bench)
-        if seat.changes() != before:  # an eval_fn may do as it likes with its model
+        if _changed(seat, before, values) or _aside(seat.bench) != aside:  # an eval_fn may do with it as it likes
             self._unseat(task.config)
         return judged
 
@@ -180,8 +182,8 @@ class Packs:
         def order(rows: int, epoch: int) -> Sequence[Indices]:
             return batch_order(rows, _size(task), seat.seed)
 
-        loose = bench.framework.loose(bench.trainee)
-        seat = _Seat(bench, self._load(self._pack, bench, task, order), loose, None)
+        aside = _aside(bench)
+        seat = _Seat(bench, self._load(self._pack, bench, task, order), aside, None)
         return seat
 
     def _load(self, pack: Pack, bench: Bench, task: Task, order: Any) -> Member:
@@ -209,7 +211,7 @@ class Packs:
         self._trainer.leave(framework, trainee, task.state_out, costs)
         seat.state, seat.bench.bytes = task.state_out, task.state_out.stat().st_size
         metrics = {"train_loss": seat.member.mean_loss}
-        if framework.loose(trainee) != seat.loose:  # a new one would not have what it changed
+        if _aside(seat.bench) != seat.aside:  # a new one would not have what it changed
             self._unseat(task.config)
         return TaskDone(self._trainer.worker, task, now, now, rows, metrics, **vars(costs))
 
@@ -246,6 +248,21 @@ def _size(task: Task) -> int:
 
 def _plain_order(size: int, rows: int, epoch: int) -> Sequence[Indices]:
     return batch_order(rows, size, epoch)
+
+
+def _aside(bench: Bench) -> object:
+    """All that no state holds of a trainee."""
+    return hidden(bench.trainee.model), bench.framework.loose(bench.trainee)
+
+
+def _changed(seat: _Seat, before: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors have other values now, or lie elsewhere."""
+    from regatta.pack.state import same_bits
+
+    now = seat.tensors()
+    if [tensor.data_ptr() for tensor in now] != [tensor.data_ptr() for tensor in before]:
+        return True
+    return not all(map(same_bits, now, values))
 
 
 def _wait(pack: Pack) -> None:
