@@ -130,7 +130,7 @@ def _way(run: Run) -> _Way:
 
 def _launched(folder: Path, cluster: Cluster, configs: list[dict[str, Any]]) -> Run:
     large = configs[0]["network"] == "larger"
-    data = _digits(folder, 8 if large else 1)
+    data = _digits(folder, 3 if large else 1)
     sweep = Sweep(
         data, search.configs(configs), model_fn, loss_fn=loss_fn, epochs=EPOCHS, cluster=cluster, repo=folder,
         visits="seeded", pack=False,

@@ -66,9 +66,10 @@ class Group:
         self.greatest(found)
         return bool(found.item())
 
-    def shard(self, batch: Indices) -> Indices:
-        """The rows of a batch that are this process's: none, where there are fewer than processes."""
-        return np.array_split(batch, self.width)[self.rank]
+    def shard(self, batch: Indices, least: int = 1) -> Indices:
+        """The rows of a batch that are this process's: so many at least, or none where there are too few for all."""
+        parts = min(self.width, max(1, len(batch) // least))
+        return np.array_split(batch, parts)[self.rank] if self.rank < parts else batch[:0]
 
     def _exchange(self, tensor: torch.Tensor, operation: Any) -> None:
         import torch
@@ -164,7 +165,7 @@ def train(
     for batch in batches:
         total += step(batch).double().item() * len(batch)
         seen += len(batch)
-        mine += len(group.shard(batch))
+        mine += len(share.rows(batch))
     _settle(trainee, group, mine / max(1, seen))
     return {"loss": total / max(1, seen)}
 
@@ -177,6 +178,10 @@ class _Share:
     ) -> None:
         self._trainee, self._data, self._loss_fn, self._config, self._group = trainee, data, loss_fn, config, group
         self._bucket = _Bucket(_held(trainee.optimizer), group)
+        self._least = _least_rows(trainee.model)
+
+    def rows(self, batch: Indices) -> Indices:
+        return self._group.shard(batch, self._least)
 
     def gradients(self, batch: Indices) -> torch.Tensor:
         """The gradients of a whole batch go into the parameters; its loss."""
@@ -185,7 +190,7 @@ class _Share:
         assert self._trainee.optimizer is not None
         self._trainee.optimizer.zero_grad(set_to_none=True)
         loss, error = torch.zeros((), device=self._trainee.device), None
-        rows = self._group.shard(batch)
+        rows = self.rows(batch)
         try:
             if len(rows):
                 loss = self._backward(rows, len(rows) / len(batch))
@@ -201,6 +206,13 @@ class _Share:
         loss = check_loss(self._loss_fn(self._trainee.model, batch, self._config)) * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+
+def _least_rows(model: torch.nn.Module) -> int:
+    """A BatchNorm cannot be trained on one row."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
 
 
 class _Bucket:
