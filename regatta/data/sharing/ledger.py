@@ -4,6 +4,7 @@ Pure: readers and makers are names, blocks are keys and sizes; no clock, no file
 blocks to close as keys. Bounds are kept by these rules, in this order: what every model has had is dropped, what was
 not needed for longest is spilled to the disk, what does not fit there either is dropped and made again when it is
 asked for. A block that somebody waits for is always made; where it fits nowhere, readers are told to make their own.
+Before the first one is made nobody knows how large they are: those made at the same time may then be too much together.
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ class Ledger:
         for entry in self._entries.values():
             entry.holders.discard(reader)
             entry.waiters.pop(reader, None)
+        for key in alone:
+            if self._entries[key].job is None:
+                self._finish(key)
         return [key for key in dict.fromkeys(map(self._first, alone)) if not self._is_awaited(key)]
 
     def _is_awaited(self, key: Key) -> bool:
@@ -115,6 +119,11 @@ class Ledger:
         entry = self._finish(key)
         entry.bytes, entry.place, entry.deaths = size, place, 0
         self._largest = max(self._largest, size)
+        if key.epoch is None:
+            self._clock += 1
+            entry.needed = self._clock
+        made_from_it = (other for other in self._entries if self.base_of(other) == key and self._entries[other].waiters)
+        entry.holders.update(f"job {other}" for other in made_from_it)  # it must be there when that is made
         return self._serve(entry, hold=True)
 
     def spilled(self, key: Key, done: bool) -> bool:
@@ -281,7 +290,7 @@ class Ledger:
 
     def _ahead(self) -> Job | None:
         """What will be asked for next: the other partitions of this epoch, and then the next epoch of all."""
-        if not self._transforms or not self._progress or self._free() < self._largest:
+        if not (self._transforms and self._progress and self._largest) or self._free() < self._largest:
             return None
         unasked = [e for k, e in self._entries.items() if k.epoch is not None and not e.seen and (e.place or e.job)]
         if len(unasked) >= max(1, len(self._readers)):
