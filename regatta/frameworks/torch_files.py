@@ -42,6 +42,9 @@ def read_state_dict(path: Path, most: int) -> StateDict:
             hint="Only a state dict is read: torch.save(model.state_dict(), ...), or safetensors.",
         ) from error
     under, tensors = _state_dict(content, path)
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided:
+            raise DataError(f"The tensor {name!r:.200} is {tensor.layout}; dense ones are kept.", place=str(path))
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
     if sum(sizes.values()) > most:
         raise DataError(f"The tensors claim {sum(sizes.values())} bytes; the file holds {most}.", place=str(path))

@@ -119,6 +119,10 @@ class Catalog(Database):
     def count(self) -> int:
         return int(self._all("SELECT COUNT(*) FROM model_version")[0][0])
 
+    def has_numbered(self) -> bool:
+        """Whether there ever was a version, deleted or not."""
+        return bool(self._all("SELECT EXISTS (SELECT 1 FROM numbering)")[0][0])
+
     def names(self) -> list[str]:
         return [row[0] for row in self._all("SELECT DISTINCT name FROM model_version ORDER BY name")]
 
@@ -367,7 +371,10 @@ _CONDITIONS = {
 
 
 def _as_number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    try:
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # where it stands among others; the number itself is in the JSON
 
 
 def _nullable(value: float) -> float | None:

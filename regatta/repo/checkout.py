@@ -9,10 +9,13 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regatta.errors import ConflictError, UsageError
+from blake3 import blake3
+
+from regatta.errors import ConflictError, CorruptError, UsageError
 from regatta.location import writable_folder
 from regatta.repo.files import FileEntry, write_inside
 from regatta.repo.records import Description, Version
+from regatta.repo.snapshots import choose, state_file, stored_id
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
@@ -34,18 +37,33 @@ def check_out(repo: Repo, version: Version, target: Path, snapshot: int | str | 
         if target.is_dir() and not target.is_symlink():
             raise ConflictError("There is a folder of that name.", place=str(target), hint="Name another place.")
         writable_folder(target.parent, "folder")
-        write(repo.weights(version, snapshot), target, _origin(version))
+        write(_sound_weights(repo, version, snapshot), target, _origin(version))
         return target
     writable_folder(target, "folder")
     description = repo.describe(version)
     if description.snapshots:
-        repo.weights(version, snapshot).to_safetensors(target / WEIGHTS, _origin(version))
+        _sound_weights(repo, version, snapshot).to_safetensors(target / WEIGHTS, _origin(version))
     for file in description.files:
+        if (reason := repo.files.why_bad(file.hash, file.bytes, whole=True)) is not None:
+            raise CorruptError(f"The file {file.path!r:.200} is not as it was committed: {reason}.", place=file.hash)
         with repo.files.open(file.hash) as content:
             write_inside(target, FileEntry(f"files/{file.path}", file.hash, file.bytes, file.executable), content)
     text = json.dumps(version_json(description), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_inside(target, FileEntry(ABOUT, "", 0), io.BytesIO(text.encode()))
     return target
+
+
+def _sound_weights(repo: Repo, version: Version, wanted: int | str | None) -> Weights:
+    """The weights; the store checks what it reads, and the file of a run is checked here."""
+    snapshot = choose(repo, version, wanted)
+    path = state_file(repo, version, snapshot) if stored_id(repo, snapshot) is None else None
+    if path is not None and snapshot.digest not in (None, blake3().update_mmap(path).hexdigest()):
+        raise CorruptError(
+            f"The weights of {version.reference} are not those that the run wrote.",
+            place=str(path),
+            hint="regatta fsck --depth deep tells what else is damaged.",
+        )
+    return repo.weights(version, wanted)
 
 
 def _write_safetensors(weights: Weights, target: Path, origin: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from regatta.errors import UsageError
+from regatta.errors import CorruptError, UsageError
 from regatta.repo.records import SnapshotRecord
 from regatta.repo.repo import COMMITTERS, PREFIX, Repo
 from regatta.repo.snapshots import state_file
@@ -19,6 +19,9 @@ from regatta.store.store import GRACE
 
 if TYPE_CHECKING:
     from regatta.store.gc import Collected as StoreCollected
+
+
+_LOST = "The catalog has never had a version, but the store has weights of {} snapshots of versions: it is not theirs."
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,10 @@ def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
             problems.append(f"Version {version}, snapshot {snapshot.position}: {reason}.")
     wanted = files.keys() | staged_files(repo)
     known = {snapshot.reference for _, snapshot in snapshots}
-    leftovers = len(list(_unknown_names(names, known))) + sum(
-        digest not in wanted for digest, _ in repo.files.present()
-    )
+    unknown = list(_unknown_names(names, known))
+    if unknown and not catalog.has_numbered():
+        problems.append(_LOST.format(len(unknown)))
+    leftovers = len(unknown) + sum(digest not in wanted for digest, _ in repo.files.present())
     return Findings(len(ids), len(files), store, tuple(problems), leftovers)
 
 
@@ -87,6 +91,12 @@ def collect(repo: Repo, grace: float | None) -> Collected:
     with exclusive(repo.folder / COMMITTERS, "gc"):  # nobody is between a file or a snapshot and the version of it
         known = {snapshot.reference for _, snapshot in repo.catalog.all_snapshots()}
         names = list(_unknown_names(repo.store.references(PREFIX), known))
+        if names and not repo.catalog.has_numbered():
+            raise CorruptError(
+                f"Nothing was taken away. {_LOST.format(len(names))}",
+                place=str(repo.folder),
+                hint="Bring catalog.sqlite back from a copy; if nothing was ever committed, commit something first.",
+            )
         for name in names:
             repo.store.release(name)
         files, size = repo.files.remove_unknown(

@@ -144,12 +144,26 @@ def _catalog(folder: Path) -> Iterator[Finding]:
     except RegattaError as error:
         yield Finding("error", "catalog", error.message, error.hint or "Bring it back from a copy.")
         return
+    yield from _store(folder)
     for problem in problems:
         yield Finding("error", "catalog", problem, "regatta fsck --depth deep tells more")
     if not problems:
         yield Finding("ok", "catalog", f"sound, {count:,} versions")
     if waiting:
         yield Finding("note", "staged", f"{len(waiting)} files wait for a commit", "regatta commit NAME, or unstage")
+
+
+def _store(folder: Path) -> Iterator[Finding]:
+    """Whether the parameter store can be asked at all; what is in it is looked at by fsck."""
+    if not (folder / "store" / "index.sqlite").is_file():
+        return
+    try:
+        with Repo.open(folder) as repo:
+            kept = repo.store.references()
+    except RegattaError as error:
+        yield Finding("error", "store", error.message, error.hint or "regatta fsck --depth deep tells more")
+        return
+    yield Finding("ok", "store", f"{len(kept):,} snapshots")
 
 
 def _runs(folder: Path) -> Iterator[Finding]:

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from regatta import network
+from regatta.errors import CorruptError, DataError
 from regatta.network.bounds import BoundedNetwork, NotBounded, between
 from regatta.repo import Repo
+from regatta.repo.doctor import examine
 from regatta.repo.evaluate.progress import ahead
+from regatta.repo.records import Version
 
 
 def _leading(module: nn.Module, planes: int) -> dict[str, Any]:
@@ -122,3 +125,68 @@ def test_settings_that_a_kind_does_not_have_are_not_dropped(module: nn.Module) -
 
     kind, attributes = described(module)
     assert (kind, attributes["type"]) == ("OTHER", type(module).__name__)
+
+
+def _committed(folder: Path) -> Version:
+    with Repo.init(folder) as repo:
+        return repo.commit("net", {"w": np.ones((3, 4), np.float32)}, files={"notes.txt": b"as it was"})
+
+
+def test_a_lost_catalog_does_not_make_gc_take_the_weights(tmp_path: Path) -> None:
+    _committed(tmp_path)
+    folder = tmp_path / ".regatta"
+    kept = (folder / "catalog.sqlite").read_bytes()
+    for path in folder.glob("catalog.sqlite*"):
+        path.unlink()
+    with Repo.open(folder) as repo:
+        assert any("never had a version" in problem for problem in repo.fsck().problems)
+        with pytest.raises(CorruptError, match="never had a version"):
+            repo.gc(grace=0)
+    for path in folder.glob("catalog.sqlite*"):
+        path.unlink()
+    (folder / "catalog.sqlite").write_bytes(kept)
+    with Repo.open(folder) as repo:
+        assert repo.fsck("deep").clean
+        assert repo.load("net")["w"].sum() == 12
+
+
+def test_gc_takes_all_once_the_last_version_is_deleted(tmp_path: Path) -> None:
+    _committed(tmp_path)
+    with Repo.open(tmp_path) as repo:
+        repo.delete("net")
+        assert repo.gc(grace=0).files == 1
+
+
+def test_checkout_refuses_a_file_whose_content_is_another(tmp_path: Path) -> None:
+    _committed(tmp_path)
+    (kept,) = (path for path in (tmp_path / ".regatta" / "files").rglob("*") if path.is_file())
+    kept.chmod(0o644)
+    kept.write_bytes(b"as it WAS")
+    with Repo.open(tmp_path) as repo, pytest.raises(CorruptError, match="not as it was committed"):
+        repo.checkout("net", tmp_path / "out")
+
+
+def test_doctor_says_that_the_index_of_the_store_is_damaged(tmp_path: Path) -> None:
+    _committed(tmp_path)
+    index = tmp_path / ".regatta" / "store" / "index.sqlite"
+    for path in index.parent.glob("index.sqlite-*"):
+        path.unlink()
+    assert any(finding.what == "store" and finding.state == "ok" for finding in examine(tmp_path / ".regatta"))
+    for path in index.parent.glob("index.sqlite*"):
+        path.unlink()
+    index.write_bytes(b"no database")
+    assert any(finding.what == "store" and finding.state == "error" for finding in examine(tmp_path / ".regatta"))
+
+
+def test_a_whole_number_beyond_floats_is_a_hyperparameter(tmp_path: Path) -> None:
+    with Repo.init(tmp_path) as repo:
+        repo.commit("net", hyperparameters={"seed": 10**400, "other": -(10**400)})
+        assert repo.version("net").hyperparameters == {"seed": 10**400, "other": -(10**400)}
+
+
+def test_sparse_tensors_in_a_file_are_refused(tmp_path: Path) -> None:
+    from regatta.frameworks.torch_files import read_state_dict
+
+    torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
+    with pytest.raises(DataError, match="sparse"):
+        read_state_dict(tmp_path / "sparse.pt", 10**6)
