@@ -111,9 +111,9 @@ class Bundles:
                 self.wait(course)
         bundle.courses, bundle.to_judge, bundle.ended = [], {}, True
 
-    def count_from(self, packs: int) -> None:
-        """So many packs there were before this controller."""
-        self._packs = packs
+    def count_from(self, names: Iterable[str]) -> None:
+        """There were packs of these names before this controller."""
+        self._packs = max((int(name.removeprefix("pack-")) for name in names), default=0)
 
     def _is_free(self, course: Course) -> bool:
         elsewhere = self._of.get(course.id)

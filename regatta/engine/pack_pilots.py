@@ -15,7 +15,7 @@ from regatta.plan.packs import Builds, PackRate
 
 MEMBERS = (8, 4, 2)  # that are tried side by side: as many as the work to come is worth
 STEPS = 48  # that trying takes of each, about
-SHARE = 0.05  # of the work that is foreseen may go into trying
+SHARE = 0.1  # of the work that is foreseen may go into trying, which counts little where it pays
 TINY = 3e-3  # seconds: on a processor, a longer step keeps it busy by itself
 
 

@@ -172,7 +172,7 @@ class Runner:
         for course in self._courses:
             self._declare(course)
         lines = [line for line, _ in history]
-        self._bundles.count_from(sum(line.get("pack") is not None for line in lines))
+        self._bundles.count_from(line["pack"] for line in lines if line.get("pack") is not None)
         outcome = self._try_out.run(self._courses, lines)
         self._estimates = outcome.estimates
         self._largest = max((result.state_bytes for result in outcome.results.values()), default=0)
