@@ -102,10 +102,10 @@ def main() -> None:
     ways = {"each its own": False, "shared": True, "where it pays": None}
     rows, bars = [], []
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
-        few, many = (images(n, Path(folder) / str(n)) for n in ((600, 4000) if quick else (2600, 20000)))
+        few, many = (images(n, Path(folder) / str(n)) for n in ((600, 4000) if quick else (3600, 12000)))
         wide = [{**model, "times": 16} for model in MODELS]
         for name, arguments in {
-            "dear": (few, MODELS, augmented, 3 if quick else 6),
+            "dear": (few, MODELS, augmented, 3 if quick else 5),
             "free": (many, wide, unchanged, 3 if quick else 6),
         }.items():
             seconds, launches, same = rounds(1 if quick else 3 if name == "dear" else 5, *arguments, ways)
