@@ -7,8 +7,8 @@ is from the start of the first unit to the end of the last, so that the start of
 neither; both ways train the same configurations for the same epochs, and take turns. Each repeat has its own seed.
 
 Batch sizes are searched too, so that some units take several times as long as others, as in nearly every search. (Were
-all alike, no scheduler could reach 1.2: of 69 epochs of work, one bracket after another leaves a worker idle only
-beside the single models of two last rungs, 12 epochs in all: (69 + 12) / 69 = 1.17.)
+all alike, no scheduler could reach 1.2: of 63 epochs of work, one bracket after another leaves a worker idle only
+beside the single models of two last rungs, 12 epochs in all: (63 + 12) / 63 = 1.19.)
 
 Both ways must promote the same models, or they do not do the same work. With `visits="seeded"` they do, and end with
 the same weights; that is the first row. In the second each model visits the partitions in whichever order is quickest,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -269,6 +271,7 @@ class Run:
             raise NotFoundError(f"Run {self.name} came without its sweep, so that it can be read but not trained.")
         import cloudpickle
 
+        self._reach_neighbours()
         try:
             sweep: Sweep = cloudpickle.loads(path.read_bytes())
         except ModuleNotFoundError as error:
@@ -277,6 +280,12 @@ class Run:
                 hint="Go to the folder from which it was launched, or put that module's folder on PYTHONPATH.",
             ) from error
         return sweep
+
+    def _reach_neighbours(self) -> None:
+        """What the sweep's functions import from the folder of their file is found there again."""
+        folder = self.record.header.get("path")
+        if isinstance(folder, str) and os.path.isdir(folder) and folder not in sys.path:
+            sys.path.append(folder)
 
     def __repr__(self) -> str:
         done, wanted = self.record.progress() if self.record.header else (0, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import pickle
 import platform
 import shutil
@@ -38,6 +39,7 @@ from regatta.location import ensure_repository
 from regatta.plan.hop import check_rule
 from regatta.run import JOURNAL, RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
+from regatta.search.foresee import foreseen_epochs
 from regatta.sinks import Sink, following, usable_sinks
 
 if TYPE_CHECKING:
@@ -118,8 +120,11 @@ class Sweep:
         limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
         _check_kind("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
         _check_kind("pack", pack, pack in (True, False, None), "True, False, or None for where it pays")
-        if pack and cluster is not None and cluster.kind == "ray":
-            raise UsageError("Packs are not trained on Ray yet.", hint="Leave pack= out, or use Cluster.local().")
+        if pack and cluster is not None and (cluster.kind == "ray" or cluster.group > 1):
+            where = "on Ray" if cluster.kind == "ray" else "by groups of workers"
+            raise UsageError(
+                f"Packs are not trained {where}.", hint="Leave pack= out, or use Cluster.local(workers=...)."
+            )
         check_rule(rule)
         _check_solver(rule)
         self._sealed: Recipe | bytes = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework, transform_fn)
@@ -214,7 +219,8 @@ class Sweep:
             finally:
                 pool.close()
         train, held_out = self.dataset.holders(pool.workers)
-        epochs = {config: self.goal.epochs for config in configs if config not in found.failed}
+        foreseen = foreseen_epochs(self.search, self.goal)
+        epochs = {config: wanted for config, wanted in foreseen.items() if config not in found.failed}
         sizes = {config: found.state_bytes(config) for config in epochs}
         work = Workload(epochs, len(self.dataset.train), len(self.dataset.eval), found.estimates, sizes)
         return work, {worker: (train[worker], held_out[worker]) for worker in pool.workers}
@@ -336,6 +342,7 @@ class Sweep:
             "dataset": self.dataset.describe(),
             "cluster": cluster.describe(),
             "versions": {"python": platform.python_version(), **libraries},
+            "path": os.path.abspath(sys.path[0] if sys.path else "."),  # where its functions find their neighbours
         }
 
     def _check(self) -> None:

@@ -221,6 +221,8 @@ def _count(request: Request, name: str) -> int:
 def ask(folder: Path, verb: str, config: str, **more: Any) -> Answer:
     """Leave a request, and wait for the answer; where no controller is at work it waits for one."""
     folder = folder.absolute()
+    if not is_live(folder):
+        _find(RunRecord.read(folder / "journal.jsonl"), config)  # better now than when somebody goes on with the run
     request = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
     (folder / "requests").mkdir(exist_ok=True)
     _write_durable(folder / "requests" / f"{request}.json", json.dumps({"verb": verb, "config": config, **more}))

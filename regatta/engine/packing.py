@@ -38,7 +38,7 @@ class Packer:
     def describe(self, bundle: Bundle) -> str:
         text, rate = f"{bundle.name}: {len(bundle.courses)} configurations are trained side by side", self._rate(bundle)
         if rate is not None:
-            gain = f"about {self.gain(bundle):.1f}x as fast as one after another"
+            gain = f"their steps about {self.gain(bundle):.1f}x as fast as one after another"
             text += f", {gain} ({rate.gain:.1f}x measured with {rate.members})"
         return f"{text}."
 

@@ -15,6 +15,7 @@ from regatta.engine.packing import Packer
 from regatta.engine.patience import Patience
 from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
 from regatta.engine.workers.base import WorkerPool
+from regatta.plan.packs import WORTHWHILE
 from regatta.search.base import Goal
 
 FIRST_UNITS = 10  # first batches may take as long as so many units: they pay for imports, reading and compiling
@@ -60,6 +61,10 @@ class TryOut:
         outcome = run_pilots(pool, dataset, configs, epochs, self._goal.metric, *watched)
         if self._packer.wanted is None:
             self._packer.rates = run_pack_pilots(pool, dataset, configs, epochs, outcome, *watched)
+            for rate in self._packer.rates.values():
+                if rate.gain < WORTHWHILE:
+                    told = f"{rate.members} models side by side are {rate.gain:.1f}x as fast as one after another"
+                    self._chronicle.note("info", f"{told}: such models are trained one by one.")
         return outcome
 
     def _attend(self) -> None:

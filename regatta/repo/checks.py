@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,8 @@ def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
         if (reason := repo.files.why_bad(digest, size, whole)) is not None and digest in catalog.all_files():
             problems.append(f"File {digest}: {reason}.")
     names = repo.store.references()
+    if repair:
+        names |= _named_again(repo, snapshots, names)
     for version, snapshot in snapshots:
         if not catalog.has(version):  # deleted since
             continue
@@ -103,6 +105,18 @@ def collect(repo: Repo, grace: float | None) -> Collected:
             set(repo.catalog.all_files()) | staged_files(repo), repo.clock() - seconds
         )
     return Collected(files, size, len(names), repo.store.gc(grace=seconds))
+
+
+def _named_again(
+    repo: Repo, snapshots: Iterable[tuple[str, SnapshotRecord]], names: Mapping[str, str]
+) -> dict[str, str]:
+    """Names that the catalog knows and a store that was rebuilt from its packs does not, though it has the weights."""
+    there = set(names.values())
+    lost = [s for _, s in snapshots if s.id is not None and s.reference not in names and s.id in there]
+    for snapshot in lost:
+        assert snapshot.id is not None
+        repo.store.reference(snapshot.reference, snapshot.id)
+    return {s.reference: s.id for s in lost if s.id is not None}
 
 
 def _unknown_names(names: dict[str, str], known: set[str]) -> Iterator[str]:

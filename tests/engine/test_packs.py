@@ -272,3 +272,5 @@ def test_pack_is_true_false_or_none(whole: Dataset, tmp_path: Path) -> None:
         launched(whole, search.grid(lr=[0.1], batch_size=[7]), tmp_path, "yes")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="not trained on Ray"):
         launched(whole, search.grid(lr=[0.1], batch_size=[7]), tmp_path, True, cluster=Cluster.ray(1))
+    with pytest.raises(UsageError, match="not trained by groups"):
+        launched(whole, search.grid(lr=[0.1], batch_size=[7]), tmp_path, True, cluster=Cluster.local(2, group=2))

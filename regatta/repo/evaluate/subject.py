@@ -34,7 +34,10 @@ def subject_of(repo: Repo, version: Version) -> Subject:
     stored = repo.network(version)
     if stored is None:
         run = None if version.run is None else version.run.rpartition(".")[0]
-        by_hand = "Commit it with one: repo.commit(..., network=regatta.network.from_torch(model, example_input))."
+        by_hand = (
+            "Commit it with one: `regatta add model.onnx`, or in Python "
+            "`from regatta import network; repo.commit(..., network=network.from_torch(model, example_input))`."
+        )
         raise UsageError(
             f"The version {version.reference} has no network, so there is nothing to evaluate.",
             hint=by_hand if run is None else f"Read those of its run: regatta commit --run {run} --networks",

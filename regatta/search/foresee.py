@@ -1,0 +1,58 @@
+"""How far a search will train each configuration, on one way that it may go: by telling it made-up results."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from random import Random
+
+from regatta.configuration import Scalar, config_id, derive_seed
+from regatta.search.base import Action, Goal, Report, Search, Stop, Train
+
+MOST = 20_000  # reports after which it is left at that
+
+
+def foreseen_epochs(search: Search, goal: Goal) -> dict[str, int]:
+    """Epochs by configuration; of a search that asks for all its epochs at once, exactly those."""
+    asked = search.start(goal)
+    begun = {config_id(action.config): action for action in asked if isinstance(action, Train)}
+    if all(action.epochs >= goal.epochs for action in begun.values()):
+        return {name: action.epochs for name, action in begun.items()}
+    return _Play(copy.deepcopy(search), goal).play()
+
+
+class _Play:
+    def __init__(self, search: Search, goal: Goal) -> None:
+        self._search, self._goal = search, goal
+        self._values: dict[str, dict[str, Scalar]] = {}
+        self._wanted: dict[str, int] = {}
+        self._done: dict[str, int] = {}
+        self._due: deque[str] = deque()
+
+    def play(self) -> dict[str, int]:
+        self._act(self._search.start(self._goal))
+        for _ in range(MOST):
+            if not self._due:
+                break
+            name = self._due.popleft()
+            if self._done[name] >= self._wanted[name]:
+                continue
+            self._done[name] += 1
+            if self._done[name] < self._wanted[name]:
+                self._due.append(name)
+            value = Random(derive_seed(self._goal.seed, "foreseen", name)).random() + 1.0 / self._done[name]
+            report = Report(name, self._values[name], self._done[name], {self._goal.metric: value})
+            self._act(self._search.hear(report))
+        return {name: done for name, done in self._done.items() if done}
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Stop):
+                self._wanted[action.config] = self._done[action.config]
+                continue
+            name = config_id(action.config)
+            self._values.setdefault(name, dict(action.config))
+            self._done.setdefault(name, 0)
+            self._wanted[name] = action.epochs
+            if self._done[name] < action.epochs:
+                self._due.append(name)
