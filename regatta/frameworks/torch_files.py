@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,5 +101,7 @@ def _epoch(content: Mapping[Any, Any]) -> int | None:
 
 
 def _first(error: Exception) -> str:
-    """The first line of it that says anything."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    """The first sentence of it that says anything, without colours."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    line = next((line.strip() for line in plain.splitlines() if line.strip()), type(error).__name__)
+    return line.split(". ")[0][:200]

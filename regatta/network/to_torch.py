@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -170,7 +171,9 @@ def _put(module: Any, place: int, parameter: Parameter, weights: Mapping[str, An
             f"The weights do not have {parameter.name!r}, which the network needs.",
             candidates=nearest(parameter.name, weights),
         )
-    given = torch.as_tensor(weights[parameter.name])
+    with warnings.catch_warnings():  # a mapped file is read-only, and the module has its own copy
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+        given = torch.as_tensor(weights[parameter.name])
     if given.dim() != len(parameter.shape) or any(
         s not in (None, g) for s, g in zip(parameter.shape, given.shape, strict=True)
     ):

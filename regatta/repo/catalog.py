@@ -177,6 +177,10 @@ class Catalog(Database):
         )
         return [(row[0], SnapshotRecord(*row[1:])) for row in self._all(query)]
 
+    def metric_names(self) -> list[str]:
+        """The metrics that any version has."""
+        return [name for (name,) in self._all("SELECT DISTINCT name FROM metric_range ORDER BY name")]
+
     def metrics(self, version: Version) -> Records[MetricPoint]:
         query = "SELECT name, step, value FROM metric WHERE version = ? ORDER BY name, step"
         rows = self._all(query, version.key)

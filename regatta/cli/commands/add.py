@@ -69,8 +69,8 @@ class Unstage:
         with opened_repo(args) as repo:
             gone = unstage(repo, args.paths or None)
         _tell(gone, args.json, "unstaged")
-        if not gone and not args.json:
-            ui.message("Nothing is staged.")
+        if not args.json:
+            ui.message(f"No longer staged: {len(gone)} of these." if gone else "Nothing is staged.")
         return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs, add_json, add_repo, assignments, moment, opened_repo
-from regatta.errors import UsageError
+from regatta.errors import NotFoundError, UsageError, nearest
 
 if TYPE_CHECKING:
     from regatta.repo import Repo, Versions
@@ -67,6 +67,12 @@ def _chosen(repo: Repo, args: argparse.Namespace, limit: int | None) -> Versions
     filters |= {"where": _where(args.where), "metric": args.metric, "order": "best" if args.best else "newest"}
     mode = args.mode or usual_mode(args.metric or "")
     found = repo.versions(args.pattern, **filters, mode=mode, limit=None if args.names else limit)
+    if not found and args.metric is not None and args.metric not in (known := repo.catalog.metric_names()):
+        raise NotFoundError(
+            f"No version has the metric {args.metric!r:.100}.",
+            candidates=nearest(args.metric, known),
+            hint=f"There are: {', '.join(known[:10])}" if known else None,
+        )
     return Versions(found, repo.links(found))
 
 
