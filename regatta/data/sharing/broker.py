@@ -1,8 +1,8 @@
 """The thread of a controller that has blocks made and hands them out.
 
-It decides nothing but how many makers there are; the ledger does. Makers are processes: one is started when the first
-block is asked for, another when blocks are waited for longer than it takes to start one, and one that has had nothing
-to do for a while is ended. One that dies is replaced, and its block made again.
+It decides nothing but how many makers there are; the ledger does. Makers are processes: one is started when it is
+known that blocks will be asked for, another when blocks are waited for longer than it takes to start one, and one that
+has had nothing to do for a while is ended. One that dies is replaced, and its block made again.
 """
 
 from __future__ import annotations
@@ -250,7 +250,10 @@ class Broker:
         """Start a maker where readers wait for longer than that takes; end one that is not needed."""
         now, waiting = time.monotonic(), self._ledger.waiting()
         free = sum(maker.job is None for maker in self._makers)  # one that starts is as good as idle
-        if waiting <= free:
+        known = self._measured is not None and self._worth.pays(self._measured)
+        if known and not self._makers and self._failed_starts < DEATHS:
+            self._hire(now)  # it is up by the time that the first block is asked for
+        elif waiting <= free:
             self._waiting_since = None
         else:
             self._waiting_since = self._waiting_since or now
