@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from regatta.frameworks import seeded_in_all
+from regatta.frameworks import contained_in_all, seeded_in_all
 from regatta.network import Network, from_torch, to_json
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def outlines(
     `example` is the type and the shape of a row that the models take: it gives the shapes of all layers.
     """
     until, found, same = time.perf_counter() + seconds, dict[str, str](), dict[str, str]()
-    with seeded_in_all(0), _no_progress_thread():  # whoever called this finds the random numbers as they were
+    with contained_in_all(), seeded_in_all(0), _no_progress_thread():  # whoever called this finds all as it was
         for ident, config in configs.items():
             if time.perf_counter() >= until:
                 break
