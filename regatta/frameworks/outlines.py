@@ -32,7 +32,7 @@ def outlines(
     `example` is the type and the shape of a row that the models take: it gives the shapes of all layers.
     """
     until, found, same = time.perf_counter() + seconds, dict[str, str](), dict[str, str]()
-    with contained_in_all(), seeded_in_all(0), _no_progress_thread():  # whoever called this finds all as it was
+    with seeded_in_all(0), _no_progress_thread():  # whoever called this finds the random numbers as they were
         for ident, config in configs.items():
             if time.perf_counter() >= until:
                 break
@@ -63,7 +63,7 @@ def _outline(
     import torch
 
     try:
-        with torch.device("meta"):
+        with contained_in_all(), torch.device("meta"):
             built = model_fn(config)
             model = built[0] if isinstance(built, tuple) else built
             if not isinstance(model, torch.nn.Module):
