@@ -43,6 +43,11 @@ class Chronicle:
                     raise
         self._tell(line, self._journal.last_size)
 
+    def settle(self) -> None:
+        """Wait until what was written is durable, and states that nobody needs any more are gone."""
+        assert self._journal is not None
+        self._journal.settle()
+
     def note(self, level: str, text: str, **fields: Any) -> None:
         """Something that people should see."""
         self.write("note", None, level=level, **fields, text=text)

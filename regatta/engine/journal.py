@@ -71,6 +71,18 @@ class Journal:
             self._changed.notify()
         return record
 
+    def settle(self) -> None:
+        """Wait until all of it is durable and what waited for that has been called."""
+        settled = threading.Event()
+        with self._changed:
+            self._waiting.append(settled.set)
+            self._dirty = True
+            self._changed.notify()
+        while not settled.wait(0.1):
+            with self._changed:
+                if self._error is not None:
+                    raise self._error
+
     def close(self) -> None:
         """Make all of it durable and let go of the file."""
         with self._changed:

@@ -146,6 +146,7 @@ class Runner:
                     self._loop()
             finally:
                 self._turn_away()
+            self._chronicle.settle()  # a run that has ended leaves nothing lying about
             self._chronicle.write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
         except KeyboardInterrupt:
             self._chronicle.write("end", status="interrupted")

@@ -169,3 +169,25 @@ def test_a_disk_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
 def test_records_are_plain_json_lines(tmp_path: Path) -> None:
     for line in written(tmp_path / "j", "run", "note").splitlines():
         assert json.loads(line)["event"] in ("run", "note")
+
+
+def test_whoever_waits_for_the_journal_finds_all_done(tmp_path: Path) -> None:
+    called: list[int] = []
+    with Journal(tmp_path / "j") as journal:
+        for number in range(20):
+            journal.append("note", lambda number=number: called.append(number), number=number)  # type: ignore[misc]
+        journal.settle()
+        assert called == list(range(20))
+        journal.settle()  # with nothing to wait for
+
+
+def test_waiting_ends_where_the_disk_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "j")
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    journal.append("note")
+    with pytest.raises(OSError, match="No space left"):
+        journal.settle()
