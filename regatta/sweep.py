@@ -125,6 +125,8 @@ class Sweep:
             raise UsageError(
                 f"Packs are not trained {where}.", hint="Leave pack= out, or use Cluster.local(workers=...)."
             )
+        from regatta.repo.metrics import usual_mode
+
         check_rule(rule)
         _check_solver(rule)
         self._sealed: Recipe | bytes = _recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework, transform_fn)
@@ -132,7 +134,7 @@ class Sweep:
         self.share = sharing_of(share)
         self.dataset = dataset
         self.search = search
-        self.goal = Goal(metric, mode or _usual_mode(metric), epochs, seed)
+        self.goal = Goal(metric, mode or usual_mode(metric), epochs, seed)
         self.cluster = cluster or Cluster.local()
         self.repo = repo
         self.name = name
@@ -472,8 +474,3 @@ def _check_kind(name: str, value: object, right: bool, wanted: str) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _usual_mode(metric: str) -> Literal["min", "max"]:
-    small_is_good = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
-    return "min" if any(word in metric.lower() for word in small_is_good) else "max"

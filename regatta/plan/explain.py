@@ -13,6 +13,7 @@ from regatta.plan.bounds import lower_bound
 from regatta.plan.estimates import Times
 from regatta.plan.hop import Hopper
 from regatta.plan.simulate import Schedule, simulate, spread
+from regatta.plan.tree import seconds, size
 from regatta.plan.units import Unit
 
 Holdings = Mapping[str, tuple[Sequence[int], Sequence[int]]]  # worker: its training and its evaluation partitions
@@ -68,18 +69,16 @@ class Explanation:
         return asdict(self)
 
     def text(self) -> str:
-        times = (
-            f"{_seconds(self.shortest_unit)} to {_seconds(self.longest_unit)}, {_seconds(self.mean_unit)} on average"
-        )
+        times = f"{seconds(self.shortest_unit)} to {seconds(self.longest_unit)}, {seconds(self.mean_unit)} on average"
         lines = [
             f"Train {_count(self.models, 'model')} for {_count(self.epochs, 'epoch')} in all, by hops",
             f"├─ data        {_count(self.partitions, 'partition')} to train on, {self.eval_partitions} to evaluate on",
             f"├─ workers     {self.workers}",
             f"├─ units       {self.train_units} of training ({times}), {self.eval_units} of evaluation",
-            f"├─ hops        {self.hops}, {_bytes(self.hop_bytes)} in all",
+            f"├─ hops        {self.hops}, {size(self.hop_bytes)} in all",
             f"├─ rule        {self.rule}: {self.why}",
-            f"├─ at least    {_seconds(self.bound)}, bound by {self.bound_by}",
-            f"└─ expected    {_seconds(self.makespan)}, workers busy {self.utilisation:.0%} of the time",
+            f"├─ at least    {seconds(self.bound)}, bound by {self.bound_by}",
+            f"└─ expected    {seconds(self.makespan)}, workers busy {self.utilisation:.0%} of the time",
         ]
         return "\n".join(lines)
 
@@ -148,20 +147,3 @@ def _utilisation(schedule: Schedule, workers: int) -> float:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _seconds(value: float) -> str:
-    if value < 1:
-        return f"{value * 1000:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    hours, minutes = divmod(round(value / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
