@@ -47,14 +47,6 @@ class StateFolder:
         named = ((state_key(path.name), path) for path in (self.folder / config).glob("*.safetensors"))
         return {key: path for key, path in named if key is not None}
 
-    def of_epoch(self, config: str, epoch: int | None = None) -> Path:
-        """The state at the end of an epoch, or the last there is."""
-        found = self.files(config)
-        wanted = [key for key in found if epoch is None or key[0] == epoch]
-        if not wanted:
-            raise self.missing(config, epoch)
-        return found[max(wanted)]
-
     def missing(self, config: str, epoch: int | None) -> NotFoundError:
         which = "no state" if epoch is None else f"no state of epoch {epoch}"
         return NotFoundError(f"Configuration {config} has {which} in {self.folder}.")

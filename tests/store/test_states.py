@@ -15,7 +15,7 @@ import pytest
 from blake3 import blake3
 from safetensors.numpy import save_file
 
-from regatta.errors import CorruptError, NotFoundError
+from regatta.errors import CorruptError
 from regatta.store.states import (
     StateFolder,
     make_durable,
@@ -34,33 +34,22 @@ def write(path: Path, metadata: dict[str, str] | None, **arrays: Any) -> Path:
     return path
 
 
-def test_the_state_of_an_epoch_is_its_last(tmp_path: Path) -> None:
+def test_states_are_found_by_epoch_and_visits(tmp_path: Path) -> None:
     states = StateFolder(tmp_path)
     for epoch, visits in [(1, 3), (1, 4), (2, 1), (10, 2), (9, 4)]:
         write(states.path("abc", epoch, visits), None, w=[0.0])
     write(states.path("other", 11, 1), None, w=[0.0])
     (tmp_path / "abc" / ".0011-001.safetensors.77").write_bytes(b"half written")
     (tmp_path / "abc" / "notes.safetensors").write_bytes(b"not ours")
-    assert states.of_epoch("abc", 1) == states.path("abc", 1, 4)
-    assert states.of_epoch("abc", 2) == states.path("abc", 2, 1)
-    assert states.of_epoch("abc") == states.path("abc", 10, 2)
+    found = states.files("abc")
+    assert found == {key: states.path("abc", *key) for key in [(1, 3), (1, 4), (2, 1), (10, 2), (9, 4)]}
 
 
 def test_states_sort_by_number_beyond_the_padding(tmp_path: Path) -> None:
     states = StateFolder(tmp_path)
     for epoch, visits in [(9999, 999), (9999, 1000), (10000, 1)]:
         write(states.path("abc", epoch, visits), None, w=[0.0])
-    assert states.of_epoch("abc", 9999) == states.path("abc", 9999, 1000)
-    assert states.of_epoch("abc") == states.path("abc", 10000, 1)
-
-
-def test_a_state_that_is_not_there_is_not_found(tmp_path: Path) -> None:
-    states = StateFolder(tmp_path)
-    with pytest.raises(NotFoundError, match="abc has no state in"):
-        states.of_epoch("abc")
-    write(states.path("abc", 1, 1), None, w=[0.0])
-    with pytest.raises(NotFoundError, match="abc has no state of epoch 2"):
-        states.of_epoch("abc", 2)
+    assert sorted(states.files("abc")) == [(9999, 999), (9999, 1000), (10000, 1)]
 
 
 def test_publishing_shows_a_state_all_at_once(tmp_path: Path) -> None:
@@ -70,8 +59,7 @@ def test_publishing_shows_a_state_all_at_once(tmp_path: Path) -> None:
     assert written.parent == path.parent
     assert written.parent.is_dir()
     written.write_bytes(b"state")
-    with pytest.raises(NotFoundError):
-        states.of_epoch("abc")
+    assert not states.files("abc")
     publish(written, path)
     assert not written.exists()
     assert path.read_bytes() == b"state"
