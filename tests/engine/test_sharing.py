@@ -26,6 +26,7 @@ from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
 from regatta.data.sharing.broker import Broker
 from regatta.data.sharing.ledger import Key
+from regatta.data.sharing.lines import SocketLine
 from regatta.data.sharing.reader import PreparationError, Reader
 from regatta.engine.events import Outfit, Recipe, SharingPlan
 from regatta.engine.replay import replay
@@ -183,7 +184,7 @@ class Desk:
         self.readers: list[Reader] = []
 
     def reader(self, name: str) -> Reader:
-        self.readers.append(Reader(self.broker.seat(name).detach()))
+        self.readers.append(Reader(SocketLine(self.broker.seat(name))))
         return self.readers[-1]
 
     def close(self) -> None:
@@ -266,8 +267,9 @@ def test_a_block_that_kills_its_makers_is_given_up(opened: Any) -> None:
 READER = """
 import os, sys
 from regatta.data.sharing.ledger import Key
+from regatta.data.sharing.lines import SocketLine
 from regatta.data.sharing.reader import Reader
-reader = Reader({file})
+reader = Reader(SocketLine.at({file}))
 block = reader.get(Key("train", 0, 1), ["m0"])
 print("has it", flush=True)
 sys.stdin.read()

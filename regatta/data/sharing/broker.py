@@ -2,17 +2,15 @@
 
 It decides nothing but how many makers there are; the ledger does. Makers are processes: one is started when it is
 known that blocks will be asked for, another when blocks are waited for longer than it takes to start one, and one that
-has had nothing to do for a while is ended. One that dies is replaced, and its block made again.
+has had nothing to do for a while is ended. One that dies is replaced, and its block made again. Where they are, and how
+blocks come from them and go to readers, is the business of lines.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
-import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -20,31 +18,47 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from regatta.data.sharing.ledger import DEATHS, Job, Key, Ledger
-from regatta.data.sharing.wire import Message, receive, send
+from regatta.data.sharing.lines import Block, Line, SocketLine
+from regatta.data.sharing.wire import Message
 
-Start: TypeAlias = Callable[[socket.socket], "subprocess.Popen[bytes]"]
 START_SECONDS = 2.0  # what a maker's start is taken to cost before one was started
 IDLE_SECONDS = 20.0  # after which one of several makers is ended
 
 
+@dataclass(frozen=True)
+class Hired:
+    """A maker that was started: the line to it, and how to end it at once, whatever it does."""
+
+    line: Line
+    end: Callable[[], None]
+
+
+Start: TypeAlias = Callable[[], Hired]
+
+
 @dataclass
 class _Maker:
-    process: subprocess.Popen[bytes]
-    socket: socket.socket
+    hired: Hired
     begun: float
-    ready: bool = False
+    pid: int | None = None  # known once it is ready
     job: Job | None = None
     since: float = 0.0  # idle since, or busy since
+
+    @property
+    def line(self) -> Line:
+        return self.hired.line
+
+    @property
+    def ready(self) -> bool:
+        return self.pid is not None
 
     @property
     def idle(self) -> bool:
         return self.ready and self.job is None
 
     def end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.socket.close()
-        self.process.wait()
+        self.hired.end()
+        self.line.close()
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,8 @@ class Broker:
 
     def __init__(self, ledger: Ledger, start: Start, worth: Worth, most: int) -> None:
         self._ledger, self._start, self._worth, self._most = ledger, start, worth, most
-        self._blocks: dict[Key, tuple[int, Any]] = {}  # an open file, and its layout
-        self._readers: dict[str, socket.socket] = {}
+        self._blocks: dict[Key, tuple[Block, Any]] = {}  # with their layouts
+        self._readers: dict[str, Line] = {}
         self._makers: list[_Maker] = []
         self._made: list[float] = []  # seconds that the last blocks took
         self._measured: float | None = None
@@ -72,7 +86,7 @@ class Broker:
         self._failed_starts = 0
         self._waiting_since: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._new: list[tuple[str, socket.socket]] = []
+        self._new: list[tuple[str, Line]] = []
         self._lock = threading.Lock()
         self._closing = False
         self._woken, self._waker = socket.socketpair()
@@ -81,16 +95,20 @@ class Broker:
         self._thread.start()
 
     def seat(self, name: str) -> socket.socket:
-        """A socket for a new reader; the end of its stream is how it leaves."""
+        """A socket for a new reader of this machine; the end of its stream is how it leaves."""
         ours, theirs = socket.socketpair()
-        with self._lock:
-            self._new.append((name, ours))
-        self._waker.send(b"x")
+        self.admit(name, SocketLine(ours))
         return theirs
 
+    def admit(self, name: str, reader: Line) -> None:
+        """Serve a new reader; it takes the place of one of that name."""
+        with self._lock:
+            self._new.append((name, reader))
+        self._waker.send(b"x")
+
     def makers(self) -> list[int]:
-        """The processes that make blocks."""
-        return [maker.process.pid for maker in list(self._makers)]
+        """The processes that make blocks, as far as they are up."""
+        return [maker.pid for maker in list(self._makers) if maker.pid is not None]
 
     def close(self) -> None:
         if self._closing:
@@ -129,14 +147,14 @@ class Broker:
             maker.end()
         for _, reader in (*self._readers.items(), *self._new):
             reader.close()
-        for file, _ in self._blocks.values():
-            os.close(file)
+        for block, _ in self._blocks.values():
+            block.close()
         self._selector.close()
 
     def _close_dropped(self) -> None:
         for key in self._ledger.closed():
-            file, _ = self._blocks.pop(key)
-            os.close(file)
+            block, _ = self._blocks.pop(key)
+            block.close()
 
     # -- readers -----------------------------------------------------------------------------------------
 
@@ -144,7 +162,7 @@ class Broker:
         if name not in self._readers:
             return  # it left earlier in this round
         try:
-            message, _ = receive(self._readers[name])
+            message, _ = self._readers[name].receive()
         except EOFError:
             self._part(name)
             return
@@ -154,6 +172,8 @@ class Broker:
             self._ledger.release(name, Key(*message["release"]))
         elif "note" in message:
             self._ledger.note(Key(*message["note"]), message["models"])
+        elif "lost" in message:
+            self._ledger.lost(name, Key(*message["lost"]))
         else:
             self._look_up(name, Key(*message["want"]), message["models"])
 
@@ -164,12 +184,12 @@ class Broker:
             self._give(name, key)
 
     def _give(self, name: str, key: Key) -> None:
-        file, layout = self._blocks[key]
-        self._tell(name, {"layout": layout}, file)
+        block, layout = self._blocks[key]
+        self._tell(name, {"layout": layout}, block)
 
-    def _tell(self, name: str, message: Message, file: int | None = None) -> None:
+    def _tell(self, name: str, message: Message, block: Block | None = None) -> None:
         with contextlib.suppress(OSError):  # its end is heard of as the end of the stream
-            send(self._readers[name], message, file)
+            self._readers[name].send(message, block)
 
     def _part(self, name: str) -> None:
         reader = self._readers.pop(name)
@@ -185,29 +205,31 @@ class Broker:
         if maker not in self._makers:
             return  # it was ended earlier in this round
         try:
-            message, file = receive(maker.socket)
+            message, block = maker.line.receive()
         except EOFError:
             self._bury(maker)
             return
         now = time.monotonic()
         job, busy, maker.job, maker.since = maker.job, now - maker.since, None, now
         if "ready" in message:
-            maker.ready, self._failed_starts = True, 0
+            maker.pid, self._failed_starts = message["ready"], 0
             self._start_seconds = now - maker.begun
         elif job is not None:
-            self._take(job, message, file, busy)
+            self._take(job, message, block, busy)
 
-    def _take(self, job: Job, message: Message, file: int | None, seconds: float) -> None:
+    def _take(self, job: Job, message: Message, block: Block | None, seconds: float) -> None:
         """What became of a job."""
         key, ledger = job.key, self._ledger
+        if message.get("lost"):  # what it was to be made from
+            ledger.lost(f"job {key}", key.base)
         if job.spill:
-            if ledger.spilled(key, file is not None):
-                self._keep(key, file, self._blocks[key][1])
-            elif file is not None:
-                os.close(file)
-        elif file is not None:
+            if ledger.spilled(key, block is not None):
+                self._keep(key, block, self._blocks[key][1])
+            elif block is not None:
+                block.close()
+        elif block is not None:
             self._made = [*self._made[-7:], seconds]
-            self._keep(key, file, message["layout"])
+            self._keep(key, block, message["layout"])
             for name in ledger.made(key, message["layout"]["bytes"], message["place"]):
                 self._give(name, key)
         elif "size" in message:
@@ -216,18 +238,18 @@ class Broker:
         else:
             self._fail(key, message)
 
-    def _keep(self, key: Key, file: int | None, layout: Any) -> None:
-        assert file is not None
+    def _keep(self, key: Key, block: Block | None, layout: Any) -> None:
+        assert block is not None
         if key in self._blocks:
-            os.close(self._blocks[key][0])
-        self._blocks[key] = file, layout
+            self._blocks[key][0].close()
+        self._blocks[key] = block, layout
 
     def _fail(self, key: Key, message: Message) -> None:
         for name in self._ledger.failed(key):
             self._tell(name, {"error": message["error"], "traceback": message["traceback"]})
 
     def _bury(self, maker: _Maker) -> None:
-        self._selector.unregister(maker.socket)
+        self._selector.unregister(maker.line)
         self._makers.remove(maker)
         maker.end()
         if not maker.ready:
@@ -271,14 +293,12 @@ class Broker:
         return not self._makers or max(usual, now - self._waiting_since) > self._start_seconds
 
     def _hire(self, now: float) -> None:
-        ours, theirs = socket.socketpair()
-        maker = _Maker(self._start(theirs), ours, now, since=now)
-        theirs.close()
+        maker = _Maker(self._start(), now, since=now)
         self._makers.append(maker)
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear_maker(maker))
+        self._selector.register(maker.line, selectors.EVENT_READ, lambda: self._hear_maker(maker))
 
     def _dismiss(self, maker: _Maker) -> None:
-        self._selector.unregister(maker.socket)
+        self._selector.unregister(maker.line)
         self._makers.remove(maker)
         maker.end()
 
@@ -291,13 +311,13 @@ class Broker:
 
     def _order(self, maker: _Maker, job: Job) -> None:
         if job.spill:
-            file, layout = self._blocks[job.key]
-            send(maker.socket, {"spill": layout["bytes"]}, file)
+            block, layout = self._blocks[job.key]
+            maker.line.send({"spill": layout["bytes"]}, block)
             return
         base = self._ledger.base_of(job.key)
-        file_of_base, layout_of_base = self._blocks[base] if base is not None else (None, None)
+        block_of_base, layout_of_base = self._blocks[base] if base is not None else (None, None)
         order = {"make": job.key, "memory": job.memory, "disk": job.disk, "layout": layout_of_base}
-        send(maker.socket, order, file_of_base)
+        maker.line.send(order, block_of_base)
 
     def _patience(self) -> float | None:
         """Until when nothing need happen for something to be done."""

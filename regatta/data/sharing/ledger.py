@@ -126,6 +126,14 @@ class Ledger:
         entry.holders.update(f"job {other}" for other in made_from_it)  # it must be there when that is made
         return self._serve(entry, hold=True)
 
+    def lost(self, reader: str, key: Key) -> None:
+        """A block that a reader was given is not to be had any more; it is made again when it is asked for."""
+        self.release(reader, key)
+        entry = self._entries.get(key)
+        if entry is not None and entry.place is not None:
+            entry.place, entry.bytes = None, 0
+            self._closed.append(key)
+
     def spilled(self, key: Key, done: bool) -> bool:
         """A block was written to the disk, or could not be; whether that copy is to be kept."""
         entry = self._entry(key)

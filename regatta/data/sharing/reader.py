@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
-from regatta.data.sharing.blocks import Layout, map_block
-from regatta.data.sharing.ledger import Key
-from regatta.data.sharing.wire import Message, receive, send
+from regatta.data.sharing.blocks import Layout
+from regatta.data.sharing.ledger import DEATHS, Key
+from regatta.data.sharing.lines import Block, BlockLostError, Line
+from regatta.data.sharing.wire import Message
 from regatta.errors import RegattaError
 
 
@@ -22,23 +21,27 @@ class PreparationError(RegattaError):
 
 
 class Reader:
-    """Asks the broker at the other end of a socket; without one, a worker makes everything by itself."""
+    """Asks the broker at the other end of a line; without one, a worker makes everything by itself."""
 
-    def __init__(self, file: int) -> None:
-        self._socket: socket.socket | None = socket.socket(fileno=file)
+    def __init__(self, line: Line) -> None:
+        self._line: Line | None = line
 
     def get(self, key: Key, models: Sequence[str] = ()) -> Any:
         """The arrays of a block, mapped; None where the worker is to make them by itself."""
-        self._say({"want": key, "models": list(models)})
-        answer, file = self._hear()
-        if "error" in answer:
-            raise PreparationError(answer["error"], answer["traceback"])
-        if file is None:
-            return None
-        try:
-            return map_block(file, Layout.from_json(answer["layout"]))
-        finally:
-            os.close(file)
+        for _ in range(DEATHS):
+            self._say({"want": key, "models": list(models)})
+            answer, block = self._hear()
+            if "error" in answer:
+                raise PreparationError(answer["error"], answer["traceback"])
+            if block is None:
+                return None
+            try:
+                return block.read(Layout.from_json(answer["layout"]))
+            except BlockLostError:
+                self._say({"lost": key})
+            finally:
+                block.close()
+        return None
 
     def note(self, key: Key, models: Sequence[str]) -> None:
         """Say that more models have had the block that is held here."""
@@ -53,25 +56,25 @@ class Reader:
 
     def close(self) -> None:
         """Leave; what is mapped stays mapped."""
-        if self._socket is not None:
+        if self._line is not None:
             self._part()
 
     def _say(self, message: Message) -> None:
-        if self._socket is not None:
+        if self._line is not None:
             try:
-                send(self._socket, message)
+                self._line.send(message)
             except OSError:
                 self._part()
 
-    def _hear(self) -> tuple[Message, int | None]:
-        if self._socket is not None:
+    def _hear(self) -> tuple[Message, Block | None]:
+        if self._line is not None:
             try:
-                return receive(self._socket)
+                return self._line.receive()
             except (EOFError, OSError):
                 self._part()
         return {"yourself": True}, None
 
     def _part(self) -> None:
-        assert self._socket is not None
-        self._socket.close()
-        self._socket = None
+        assert self._line is not None
+        self._line.close()
+        self._line = None

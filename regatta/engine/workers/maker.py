@@ -5,6 +5,7 @@ It is told what to make, or to write to the disk, one thing at a time, and answe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -12,14 +13,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from regatta.data.sharing.blocks import Layout, copy_block, layout_of, leaves_of, map_block, new_block, plain
-from regatta.data.sharing.broker import Broker, Worth
+from regatta.data.sharing.blocks import Layout, copy_block, map_block, new_block
+from regatta.data.sharing.broker import Broker, Hired, Start, Worth
 from regatta.data.sharing.ledger import Job, Key, Ledger
+from regatta.data.sharing.lines import SocketLine
 from regatta.data.sharing.wire import Message, receive, send
 from regatta.engine.events import Outfit, Recipe
 from regatta.engine.workers.failures import headline, users_traceback
@@ -30,41 +33,58 @@ _MAIN = "from regatta.engine.workers.maker import main"
 
 def open_broker(outfit: Outfit, threads: int, path: Sequence[str]) -> Broker | None:
     """The broker of a run whose blocks are to be shared; none where there is nothing to share."""
-    plan, recipe = outfit.sharing, outfit.sealed
+    plan = outfit.sharing
     if plan is None or plan.settings.always is False:
         return None
     outfit.logs.mkdir(parents=True, exist_ok=True)
-    settings, blocks = plan.settings, max(1, plan.epochs * len(outfit.train))
-    ledger = Ledger(
-        settings.memory_bytes(), settings.disk_bytes(outfit.logs), partitions=len(outfit.train), epochs=plan.epochs,
-        reads=plan.reads, transforms=plan.transforms,
+    settings = plan.settings
+    hello = cloudpickle.dumps((threads, makers_outfit(outfit)))
+    return broker_of(
+        outfit, settings.memory_bytes(), settings.disk_bytes(outfit.logs),
+        functools.partial(_start, hello, threads, path, outfit.logs), settings.most_processes(),
     )  # fmt: skip
-    slim = (
-        Recipe(_nothing, input_fn=recipe.input_fn, transform_fn=recipe.transform_fn)
-        if isinstance(recipe, Recipe)
-        else recipe
+
+
+def broker_of(outfit: Outfit, memory: int, disk: int, start: Start, most: int) -> Broker:
+    """A broker with the books of a run, for at most so many makers, wherever they are."""
+    plan = outfit.sharing
+    assert plan is not None
+    partitions = len(outfit.train)
+    ledger = Ledger(
+        memory, disk, partitions=partitions, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms
     )
-    hello = cloudpickle.dumps((threads, Outfit(slim, outfit.seed, outfit.train, outfit.eval, outfit.logs)))
-    worth = Worth(settings.always is True, (plan.models - 1) * blocks)
-    return Broker(
-        ledger, functools.partial(_start, hello, threads, path, outfit.logs), worth, settings.most_processes()
-    )
+    worth = Worth(plan.settings.always is True, (plan.models - 1) * max(1, plan.epochs * partitions))
+    return Broker(ledger, start, worth, most)
+
+
+def makers_outfit(outfit: Outfit) -> Outfit:
+    """What a maker is given: nothing of models."""
+    recipe = outfit.sealed
+    if isinstance(recipe, Recipe):
+        recipe = Recipe(_nothing, input_fn=recipe.input_fn, transform_fn=recipe.transform_fn)
+    return replace(outfit, sealed=recipe, sharing=None)
 
 
 def _nothing(config: dict[str, Any]) -> None:
     """Models are none of a maker's business."""
 
 
-def _start(
-    hello: bytes, threads: int, path: Sequence[str], logs: Path, theirs: socket.socket
-) -> subprocess.Popen[bytes]:
+def _start(hello: bytes, threads: int, path: Sequence[str], logs: Path) -> Hired:
+    ours, theirs = socket.socketpair()
     file = new_block(len(hello))
     try:
         os.pwrite(file, hello, 0)
-        with (logs / "preprocessing.log").open("ab") as log:
-            return started(_MAIN, [theirs.fileno(), file], threads, path, stdout=log, stderr=log)
+        with theirs, (logs / "preprocessing.log").open("ab") as log:
+            process = started(_MAIN, [theirs.fileno(), file], threads, path, stdout=log, stderr=log)
     finally:
         os.close(file)
+    return Hired(SocketLine(ours), functools.partial(_end, process))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main(file: int, hello: int) -> None:
@@ -82,7 +102,7 @@ def _serve(file: int, hello: int) -> None:
     maker = _Maker(Preparation(outfit), socket.socket(fileno=file))
     limit_threads(threads)
     assert outfit.recipe
-    maker.say({"ready": True})
+    maker.say({"ready": os.getpid()})
     while True:
         maker.work()
 
@@ -130,15 +150,10 @@ class _Maker:
             os.close(file)
 
     def _make(self, job: Job, base: Any) -> None:
-        key, block = job.key, _Block(job, self._folder)
+        block = _Block(job, self._folder)
         try:
-            if base is None:
-                base = self._preparation.read(key.kind, key.partition)
-            if key.epoch is None:
-                block.fill(plain(base, "input_fn"))
-            else:
-                self._preparation.transform(base, key.partition, key.epoch, allocate=block.allocate)
-        except _NoRoom as crowded:
+            self._preparation.fill(job.key, base, block.allocate)
+        except NoRoomError as crowded:
             self.say({"size": crowded.size})
             return
         except BaseException:
@@ -148,7 +163,7 @@ class _Maker:
         self.say({"layout": block.layout.as_json(), "place": block.place}, block.file)
 
 
-class _NoRoom(Exception):
+class NoRoomError(Exception):
     """Neither memory nor disk takes the block."""
 
     def __init__(self, size: int) -> None:
@@ -168,10 +183,6 @@ class _Block:
         self.file, self.layout = self._new(layout.bytes), layout
         return map_block(self.file, layout, writing=True)
 
-    def fill(self, data: Any) -> None:
-        for into, given in zip(leaves_of(self.allocate(layout_of(data))), leaves_of(data), strict=True):
-            into[:] = given
-
     def drop(self) -> None:
         if self.file is not None:
             os.close(self.file)
@@ -184,7 +195,7 @@ class _Block:
                     return new_block(size, folder)
                 except OSError:
                     continue  # it is full, whatever was thought
-        raise _NoRoom(size)
+        raise NoRoomError(size)
 
 
 def _part() -> None:

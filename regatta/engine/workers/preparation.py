@@ -15,6 +15,7 @@ import numpy as np
 from regatta.configuration import derive_seed
 from regatta.data import read_partition
 from regatta.data.sharing.blocks import Layout, layout_of, leaves_of, plain
+from regatta.data.sharing.ledger import Key
 from regatta.engine.events import Outfit
 from regatta.errors import UsageError
 from regatta.frameworks import contained_in_all, loaded, seeded_in_all
@@ -52,6 +53,17 @@ class Preparation:
                 result = _empty(layout, piece, total) if allocate is None else allocate(layout)
             _fill(result, piece, start, min(stop, total))
         return result
+
+    def fill(self, key: Key, base: Any, allocate: Allocate) -> None:
+        """A block, in the arrays that `allocate` gives; `base` is what it is made from, where that is a block too."""
+        if base is None:
+            base = self.read("train" if key.kind == "train" else "eval", key.partition)
+        if key.epoch is not None and rows(base):
+            self.transform(base, key.partition, key.epoch, allocate=allocate)
+            return
+        data = plain(base, "input_fn")
+        for into, given in zip(leaves_of(allocate(layout_of(data))), leaves_of(data), strict=True):
+            into[:] = given
 
     def _piece(self, base: Any, partition: int, epoch: int, start: int, stop: int) -> Any:
         transform = self.outfit.recipe.transform_fn

@@ -281,9 +281,10 @@ def serve(file: int, blocks: int | None = None) -> None:
     gc.enable()
     trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
     if blocks is not None:
+        from regatta.data.sharing.lines import SocketLine
         from regatta.data.sharing.reader import Reader
 
-        trainer.supplies.reader = Reader(blocks)
+        trainer.supplies.reader = Reader(SocketLine.at(blocks))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=live_by, args=(_listen, side, trainer, tasks), daemon=True).start()
