@@ -77,13 +77,22 @@ def unsealed(recipe: Recipe | bytes) -> Recipe:
 
 
 @dataclass(frozen=True)
+class Address:
+    """Where a group meets whose members may be on several nodes: at its first member, under a name of its own."""
+
+    host: str  # with the port
+    name: str
+
+
+@dataclass(frozen=True)
 class Crew:
     """A worker's place in a group that does a task together."""
 
-    meeting: Path  # the file through which its members find each other
+    meeting: Path | Address  # through which file, or at which address, its members find each other
     rank: int
     width: int
     backend: Literal["gloo", "nccl"] = "gloo"
+    nodes: int = 1  # that they are on
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,7 @@ class TaskDone:
     width: int = 1
     pilot: PilotResult | None = None
     packed: PackPilot | None = None
+    grouped: GroupPilot | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,15 @@ class PackPilot:
     members: int
     gain: float  # so many times as fast as one after another
     reason: str
+
+
+@dataclass(frozen=True)
+class GroupPilot:
+    """What a few batches by a group of workers tell."""
+
+    build: str
+    width: int
+    ratio: float  # of communication to computation
 
 
 @dataclass(frozen=True)
@@ -154,6 +173,7 @@ class PilotResult:
     forgotten: tuple[str, ...] = ()  # what training changes and no state keeps
     build: str = ""  # models of one build may be trained as a pack; "": this one may not
     prepare_seconds_per_row: float = 0.0  # of transform_fn
+    eval_fixed_seconds: float | None = None  # what evaluating a partition costs besides; None: as much as training
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +38,7 @@ USUAL = 1e-4
 
 
 class PeerFailedError(RegattaError):
-    """Another process of the group failed, and says itself why."""
+    """Another process of the group failed, and says itself why; or is gone."""
 
 
 @dataclass
@@ -78,27 +80,91 @@ class Group:
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)  # what is computed until here is no exchange
         start = time.perf_counter()
-        dist.all_reduce(tensor, operation)
+        with _reaching():
+            dist.all_reduce(tensor, operation)
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
         self.seconds += time.perf_counter() - start
 
 
-def join(meeting: Path, rank: int, width: int, backend: str, device: str) -> Group:
-    """Meet the others of a group; a process is in one group at a time."""
-    import torch
-    import torch.distributed as dist
+class Door:
+    """Where processes of other machines find this one: a socket, behind which there is a store once it is needed."""
 
-    if not dist.is_available():
-        raise UsageError("This PyTorch was built without torch.distributed, which groups of workers need.")
+    def __init__(self, address: str) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.create_server((address, 0), family=family)
+        self._address, self._port = address, self._socket.getsockname()[1]
+        self.host = f"{address}:{self._port}"
+
+    @cached_property
+    def store(self) -> Any:
+        served = self._socket.detach()
+        return _distributed().TCPStore(
+            self._address, self._port, None, True, wait_for_workers=False, master_listen_fd=served
+        )
+
+
+def file_store(path: Path, width: int) -> Any:
+    """Through which processes of one machine find each other."""
+    return _distributed().FileStore(str(path), width)
+
+
+def far_store(host: str, name: str, door: Door | None) -> Any:
+    """Through which processes find each other that may be on several machines; `door`: it is this process's own."""
+    dist = _distributed()
+    if door is not None:
+        return dist.PrefixStore(name, door.store)
+    address, _, port = host.rpartition(":")
+    with _reaching():
+        return dist.PrefixStore(name, dist.TCPStore(address, int(port), None, False, wait_for_workers=False))
+
+
+def join(store: Any, rank: int, width: int, backend: str, device: str, *, near: bool = True) -> Group:
+    """Meet the others of a group; a process is in one group at a time. `near`: all are on this machine."""
+    import torch
+
+    dist = _distributed()
     if dist.is_initialized():
         dist.destroy_process_group()
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")  # all are on this machine
-    store = dist.FileStore(str(meeting), width)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=width, timeout=PATIENCE)
+    with _reaching(), _loopback() if near else nullcontext():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=width, timeout=PATIENCE)
     return Group(rank, width, device)
+
+
+def _distributed() -> Any:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise UsageError("This PyTorch was built without torch.distributed, which groups of workers need.")
+    return dist
+
+
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """A scope in which gloo takes the interface that every machine has, unless the user has named one.
+
+    Between machines it takes the one that the machine's name leads to.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+    try:
+        yield
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Where nothing but the connection to the others can fail, which PyTorch has no kind of error for."""
+    try:
+        yield
+    except RuntimeError as error:
+        told = next(iter(str(error).splitlines()), type(error).__name__)
+        raise PeerFailedError(f"The others of the group cannot be reached: {told}") from error
 
 
 def agree(group: Group, trainee: TorchTrainee | None, error: BaseException | None) -> None:

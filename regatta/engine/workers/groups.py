@@ -1,7 +1,9 @@
 """Groups of workers, each of which is one worker to the controller: its members do every task together.
 
-The members are workers of another pool, and the controller does not see them. A group is lost when one of its members
-is: the others, who would wait for it in an exchange, are ended at once, and the group forms anew when all are back.
+The members are workers of another pool, and the controller does not see them. Groups form when all workers are there,
+for only then are their nodes known. A group is lost when one of its members is: the others, who would wait for it in an
+exchange, are ended at once, and the group forms anew when all are back. If one will not come back, the others are free
+to be in another group; those who make no full one stay idle.
 """
 
 from __future__ import annotations
@@ -9,16 +11,19 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from regatta.engine.events import (
+    Address,
     Crew,
+    DiskFull,
     Event,
     StateDurable,
+    StateLost,
     Task,
     TaskDone,
     TaskFailed,
@@ -27,6 +32,7 @@ from regatta.engine.events import (
     WorkerReady,
 )
 from regatta.engine.workers.base import WorkerPool, refuse
+from regatta.engine.workers.seating import seated
 from regatta.errors import RegattaError
 
 Widths: TypeAlias = Callable[[Task], int]  # how many members of its group do a task
@@ -37,12 +43,12 @@ GRACE = 30.0  # seconds that the others of a group may be silent when one has fa
 @dataclass
 class _Group:
     name: str
-    members: tuple[str, ...]
+    members: tuple[str, ...] = ()  # none: nobody has been found for it yet
     ready: dict[str, WorkerReady] = field(default_factory=dict)
     ending: set[str] = field(default_factory=set)  # members that were told to end, and have not yet
     up: bool = False
-    over: bool = False  # it will not come back
-    meeting: Path | None = None
+    over: bool = False  # it was said that it will not come back
+    meeting: Path | Address | None = None
     crew: tuple[str, ...] = ()  # who does its task
     task: Task | None = None
     answers: dict[str, Answer] = field(default_factory=dict)
@@ -54,22 +60,35 @@ class _Group:
 
     def backend(self) -> Literal["gloo", "nccl"]:
         """NCCL takes each GPU once; members that share one, or have none, exchange through memory."""
-        devices = [ready.info["device"] for ready in self.ready.values()]
-        apart = len(set(devices)) == len(devices)
-        return "nccl" if apart and all(device.startswith("cuda") for device in devices) else "gloo"
+        infos = [ready.info for ready in self.ready.values()]
+        cards = {(info.get("node"), info.get("gpu", info["device"])) for info in infos}
+        apart = len(cards) == len(infos)
+        return "nccl" if apart and all(info["device"].startswith("cuda") for info in infos) else "gloo"
+
+    def nodes(self, members: Sequence[str]) -> int:
+        return len({_node(self.ready[member]) for member in members})
 
     def info(self) -> dict[str, Any]:
         infos = [self.ready[member].info for member in self.members]
         devices = ", ".join(dict.fromkeys(info["device"] for info in infos))
         pids = {member: self.ready[member].info["pid"] for member in self.members}
-        return {**infos[0], "device": devices, "width": len(self.members), "members": pids}
+        whole = {"device": devices, "width": len(infos), "members": pids, "nodes": self.nodes(self.members)}
+        return {name: value for name, value in infos[0].items() if name != "address"} | whole
+
+    def is_told(self) -> bool:
+        """Whether some answer says what became of the task; an echo only says that another's will."""
+        answers = self.answers.values()
+        return any(isinstance(a, TaskReturned) or (isinstance(a, TaskFailed) and not a.echo) for a in answers)
+
+    def is_broken(self) -> bool:
+        """Whether members have lost each other, and none knows why."""
+        return not self.is_told() and any(isinstance(answer, TaskFailed) for answer in self.answers.values())
 
     def verdict(self) -> list[Event]:
         """The answer of the group, made from those of its members: the first that failed by itself, or the first."""
         assert self.task is not None
         answers = [self.answers[member] for member in self.crew if member in self.answers]
-        failed = [answer for answer in answers if isinstance(answer, TaskFailed)]
-        failed.sort(key=lambda answer: answer.echo)
+        failed = [answer for answer in answers if isinstance(answer, TaskFailed) and not answer.echo]
         returned = [answer for answer in answers if isinstance(answer, TaskReturned)]
         answer = replace([*failed, *returned, *answers][0], worker=self.name, task=self.task)
         if isinstance(answer, TaskDone):
@@ -84,26 +103,41 @@ class _Group:
         self.forget_meeting()
 
     def forget_meeting(self) -> None:
-        if self.meeting is not None:
+        if isinstance(self.meeting, Path):
             self.meeting.unlink(missing_ok=True)
-            self.meeting = None
+        self.meeting = None
 
     def _clear(self) -> None:
         self.task, self.patience, self.answers, self.durable = None, None, {}, []
 
 
 class GroupPool:
-    """Groups of `width` workers of a pool; `widths` says of a task how many of them do it, if not all."""
+    """Groups of `width` workers of a pool; `widths` says of a task how many of them do it, if not all.
+
+    `patient`: who was lost for good may come back all the same, as when a cluster gets another node.
+    """
 
     packs = False
 
-    def __init__(self, members: WorkerPool, width: int, meetings: Path, widths: Widths | None = None) -> None:
-        names = members.workers
-        groups = [names[start : start + width] for start in range(0, len(names), width)]
-        self._groups = {f"g{number}": _Group(f"g{number}", group) for number, group in enumerate(groups)}
-        self._of = {member: group for group in self._groups.values() for member in group.members}
+    def __init__(
+        self,
+        members: WorkerPool,
+        width: int,
+        meetings: Path,
+        widths: Widths | None = None,
+        *,
+        patient: bool = False,
+    ) -> None:
+        names = [f"g{number}" for number in range(max(1, len(members.workers) // width))]
+        self._groups = {name: _Group(name) for name in names}
+        self._of: dict[str, _Group] = {}
+        self._loose: dict[str, WorkerReady] = {}  # workers that are in no group
+        self._awaited = set(members.workers)  # that are in no group, and will be there
+        self._reasons: dict[str, str] = {}  # why workers are gone for good
         self.workers = tuple(self._groups)
         self._pool = members
+        self._width = width
+        self._patient = patient
         self._meetings = meetings
         self._widths = widths or (lambda task: width)
         self._formed = 0
@@ -115,6 +149,20 @@ class GroupPool:
         self._meetings.mkdir(parents=True)
         self._pool.start()
 
+    def adopt(self, ready: Mapping[str, WorkerReady]) -> list[Event]:
+        """Form groups of workers that are there already, and idle; instead of `start`."""
+        shutil.rmtree(self._meetings, ignore_errors=True)
+        self._meetings.mkdir(parents=True)
+        return [made for event in ready.values() for made in self._hear(event, set())]
+
+    def release(self) -> dict[str, WorkerReady]:
+        """Give the pool back, with idle workers that are in no group; those who are there."""
+        shutil.rmtree(self._meetings, ignore_errors=True)
+        there = dict(self._loose)
+        for group in self._groups.values():
+            there |= group.ready
+        return there
+
     def submit(self, worker: str, task: Task) -> None:
         group = self._groups[worker]
         width = min(self._widths(task), len(group.members))
@@ -123,7 +171,9 @@ class GroupPool:
             group.forget_meeting()
         group.task, group.crew = task, crew
         for rank, member in enumerate(crew):
-            place = Crew(self._meeting(group), rank, width, group.backend()) if width > 1 else None
+            place = None
+            if width > 1:
+                place = Crew(self._meeting(group), rank, width, group.backend(), group.nodes(crew))
             state_out = task.state_out if rank == 0 else None
             self._pool.submit(member, replace(task, crew=place, state_out=state_out))
 
@@ -135,7 +185,8 @@ class GroupPool:
         self._pool.forget(state)
 
     def end(self, worker: str, reason: str) -> None:
-        self._pool.end(self._groups[worker].members[0], reason)  # the others follow
+        for member in self._groups[worker].members[:1]:  # the others follow
+            self._pool.end(member, reason)
 
     def admit(self, connection: Connection[Any, Any], wishes: dict[str, Any]) -> None:
         refuse(connection, "Its workers train in groups: nobody can join by himself.")
@@ -161,26 +212,95 @@ class GroupPool:
         self._pool.close()
         shutil.rmtree(self._meetings, ignore_errors=True)
 
-    def _meeting(self, group: _Group) -> Path:
+    def _meeting(self, group: _Group) -> Path | Address:
+        """Where the members find each other: at the first of them, if others can reach it, or through a file."""
         if group.meeting is None:
             self._formed += 1
-            group.meeting = self._meetings / f"{group.name}-{self._formed}"
+            name, address = f"{group.name}-{self._formed}", group.ready[group.members[0]].info.get("address")
+            group.meeting = self._meetings / name if address is None else Address(address, name)
         return group.meeting
 
     def _hear(self, event: Event, gone: set[str]) -> Sequence[Event]:
-        group = self._of[event.worker]
+        group = self._of.get(event.worker)
+        if isinstance(event, StateDurable | StateLost | DiskFull):
+            return self._pass_on(event, group)
+        if group is None:
+            return self._hear_loose(event)
         if isinstance(event, WorkerReady):
             return self._seat(group, event)
         if isinstance(event, WorkerLost):
             return self._lose(group, event, gone)
-        if not group.up:
-            return []  # said by one that has ended since
-        if isinstance(event, TaskDone | TaskFailed | TaskReturned):
+        if group.up and isinstance(event, TaskDone | TaskFailed | TaskReturned):
             return self._answer(group, event)
+        return []  # said by one that has ended since
+
+    def _pass_on(self, event: StateDurable | StateLost | DiskFull, group: _Group | None) -> Sequence[Event]:
+        if group is None:
+            return [event]
+        event = replace(event, worker=group.name)
         if isinstance(event, StateDurable) and group.task is not None and event.path == group.task.state_out:
-            group.durable.append(replace(event, worker=group.name))
+            group.durable.append(event)
             return []
-        return [replace(event, worker=group.name)]
+        return [event]
+
+    # -- forming -------------------------------------------------------------------------------------------
+
+    def _hear_loose(self, event: Event) -> Sequence[Event]:
+        """Of a worker that is in no group."""
+        worker = event.worker
+        if isinstance(event, WorkerReady):
+            self._loose[worker] = event
+            self._awaited.discard(worker)
+            self._reasons.pop(worker, None)
+            return self._form()
+        if not isinstance(event, WorkerLost):
+            return []
+        self._loose.pop(worker, None)
+        if not event.for_good:
+            self._awaited.add(worker)
+            return []
+        self._awaited.discard(worker)
+        self._reasons[worker] = event.reason
+        return self._form()
+
+    def _form(self) -> list[Event]:
+        """Groups of those that are in none, once all are there who will be."""
+        if self._awaited:
+            return []
+        found: list[Event] = []
+        for members in seated({worker: _node(ready) for worker, ready in self._loose.items()}, self._width):
+            group = self._vacant()
+            group.members, group.over = members, False
+            for member in members:
+                self._of[member] = group
+                found += self._seat(group, self._loose.pop(member))
+        return [*found, *self._give_up_vacant()]
+
+    def _vacant(self) -> _Group:
+        for group in self._groups.values():
+            if not group.members:
+                return group
+        name = f"g{len(self._groups)}"
+        return self._groups.setdefault(name, _Group(name))
+
+    def _give_up_vacant(self) -> list[Event]:
+        """Nobody is left for these; who holds the same data is to do their work."""
+        vacant = [group for group in self._groups.values() if not group.members and not group.over]
+        for group in vacant:
+            group.over = True
+        told = [WorkerLost(group.name, f"has no members: {self._shortage()}", for_good=True) for group in vacant]
+        self._check_some_left(told)
+        return list(told)
+
+    def _shortage(self) -> str:
+        idle = [f"{worker} stays idle" for worker in self._loose]
+        return "; ".join([*(f"{worker} {reason}" for worker, reason in self._reasons.items()), *idle])
+
+    def _check_some_left(self, told: Sequence[WorkerLost]) -> None:
+        if told and not self._patient and all(group.over for group in self._groups.values()):
+            raise RegattaError(f"No group of workers is left: {told[-1].worker} {told[-1].reason}.")
+
+    # -- what becomes of groups ----------------------------------------------------------------------------
 
     def _seat(self, group: _Group, event: WorkerReady) -> Sequence[Event]:
         group.ready[event.worker] = event
@@ -190,15 +310,25 @@ class GroupPool:
         return [WorkerReady(group.name, group.info())]
 
     def _answer(self, group: _Group, event: Answer) -> Sequence[Event]:
+        if event.task.crew is not None and event.task.crew.meeting != group.meeting:
+            return []  # said by one that has ended since, and is back
         group.answers[event.worker] = event
         if not group.silent():
-            return group.verdict()
+            return self._conclude(group)
         if not isinstance(event, TaskDone) and group.patience is None:
             group.patience = time.monotonic() + GRACE
             alarm = threading.Timer(GRACE, self._pool.wake)
             alarm.daemon = True
             alarm.start()
             self._alarms = [*(alarm for alarm in self._alarms if alarm.is_alive()), alarm]
+        return []
+
+    def _conclude(self, group: _Group) -> Sequence[Event]:
+        group.patience = None
+        if not group.is_broken():
+            return group.verdict()
+        worker, answer = next((m, a) for m, a in group.answers.items() if isinstance(a, TaskFailed))
+        self._pool.end(worker, f"was ended: {answer.error}")
         return []
 
     def _end_silent(self) -> None:
@@ -209,20 +339,37 @@ class GroupPool:
                 self._pool.end(group.silent()[0], f"was ended: another of {group.name} failed, and it said nothing")
 
     def _lose(self, group: _Group, event: WorkerLost, gone: set[str]) -> Sequence[Event]:
+        """A member is gone: so is its group, until all are back."""
         group.ready.pop(event.worker, None)
         if event.worker in group.ending and not event.for_good:
             group.ending.discard(event.worker)
             return []
-        failed = any(not isinstance(answer, TaskDone) for answer in group.answers.values())
-        told = group.verdict() if failed else []  # that is why it was ended
+        told = group.verdict() if group.is_told() else []  # that is why it was ended
         if group.up:
             group.ending |= group.ready.keys()
             for other in group.ready.keys() - gone:
                 self._pool.end(other, f"was ended: {group.name} lost {event.worker}")
             group.ready.clear()
         group.disperse()
-        group.over = group.over or event.for_good
-        reason = f"lost {event.worker}, which {event.reason}"
-        if all(other.over for other in self._groups.values()):
-            raise RegattaError(f"No group of workers is left: {group.name} {reason}.")
-        return [*told, WorkerLost(group.name, reason, for_good=event.for_good)]
+        lost = WorkerLost(group.name, f"lost {event.worker}, which {event.reason}", for_good=event.for_good)
+        if event.for_good:
+            self._release(group, event)
+            self._check_some_left([lost])
+        return [*told, lost, *self._form()]
+
+    def _release(self, group: _Group, event: WorkerLost) -> None:
+        """A member will not come back: the others may be in another group."""
+        group.over = True
+        self._reasons[event.worker] = event.reason
+        for member in group.members:
+            del self._of[member]
+            if member in group.ready:
+                self._loose[member] = group.ready[member]
+            elif member != event.worker:
+                self._awaited.add(member)
+        group.members, group.ready, group.ending = (), {}, set()
+
+
+def _node(ready: WorkerReady) -> str:
+    """Where a worker is, as far as its pool knows of several nodes."""
+    return str(ready.info.get("node", ""))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from regatta.configuration import derive_seed
 from regatta.data import batch_order
-from regatta.engine.events import Crew, Recipe, Task
+from regatta.engine.events import Address, Crew, Recipe, Task
 from regatta.engine.workers.kept import Bench
 from regatta.errors import UsageError
 from regatta.frameworks import torch_group
@@ -49,15 +49,23 @@ class Membership:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._meeting: Path | None = None
+        self.door: torch_group.Door | None = None  # where members on other nodes find this worker
+        self._meeting: Path | Address | None = None
         self._group: torch_group.Group | None = None
         self._checked: set[str] = set()  # configurations whose loss is known to be a mean
 
     def group(self, crew: Crew) -> torch_group.Group:
         if self._group is None or self._meeting != crew.meeting:
-            self._group = torch_group.join(crew.meeting, crew.rank, crew.width, crew.backend, self._trainer.device)
+            store, device = self._store(crew), self._trainer.device
+            self._group = torch_group.join(store, crew.rank, crew.width, crew.backend, device, near=crew.nodes == 1)
             self._meeting = crew.meeting
         return self._group
+
+    def _store(self, crew: Crew) -> Any:
+        if isinstance(crew.meeting, Path):
+            return torch_group.file_store(crew.meeting, crew.width)
+        mine = self.door if crew.rank == 0 else None
+        return torch_group.far_store(crew.meeting.host, crew.meeting.name, mine)
 
     def any(self, task: Task, mine: bool) -> bool:
         """Whether something holds for any member."""
