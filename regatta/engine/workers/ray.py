@@ -73,6 +73,7 @@ class RayPool:
     """Starts actors, starts one again when it dies, and adds some when the cluster grows."""
 
     packs = False  # a task has one state to begin with, and leaves one
+    groupable = False
 
     def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
         self._session = Session(cluster)
@@ -82,9 +83,11 @@ class RayPool:
         self._outfit = cloudpickle.dumps(outfit)
         self._numbers = count()
         self._elastic = cluster.workers is None
-        self._room = self._session.room()
-        wanted = cluster.workers or max(1, min(self._session.free(), len(outfit.train)))
-        self.workers = tuple(self._name() for _ in range(wanted))
+        self._width = cluster.group or 1  # so many workers with names in a row are to be near each other
+        self._places: dict[int, Any] = {}
+        self._room = self._whole(self._session.room())
+        groups = max(1, min(self._session.free() // self._width, len(outfit.train)))
+        self.workers = tuple(self._name() for _ in range(cluster.workers or groups * self._width))
         self._members: dict[str, Member] = {}
         self._failed_starts: dict[str, int] = {}
         self._proven = False  # some worker has been ready: functions and paths are right
@@ -178,11 +181,23 @@ class RayPool:
             name, _device(self._cluster), self._cluster.threads or 1, self._outfit, tuple(sys.path), self._run,
             self._cluster.storage,
         )  # fmt: skip
-        actor = self._actors.remote(hello)
+        actor = self._actor_class(name).remote(hello)
         member = Member(name, actor, actor.life.options(concurrency_group="life").remote())
         self._members[name] = member
         self._await(member.life, member, "life")
         self._await(actor.hello.options(concurrency_group="unit").remote(), member, "hello")
+
+    def _actor_class(self, name: str) -> Any:
+        if self._width == 1:
+            return self._actors
+        number = int(name[1:]) // self._width
+        if number not in self._places:
+            self._places[number] = self._session.reserve(self._width)
+        return self._actors.options(scheduling_strategy=self._places[number])
+
+    def _whole(self, workers: int) -> int:
+        """So many workers without those who would make no full group."""
+        return workers - workers % self._width
 
     def _await(self, reference: Any, member: Member, call: str, subject: State | None = None) -> None:
         """Hear of a reference when it is complete; Ray calls back, so nobody has to ask."""
@@ -206,7 +221,7 @@ class RayPool:
 
     def _grow(self) -> None:
         """Workers for nodes that have come, beyond those that would take up what left."""
-        room = self._session.room()
+        room = self._whole(self._session.room())
         for _ in range(room - self._room):
             self._spawn(self._name())
         self._room = max(self._room, room)

@@ -40,6 +40,7 @@ from regatta.engine.workers.ray_storage import Storage, name_of
 from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
+from regatta.frameworks.torch_group import Door
 from regatta.store.states import publish, temporary, writing
 
 SCRATCH = "regatta-ray-"
@@ -195,11 +196,17 @@ class RayWorker:
         outfit = replace(outfit, sealed=outfit.recipe, logs=self._shelf.folder)  # unsealed now, for it may fail
         self._trainer = _Trainer(hello.worker, outfit, choose_device(hello.device, 0))
         self._trainer.shelf = self._shelf
-        import ray
-
         info = {"pid": os.getpid(), "device": self._trainer.device, "threads": hello.threads}
-        place = {"host": socket.gethostname(), "node": ray.get_runtime_context().get_node_id()}
-        return WorkerReady(hello.worker, {**info, **place})
+        return WorkerReady(hello.worker, {**info, "host": socket.gethostname(), **self._place()})
+
+    def _place(self) -> dict[str, Any]:
+        """Where on the cluster this worker is, and where other nodes find it."""
+        import ray.util
+
+        context = ray.get_runtime_context()
+        door = self._trainer.membership.door = Door(ray.util.get_node_ip_address())
+        cards = context.get_accelerator_ids().get("GPU", [])  # each actor calls its own cuda:0
+        return {"node": context.get_node_id(), "address": door.host, **({"gpu": cards[0]} if cards else {})}
 
     def life(self) -> None:
         """Comes to an end with the actor only."""

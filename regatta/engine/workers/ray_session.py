@@ -28,6 +28,7 @@ class Session:
             if self._ours:
                 self._connect(cluster.address)
         self._needs = cluster.needs()
+        self._reserved: list[Any] = []
 
     def _connect(self, address: str | None) -> None:
         started = {"include_dashboard": False} if address in (None, "local") else {}
@@ -63,6 +64,14 @@ class Session:
         """How many of them there is room for right now."""
         return min(self.room(), _fits(self._needs, self._ray.available_resources()))
 
+    def reserve(self, workers: int) -> Any:
+        """Where so many actors go that are to be near each other: to one node, if one has room for all."""
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._reserved.append(placement_group([self._needs] * workers, strategy="PACK"))
+        return PlacementGroupSchedulingStrategy(self._reserved[-1])
+
     def store_bytes(self) -> float:
         return float(self._ray.cluster_resources().get("object_store_memory", 0.0))
 
@@ -75,6 +84,8 @@ class Session:
             self._ray.kill(actor, no_restart=True)
 
     def close(self) -> None:
+        for place in self._reserved:
+            self._ray.util.remove_placement_group(place)
         if self._ours:
             self._ray.shutdown()
 
