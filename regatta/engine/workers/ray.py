@@ -96,7 +96,7 @@ class RayPool:
         self._heard: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: wake up; a path: forget it
         self._clocks: set[threading.Timer] = set()
         self._looked = time.monotonic()
-        self._actors = self._session.actor_class(RayWorker, GROUPS, cluster)
+        self._actors = self._session.actors(RayWorker, GROUPS, cluster)
 
     # -- the protocol ----------------------------------------------------------------------------------
 
@@ -181,19 +181,20 @@ class RayPool:
             name, _device(self._cluster), self._cluster.threads or 1, self._outfit, tuple(sys.path), self._run,
             self._cluster.storage,
         )  # fmt: skip
-        actor = self._actor_class(name).remote(hello)
+        actor = self._actors(scheduling_strategy=self._place(name)).remote(hello)
         member = Member(name, actor, actor.life.options(concurrency_group="life").remote())
         self._members[name] = member
         self._await(member.life, member, "life")
         self._await(actor.hello.options(concurrency_group="unit").remote(), member, "hello")
 
-    def _actor_class(self, name: str) -> Any:
+    def _place(self, name: str) -> Any:
+        """Near those that will be in a group with it; otherwise wherever there are fewest."""
         if self._width == 1:
-            return self._actors
+            return "SPREAD"
         number = int(name[1:]) // self._width
         if number not in self._places:
             self._places[number] = self._session.reserve(self._width)
-        return self._actors.options(scheduling_strategy=self._places[number])
+        return self._places[number]
 
     def _whole(self, workers: int) -> int:
         """So many workers without those who would make no full group."""

@@ -6,7 +6,8 @@ import contextlib
 import os
 import select
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from regatta.cluster import Cluster
@@ -41,17 +42,20 @@ class Session:
                 hint="Start one with `ray start --head` and give its address, or address=None for one of this machine.",
             ) from error
 
-    def actor_class(self, kind: type, groups: Mapping[str, int], cluster: Cluster) -> Any:
-        """A class as actors with the resources and threads of a worker; none is started again by Ray itself."""
+    def actors(self, kind: type, groups: Mapping[str, int], cluster: Cluster) -> Callable[..., Any]:
+        """A class as actors with the resources and threads of a worker; none is started again by Ray itself.
+
+        What comes back takes further options of Ray, such as where to start one.
+        """
         threads = str(cluster.threads or 1)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
-        return self._ray.remote(concurrency_groups=dict(groups))(kind).options(
+        return partial(
+            self._ray.remote(concurrency_groups=dict(groups))(kind).options,
             num_cpus=cluster.cpus,
             num_gpus=cluster.gpus,
             resources=dict(cluster.resources or {}),
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy="SPREAD",
             runtime_env={"env_vars": limits},
         )
 
