@@ -114,7 +114,11 @@ def new_block(size: int, folder: Path | None = None) -> int:
 def map_block(file: int, layout: Layout, writing: bool = False) -> Any:
     """The arrays of a block where they lie; what readers write into them, only they see. The file can be closed."""
     access = mmap.ACCESS_WRITE if writing else mmap.ACCESS_COPY
-    room = mmap.mmap(file, max(1, layout.bytes), access=access)
+    return arrays_in(mmap.mmap(file, max(1, layout.bytes), access=access), layout)
+
+
+def arrays_in(room: mmap.mmap | Array, layout: Layout) -> Any:
+    """The arrays of a block in memory that begins with the first of them."""
     arrays = [
         np.frombuffer(room, dtype, math.prod(shape), offset).reshape(shape) for dtype, shape, offset in layout.leaves
     ]

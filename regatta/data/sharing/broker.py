@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from regatta.data.sharing.ledger import DEATHS, Job, Key, Ledger
-from regatta.data.sharing.lines import Block, Line, SocketLine
+from regatta.data.sharing.lines import Block, SocketLine, WatchedLine
 from regatta.data.sharing.wire import Message
 
 START_SECONDS = 2.0  # what a maker's start is taken to cost before one was started
@@ -29,7 +29,7 @@ IDLE_SECONDS = 20.0  # after which one of several makers is ended
 class Hired:
     """A maker that was started: the line to it, and how to end it at once, whatever it does."""
 
-    line: Line
+    line: WatchedLine
     end: Callable[[], None]
 
 
@@ -45,7 +45,7 @@ class _Maker:
     since: float = 0.0  # idle since, or busy since
 
     @property
-    def line(self) -> Line:
+    def line(self) -> WatchedLine:
         return self.hired.line
 
     @property
@@ -78,15 +78,16 @@ class Broker:
     def __init__(self, ledger: Ledger, start: Start, worth: Worth, most: int) -> None:
         self._ledger, self._start, self._worth, self._most = ledger, start, worth, most
         self._blocks: dict[Key, tuple[Block, Any]] = {}  # with their layouts
-        self._readers: dict[str, Line] = {}
+        self._readers: dict[str, WatchedLine] = {}
         self._makers: list[_Maker] = []
         self._made: list[float] = []  # seconds that the last blocks took
         self._measured: float | None = None
+        self._decided: bool | None = None  # by the plan
         self._start_seconds = START_SECONDS
         self._failed_starts = 0
         self._waiting_since: float | None = None
         self._selector = selectors.DefaultSelector()
-        self._new: list[tuple[str, Line]] = []
+        self._new: list[tuple[str, WatchedLine]] = []
         self._lock = threading.Lock()
         self._closing = False
         self._woken, self._waker = socket.socketpair()
@@ -100,10 +101,15 @@ class Broker:
         self.admit(name, SocketLine(ours))
         return theirs
 
-    def admit(self, name: str, reader: Line) -> None:
+    def admit(self, name: str, reader: WatchedLine) -> None:
         """Serve a new reader; it takes the place of one of that name."""
         with self._lock:
             self._new.append((name, reader))
+        self._waker.send(b"x")
+
+    def decide(self, yes: bool) -> None:
+        """Whether to share from now on, whatever was measured."""
+        self._decided = yes
         self._waker.send(b"x")
 
     def makers(self) -> list[int]:
@@ -178,7 +184,7 @@ class Broker:
             self._look_up(name, Key(*message["want"]), message["models"])
 
     def _look_up(self, name: str, key: Key, models: list[str]) -> None:
-        if not self._worth.pays(self._measured) or self._failed_starts >= DEATHS:
+        if not self._pays() or self._failed_starts >= DEATHS:
             self._tell(name, {"yourself": True})
         elif self._ledger.want(name, key, models):
             self._give(name, key)
@@ -266,13 +272,16 @@ class Broker:
                 self._ledger.leave(name)
                 self._tell(name, {"yourself": True})
 
+    def _pays(self) -> bool:
+        return self._worth.pays(self._measured) if self._decided is None else self._decided
+
     # -- how many makers ---------------------------------------------------------------------------------
 
     def _staff(self) -> None:
         """Start a maker where readers wait for longer than that takes; end one that is not needed."""
         now, waiting = time.monotonic(), self._ledger.waiting()
         free = sum(maker.job is None for maker in self._makers)  # one that starts is as good as idle
-        known = self._measured is not None and self._worth.pays(self._measured)
+        known = self._decided or (self._measured is not None and self._pays())
         if known and not self._makers and self._failed_starts < DEATHS:
             self._hire(now)  # it is up by the time that the first block is asked for
         elif waiting <= free:

@@ -26,9 +26,6 @@ class Block(Protocol):
 class Line(Protocol):
     """One end of a connection."""
 
-    def fileno(self) -> int:
-        """A file that can be read when there is something to receive."""
-
     def send(self, message: Message, block: Any = None) -> None:
         """OSError: the other side is gone."""
 
@@ -36,6 +33,13 @@ class Line(Protocol):
         """The next message, waited for; EOFError when the other side is gone."""
 
     def close(self) -> None: ...
+
+
+class WatchedLine(Line, Protocol):
+    """One of many that are waited for at once."""
+
+    def fileno(self) -> int:
+        """A file that can be read when there is something to receive."""
 
 
 class FileBlock:
