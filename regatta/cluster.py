@@ -43,10 +43,10 @@ class Cluster:
     def _check_group(self) -> None:
         if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
             raise UsageError(f"Cluster: group is {self.group!r}; it is a whole number of workers from 1.")
-        if self.group > 1 and self.kind != "process":
+        if self.group > 1 and self.kind == "inline":
             raise UsageError(
-                f"Cluster: group={self.group} on {self.kind} workers; only process workers train in groups.",
-                hint=f"Use Cluster.local(workers=..., group={self.group}).",
+                f"Cluster: group={self.group} on inline workers, which take turns and cannot train together.",
+                hint=f"Use Cluster.local(workers=..., group={self.group}), or Cluster.ray.",
             )
         if self.workers is not None and self.workers % self.group:
             raise UsageError(f"Cluster: {self.workers} workers do not make groups of {self.group} without a rest.")
@@ -82,6 +82,7 @@ class Cluster:
         threads: int | None = None,
         device: str = "auto",
         storage: str | None = None,
+        group: int = 1,
     ) -> Cluster:
         """An actor per worker on a Ray cluster, each with so many `cpus`, `gpus` and `resources` of its own.
 
@@ -90,8 +91,10 @@ class Cluster:
         "ray://..." for one that is far away; None finds one here or starts one, "local" starts one for this run.
         `threads` are one per CPU of a worker. All nodes must reach the partitions and the run's folder, or the fsspec
         URL `storage`, which then takes the durable states.
+
+        With `group`, so many workers train a PyTorch model together, as in `local`; on one node where there is room.
         """
-        return cls("ray", workers, threads, device, address, resources, cpus, gpus, storage)
+        return cls("ray", workers, threads, device, address, resources, cpus, gpus, storage, group)
 
     def sized(self, partitions: int) -> Cluster:
         """The same with every number decided, for so many partitions; Ray alone knows how many workers it can hold."""
@@ -115,8 +118,10 @@ class Cluster:
     def describe(self) -> dict[str, Any]:
         """Plain values that make the same cluster again."""
         found = {"kind": self.kind, "workers": self.workers, "threads": self.threads, "device": self.device}
+        if self.group > 1:
+            found["group"] = self.group
         if self.kind != "ray":
-            return found | ({"group": self.group} if self.group > 1 else {})
+            return found
         resources = None if self.resources is None else dict(self.resources)
         more = {"address": self.address, "cpus": self.cpus, "gpus": self.gpus, "storage": self.storage}
         return {**found, **more, "resources": resources}

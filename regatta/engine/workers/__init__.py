@@ -5,6 +5,7 @@ trainer.py   what a worker does with a task: the same code in every pool
 inline.py    in this process, one task after another: the reference
 process.py   a process per worker; states hop through mapped files
 groups.py    workers of another pool in groups: a group is one worker to whoever gives it tasks
+seating.py   who is in a group with whom
 membership.py what a worker does otherwise in a group than alone
 ray.py       an actor per worker on a Ray cluster (ray_actor.py is the actor); states hop as object references
 """
@@ -24,18 +25,22 @@ def open_pool(cluster: Cluster, outfit: Outfit, widths: Callable[[Task], int] | 
         from regatta.engine.workers.inline import InlinePool
 
         return InlinePool(cluster, outfit)
+    if cluster.group == 1:
+        return _open_workers(cluster, outfit)
+    from regatta.engine.workers.groups import GroupPool
+    from regatta.engine.workers.membership import check_sharable
+
+    if isinstance(outfit.sealed, Recipe):  # otherwise the workers find out
+        check_sharable(outfit.sealed, cluster.group, outfit.sealed.framework)
+    pool, grows = _open_workers(cluster, outfit), cluster.kind == "ray"
+    return GroupPool(pool, cluster.group, outfit.logs / "meetings", widths, patient=grows)
+
+
+def _open_workers(cluster: Cluster, outfit: Outfit) -> WorkerPool:
     if cluster.kind == "ray":
         from regatta.engine.workers.ray import RayPool
 
         return RayPool(cluster, outfit)
     from regatta.engine.workers.process import ProcessPool
 
-    pool = ProcessPool(cluster, outfit)
-    if cluster.group == 1:
-        return pool
-    from regatta.engine.workers.groups import GroupPool
-    from regatta.engine.workers.membership import check_sharable
-
-    if isinstance(outfit.sealed, Recipe):  # otherwise the workers find out
-        check_sharable(outfit.sealed, cluster.group, outfit.sealed.framework)
-    return GroupPool(pool, cluster.group, outfit.logs / "meetings", widths)
+    return ProcessPool(cluster, outfit)

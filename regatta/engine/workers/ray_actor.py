@@ -204,7 +204,8 @@ class RayWorker:
         import ray.util
 
         context = ray.get_runtime_context()
-        door = self._trainer.membership.door = Door(ray.util.get_node_ip_address())
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        door = self._trainer.membership.door = Door(address)
         cards = context.get_accelerator_ids().get("GPU", [])  # each actor calls its own cuda:0
         return {"node": context.get_node_id(), "address": door.host, **({"gpu": cards[0]} if cards else {})}
 
