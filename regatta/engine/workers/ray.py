@@ -35,6 +35,7 @@ from regatta.engine.events import (
 )
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.ray_actor import GROUPS, Hello, RayWorker
+from regatta.engine.workers.ray_maker import Blocks, blocks_of
 from regatta.engine.workers.ray_session import Session, await_end, how_it_ended, watched
 from regatta.engine.workers.ray_states import Member, State, States
 from regatta.engine.workers.ray_storage import Storage, name_of
@@ -80,7 +81,8 @@ class RayPool:
         self._cluster = cluster
         self._run = outfit.logs.parent
         self._storage = Storage(self._run, cluster.storage)
-        self._outfit = cloudpickle.dumps(outfit)
+        self._given, self._outfit = outfit, cloudpickle.dumps(outfit)
+        self._blocks: Blocks | None = None
         self._numbers = count()
         self._elastic = cluster.workers is None
         self._width = cluster.group or 1  # so many workers with names in a row are to be near each other
@@ -101,8 +103,13 @@ class RayPool:
     # -- the protocol ----------------------------------------------------------------------------------
 
     def start(self) -> None:
+        self._blocks = blocks_of(self._session, self._cluster, self._given)
         for name in self.workers:
             self._spawn(name)
+
+    def share(self, yes: bool) -> None:
+        if self._blocks is not None:
+            self._blocks.broker.decide(yes)
 
     def submit(self, worker: str, task: Task) -> None:
         member = self._members.get(worker)
@@ -160,6 +167,8 @@ class RayPool:
     def close(self) -> None:
         for clock in self._clocks:
             clock.cancel()
+        if self._blocks is not None:
+            self._blocks.close()
         members = list(self._members.values())
         self._members.clear()
         ready = [member for member in members if member.ready]
@@ -179,11 +188,13 @@ class RayPool:
         """A new actor; where there is no room for it, it comes to life when there is."""
         hello = Hello(
             name, _device(self._cluster), self._cluster.threads or 1, self._outfit, tuple(sys.path), self._run,
-            self._cluster.storage,
+            self._cluster.storage, self._blocks is not None,
         )  # fmt: skip
         actor = self._actors(scheduling_strategy=self._place(name)).remote(hello)
         member = Member(name, actor, actor.life.options(concurrency_group="life").remote())
         self._members[name] = member
+        if self._blocks is not None:
+            self._blocks.seat(name, actor)
         self._await(member.life, member, "life")
         self._await(actor.hello.options(concurrency_group="unit").remote(), member, "hello")
 
@@ -289,6 +300,8 @@ class RayPool:
     def _welcome(self, member: Member, ready: WorkerReady) -> list[Event]:
         member.ready = self._proven = True
         member.process = watched(ready.info)
+        if self._blocks is not None:
+            self._blocks.settle(member.name, ready.info["node"])
         self._failed_starts.pop(member.name, None)
         return [ready, *self._states.rescue_all()]
 

@@ -27,6 +27,8 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from regatta.data.sharing.reader import Reader
+from regatta.data.sharing.wire import Message
 from regatta.engine.events import (
     Outfit,
     StateDurable,
@@ -36,6 +38,7 @@ from regatta.engine.events import (
     TaskReturned,
     WorkerReady,
 )
+from regatta.engine.workers.ray_blocks import WorkerLine
 from regatta.engine.workers.ray_storage import Storage, name_of
 from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
 from regatta.errors import DiskError, NotFoundError, RegattaError
@@ -44,7 +47,8 @@ from regatta.frameworks.torch_group import Door
 from regatta.store.states import publish, temporary, writing
 
 SCRATCH = "regatta-ray-"
-GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1}  # threads of an actor, by what they do
+# Threads of an actor, by what they do.
+GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1, "ask": 1, "answer": 1}
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Hello:
     paths: tuple[str, ...]  # where the controller finds its modules
     run: Path  # the run's folder, in which states have their names
     storage: str | None
+    shares: bool  # whether there is a broker of prepared data to ask
 
 
 class Shelf:
@@ -183,19 +188,23 @@ class RayWorker:
 
     def __init__(self, hello: Hello) -> None:
         self._hello = hello
+        self._line = WorkerLine()
 
     def hello(self) -> WorkerReady:
         """Get ready; what this raises, such as a module that is missing here, is told to the user."""
         hello = self._hello
         sys.path.extend(path for path in hello.paths if path not in sys.path)
         outfit: Outfit = cloudpickle.loads(hello.outfit)
-        _write_log(outfit.logs / f"{hello.worker}.log")
+        write_log(outfit.logs / f"{hello.worker}.log")
         limit_threads(hello.threads)
         warm_up()
         self._shelf = Shelf(Storage(hello.run, hello.storage), hello.run)
         outfit = replace(outfit, sealed=outfit.recipe, logs=self._shelf.folder)  # unsealed now, for it may fail
         self._trainer = _Trainer(hello.worker, outfit, choose_device(hello.device, 0))
         self._trainer.shelf = self._shelf
+        if hello.shares:
+            self._line.private = (outfit.recipe.train_fn or outfit.recipe.eval_fn) is not None  # they get all of it
+            self._trainer.supplies.reader = Reader(self._line)
         info = {"pid": os.getpid(), "device": self._trainer.device, "threads": hello.threads}
         return WorkerReady(hello.worker, {**info, "host": socket.gethostname(), **self._place()})
 
@@ -240,6 +249,13 @@ class RayWorker:
     def hint(self, state: Path, reference: Sequence[Any]) -> None:
         self._trainer.prefetch(self._shelf.offer(state, reference))
 
+    def ask(self) -> list[Message]:
+        """What this worker has to say to the broker of prepared data, when there is something."""
+        return self._line.said()
+
+    def answer(self, message: Message, reference: Sequence[Any]) -> None:
+        self._line.hear(message, reference)
+
     def leave(self) -> None:
         """Leave nothing behind."""
         self._shelf.clear()
@@ -250,7 +266,7 @@ def _mapped(path: Path) -> NDArray[np.uint8]:
         return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
-def _write_log(path: Path) -> None:
+def write_log(path: Path) -> None:
     """What is printed goes where that of other workers goes, when this node reaches the run's folder."""
     if not path.parent.parent.is_dir():
         return

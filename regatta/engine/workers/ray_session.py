@@ -76,6 +76,10 @@ class Session:
         self._reserved.append(placement_group([self._needs] * workers, strategy="PACK"))
         return PlacementGroupSchedulingStrategy(self._reserved[-1])
 
+    def cores(self) -> dict[str, float]:
+        """CPUs of each node that is there, by its id."""
+        return {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]}
+
     def store_bytes(self) -> float:
         return float(self._ray.cluster_resources().get("object_store_memory", 0.0))
 
