@@ -89,10 +89,18 @@ def _nothing_known(dataset: Dataset) -> PilotOutcome:
 
 def _learn(outcome: PilotOutcome, config: str, result: PilotResult, known_rows: bool) -> None:
     outcome.results[config] = result
-    train, judged = result.train_seconds_per_row, result.eval_seconds_per_row
+    train, judged = result.train_seconds_per_row, _judging(result)
     if not known_rows:  # then a partition counts as one row
         train, judged = train * result.train_rows, judged * result.eval_rows
     outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds)
+
+
+def _judging(result: PilotResult) -> float:
+    """Seconds per row of evaluation units beyond what a training unit costs besides its rows: they leave no state."""
+    if result.eval_fixed_seconds is None or not result.eval_rows:
+        return result.eval_seconds_per_row
+    less = result.fixed_seconds - result.eval_fixed_seconds
+    return max(0.0, result.eval_seconds_per_row - less / result.eval_rows)
 
 
 class _Pilots:

@@ -74,6 +74,10 @@ class Supplies:
                 self.reader.measured(self.sampled[1] * total)
         return self._sample[1]
 
+    def sample_again(self) -> None:
+        """The first sample also paid for what transform_fn imports: the next is measured anew."""
+        self._sample = None
+
     def forget(self) -> None:
         """Somebody changed what is here; it is read again."""
         for key in list(self._held):

@@ -27,7 +27,8 @@ from regatta.engine.workers.failures import headline, users_traceback
 from regatta.engine.workers.heritage import inherit
 from regatta.engine.workers.kept import Bench, Kept
 from regatta.engine.workers.membership import Membership, seed_of
-from regatta.engine.workers.packs import Packs, build_of
+from regatta.engine.workers.packs import Packs
+from regatta.engine.workers.pilots import ROWS, SAMPLE, Pilots
 from regatta.engine.workers.supplies import Supplies
 from regatta.errors import DiskError, RegattaError, UsageError
 from regatta.frameworks import (
@@ -42,9 +43,6 @@ from regatta.frameworks import (
 from regatta.frameworks.base import Indices
 from regatta.frameworks.torch_group import PeerFailedError
 from regatta.store.states import publish, state_framework, temporary, writing
-
-PILOT_BATCHES = 5
-PILOT_ROWS = 256  # of data that only the user's own functions can cut into batches
 
 
 @dataclass
@@ -74,8 +72,7 @@ class Trainer:
     worker: str
     outfit: Outfit
     device: str = "cpu"
-    _kept: Kept = field(default_factory=Kept)
-    _rehearsed: bool = False
+    kept: Kept = field(default_factory=Kept)
     _ahead: tuple[Path, Any] | None = None
     _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -86,6 +83,10 @@ class Trainer:
     @functools.cached_property
     def packs(self) -> Packs:
         return Packs(self)
+
+    @functools.cached_property
+    def pilots(self) -> Pilots:
+        return Pilots(self)
 
     @functools.cached_property
     def membership(self) -> Membership:
@@ -128,7 +129,7 @@ class Trainer:
 
     def _train(self, task: Task) -> _Result:
         recipe, values, costs = self.outfit.recipe, task.values, Costs()
-        bench, data = self._set_up("train", task.partition, task, costs)
+        bench, data = self.set_up("train", task.partition, task, costs)
         framework, trainee = bench.framework, bench.trainee
         rows = framework.rows(data)
         seed = unit_seed(self.outfit.seed, values, task.epoch, task.partition)
@@ -136,19 +137,25 @@ class Trainer:
             if recipe.train_fn is None:
                 batches = batch_order(rows, batch_size(values), seed)
                 with self.membership.timed(task, costs):
-                    found = self._doing("train", framework, task)(trainee, data, batches, recipe.loss_fn, dict(values))
+                    found = self.doing("train", framework, task)(trainee, data, batches, recipe.loss_fn, dict(values))
             else:
-                with self._shared(framework, data):
-                    found = _metrics(recipe.train_fn(data, *framework.handed(trainee), dict(values)), "train_fn")
+                found = self.train_opaque(bench, data, task)
             if task.ends_epoch:
                 framework.end_epoch(trainee)
         if task.state_out is not None:  # one of a group leaves it for all
             self.leave(framework, trainee, task.state_out, costs)
             bench.bytes = task.state_out.stat().st_size
-        self._kept.put(task.config, bench)
-        return _Result(rows, {_train_name(name): value for name, value in found.items()}, costs)
+        self.kept.put(task.config, bench)
+        return _Result(rows, {train_name(name): value for name, value in found.items()}, costs)
 
-    def _set_up(self, kind: Literal["train", "eval"], index: int, task: Task, costs: Costs) -> tuple[Bench, Any]:
+    def train_opaque(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
+        """Have the user's train_fn train."""
+        train_fn, framework = self.outfit.recipe.train_fn, bench.framework
+        assert train_fn is not None
+        with self._shared(framework, data):
+            return _metrics(train_fn(data, *framework.handed(bench.trainee), dict(task.values)), "train_fn")
+
+    def set_up(self, kind: Literal["train", "eval"], index: int, task: Task, costs: Costs) -> tuple[Bench, Any]:
         """The model of a task and its data; in a group, all have them, or all fail."""
         with self.membership.agreeing(task) as prepared:
             bench = self.fetch(task, costs)
@@ -156,42 +163,45 @@ class Trainer:
             prepared(bench, data)
         return bench, data
 
-    def _doing(self, what: Literal["train", "evaluate"], framework: Framework, task: Task) -> Callable[..., Any]:
+    def doing(self, what: Literal["train", "evaluate"], framework: Framework, task: Task) -> Callable[..., Any]:
         """How the framework trains or evaluates, by this worker or by its group."""
         alone: Callable[..., Any] = getattr(framework, what)
         return alone if task.crew is None else self.membership.doing(what, task.crew)
 
     def _evaluate(self, task: Task) -> _Result:
         costs = Costs()
-        bench, data = self._set_up("eval", task.partition, task, costs)
+        bench, data = self.set_up("eval", task.partition, task, costs)
         with self.membership.timed(task, costs):
-            found = self._judge(bench.framework, bench.trainee, data, task)
-        self._kept.put(task.config, bench)
+            found = self._judge(bench, data, task)
+        self.kept.put(task.config, bench)
         return _Result(bench.framework.rows(data), found, costs)
 
     def _evaluate_at_hand(self, task: Task, bench: Bench, costs: Costs) -> _Result:
         data = self.partition("eval", task.partition, bench.framework, costs)
-        found = self._judge(bench.framework, bench.trainee, data, task)
+        found = self._judge(bench, data, task)
         return _Result(bench.framework.rows(data), found, costs)
 
-    def _judge(
-        self, framework: Framework, trainee: Any, data: Any, task: Task, batches: int | None = None
-    ) -> dict[str, float]:
-        """The metrics of a model on evaluation data, or on its first batches."""
+    def _judge(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
+        """The metrics of a model on evaluation data."""
         recipe, values, metrics = self.outfit.recipe, task.values, dict[str, float]()
-        with framework.seeded(derive_seed(self.outfit.seed, "eval")):
+        with bench.framework.seeded(derive_seed(self.outfit.seed, "eval")):
             if recipe.train_fn is None:
-                order = in_order(framework.rows(data), batch_size(values))[:batches]
-                judge = self._doing("evaluate", framework, task)
-                metrics |= judge(trainee, data, order, recipe.loss_fn, dict(values))
-            if recipe.eval_fn is not None and (task.crew is None or task.crew.rank == 0):
-                with self._shared(framework, data), framework.evaluating(trainee):
-                    metrics |= _metrics(recipe.eval_fn(data, trainee.model, dict(values)), "eval_fn")
-        return metrics
+                order = in_order(bench.framework.rows(data), batch_size(values))
+                judge = self.doing("evaluate", bench.framework, task)
+                metrics |= judge(bench.trainee, data, order, recipe.loss_fn, dict(values))
+            return metrics | self.judged_by_user(bench, data, task)
+
+    def judged_by_user(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
+        """What eval_fn says, if there is one; the first of a group asks it for all."""
+        eval_fn, framework = self.outfit.recipe.eval_fn, bench.framework
+        if eval_fn is None or (task.crew is not None and task.crew.rank != 0):
+            return {}
+        with self._shared(framework, data), framework.evaluating(bench.trainee):
+            return _metrics(eval_fn(data, bench.trainee.model, dict(task.values)), "eval_fn")
 
     def fetch(self, task: Task, costs: Costs) -> Bench:
         """The model of a task with its state."""
-        kept = self._kept.take(task.config)
+        kept = self.kept.take(task.config)
         if task.state_in is None:
             return self._begin(self.build(task.values), kept)
         bench = kept if kept and task.parent is None else self.build(task.values)
@@ -208,7 +218,7 @@ class Trainer:
         """A new model; its initial state goes into a trainee that was kept, if there is one, for it is compiled."""
         if kept is None:
             return new
-        with self._scratch() as path:
+        with self.scratch() as path:
             new.framework.save(new.trainee, path)
             kept.framework.restore(kept.trainee, kept.framework.read(path))
         return kept
@@ -258,7 +268,7 @@ class Trainer:
             return self.supplies.partition(kind, index, framework, costs)
         if task.kind == "pilot" and self.outfit.recipe.transform_fn is not None:
             opaque = self.outfit.recipe.train_fn is not None
-            most = PILOT_ROWS if opaque else (1 + PILOT_BATCHES) * batch_size(task.values)
+            most = SAMPLE * (ROWS if opaque else batch_size(task.values))
             return self.supplies.sample(index, framework, most, costs)
         models = (task.config, *(mate.config for mate in task.mates))
         return self.supplies.partition(kind, index, framework, costs, task.epoch, models)
@@ -275,79 +285,17 @@ class Trainer:
 
     def _pilot(self, task: Task) -> _Result:
         """Measure a few batches of a new model, or of several side by side; nothing of it is kept but the data."""
-        if task.mates:
-            return _Result(0, {}, Costs(), packed=self.packs.pilot(task))
-        if self.membership.any(task, not self._rehearsed):  # the first model also pays for imports, caches and threads
-            self._rehearsed = True
-            self._pilot(task)
         costs = Costs()
-        start = time.perf_counter()
-        bench, data = self._set_up("train", task.partition, task, costs)
-        framework, trainee = bench.framework, bench.trainee
-        fixed = time.perf_counter() - start - costs.load_seconds
-        loose = framework.loose(trainee)
-        train, found = self._pilot_train(framework, trainee, data, task)
-        forgotten = tuple(name for name, value in framework.loose(trainee).items() if loose.get(name) != value)
-        judged, judged_rows, metrics = 0.0, 0, {}
-        if task.judge_on is not None:
-            held = self.partition("eval", task.judge_on, framework, costs)
-            judged_rows = framework.rows(held)
-            start = time.perf_counter()
-            metrics = self._judge(framework, trainee, held, task, PILOT_BATCHES)
-            judged = (time.perf_counter() - start) / self._judged(judged_rows, task.values)
-        start = time.perf_counter()
-        bench.bytes = self._weigh(framework, trainee)
-        fixed += time.perf_counter() - start
-        self._kept.put(task.config, bench)
-        names = (*map(_train_name, found), *metrics)
-        rows, prepare = self.supplies.sampled or (framework.rows(data), 0.0)
-        build = build_of(bench, self.outfit.recipe, task.values, self.device)
-        pilot = PilotResult(train, judged, rows, judged_rows, fixed, bench.bytes, names, forgotten, build, prepare)
-        return _Result(0, {}, costs, pilot)
-
-    def _weigh(self, framework: Framework, trainee: Any) -> int:
-        """The size of a state, written where those of the run will be: another disk may be slower, or too small."""
-        with self._scratch() as path:
-            framework.save(trainee, path)
-            return path.stat().st_size
+        if task.mates:
+            return _Result(0, {}, costs, packed=self.packs.pilot(task))
+        return _Result(0, {}, costs, self.pilots.run(task, costs))
 
     @contextlib.contextmanager
-    def _scratch(self) -> Iterator[Path]:
+    def scratch(self) -> Iterator[Path]:
         """A file for a state that nobody keeps."""
         self.outfit.logs.mkdir(parents=True, exist_ok=True)
         with writing(self.outfit.logs), tempfile.TemporaryDirectory(dir=self.outfit.logs) as folder:
             yield Path(folder) / "scratch.safetensors"
-
-    def _pilot_train(self, framework: Framework, trainee: Any, data: Any, task: Task) -> tuple[float, list[str]]:
-        """Seconds per row, and the names of the metrics that training gives."""
-        recipe, rows, values = self.outfit.recipe, framework.rows(data), task.values
-        with framework.seeded(derive_seed(self.outfit.seed, "pilot")):
-            if recipe.train_fn is not None:
-                with self._shared(framework, data):
-                    return self._pilot_opaque(framework.handed(trainee), data, rows, values)
-            order = batch_order(rows, batch_size(values), 0)
-            train = self._doing("train", framework, task)
-            train(trainee, data, order[:1], recipe.loss_fn, dict(values))  # the first batch is slower
-            timed = order[1 : 1 + PILOT_BATCHES] or order[:1]
-            start = time.perf_counter()
-            found = train(trainee, data, timed, recipe.loss_fn, dict(values))
-            return (time.perf_counter() - start) / sum(len(batch) for batch in timed), list(found)
-
-    def _pilot_opaque(
-        self, handed: tuple[Any, Any], data: Any, rows: int, values: Mapping[str, Scalar]
-    ) -> tuple[float, list[str]]:
-        assert self.outfit.recipe.train_fn is not None
-        cut = tuple(part[:PILOT_ROWS] for part in data) if isinstance(data, tuple) else data
-        start = time.perf_counter()
-        found = self.outfit.recipe.train_fn(cut, *handed, dict(values))
-        seconds = time.perf_counter() - start
-        return seconds / min(rows, PILOT_ROWS if cut is not data else rows), list(_metrics(found, "train_fn"))
-
-    def _judged(self, rows: int, values: Mapping[str, Scalar]) -> int:
-        """How many rows a pilot's evaluation looks at: the user's own eval_fn takes them all."""
-        recipe = self.outfit.recipe
-        whole = recipe.eval_fn is not None or recipe.train_fn is not None
-        return rows if whole else min(rows, PILOT_BATCHES * batch_size(values))
 
 
 def in_order(rows: int, batch_size: int) -> list[Indices]:
@@ -373,7 +321,7 @@ def _metrics(found: object, function: str) -> dict[str, float]:
         raise UsageError(f"{function} returned {found!r}; every value must be one number.") from error
 
 
-def _train_name(name: str) -> str:
+def train_name(name: str) -> str:
     return name if name.startswith("train_") else f"train_{name}"
 
 
