@@ -119,6 +119,22 @@ def test_a_job_is_given_up_when_it_took_too_many_makers() -> None:
     assert ends == [False] * (DEATHS - 1) + [True]
 
 
+def test_a_lost_block_is_closed_and_made_again_from_what_is_there() -> None:
+    books = ledger(reads=True)
+    books.want("a", train(0, 1), ["m"])
+    for _ in range(2):
+        done(books, books.jobs(1)[0])
+    books.lost("a", train(0, 1))
+    books.lost("b", train(0, 1))  # who hears of it later
+    assert books.closed() == [train(0, 1)] and books.used("memory") == SIZE
+    assert not books.want("a", train(0, 1), ["m"])
+    assert [job.key for job in books.jobs(1)] == [train(0, 1)]
+    books.failed(train(0, 1))
+    books.lost("job", train(0))
+    assert not books.want("a", train(0, 1), ["m"])
+    assert [job.key for job in books.jobs(1)] == [train(0)]
+
+
 def test_a_reader_that_leaves_tells_what_was_made_for_it_alone() -> None:
     books = ledger(reads=True)
     books.want("a", train(0, 1), ["m"])
@@ -139,12 +155,12 @@ EVENTS = st.lists(
 def test_whatever_happens_bounds_hold_and_everybody_is_answered(
     events: list[tuple[str, int, int, int]], memory: int, disk: int, reads: bool
 ) -> None:
-    """Readers ask, release, stop and leave in any order; makers do their jobs or die."""
+    """Readers ask, release, lose, stop and leave in any order; makers do their jobs or die."""
     books = ledger(memory, disk, reads=reads)
     held: dict[str, Key] = {}
     for reader, partition, epoch, luck in events:
         if reader in held:
-            books.release(reader, held.pop(reader))
+            (books.lost if luck == 3 else books.release)(reader, held.pop(reader))
         if luck == 5:
             books.leave(reader)
             continue

@@ -99,6 +99,11 @@ def wide(batch: Any, seed: int, then: Callable[..., Any] = noisy) -> Any:
     return np.repeat(x, TIMES, axis=1), y
 
 
+def wide_read(path: Path, log: Path) -> Any:
+    x, y = transforms.read_noted(path, log)
+    return np.repeat(x, TIMES, axis=1), y
+
+
 def probe() -> type:
     """Within a function, so that it travels as it is: actors do not find this module."""
 
@@ -135,9 +140,9 @@ def probe() -> type:
 class Desk:
     """A broker on Ray with probes as its readers."""
 
-    def __init__(self, data: Dataset, folder: Path, transform: Any, settings: Sharing) -> None:
-        made = Recipe(linear_fn, squares, transform_fn=transform)
-        plan = SharingPlan(settings, len(CONFIGS), EPOCHS, False, True)
+    def __init__(self, data: Dataset, folder: Path, transform: Any, settings: Sharing, input_fn: Any) -> None:
+        made = Recipe(linear_fn, squares, transform_fn=transform, input_fn=input_fn)
+        plan = SharingPlan(settings, len(CONFIGS), EPOCHS, input_fn is not None, True)
         train, held = (tuple(part.path for part in kind) for kind in (data.train, data.eval))
         self.outfit = Outfit(made, 0, train, held, folder / "logs", plan)
         cluster = RAY.sized(2)
@@ -187,8 +192,9 @@ def equal(found: Any, wanted: Any) -> bool:
 def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     desks: list[Desk] = []
 
-    def opened(transform: Any = wide, **settings: Any) -> Desk:
-        desks.append(Desk(data, tmp_path, transform, Sharing(**{"memory": 10**8, "disk": 0, **settings})))
+    def opened(transform: Any = wide, input_fn: Any = None, **settings: Any) -> Desk:
+        bounds = Sharing(**{"memory": 10**8, "disk": 0, **settings})
+        desks.append(Desk(data, tmp_path, transform, bounds, input_fn))
         return desks[-1]
 
     yield opened
@@ -214,6 +220,7 @@ def test_readers_have_one_block_and_let_go_of_it(opened: Any) -> None:
             call(reader, "release", key)
     assert len(desk.broker.makers()) == 1
     assert 1 <= len(desk.broker._blocks) <= 2
+    assert soon(lambda: ray.available_resources()["object_store_memory"] < free, 30.0)
     desk.close()
     assert soon(lambda: ray.available_resources()["object_store_memory"] >= free, 30.0)
 
@@ -228,18 +235,18 @@ def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any
     assert equal(call(reader, "get", KEYS[5], ["m0"])[0], desk.right(KEYS[5]))
 
 
-def test_a_block_that_goes_with_its_node_is_made_again(opened: Any, nodes: RayNodes, tmp_path: Path) -> None:
-    log = tmp_path / "made"
-    desk = opened(partial(wide, then=partial(noisy, log=log)))
+def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNodes, tmp_path: Path) -> None:
+    """One that is transformed, and the one that it was made from."""
+    log, reads = tmp_path / "made", tmp_path / "read"
+    desk = opened(partial(noisy, log=log), input_fn=partial(wide_read, log=reads))
     stays, goes = desk.nodes()
     desk.blocks.settle("busy", stays)  # so that the maker is on the other node
-    first = desk.reader("r0", goes)
-    assert call(first, "get", KEYS[0], ["m0"]) is not None
+    assert call(desk.reader("r0", goes), "get", KEYS[0], ["m0"]) is not None
     nodes.remove(goes)
-    second = desk.reader("r1", stays)
-    found, _ = call(second, "get", KEYS[0], ["m1"])
+    found, _ = call(desk.reader("r1", stays), "get", KEYS[0], ["m1"])
     made = Counter(seed for _, seed in told(log))
-    assert made[str(derive_seed(0, "transform", 1, 0, 0))] == 2
+    read = Counter(name for _, name in told(reads))
+    assert made[str(derive_seed(0, "transform", 1, 0, 0))] == read[desk.outfit.train[0].name] == 2
     assert equal(found, desk.right(KEYS[0]))
 
 
