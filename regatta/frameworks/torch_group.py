@@ -10,35 +10,26 @@ become the largest. Parameters never differ, and the end of each unit looks whet
 from __future__ import annotations
 
 import hashlib
-import os
-import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from regatta.configuration import Scalar
-from regatta.errors import RegattaError, UsageError
+from regatta.errors import UsageError
 from regatta.frameworks.base import Indices, LossFunction, with_offered
 from regatta.frameworks.torch import TorchTrainee, check_loss, evaluating, losses, stepper, take
+from regatta.frameworks.torch_meeting import PeerFailedError as PeerFailedError
+from regatta.frameworks.torch_meeting import meet, reaching
 
 if TYPE_CHECKING:
     import torch
 
-PATIENCE = timedelta(days=7)  # whoever owns the processes hears of a death long before
 SAME_LOSS = {1: 1.0, 2: 3e-2}  # by bytes of a number: how far shards may come to another loss than their batch
 USUAL = 1e-4
-
-
-class PeerFailedError(RegattaError):
-    """Another process of the group failed, and says itself why; or is gone."""
 
 
 @dataclass
@@ -80,91 +71,17 @@ class Group:
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)  # what is computed until here is no exchange
         start = time.perf_counter()
-        with _reaching():
+        with reaching():
             dist.all_reduce(tensor, operation)
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
         self.seconds += time.perf_counter() - start
 
 
-class Door:
-    """Where processes of other machines find this one: a socket, behind which there is a store once it is needed."""
-
-    def __init__(self, address: str) -> None:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.create_server((address, 0), family=family)
-        self._address, self._port = address, self._socket.getsockname()[1]
-        self.host = f"{address}:{self._port}"
-
-    @cached_property
-    def store(self) -> Any:
-        served = self._socket.detach()
-        return _distributed().TCPStore(
-            self._address, self._port, None, True, wait_for_workers=False, master_listen_fd=served
-        )
-
-
-def file_store(path: Path, width: int) -> Any:
-    """Through which processes of one machine find each other."""
-    return _distributed().FileStore(str(path), width)
-
-
-def far_store(host: str, name: str, door: Door | None) -> Any:
-    """Through which processes find each other that may be on several machines; `door`: it is this process's own."""
-    dist = _distributed()
-    if door is not None:
-        return dist.PrefixStore(name, door.store)
-    address, _, port = host.rpartition(":")
-    with _reaching():
-        return dist.PrefixStore(name, dist.TCPStore(address, int(port), None, False, wait_for_workers=False))
-
-
-def join(store: Any, rank: int, width: int, backend: str, device: str, *, near: bool = True) -> Group:
-    """Meet the others of a group; a process is in one group at a time. `near`: all are on this machine."""
-    import torch
-
-    dist = _distributed()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
-    with _reaching(), _loopback() if near else nullcontext():
-        dist.init_process_group(backend, store=store, rank=rank, world_size=width, timeout=PATIENCE)
+def join(store: Any, rank: int, width: int, backend: str, device: str, address: str | None = None) -> Group:
+    """Meet the others of a group, as `torch_meeting.meet` does."""
+    meet(store, rank, width, backend, device, address)
     return Group(rank, width, device)
-
-
-def _distributed() -> Any:
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        raise UsageError("This PyTorch was built without torch.distributed, which groups of workers need.")
-    return dist
-
-
-@contextmanager
-def _loopback() -> Iterator[None]:
-    """A scope in which gloo takes the interface that every machine has, unless the user has named one.
-
-    Between machines it takes the one that the machine's name leads to.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        yield
-        return
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    try:
-        yield
-    finally:
-        del os.environ["GLOO_SOCKET_IFNAME"]
-
-
-@contextmanager
-def _reaching() -> Iterator[None]:
-    """Where nothing but the connection to the others can fail, which PyTorch has no kind of error for."""
-    try:
-        yield
-    except RuntimeError as error:
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise PeerFailedError(f"The others of the group cannot be reached: {told}") from error
 
 
 def agree(group: Group, trainee: TorchTrainee | None, error: BaseException | None) -> None:

@@ -17,7 +17,7 @@ from regatta.data import batch_order
 from regatta.engine.events import Address, Crew, Recipe, Task
 from regatta.engine.workers.kept import Bench
 from regatta.errors import UsageError
-from regatta.frameworks import torch_group
+from regatta.frameworks import torch_group, torch_meeting
 
 if TYPE_CHECKING:
     from regatta.engine.workers.trainer import Costs, Trainer
@@ -49,7 +49,7 @@ class Membership:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.door: torch_group.Door | None = None  # where members on other nodes find this worker
+        self.door: torch_meeting.Door | None = None  # where members on other nodes find this worker
         self._meeting: Path | Address | None = None
         self._group: torch_group.Group | None = None
         self._checked: set[str] = set()  # configurations whose loss is known to be a mean
@@ -57,15 +57,16 @@ class Membership:
     def group(self, crew: Crew) -> torch_group.Group:
         if self._group is None or self._meeting != crew.meeting:
             store, device = self._store(crew), self._trainer.device
-            self._group = torch_group.join(store, crew.rank, crew.width, crew.backend, device, near=crew.nodes == 1)
+            address = self.door.address if self.door is not None and crew.nodes > 1 else None
+            self._group = torch_group.join(store, crew.rank, crew.width, crew.backend, device, address)
             self._meeting = crew.meeting
         return self._group
 
     def _store(self, crew: Crew) -> Any:
         if isinstance(crew.meeting, Path):
-            return torch_group.file_store(crew.meeting, crew.width)
+            return torch_meeting.file_store(crew.meeting, crew.width)
         mine = self.door if crew.rank == 0 else None
-        return torch_group.far_store(crew.meeting.host, crew.meeting.name, mine)
+        return torch_meeting.far_store(crew.meeting.host, crew.meeting.name, mine)
 
     def any(self, task: Task, mine: bool) -> bool:
         """Whether something holds for any member."""

@@ -43,7 +43,7 @@ from regatta.engine.workers.ray_storage import Storage, name_of
 from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
-from regatta.frameworks.torch_group import Door
+from regatta.frameworks.torch_meeting import Door
 from regatta.store.states import publish, temporary, writing
 
 SCRATCH = "regatta-ray-"

@@ -1,0 +1,130 @@
+"""How the processes of a group find and reach each other, on one machine or on several."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from regatta.errors import RegattaError, UsageError
+
+PATIENCE = timedelta(days=7)  # whoever owns the processes hears of a death long before
+_SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface
+
+
+class PeerFailedError(RegattaError):
+    """Another process of the group failed, and says itself why; or is gone."""
+
+
+class Door:
+    """Where processes of other machines find this one: a socket, behind which there is a store once it is needed."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = _listening(address)
+        self.address, self._port = address, self._socket.getsockname()[1]
+        self.host = f"{address}:{self._port}"
+
+    @cached_property
+    def store(self) -> Any:
+        served = self._socket.detach()
+        return _distributed().TCPStore(
+            self.address, self._port, None, True, wait_for_workers=False, master_listen_fd=served
+        )
+
+
+def _listening(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family)
+    except OSError:  # an address that others know this machine by, and it does not know itself
+        return socket.create_server(("", 0), family=family)
+
+
+def file_store(path: Path, width: int) -> Any:
+    """Through which processes of one machine find each other."""
+    return _distributed().FileStore(str(path), width)
+
+
+def far_store(host: str, name: str, door: Door | None) -> Any:
+    """Through which processes find each other that may be on several machines; `door`: it is this process's own."""
+    dist = _distributed()
+    if door is not None:
+        return dist.PrefixStore(name, door.store)
+    address, _, port = host.rpartition(":")
+    with reaching():
+        return dist.PrefixStore(name, dist.TCPStore(address, int(port), None, False, wait_for_workers=False))
+
+
+def meet(store: Any, rank: int, width: int, backend: str, device: str, address: str | None = None) -> None:
+    """Connect the processes of a group; a process is in one group at a time.
+
+    `address`: by which those on other machines reach this one; None: there are none.
+    """
+    import torch
+
+    dist = _distributed()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    with reaching(), _through(address):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=width, timeout=PATIENCE)
+
+
+def _distributed() -> Any:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise UsageError("This PyTorch was built without torch.distributed, which groups of workers need.")
+    return dist
+
+
+@contextmanager
+def _through(address: str | None) -> Iterator[None]:
+    """A scope in which gloo takes the interface of that address, unless the user has named one.
+
+    By itself it takes the one that the machine's name leads to, which on many is one that nobody else reaches.
+    """
+    name = _interface(address)
+    if name is None or "GLOO_SOCKET_IFNAME" in os.environ:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    try:
+        yield
+    finally:
+        del os.environ["GLOO_SOCKET_IFNAME"]
+
+
+def _interface(address: str | None) -> str | None:
+    """The interface with an address, where that can be told; without one, the interface that every machine has."""
+    if address is None:
+        return "lo" if sys.platform == "linux" else "lo0"
+    if sys.platform != "linux":
+        return None
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has no address
+                found = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
+
+
+@contextmanager
+def reaching() -> Iterator[None]:
+    """Where nothing but the connection to the others can fail, which PyTorch has no kind of error for."""
+    try:
+        yield
+    except RuntimeError as error:
+        told = next(iter(str(error).splitlines()), type(error).__name__)
+        raise PeerFailedError(f"The others of the group cannot be reached: {told}") from error
