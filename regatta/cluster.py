@@ -23,7 +23,7 @@ class Cluster:
     cpus: float = 1
     gpus: float = 0
     storage: str | None = None
-    group: int = 1  # so many workers train a model together
+    group: int | None = None  # so many workers train a model together; None: as the plan says
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
@@ -41,8 +41,10 @@ class Cluster:
             )
 
     def _check_group(self) -> None:
+        if self.group is None:
+            return
         if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
-            raise UsageError(f"Cluster: group is {self.group!r}; it is a whole number of workers from 1.")
+            raise UsageError(f"Cluster: group is {self.group!r}; it is a whole number of workers from 1, or None.")
         if self.group > 1 and self.kind == "inline":
             raise UsageError(
                 f"Cluster: group={self.group} on inline workers, which take turns and cannot train together.",
@@ -58,7 +60,7 @@ class Cluster:
 
     @classmethod
     def local(
-        cls, workers: int | None = None, threads: int | None = None, device: str = "auto", *, group: int = 1
+        cls, workers: int | None = None, threads: int | None = None, device: str = "auto", *, group: int | None = None
     ) -> Cluster:
         """A process per worker on this machine.
 
@@ -66,7 +68,8 @@ class Cluster:
         cores are shared out as `threads` of each worker. Results are bitwise reproducible for the same `threads`.
 
         With `group`, so many workers train a PyTorch model together, each on its rows of every batch: a batch stays as
-        large as the configuration says, and sums of gradients are rounded otherwise than on one worker.
+        large as the configuration says, and sums of gradients are rounded otherwise than on one worker. Without it the
+        plan decides, if the sweep says `numerics="fast"`.
         """
         return cls("process", workers, threads, device, group=group)
 
@@ -82,7 +85,7 @@ class Cluster:
         threads: int | None = None,
         device: str = "auto",
         storage: str | None = None,
-        group: int = 1,
+        group: int | None = None,
     ) -> Cluster:
         """An actor per worker on a Ray cluster, each with so many `cpus`, `gpus` and `resources` of its own.
 
@@ -103,8 +106,9 @@ class Cluster:
         if self.kind == "ray":
             return replace(self, threads=self.threads or max(1, int(self.cpus)))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        groups = max(1, min((_gpus(self.device) or cores) // self.group, partitions))
-        workers = self.workers or groups * self.group
+        width = self.group or 1
+        groups = max(1, min((_gpus(self.device) or cores) // width, partitions))
+        workers = self.workers or groups * width
         return replace(self, workers=workers, threads=self.threads or max(1, cores // workers))
 
     def names(self) -> tuple[str, ...]:
@@ -118,7 +122,7 @@ class Cluster:
     def describe(self) -> dict[str, Any]:
         """Plain values that make the same cluster again."""
         found = {"kind": self.kind, "workers": self.workers, "threads": self.threads, "device": self.device}
-        if self.group > 1:
+        if self.group is not None:
             found["group"] = self.group
         if self.kind != "ray":
             return found

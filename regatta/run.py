@@ -254,7 +254,7 @@ class Run:
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What this run, with the unit times that it measured, would take on so many workers."""
         from regatta.engine.trace import workload
-        from regatta.plan.explain import what_if
+        from regatta.plan.what_if import what_if
 
         return what_if(workload(self.record), workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
 

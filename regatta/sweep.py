@@ -30,6 +30,7 @@ from regatta.engine.chronicle import Listener
 from regatta.engine.events import Outfit, Recipe, SharingPlan, Task, unsealed
 from regatta.engine.journal import VERSION
 from regatta.engine.keeper import Keeper
+from regatta.engine.planning import Planner, Wishes
 from regatta.engine.record import RunRecord
 from regatta.engine.runner import Runner
 from regatta.errors import UsageError, nearest
@@ -39,11 +40,13 @@ from regatta.location import ensure_repository
 from regatta.plan.hop import check_rule
 from regatta.run import JOURNAL, RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
-from regatta.search.foresee import foreseen_epochs
+from regatta.search.foresee import foreseen
 from regatta.sinks import Sink, following, usable_sinks
 
 if TYPE_CHECKING:
-    from regatta.plan.explain import Explanation, Holdings, Workload
+    from regatta.engine.findings import Findings
+    from regatta.engine.planning import Decision
+    from regatta.plan.tree import Plan
 
 OUTLINING, OUTLINING_SHARE = 0.25, 0.01  # seconds, or of a run's, that reading its networks may take when it ends
 COMPILER = 3.0  # seconds in which PyTorch loads its compiler
@@ -76,7 +79,8 @@ class Sweep:
       weights; "free" leaves it to the scheduler, which is faster, and `replay` repeats what it did.
     - `rule` names the hop scheduler's rule; `cluster` says where to train; `repo` is the folder that keeps it all.
     - `unit_limit` is the most seconds that one unit may take: whatever takes longer hangs, and is tried again.
-    - `pack` trains small models side by side, each exactly as if alone: where it pays (None), never, or always.
+    - `pack` trains small models side by side, each exactly as if alone: where it pays (None), never, always, or at most
+      so many. `numerics="fast"` allows a plan whose weights differ by rounding: models that several workers train.
     - `sinks` say where results go beside it: `["tensorboard", "mlflow", "csv:results.csv"]`, or of `regatta.sinks`.
     """
 
@@ -103,7 +107,8 @@ class Sweep:
         rule: str = "auto",
         visits: Literal["free", "seeded"] = "free",
         unit_limit: float | None = None,
-        pack: bool | None = None,
+        pack: bool | int | None = None,
+        numerics: Literal["exact", "fast"] = "exact",
         sinks: str | Sink | Iterable[str | Sink] = (),
     ) -> None:
         _check_kind("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset")
@@ -119,8 +124,10 @@ class Sweep:
         _check_kind("visits", visits, visits in ("free", "seeded"), '"free" or "seeded"')
         limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
         _check_kind("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
-        _check_kind("pack", pack, pack in (True, False, None), "True, False, or None for where it pays")
-        if pack and cluster is not None and (cluster.kind == "ray" or cluster.group > 1):
+        fine = isinstance(pack, bool) or pack is None or _is_count(pack)
+        _check_kind("pack", pack, fine, "True, False, the most members of a pack, or None for where it pays")
+        _check_kind("numerics", numerics, numerics in ("exact", "fast"), '"exact" or "fast"')
+        if pack and cluster is not None and (cluster.kind == "ray" or (cluster.group or 1) > 1):
             where = "on Ray" if cluster.kind == "ray" else "by groups of workers"
             raise UsageError(
                 f"Packs are not trained {where}.", hint="Leave pack= out, or use Cluster.local(workers=...)."
@@ -142,6 +149,7 @@ class Sweep:
         self.visits = visits
         self.unit_limit = unit_limit
         self.pack = pack
+        self.numerics = numerics
         self.sinks = usable_sinks(sinks)
         self._check()
 
@@ -193,39 +201,44 @@ class Sweep:
         codes = [code_of(getattr(self.recipe, name)) for name in _CALLS]
         return blake3(repr((parts, codes)).encode()).hexdigest()
 
-    def explain(self) -> Explanation:
+    def explain(self) -> Plan:
         """The plan, from a few batches of each configuration; nothing is trained or kept."""
-        from regatta.plan.explain import explain
-
-        work, holdings = self._pilot()
-        return explain(work, holdings, self.rule, self.goal.seed)
+        plan = self._piloted()[1].plan
+        if plan is None:
+            raise UsageError("There is nothing to make a plan of: no configuration was tried.")
+        return plan
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
-        """What the sweep would take on so many workers like those of its cluster: a row for each number."""
-        from regatta.plan.explain import what_if
+        """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""
+        from regatta.plan.what_if import Workload, what_if
 
-        work, _ = self._pilot()
+        found, _ = self._piloted()
+        wanted = foreseen(self.search, self.goal).items()
+        epochs = {config: asked.epochs for config, asked in wanted if config not in found.outcome.failed}
+        work = Workload(epochs, len(self.dataset.train), len(self.dataset.eval), found.outcome.estimates)
         return what_if(work, workers, self.rule, self.goal.seed)
 
-    def _pilot(self) -> tuple[Workload, Holdings]:
-        """What there is to do, with times from pilots, and which worker holds what."""
-        from regatta.engine.pilot import run_pilots
+    def _piloted(self) -> tuple[Findings, Decision]:
+        """What pilots find out, and what is decided by it."""
+        from regatta.engine.planning import workforce
+        from regatta.engine.tryout import try_out
         from regatta.engine.workers import open_pool
-        from regatta.plan.explain import Workload
 
-        configs = self.configs()
+        cluster, planner = self.cluster.sized(len(self.dataset.train)), self._planner()
+        wanted = foreseen(self.search, self.goal)
         with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
-            pool = open_pool(self.cluster.sized(len(self.dataset.train)), self._outfit(Path(folder)))
+            outfit = self._outfit(Path(folder))
+            pool = open_pool(cluster, outfit)
             try:
-                found = run_pilots(pool, self.dataset, configs, self.goal.epochs, self.goal.metric)
+                meetings = outfit.logs / "meetings"
+                found = try_out(pool, self.dataset, self.goal, self.configs(), wanted, planner, cluster, meetings)
             finally:
                 pool.close()
-        train, held_out = self.dataset.holders(pool.workers)
-        foreseen = foreseen_epochs(self.search, self.goal)
-        epochs = {config: wanted for config, wanted in foreseen.items() if config not in found.failed}
-        sizes = {config: found.state_bytes(config) for config in epochs}
-        work = Workload(epochs, len(self.dataset.train), len(self.dataset.eval), found.estimates, sizes)
-        return work, {worker: (train[worker], held_out[worker]) for worker in pool.workers}
+        return found, planner.decide(found, wanted, workforce(pool, cluster, found.outcome.ready))
+
+    def _planner(self) -> Planner:
+        share = self.share.always if any(self._prepares) else False
+        return Planner(self.dataset, Wishes(self.pack, share, self.cluster.group, self.numerics))
 
     def execute(
         self,
@@ -250,7 +263,8 @@ class Sweep:
             rule=self.rule,
             orders=self._visits if orders is None else lambda config, epochs: orders.get(config),
             unit_limit=self.unit_limit,
-            pack=self.pack,
+            planner=self._planner(),
+            cluster=cluster,
             listeners=listeners,
         )
         began(runner)

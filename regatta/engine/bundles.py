@@ -97,6 +97,8 @@ class Bundles:
         if len(courses) > 1:
             self._packs += 1
             name = f"pack-{self._packs}"
+        while name in self._by_name:  # it was by itself before, and in a pack since
+            name += "+"
         waits = {epoch: list(courses) for epoch in epochs_to_judge}
         bundle = Bundle(name, list(courses), waits, is_pack=len(courses) > 1)
         self._by_name[name] = bundle

@@ -173,6 +173,7 @@ class PilotResult:
     forgotten: tuple[str, ...] = ()  # what training changes and no state keeps
     build: str = ""  # models of one build may be trained as a pack; "": this one may not
     prepare_seconds_per_row: float = 0.0  # of transform_fn
+    peak_bytes: int = 0  # that it takes of its device at most
     eval_fixed_seconds: float | None = None  # what evaluating a partition costs besides; None: as much as training
 
 

@@ -1,4 +1,4 @@
-"""Which courses are trained side by side: by what pilots have measured of their builds."""
+"""Which courses are trained side by side, as the plan says of their builds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Orders: TypeAlias = Callable[
 
 
 class Packer:
-    """Forms packs: always where it can be (True), never (False), where it pays (None)."""
+    """Forms packs of at most as many members as the plan says."""
 
-    def __init__(self, wanted: bool | None, orders: Orders) -> None:
-        self.wanted = wanted
-        self.rates: dict[str, PackRate] = {}  # by the build of members
+    def __init__(self, orders: Orders) -> None:
+        self.sizes: Mapping[str, int] = {}  # by the build of members
+        self.rates: Mapping[str, PackRate] = {}
         self.builds = Builds()
         self._orders = orders
 
@@ -27,8 +27,14 @@ class Packer:
         """The courses in bundles, at least as many as there are idle workers."""
         courses = {course.id: course for course in places}
         candidates = [self._candidate(course, far) for course, far in places.items()]
-        groups = form_packs(candidates, self.rates, idle, forced=self.wanted is True)
+        groups = form_packs(candidates, self.sizes, idle)
         return [[courses[name] for name in names] for names in groups]
+
+    def fits(self, bundle: Bundle) -> bool:
+        """Whether a bundle is as the plan has it: a pack that is not too large, or one that is to be by itself."""
+        first, members = bundle.courses[0], len(bundle.courses)
+        size = 1 if first.alone else self.sizes.get(self.builds.of(first.id, first.values), 1)
+        return members <= size and (members > 1 or size == 1)
 
     def gain(self, bundle: Bundle) -> float:
         """So many times as fast as one after another its courses are expected to be."""
@@ -44,7 +50,7 @@ class Packer:
 
     def _candidate(self, course: Course, far: Progress) -> PackCandidate:
         """What goes together is of one build, at one place, and has the same way before it."""
-        fit = self.wanted is not False and not course.alone and not course.stopped
+        fit = not course.alone and not course.stopped
         alike = (far, course.epochs, course.most, repr(self._orders(course.id, course.epochs)))
         return PackCandidate(course.id, self.builds.of(course.id, course.values) if fit else "", alike)
 

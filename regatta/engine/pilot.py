@@ -89,10 +89,12 @@ def _nothing_known(dataset: Dataset) -> PilotOutcome:
 
 def _learn(outcome: PilotOutcome, config: str, result: PilotResult, known_rows: bool) -> None:
     outcome.results[config] = result
-    train, judged = result.train_seconds_per_row, _judging(result)
+    train, judged, prepare = (
+        result.train_seconds_per_row, _judging(result), result.prepare_seconds_per_row,
+    )  # fmt: skip
     if not known_rows:  # then a partition counts as one row
-        train, judged = train * result.train_rows, judged * result.eval_rows
-    outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds)
+        train, judged, prepare = train * result.train_rows, judged * result.eval_rows, prepare * result.train_rows
+    outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds, prepare)
 
 
 def _judging(result: PilotResult) -> float:

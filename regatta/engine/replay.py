@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +85,15 @@ def _check_same_data(sweep: Sweep, record: RunRecord) -> None:
 def _wide_enough(cluster: Cluster, units: Iterable[UnitRecord]) -> Cluster:
     """The cluster of the run, or one whose groups can do its widest units: it may have been resumed with another."""
     widest = max((unit.width for unit in units), default=1)
-    if widest <= cluster.group:
-        return cluster
+    if widest <= (cluster.group or 1):
+        return replace(cluster, group=cluster.group or 1)
     groups = max(1, (cluster.workers or 1) // widest)
     return Cluster.local(groups * widest, cluster.threads, cluster.device, group=widest)
 
 
 def _widths(cluster: Cluster, units: Mapping[tuple[str, int, int], UnitRecord]) -> Callable[[Task], int] | None:
     """How many workers did each unit in the run; None: all of a group. Bits of an evaluation do not depend on it."""
-    if all(unit.width == cluster.group for unit in units.values()):
+    if all(unit.width == (cluster.group or 1) for unit in units.values()):
         return None
     known = {key: unit.width for key, unit in units.items()}
     return lambda task: known.get((task.config, task.epoch, task.partition), 1)

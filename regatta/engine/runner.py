@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from regatta.cluster import Cluster
 from regatta.data import Dataset
 from regatta.engine.bundles import Bundle, Bundles
 from regatta.engine.chronicle import Chronicle, Listener
@@ -44,7 +45,9 @@ from regatta.engine.lock import RunLock
 from regatta.engine.packing import Orders, Packer
 from regatta.engine.patience import Patience
 from regatta.engine.pilot import PilotOutcome
+from regatta.engine.planning import Planner
 from regatta.engine.record import RunRecord
+from regatta.engine.steering import Steering
 from regatta.engine.tryout import TryOut
 from regatta.engine.whereabouts import Whereabouts
 from regatta.engine.workers.base import WorkerPool
@@ -52,10 +55,12 @@ from regatta.errors import DiskError
 from regatta.plan.hop import Hopper
 from regatta.plan.units import Unit
 from regatta.search.base import Goal, Search
+from regatta.search.foresee import foreseen
 from regatta.store.states import make_durable
 
 History: TypeAlias = list[tuple[Record, int]]  # records of the journal, and their bytes
 PAUSES = 5  # so often, without a unit in between, there was room and then there was none
+FORESEEN = 2_000  # reports of a search that are played to see what it will come to want
 KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
 
 
@@ -74,21 +79,21 @@ class Runner:
         rule: str = "auto",
         orders: Orders = lambda config, epochs: None,
         unit_limit: float | None = None,
-        pack: bool | None = None,
+        planner: Planner,
+        cluster: Cluster,
         listeners: Iterable[Listener] = (),
     ) -> None:
-        """`pack` trains models side by side: always where it can be (True), never (False), where it pays (None)."""
         self._chronicle = Chronicle(listeners, goal.metric, self._wait_for_room)
         self._where = Whereabouts(folder, dataset)
-        self._holdings = Holdings(dataset, pool.workers)
         self._folder = folder
         self._header = header
         self._dataset = dataset
         self._goal = goal
-        self._pool = pool
         self._rule = rule
         self._orders = orders
-        self._packer = Packer(pack if pool.packs else False, orders)
+        self._search = search
+        self._packer = Packer(orders)
+        self._steering = Steering(pool, planner, cluster, self._chronicle, self._packer, folder / "logs" / "meetings")
         self._courses = Courses(search, goal)
         self._bundles = Bundles()
         self._awaited: dict[Path, tuple[Course, Entry, str]] = {}  # states on their way to the disk
@@ -96,10 +101,8 @@ class Runner:
         self._pauses = 0  # since a state was written
         self._hinted: set[str] = set()  # workers that know what probably comes next
         self._callers: queue.SimpleQueue[Knock | Guest] = queue.SimpleQueue()
-        self._patience = Patience(pool.wake, unit_limit)
-        self._try_out = TryOut(
-            pool, dataset, goal, self._chronicle, self._patience, self._packer, lambda: self._interrupted
-        )
+        self._patience = Patience(lambda: self._pool.wake(), unit_limit)
+        self._try_out = TryOut(pool, dataset, goal, self._chronicle, self._patience, lambda: self._interrupted)
         self._interrupted = False
         self._looping = False
         self._started = time.time()
@@ -121,6 +124,10 @@ class Runner:
         if self._interrupted:
             raise KeyboardInterrupt
         return self.record
+
+    @property
+    def _pool(self) -> WorkerPool:
+        return self._steering.pool
 
     @property
     def record(self) -> RunRecord:
@@ -174,18 +181,24 @@ class Runner:
             self._declare(course)
         lines = [line for line, _ in history]
         self._bundles.count_from(line["pack"] for line in lines if line.get("pack") is not None)
-        outcome = self._try_out.run(self._courses, lines)
-        self._estimates = outcome.estimates
-        self._largest = max((result.state_bytes for result in outcome.results.values()), default=0)
-        self._hopper = self._scheduler(outcome)
-        for worker, ready in outcome.ready.items():
-            self._add_worker(worker, ready.info)
+        asked = foreseen(self._search, self._goal, FORESEEN)
+        found = self._try_out.run(self._courses, lines, asked, self._steering)
+        self._estimates = found.outcome.estimates
+        self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
+        self._hopper = self._scheduler(found.outcome)
+        self._seat(self._steering.begin(found, asked, lines))
         if history:
             self._where.clear_away(self.record)
         self._want([course for course in self._courses if not course.scheduled])
-        for failure in outcome.failed.values():
+        for failure in found.outcome.failed.values():
             self._fail(failure)
         self._enlist()
+
+    def _seat(self, ready: Mapping[str, WorkerReady]) -> None:
+        """These workers are there; others may come."""
+        self._holdings = Holdings(self._dataset, self._pool.workers)
+        for worker, event in ready.items():
+            self._add_worker(worker, event.info)
 
     def _enlist(self) -> None:
         """Give the scheduler what waits for it: packs where they pay, single courses otherwise."""
@@ -203,9 +216,9 @@ class Runner:
     def _admit(self, courses: Sequence[Course], far: Progress) -> None:
         first = courses[0]
         bundle = self._bundles.add(courses, {epoch for epoch, _ in far.evals})
+        if bundle.name != first.id:
+            self._estimates.set_joint(bundle.name, [course.id for course in courses], self._packer.gain(bundle))
         if len(courses) > 1:
-            names = [course.id for course in courses]
-            self._estimates.set_joint(bundle.name, names, self._packer.gain(bundle))
             self._chronicle.note("info", self._packer.describe(bundle))
         self._hopper.add_model(
             bundle.name, max(first.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
@@ -270,8 +283,9 @@ class Runner:
 
     def _dispatch(self) -> None:
         """Give idle workers their units, and busy ones a hint of what comes next."""
+        self._reconsider()
         self._enlist()
-        if self._interrupted or self._patience.holds():
+        if self._interrupted or self._patience.holds() or self._waits_for_groups():
             return
         while assignments := self._hopper.assign(self._now()):
             for assignment in assignments:
@@ -325,6 +339,7 @@ class Runner:
         if not done:
             self._hopper.give_back(event.worker)
             return
+        self._steering.hear(self._hopper.running()[event.worker], event.end - event.start, len(parts))
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
         packed = {"pack": bundle.name} if isinstance(event, PackDone) else {}
         courses = [self._enter(part, packed) for part in done]
@@ -370,7 +385,9 @@ class Runner:
         while course.entries.pop() is not entry:
             pass  # a report of the epoch that it ended
         course.state, course.visits = entry.before
-        self._hopper.undo(course.id, entry.fields["epoch"], entry.fields["partition"])
+        bundle = self._bundles.of(course)
+        if bundle is not None:  # otherwise nobody goes on with it
+            self._hopper.undo(bundle.name, entry.fields["epoch"], entry.fields["partition"])
 
     def _settle(self, course: Course) -> None:
         """Write what of a configuration is due, in order; then the search may hear of it."""
@@ -510,6 +527,30 @@ class Runner:
         for other in left:
             self._hopper.hold(other, *self._holdings.of(other))
 
+    # -- the plan ------------------------------------------------------------------------------------------
+
+    def _reconsider(self) -> None:
+        """Where the plan is made anew, bundles become as it says, as soon as what they have trained counts."""
+        models = sum(self._hopper.left_of(bundle.name) > 0 for bundle in self._bundles)
+        if self._interrupted or not self._steering.reconsider(self._hopper, self._courses, models):
+            return
+        for bundle in list(self._bundles):
+            if bundle.courses and self._hopper.left_of(bundle.name) and not self._packer.fits(bundle):
+                self._bundles.disband(bundle)
+                self._hopper.stop_model(bundle.name)
+
+    def _waits_for_groups(self) -> bool:
+        """Whether workers are to be in other groups, which waits until nothing is under way."""
+        if not self._steering.regroups:
+            return False
+        if self._hopper.running() or self._awaited:
+            return True
+        for worker in self._hopper.workers():
+            self._chronicle.write("worker", None, worker=worker, state="down", reason="groups change")
+            self._hopper.remove_worker(worker)
+        self._seat(self._steering.regroup())
+        return False
+
     # -- people --------------------------------------------------------------------------------------------
 
     def _call(self, caller: Knock | Guest) -> None:
@@ -554,7 +595,7 @@ def _place(unit: Unit, course: Course) -> dict[str, Any]:
 
 def _unit_fields(event: TaskDone, folder: Path) -> dict[str, Any]:
     task = event.task
-    fields = {k: v for k, v in vars(event).items() if k not in ("task", "pilot", "packed")}
+    fields = {k: v for k, v in vars(event).items() if k not in ("task", "pilot", "packed", "grouped")}
     state = None if task.state_out is None else str(task.state_out.relative_to(folder))
     return {**_task_place(task), **fields, "state": state}
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.engine.record import RunRecord, UnitRecord
 
 if TYPE_CHECKING:
-    from regatta.plan.explain import Workload
+    from regatta.plan.what_if import Workload
 
 COLUMNS = ("kind", "config", "epoch", "partition", "worker", "start", "end", "hop_bytes", "hop_seconds")
 
@@ -145,7 +145,7 @@ def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
 def workload(record: RunRecord) -> Workload:
     """What the run had to do, with the times that its units took: the mean of each model on each partition."""
     from regatta.plan.estimates import KnownTimes
-    from regatta.plan.explain import Workload
+    from regatta.plan.what_if import Workload
 
     seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
     for unit in record.units:
@@ -156,12 +156,11 @@ def workload(record: RunRecord) -> Workload:
         tables[kind][config, partition] = sum(found) / len(found)
     parts, held_out = len(record.header["dataset"]["train"]), len(record.header["dataset"]["eval"])
     whole = {c.id: c for c in record.configs.values() if all((c.id, p) in tables["train"] for p in range(parts))}
-    sizes = {c.id: max((u.hop_bytes for u in c.units), default=0) for c in whole.values()}
     epochs = {c.id: max(1, c.epoch) for c in whole.values()}
     for config in whole:  # an evaluation that is not there yet counts for nothing
         for partition in range(held_out):
             tables["eval"].setdefault((config, partition), 0.0)
-    return Workload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]), sizes)
+    return Workload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]))
 
 
 def speeds(record: RunRecord) -> dict[str, float]:

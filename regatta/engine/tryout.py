@@ -1,71 +1,87 @@
-"""The beginning of a run: pilots of what the search begins with, and of packs; or what the journal knows of them."""
+"""The beginning of a run: pilots of what the search begins with, of packs and of groups; or what the journal knows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
+from regatta.cluster import Cluster
 from regatta.data import Dataset
 from regatta.engine.chronicle import Chronicle
 from regatta.engine.course import Courses
 from regatta.engine.events import Event, TaskDone, TaskFailed, WorkerLost
+from regatta.engine.findings import Findings, recalled
+from regatta.engine.group_pilots import run_group_pilots
 from regatta.engine.journal import Record
-from regatta.engine.pack_pilots import builds_of, recalled_rates, run_pack_pilots
-from regatta.engine.packing import Packer
+from regatta.engine.pack_pilots import run_pack_pilots
 from regatta.engine.patience import Patience
-from regatta.engine.pilot import PilotOutcome, recalled_pilots, run_pilots
+from regatta.engine.pilot import Configs, run_pilots
+from regatta.engine.planning import Planner, workforce
+from regatta.engine.steering import Steering
 from regatta.engine.workers.base import WorkerPool
-from regatta.plan.packs import WORTHWHILE
-from regatta.search.base import Goal
+from regatta.search.base import Goal, Train
 
 FIRST_UNITS = 10  # first batches may take as long as so many units: they pay for imports, reading and compiling
 
+Hooks = tuple[Callable[[Event], None], Callable[[str], None], Callable[[], None]]  # heard, begun, between
+NO_HOOKS: Hooks = (lambda event: None, lambda worker: None, lambda: None)
+
+
+def try_out(
+    pool: WorkerPool,
+    dataset: Dataset,
+    goal: Goal,
+    configs: Configs,
+    wanted: Mapping[str, Train],
+    planner: Planner,
+    cluster: Cluster,
+    meetings: Path,
+    hooks: Hooks = NO_HOOKS,
+) -> Findings:
+    """Start the workers and find out what a plan needs to know: of packs and groups only where they may pay."""
+    found = Findings(run_pilots(pool, dataset, configs, goal.epochs, goal.metric, *hooks))
+    found.learn_builds(configs)
+    if planner.wishes.pack is not False and pool.packs:
+        found.rates = run_pack_pilots(pool, dataset, configs, goal.epochs, found.outcome, *hooks)
+    if planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome.ready)):
+        found.links = run_group_pilots(pool, dataset, configs, found, meetings, *hooks)
+    return found
+
 
 class TryOut:
-    """Starts the workers and learns what units cost; the packer learns which packs pay."""
+    """Starts the workers of a run and learns what units cost, writing down what it learns."""
 
     def __init__(
-        self,
-        pool: WorkerPool,
-        dataset: Dataset,
-        goal: Goal,
-        chronicle: Chronicle,
-        patience: Patience,
-        packer: Packer,
+        self, pool: WorkerPool, dataset: Dataset, goal: Goal, chronicle: Chronicle, patience: Patience,
         interrupted: Callable[[], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._pool, self._dataset, self._goal = pool, dataset, goal
-        self._chronicle, self._patience, self._packer = chronicle, patience, packer
+        self._chronicle, self._patience = chronicle, patience
         self._interrupted = interrupted
         self.under_way = False
 
-    def run(self, courses: Courses, history: Sequence[Record]) -> PilotOutcome:
+    def run(
+        self,
+        courses: Courses,
+        history: Sequence[Record],
+        wanted: Mapping[str, Train],
+        steering: Steering,
+    ) -> Findings:
         """Pilots of all that the search begins with; where it is known how long units take, none are needed."""
         if any(unit.kind == "train" for unit in self._chronicle.record.units):
-            self._packer.rates = recalled_rates(history)
             self._pool.start()
-            outcome = recalled_pilots(self._dataset, history)
-        else:
-            self.under_way = True
-            try:
-                outcome = self._try(courses)
-            finally:
-                self.under_way = False
-        self._packer.builds = builds_of(outcome, {course.id: course.values for course in courses})
-        return outcome
-
-    def _try(self, courses: Courses) -> PilotOutcome:
-        pool, dataset, epochs = self._pool, self._dataset, self._goal.epochs
+            return recalled(self._dataset, history, {course.id: course.values for course in courses})
         configs = {course.id: course.values for course in courses if not course.failed and not course.stopped}
-        watched = self._hear, partial(self._patience.begin, units=FIRST_UNITS), self._attend
-        outcome = run_pilots(pool, dataset, configs, epochs, self._goal.metric, *watched)
-        if self._packer.wanted is None:
-            self._packer.rates = run_pack_pilots(pool, dataset, configs, epochs, outcome, *watched)
-            for rate in self._packer.rates.values():
-                if rate.gain < WORTHWHILE:
-                    told = f"{rate.members} models side by side are {rate.gain:.1f}x as fast as one after another"
-                    self._chronicle.note("info", f"{told}: such models are trained one by one.")
-        return outcome
+        hooks = self._hear, partial(self._patience.begin, units=FIRST_UNITS), self._attend
+        self.under_way = True
+        try:
+            return try_out(
+                self._pool, self._dataset, self._goal, configs, wanted, steering.planner, steering.cluster,
+                steering.meetings, hooks,
+            )  # fmt: skip
+        finally:
+            self.under_way = False
 
     def _attend(self) -> None:
         if self._interrupted():
@@ -81,6 +97,8 @@ class TryOut:
             self._chronicle.warn_of_forgotten(event.task.config, event.pilot.forgotten)
         elif isinstance(event, TaskDone) and event.packed is not None:
             self._write("packs", event, **vars(event.packed))
+        elif isinstance(event, TaskDone) and event.grouped is not None:
+            self._write("groups", event, **vars(event.grouped))
         elif isinstance(event, WorkerLost):
             self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
 

@@ -7,6 +7,7 @@ taken where that is allowed. Any choice can be forced; what remains free is chos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,8 +16,19 @@ import numpy as np
 
 from regatta.errors import UsageError
 from regatta.plan.rehearsal import Strays, count_units, play
-from regatta.plan.strategies import Choice, Kind, Site, Work, best_packs, best_widths, estimate, fits
-from regatta.plan.tree import Estimate, Evaluate, Group, Hop, Pack, Plan, Rejected, Share
+from regatta.plan.strategies import (
+    Choice,
+    Kind,
+    Site,
+    Work,
+    best_packs,
+    best_widths,
+    estimate,
+    fits,
+    load_and_chain,
+    units,
+)
+from regatta.plan.tree import Estimate, Evaluate, Group, Hop, Pack, Part, Plan, Rejected, Share
 
 TIE = 0.02  # a plan must be faster than a simpler one by more than this
 CLOSE = 1.5  # what is not slower than that by the formula is played
@@ -32,19 +44,30 @@ Numerics = Literal["exact", "fast"]
 
 @dataclass(frozen=True)
 class Forced:
-    """What is not to be chosen: the size of packs, the width of groups, whether to share."""
+    """What is not to be chosen: packs (True, False, or at most so many members), the width of groups, sharing."""
 
-    pack: int | None = None
+    pack: int | bool | None = None
     width: int | None = None
     share: bool | None = None
 
     def allows(self, choice: Choice, kinds: Sequence[Kind]) -> bool:
-        sizes = {min(self.pack, kind.models) for kind in kinds} if self.pack else set()
         return (
-            (self.pack is None or set(choice.packs or (1,)) == sizes)
+            self._allows_packs(choice, kinds)
             and self.width in (None, choice.width)
             and self.share in (None, choice.share)
         )
+
+    def sizes(self, kinds: Sequence[Kind]) -> tuple[int, ...] | None:
+        """Those of packs, where they are forced."""
+        if self.pack is None or self.pack is True:
+            return None
+        return tuple(min(int(self.pack) or 1, kind.models) if kind.packed else 1 for kind in kinds)
+
+    def _allows_packs(self, choice: Choice, kinds: Sequence[Kind]) -> bool:
+        if self.pack is True:
+            return choice.packs_any or not any(kind.packed and kind.models > 1 for kind in kinds)
+        sizes = self.sizes(kinds)
+        return sizes is None or (choice.packs or (1,) * len(kinds)) == sizes
 
 
 Rule = Callable[[Work, Site, Forced], Iterator[Choice]]
@@ -72,10 +95,14 @@ def share(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
 
 def _packings(work: Work, site: Site, forced: Forced, share: bool) -> Iterator[tuple[int, ...]]:
     """The best sizes if there were no noise, and smaller ones, with which nobody has to wait for another."""
-    if forced.pack:
-        yield tuple(min(forced.pack, kind.models) for kind in work.kinds)
-    else:
-        yield from best_packs(work, site, share, SLACKS)
+    sizes = forced.sizes(work.kinds)
+    if sizes is not None:
+        yield sizes
+        return
+    found = best_packs(work, site, share, SLACKS)
+    yield from found
+    if forced.pack and not any(size > 1 for sizes in found for size in sizes):  # they pay nowhere, and are asked for
+        yield tuple(min(len(kind.curve), kind.models) for kind in work.kinds)
 
 
 def _widths(work: Work, site: Site, forced: Forced, share: bool) -> list[int]:
@@ -107,9 +134,27 @@ def choose(
         raise UsageError(f"No plan is possible. {reasons}.", hint="Force less, or allow numerics='fast'.")
     estimates |= _played(work, site, estimates, strays, effort)
     chosen = _simplest(estimates)
-    rejected = [Rejected(choice.name, why) for choice, why in refused.items() if why]
-    rejected += [Rejected(c.name, _why_not(e, c, chosen, estimates), e) for c, e in estimates.items() if c != chosen]
-    return chosen, _explained(work, site, chosen, estimates, tuple(rejected))
+    rejected = [Rejected(c.name, _why_not(e, c, chosen, estimates), e) for c, e in estimates.items() if c != chosen]
+    rejected += [Rejected(choice.name, why) for choice, why in refused.items() if why]
+    plan = _explained(work, site, chosen, estimates, _told_once(chosen, rejected))
+    return chosen, replace(plan, why="as was asked for") if len(estimates) == 1 and wishes != Forced() else plan
+
+
+def _told_once(chosen: Choice, rejected: Sequence[Rejected]) -> tuple[Rejected, ...]:
+    """Of those that have one name, the fastest; those that cannot be for one reason, together."""
+    found: dict[str, Rejected] = {}
+    reasons: dict[str, list[str]] = {}
+    for other in rejected:
+        if other.estimate is None:
+            reasons.setdefault(other.why, []).append(other.name)
+        elif other.name not in found or other.estimate.seconds < _seconds(found[other.name]):
+            found[other.name] = other
+    told = [other for name, other in found.items() if name != chosen.name]
+    return (*told, *(Rejected(", ".join(dict.fromkeys(names)), why) for why, names in reasons.items()))
+
+
+def _seconds(other: Rejected) -> float:
+    return math.inf if other.estimate is None else other.estimate.seconds
 
 
 def _played(
@@ -131,10 +176,13 @@ def _tidy(choice: Choice) -> Choice:
 def _refusal(work: Work, site: Site, choice: Choice, numerics: Numerics, forced: Forced) -> str:
     if not forced.allows(choice, work.kinds):
         return "something else was asked for"
-    impossible = fits(work, site, choice)
-    if not impossible and choice.width > 1 and numerics == "exact" and forced.width is None:
-        return "not exact: gradients are summed in another order; numerics='fast' allows it"
-    return impossible
+    if choice.width > 1 and forced.width is None:
+        least, plain = (estimate(work, site, way).seconds for way in (choice, replace(choice, width=1)))
+        if least >= plain:  # nothing is counted for exchanges that were not measured
+            return "no faster than hopping, even if gradients were exchanged in no time"
+        if numerics == "exact":
+            return "not exact: gradients are summed in another order; numerics='fast' allows it"
+    return fits(work, site, choice)
 
 
 def _simplest(estimates: dict[Choice, Estimate]) -> Choice:
@@ -161,30 +209,37 @@ def _explained(
     bound, by = lower_bound(work, site)
     others = [choice for choice in estimates if choice != chosen]
     plain = estimates.get(Choice())
-    why = "nothing else was possible" if not others else "as simple as it gets, and nothing is faster"
+    why = (
+        "as simple as it gets, and nothing else was possible"
+        if not others
+        else "as simple as it gets, and nothing is faster"
+    )
     if chosen != Choice() and plain:
         why = f"{plain.seconds / found.seconds:.2f} times as fast as plain hopping"
-    least = sum(kind.models * kind.epochs * _least(kind) for kind in work.kinds)
-    busy = min(least / (site.workers * found.seconds), 1.0)
+    busy = min(load_and_chain(work, site, chosen)[0] / found.seconds, 1.0)
     return Plan(chosen.name, why, _root(work, site, chosen, found), bound, by, busy, rejected)
 
 
 def _root(work: Work, site: Site, chosen: Choice, found: Estimate) -> Hop:
-    groups = site.workers // chosen.width
     epochs = sum(kind.models * kind.epochs for kind in work.kinds)
-    parts = tuple(_parts(work, site, chosen, found, groups))
-    return Hop(work.models, epochs, site.workers, groups, found, parts)
+    of_units = units(work, site, chosen)
+    alone = np.array([chosen.size(index) == 1 for index in range(len(work.kinds))])
+    counts = work.counts * work.epochs * of_units.parts * alone
+    count = int(counts.sum())
+    mean = float((counts * of_units.seconds).sum()) / count if count else 0.0
+    parts = tuple(_parts(work, site, chosen, found))
+    return Hop(work.models, epochs, site.workers, of_units.parts, found, parts, count, mean)
 
 
-def _parts(
-    work: Work, site: Site, chosen: Choice, found: Estimate, groups: int
-) -> Iterator[Pack | Group | Share | Evaluate]:
+def _parts(work: Work, site: Site, chosen: Choice, found: Estimate) -> Iterator[Part]:
+    groups, of_units = site.workers // chosen.width, units(work, site, chosen)
     for index, kind in enumerate(work.kinds):
         size = chosen.size(index)
         if size > 1:
-            alone = Work((kind,), work.data)
-            took = estimate(alone, site, Choice((size,), share=chosen.share))
-            yield Pack(kind.name, kind.models, -(-kind.models // size), size, took)
+            took = estimate(Work((kind,), work.data), site, Choice((size,), share=chosen.share))
+            packs = -(-kind.models // size)
+            count = packs * kind.epochs * of_units.parts
+            yield Pack(kind.name, kind.models, packs, size, took, count, float(of_units.seconds[index]))
     if chosen.width > 1:
         nodes = -(-chosen.width // site.each) if site.each else 1
         yield Group(groups, chosen.width, nodes, site.workers % chosen.width, found)
@@ -192,16 +247,18 @@ def _parts(
         once = work.data.prepare * work.longest / site.workers
         took = Estimate(once / site.cores if site.cores else once)
         yield Share(site.cores, work.data.prepare, work.data.bytes, took)
-    evaluated = [kind for kind in work.kinds if kind.evaluate]
-    if evaluated:
-        seconds = sum(kind.evaluate * kind.models * kind.epochs for kind in evaluated) / site.workers
-        yield Evaluate(groups * sum(kind.models * kind.epochs for kind in evaluated), Estimate(seconds))
+    judged = sum(kind.models * kind.epochs for kind in work.kinds if kind.evaluate)
+    if judged:
+        seconds = sum(kind.evaluate * kind.models * kind.epochs for kind in work.kinds)
+        count = judged * (site.evals or groups)
+        yield Evaluate(count, Estimate(seconds / site.workers), seconds / count / chosen.width)
 
 
 def lower_bound(work: Work, site: Site) -> tuple[float, str]:
     """No choice ends before this: all workers busy at the cheapest rate of each kind, or one model at its widest."""
-    load = sum(kind.models * kind.epochs * _least(kind) for kind in work.kinds) / site.workers
-    chains = {kind.name: kind.epochs * kind.seconds * _fastest(kind, site) for kind in work.kinds}
+    fewest = site.partitions or 1  # units of an epoch
+    load = sum(k.models * k.epochs * (_least(k) + k.fixed * fewest) for k in work.kinds) / site.workers
+    chains = {k.name: k.epochs * (k.seconds * _fastest(k, site) + k.fixed * fewest) for k in work.kinds}
     slowest = max(chains, key=lambda name: chains[name])
     return (load, "all workers") if load >= chains[slowest] else (chains[slowest], f"a model {slowest}")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from regatta.errors import UsageError
-from regatta.plan.units import Unit
+from regatta.plan.units import Kind, Unit
 
 SECONDS_PER_ROW = 1e-3  # before anything was measured; only ratios matter then
 EVAL_SHARE = 1 / 3  # an evaluation is a forward pass; training adds the backward pass, about twice as much
@@ -37,7 +37,8 @@ class Times(Protocol):
 class Pilot:
     train: float  # seconds per row
     eval: float
-    fixed: float = 0.0
+    fixed: float = 0.0  # of a unit
+    prepare: float = 0.0  # per row that is trained on, where each model has its data prepared for itself
 
 
 class _Correction:
@@ -68,6 +69,7 @@ class Estimates:
         self._models: dict[tuple[str, str], _Correction] = {}  # by kind and model
         self._workers: dict[str, _Correction] = {}
         self._mean: Pilot | None = None
+        self.shared = False  # data is prepared once for all models: no unit pays for it
         self._square = self.NOISE**2  # of surprises, a running mean that forgets
 
     @property
@@ -80,25 +82,40 @@ class Estimates:
         train_seconds_per_row: float,
         eval_seconds_per_row: float,
         fixed_seconds: float = 0.0,
+        prepare_seconds_per_row: float = 0.0,
     ) -> None:
         given = {
             "train_seconds_per_row": train_seconds_per_row,
             "eval_seconds_per_row": eval_seconds_per_row,
             "fixed_seconds": fixed_seconds,
+            "prepare_seconds_per_row": prepare_seconds_per_row,
         }
         for name, value in given.items():
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{name} of the pilot of {model!r} is {value}; it must be zero or more seconds.")
-        self._pilots[model] = Pilot(train_seconds_per_row, eval_seconds_per_row, fixed_seconds)
+        self._pilots[model] = Pilot(train_seconds_per_row, eval_seconds_per_row, fixed_seconds, prepare_seconds_per_row)
         self._models.pop(("train", model), None)
         self._models.pop(("eval", model), None)
         self._mean = None
 
     def set_joint(self, model: str, members: Sequence[str], gain: float) -> None:
         """A model that stands for several: they are trained side by side, `gain` times as fast as one by one."""
-        known = [self._corrected(m, self._pilots[m]) if m in self._pilots else self._mean_pilot() for m in members]
+        known = [self.pilot(member) for member in members]
         train, judged, fixed = (sum(parts) for parts in zip(*((p.train, p.eval, p.fixed) for p in known), strict=True))
-        self.set_pilot(model, train / gain, judged, fixed)
+        self.set_pilot(model, train / gain, judged, fixed, max(p.prepare for p in known))
+
+    def pilot(self, model: str) -> Pilot:
+        """What is known of a model now: its pilot, corrected by its units; the mean of all where it has none."""
+        known = self._pilots.get(model)
+        return self._mean_pilot() if known is None else self._corrected(model, known)
+
+    def rows(self, kind: Kind) -> int:
+        return sum(self._rows[kind])
+
+    def surprise(self, unit: Unit, seconds: float) -> float:
+        """The logarithm of a unit's real time over what its pilot said."""
+        base = self._base(unit)
+        return math.log(seconds / base) if seconds > 0 and base > 0 else 0.0
 
     def seconds(self, unit: Unit, worker: str) -> float:
         return self._base(unit) * math.exp(self._value(unit, worker))
@@ -121,8 +138,11 @@ class Estimates:
 
     def _base(self, unit: Unit) -> float:
         pilot = self._pilots.get(unit.model) or self._mean_pilot()
-        rate = pilot.train if unit.kind == "train" else pilot.eval
+        rate = self._per_row(pilot) if unit.kind == "train" else pilot.eval
         return self._rows[unit.kind][unit.partition] * rate + pilot.fixed
+
+    def _per_row(self, pilot: Pilot) -> float:
+        return pilot.train if self.shared else pilot.train + pilot.prepare
 
     def _value(self, unit: Unit, worker: str) -> float:
         model = self._models.get((unit.kind, unit.model))
@@ -148,6 +168,7 @@ class Estimates:
                     sum(p.train for p in known) / count,
                     sum(p.eval for p in known) / count,
                     sum(p.fixed for p in known) / count,
+                    sum(p.prepare for p in known) / count,
                 )
                 if known
                 else Pilot(SECONDS_PER_ROW, SECONDS_PER_ROW * EVAL_SHARE)
@@ -156,10 +177,12 @@ class Estimates:
 
     def _corrected(self, model: str, pilot: Pilot) -> Pilot:
         train, evaluation = self._models.get(("train", model)), self._models.get(("eval", model))
+        factor = math.exp(train.value if train else 0.0)
         return Pilot(
-            pilot.train * math.exp(train.value if train else 0.0),
+            pilot.train * factor,
             pilot.eval * math.exp(evaluation.value if evaluation else 0.0),
             pilot.fixed,
+            pilot.prepare * factor,
         )
 
 

@@ -34,31 +34,23 @@ class PackCandidate:
     alike: Hashable = None
 
 
-def form_packs(
-    candidates: Sequence[PackCandidate], rates: Mapping[str, PackRate], idle: int, forced: bool = False
-) -> list[list[str]]:
+def form_packs(candidates: Sequence[PackCandidate], sizes: Mapping[str, int], idle: int) -> list[list[str]]:
     """The candidates in packs, most of them of one: at least `idle` in all, for so many workers have nothing to do.
 
-    `forced` makes packs whether or not they pay.
+    `sizes` says by build how many a pack may have, as the plan has it.
     """
     classes: dict[Hashable, list[str]] = {}
+    most: dict[Hashable, int] = {}
     for candidate in candidates:
-        known = candidate.build != "" and (forced or candidate.build in rates)
-        key = (candidate.build, candidate.alike) if known else candidate.name
+        size = sizes.get(candidate.build, 1) if candidate.build else 1
+        key = (candidate.build, candidate.alike) if size > 1 else candidate.name
         classes.setdefault(key, []).append(candidate.name)
-    groups = [part for names in classes.values() for part in _cut(names, -(-len(names) // LARGEST))]
+        most[key] = size
+    groups = [part for key, names in classes.items() for part in _cut(names, -(-len(names) // most[key]))]
     while len(groups) < min(idle, len(candidates)):
         largest = max(range(len(groups)), key=lambda number: (len(groups[number]), -number))
         groups[largest : largest + 1] = _cut(groups[largest], 2)
-    if forced:
-        return groups
-    build = {candidate.name: candidate.build for candidate in candidates}
-    found: list[list[str]] = []
-    for group in groups:
-        rate = rates.get(build[group[0]])
-        pays = rate is not None and rate.gain_of(len(group)) >= WORTHWHILE
-        found += [group] if pays else [[name] for name in group]
-    return found
+    return groups
 
 
 def _cut(names: list[str], parts: int) -> list[list[str]]:

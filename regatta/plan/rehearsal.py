@@ -33,8 +33,9 @@ class Strays:
 
 def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, effort: int | None = 0) -> float:
     """The makespan of a choice when all goes as it does; `effort` is what the scheduler may spend on looking ahead."""
-    groups = site.workers // choice.width
-    share = 1 / (groups * choice.width)
+    groups, parts = site.workers // choice.width, site.parts(choice)
+    evals = site.evals or groups
+    share = 1 / (parts * choice.width)
     real = strayed(work, strays.profile, seed)
     luck = [random.Random(f"models {seed} {index}") for index in range(len(work.kinds))]  # the same for all choices
     expected, trained, evaluated, epochs = {}, {}, {}, {}
@@ -43,9 +44,9 @@ def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, 
         slower = luck[index].lognormvariate(0.0, strays.models / math.sqrt(members))
         expected[name] = _unit(Work((kind,), work.data), site, choice, members, share)
         trained[name] = _unit(Work((true,), real.data), site, choice, members, share, slower)
-        evaluated[name] = members * kind.evaluate * share
+        evaluated[name] = members * kind.evaluate / (evals * choice.width)
         epochs[name] = kind.epochs
-    hopper = _hopper(groups, _Expected(expected, evaluated, strays.units), epochs, effort)
+    hopper = _hopper((groups, parts, evals), _Expected(expected, evaluated, strays.units), epochs, effort)
     prepare = real.data.prepare * share / max(site.cores, 1)
     played = _Played(trained, evaluated, prepare if choice.share else 0.0, site.cores > 0, strays.units, seed)
     begin = site.share_start if choice.share else 0.0
@@ -55,7 +56,7 @@ def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, 
 def count_units(work: Work, site: Site, choice: Choice) -> int:
     """How many units a play has to go through."""
     packs = (-(-kind.models // choice.size(index)) * kind.epochs for index, kind in enumerate(work.kinds))
-    return sum(packs) * (site.workers // choice.width)
+    return sum(packs) * site.parts(choice)
 
 
 def strayed(work: Work, deviation: float, seed: int) -> Work:
@@ -90,10 +91,12 @@ def _unit(work: Work, site: Site, choice: Choice, members: int, share: float, sl
     return float(unit_seconds(work, site, choice, np.array([members]), share, slower)[0])
 
 
-def _hopper(groups: int, times: Times, epochs: Mapping[str, int], effort: int | None) -> Hopper:
-    evals = groups if any(times.seconds(Unit("eval", name, 1, 0), "") for name in epochs) else 0
-    hopper = Hopper(groups, evals, estimates=times, effort=effort)
-    for worker, held in spread(groups, groups, evals).items():
+def _hopper(sizes: tuple[int, int, int], times: Times, epochs: Mapping[str, int], effort: int | None) -> Hopper:
+    groups, parts, evals = sizes
+    if not any(times.seconds(Unit("eval", name, 1, 0), "") for name in epochs):
+        evals = 0
+    hopper = Hopper(parts, evals, estimates=times, effort=effort)
+    for worker, held in spread(parts, groups, evals).items():
         hopper.add_worker(worker, *held)
     for name, count in epochs.items():
         hopper.add_model(name, count)

@@ -37,6 +37,7 @@ class Kind:
     peak_bytes: float = 0.0
     packed: Mapping[int, float] = field(default_factory=dict)  # seconds of so many together over those of one
     communication: Communication | None = None  # None: it cannot be trained by a group
+    fixed: float = 0.0  # seconds of a unit to fetch its state and to leave the new one
 
     def __post_init__(self) -> None:
         if self.models < 1 or self.epochs < 1 or self.seconds <= 0:
@@ -61,7 +62,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Site:
-    """Workers, and what a unit costs beside its training."""
+    """Workers, what a unit costs beside its training, and how the data is cut."""
 
     workers: int
     each: int = 0  # workers of a node; 0: all on one
@@ -71,6 +72,11 @@ class Site:
     cores: int = 0  # of each worker, free for preparing data; 0: the trainers' own cores do it
     share_start: float = 0.0  # seconds to start what shares
     cache: float = float("inf")  # bytes for prepared data
+    partitions: int = 0  # to train on; 0: as many as there are workers, or groups of them
+    evals: int = 0  # to evaluate on; the same
+
+    def parts(self, choice: Choice) -> int:
+        return self.partitions or self.workers // choice.width
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -111,6 +117,10 @@ class Work:
     @cached_property
     def peaks(self) -> Floats:
         return np.array([kind.peak_bytes for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def fixed(self) -> Floats:
+        return np.array([kind.fixed for kind in self.kinds], dtype=float)
 
     @cached_property
     def longest(self) -> int:
@@ -170,15 +180,21 @@ class Units:
     """The units of a choice, by kind: how many packs there are, and the seconds of one unit of a pack."""
 
     groups: int
+    parts: int  # partitions that an epoch goes through
     packs: Floats
     seconds: Floats  # the mean of the packs of a kind
     longest: Floats  # the largest of them
     prepare: float  # of a partition, when it is shared
 
+    @property
+    def each(self) -> float:
+        """Partitions that a group goes through in an epoch."""
+        return self.parts / self.groups
+
 
 def units(work: Work, site: Site, choice: Choice) -> Units:
-    groups = site.workers // choice.width
-    share = 1 / (groups * choice.width)  # of an epoch that one worker reads in a unit
+    groups, parts = site.workers // choice.width, site.parts(choice)
+    share = 1 / (parts * choice.width)  # of an epoch that one worker reads in a unit
     sizes = np.array(choice.packs or (1,) * len(work.kinds))
     packs = -(-work.counts // sizes)
     small, wide = np.divmod(work.counts, packs)  # so many packs have one more
@@ -186,7 +202,7 @@ def units(work: Work, site: Site, choice: Choice) -> Units:
     shortest = unit_seconds(work, site, choice, small, share)
     mean = (longest * wide + shortest * (packs - wide)) / packs
     prepare = work.data.prepare * share / max(site.cores, 1) if choice.share else 0.0
-    return Units(groups, packs.astype(float), mean, longest, prepare)
+    return Units(groups, parts, packs.astype(float), mean, longest, prepare)
 
 
 def pack_sizes(models: int, size: int) -> list[int]:
@@ -202,7 +218,7 @@ def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: f
     `slower` is a factor on the training alone, for models that are not quite as their kind.
     """
     train = work.seconds * slower * work.together(members) * (1 + work.ratios(choice.width)) * share
-    around = site.unit + members * work.states / site.bandwidth
+    around = site.unit + members * (work.fixed + work.states / site.bandwidth)
     if choice.share:
         return train + work.data.read * share + around
     prepare = work.data.prepare * share
@@ -211,14 +227,19 @@ def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: f
 
 def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
     found = units(work, site, choice)
-    evaluate = work.evaluations * work.counts / (found.groups * choice.width)
-    load = float(((found.packs * found.seconds + evaluate) * work.epochs).sum())
-    chain = float((found.longest * work.epochs).max() * found.groups)
-    if choice.share:
-        load, chain = _prepared(found, site, work.longest, load, chain)
+    load, chain = load_and_chain(work, site, choice)
     start = site.share_start if choice.share else 0.0
-    moved = float((work.states * work.counts * work.epochs).sum()) * found.groups if found.groups > 1 else 0.0
+    moved = float((work.states * work.counts * work.epochs).sum()) * found.parts if found.groups > 1 else 0.0
     return Estimate(start + _end_of(load, chain, found), _memory(work, choice), moved, choice.width == 1)
+
+
+def load_and_chain(work: Work, site: Site, choice: Choice) -> tuple[float, float]:
+    """Seconds that each worker is busy if all share the work evenly, and those that the longest model goes through."""
+    found = units(work, site, choice)
+    evaluate = work.evaluations * work.counts / (found.groups * choice.width)
+    load = float(((found.packs * found.seconds * found.each + evaluate) * work.epochs).sum())
+    chain = float((found.longest * work.epochs).max() * found.parts)
+    return _prepared(found, site, work.longest, load, chain) if choice.share else (load, chain)
 
 
 def _end_of(load: float, chain: float, found: Units) -> float:
@@ -235,7 +256,7 @@ def _memory(work: Work, choice: Choice) -> float:
 def _prepared(found: Units, site: Site, epochs: int, load: float, chain: float) -> tuple[float, float]:
     """Load and chain with the preparation: beside the training on cores of its own, else by who comes first."""
     packs = float(found.packs.sum())
-    once = found.prepare * epochs
+    once = found.prepare * found.each * epochs
     if site.cores:
         return max(load, once) + found.prepare, max(chain, once) + found.prepare
     return load + once, chain + once * found.groups / min(packs, found.groups)
@@ -276,8 +297,8 @@ def _loads_and_chains(work: Work, site: Site, share: bool) -> tuple[Floats, Floa
         sizes = np.minimum(most, size)  # beyond its largest pack a kind has nothing to offer
         found = units(work, site, Choice(tuple(sizes.tolist()), share=share))
         offered = np.where(most >= size, 1.0, np.inf)
-        load = found.packs * found.seconds * work.epochs * offered
-        columns.append((load, found.longest * work.epochs * site.workers * offered))
+        load = found.packs * found.seconds * found.each * work.epochs * offered
+        columns.append((load, found.longest * work.epochs * found.parts * offered))
     loads, chains = (np.stack(parts, axis=1) for parts in zip(*columns, strict=True))
     return loads, chains
 
@@ -313,7 +334,7 @@ def fits(work: Work, site: Site, choice: Choice) -> str:
     """Why a choice cannot be; empty when it can."""
     if choice.width > 1 and any(kind.communication is None for kind in work.kinds):
         names = [kind.name for kind in work.kinds if kind.communication is None]
-        return f"{names[0]} was not measured in a group, or trains whole partitions by itself"
+        return f"{names[0]} was not tried in a group"
     for index, kind in enumerate(work.kinds):
         if choice.size(index) > len(kind.curve):
             return f"packs of {kind.name} were measured up to {len(kind.curve)}, not {choice.size(index)}"

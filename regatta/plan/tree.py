@@ -1,8 +1,12 @@
-"""A plan as data: few kinds of nodes, each with what it is expected to take, and what was rejected, with reasons."""
+"""A plan as data: few kinds of nodes, each with what it is expected to take, and what was rejected, with reasons.
+
+A unit's seconds are those that a worker, or a group, is busy with it; a node's are those of the whole run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,6 +30,8 @@ class Pack:
     packs: int
     size: int  # of the largest
     estimate: Estimate
+    units: int = 0
+    unit: float = 0.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Share:
 class Evaluate:
     units: int
     estimate: Estimate
+    unit: float = 0.0  # seconds, of one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +71,15 @@ class Hop:
     workers: int
     partitions: int
     estimate: Estimate
-    parts: tuple[Pack | Group | Share | Evaluate, ...] = ()
+    parts: tuple[Part, ...] = ()
+    units: int = 0  # of models that are in no pack
+    unit: float = 0.0  # seconds, on average
+    rule: str = ""  # by which the next unit is chosen, and why
 
 
-Node = Hop | Pack | Group | Share | Evaluate
+Part = Pack | Group | Share | Evaluate
+Node = Hop | Part
+_PARTS: dict[str, type[Part]] = {kind.__name__.lower(): kind for kind in (Pack, Group, Share, Evaluate)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +115,61 @@ class Plan:
             "device_hours": self.device_hours,
         }
 
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Plan:
+        """A plan as a journal tells it."""
+        root = {name: value for name, value in told["root"].items() if name != "node"}
+        parts = tuple(_part(part) for part in root.pop("parts"))
+        rejected = tuple(Rejected(r["name"], r["why"], _estimate(r["estimate"])) for r in told["rejected"])
+        fields = {name: told[name] for name in ("name", "why", "bound", "bound_by", "utilisation")}
+        estimate = Estimate(**root.pop("estimate"))
+        return cls(root=Hop(estimate=estimate, parts=parts, **root), rejected=rejected, **fields)
+
     def text(self) -> str:
         """The tree for people."""
-        lines = [f"{self.name}: {self.why}", *_described(self.root)]
-        lines.append(f"at least {seconds(self.bound)}, bound by {self.bound_by}; {self.device_hours:.3g} device hours")
-        for other in self.rejected:
+        return "\n".join([f"{self.name}: {self.why}", *self._tree(), *self._figures(), *self._others()])
+
+    def _tree(self) -> list[str]:
+        rows = [(describe_root(self.root), brief(self.root.estimate))]
+        rows += [(f"├─ {describe(part)}", seconds(part.estimate.seconds)) for part in self.root.parts]
+        if len(rows) > 1:
+            rows[-1] = rows[-1][0].replace("├", "└", 1), rows[-1][1]
+        wide = max(len(words) for words, _ in rows)
+        return [f"{words.ljust(wide)}  {figures}" for words, figures in rows]
+
+    def _figures(self) -> Iterator[str]:
+        if self.root.rule:
+            yield f"order     {self.root.rule}"
+        yield f"at least  {seconds(self.bound)}, bound by {self.bound_by}"
+        yield f"expected  {seconds(self.estimate.seconds)}, workers busy {self.utilisation:.0%} of the time"
+        yield f"cost      {self.device_hours:.3g} device hours"
+
+    def _others(self) -> Iterator[str]:
+        if self.rejected:
+            yield "instead of"
+        wide = max((len(other.name) for other in self.rejected), default=0)
+        for other in sorted(self.rejected, key=lambda other: other.estimate.seconds if other.estimate else math.inf):
             took = f"{seconds(other.estimate.seconds)}, " if other.estimate else ""
-            lines.append(f"not {other.name}: {took}{other.why}")
-        return "\n".join(lines)
+            yield f"  {other.name.ljust(wide)}  {took}{other.why}"
 
 
-def _described(root: Hop) -> Iterator[str]:
-    yield (
-        f"hop      {counted(root.models, 'model')}, {counted(root.epochs, 'epoch')} in all, over "
-        f"{counted(root.partitions, 'partition')} on {counted(root.workers, 'worker')}  [{brief(root.estimate)}]"
+def _part(told: Mapping[str, Any]) -> Part:
+    fields = {name: value for name, value in told.items() if name not in ("node", "estimate")}
+    return _PARTS[told["node"]](estimate=Estimate(**told["estimate"]), **fields)
+
+
+def _estimate(told: Mapping[str, Any] | None) -> Estimate | None:
+    return None if told is None else Estimate(**told)
+
+
+def describe_root(root: Hop) -> str:
+    return (
+        f"hop       {counted(root.models, 'model')}, {counted(root.epochs, 'epoch')} in all, over "
+        f"{counted(root.partitions, 'partition')} on {counted(root.workers, 'worker')}"
     )
-    for number, part in enumerate(root.parts, start=1):
-        branch = "└─" if number == len(root.parts) else "├─"
-        yield f"{branch} {describe(part)}  [{brief(part.estimate)}]"
 
 
-def describe(part: Pack | Group | Share | Evaluate) -> str:
+def describe(part: Part) -> str:
     match part:
         case Pack():
             return (
@@ -160,8 +206,11 @@ def seconds(value: float) -> str:
         return f"{value * 1000:.3g} ms"
     if value < 120:
         return f"{value:.3g} s"
+    if value < 3600:
+        minutes, rest = divmod(round(value), 60)
+        return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(round(value / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+    return f"{hours} h {minutes:02d} min"
 
 
 def size(value: float) -> str:

@@ -12,13 +12,13 @@ from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 MOST = 20_000  # reports after which it is left at that
 
 
-def foreseen_epochs(search: Search, goal: Goal) -> dict[str, int]:
-    """Epochs by configuration; of a search that asks for all its epochs at once, exactly those."""
+def foreseen(search: Search, goal: Goal, most: int = MOST) -> dict[str, Train]:
+    """What will be asked for of each configuration; of a search that asks for all at once, exactly that."""
     asked = search.start(goal)
     begun = {config_id(action.config): action for action in asked if isinstance(action, Train)}
     if all(action.epochs >= goal.epochs for action in begun.values()):
-        return {name: action.epochs for name, action in begun.items()}
-    return _Play(copy.deepcopy(search), goal).play()
+        return begun
+    return _Play(copy.deepcopy(search), goal).play(most)
 
 
 class _Play:
@@ -29,9 +29,9 @@ class _Play:
         self._done: dict[str, int] = {}
         self._due: deque[str] = deque()
 
-    def play(self) -> dict[str, int]:
+    def play(self, most: int) -> dict[str, Train]:
         self._act(self._search.start(self._goal))
-        for _ in range(MOST):
+        for _ in range(most):
             if not self._due:
                 break
             name = self._due.popleft()
@@ -43,7 +43,7 @@ class _Play:
             value = Random(derive_seed(self._goal.seed, "foreseen", name)).random() + 1.0 / self._done[name]
             report = Report(name, self._values[name], self._done[name], {self._goal.metric: value})
             self._act(self._search.hear(report))
-        return {name: done for name, done in self._done.items() if done}
+        return {name: Train(self._values[name], done) for name, done in self._done.items() if done}
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:

@@ -15,7 +15,7 @@ from regatta.plan.regimes import STRATEGIES, Regime, compare, grid, single
 from regatta.plan.rehearsal import Strays, play, strayed
 from regatta.plan.strategies import Choice, Data, Kind, Site, Work, best_packs, best_widths, estimate, pack_sizes
 from regatta.plan.suites import run_suite
-from regatta.plan.tree import Evaluate, Group, Pack, Share
+from regatta.plan.tree import Evaluate, Group, Pack, Plan, Share
 
 STILL = Strays(models=0.0, units=0.0)
 TINY = Kind("tiny", 32, 2, 10.0, state_bytes=1e5, peak_bytes=1e6, packed={8: 1.7})
@@ -123,7 +123,7 @@ def test_any_choice_can_be_forced() -> None:
 def test_evaluation_has_its_node_and_its_time() -> None:
     kind = Kind("a", 4, 2, 10.0, evaluate=5.0)
     chosen, plan = choose(Work((kind,)), Site(2))
-    assert plan.root.parts == (Evaluate(16, plan.root.parts[0].estimate),)
+    assert plan.root.parts == (Evaluate(16, plan.root.parts[0].estimate, unit=2.5),)
     assert estimate(Work((kind,)), Site(2), chosen).seconds == pytest.approx(4 * 2 * 15.0 / 2, rel=0.01)
 
 
@@ -131,11 +131,12 @@ def test_a_plan_is_text_for_people_and_json_for_programs() -> None:
     work = Work((TINY,), Data(prepare=30.0, read=0.5, bytes=1e9))
     _, plan = choose(work, Site(2, each=2))
     text = plan.text()
-    assert text.splitlines()[1].startswith("hop      32 models, 64 epochs in all, over 2 partitions on 2 workers")
-    assert "not hop:" in text and "exact" in text and "device hours" in text
+    assert text.splitlines()[1].startswith("hop       32 models, 64 epochs in all, over 2 partitions on 2 workers")
+    assert "instead of\n" in text and "exact" in text and "device hours" in text
     document = json.loads(json.dumps(plan.to_json()))
     assert {part["node"] for part in document["root"]["parts"]} == {"pack", "share"}
     assert document["rejected"] and document["device_hours"] == pytest.approx(plan.device_hours)
+    assert Plan.from_json(document) == plan
 
 
 def test_no_choice_is_faster_than_the_bound() -> None:

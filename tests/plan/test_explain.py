@@ -1,4 +1,4 @@
-"""Plans in words, as pairs of files: what is to be trained (JSON), and what people are told about it (text).
+"""Plans in words, as pairs of files: what was measured (JSON), and what people are told of the plan for it (text).
 
 A new text is made by hand from `python tests/plan/test_explain.py NAME`.
 """
@@ -8,53 +8,82 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from regatta.plan.estimates import KnownTimes
-from regatta.plan.explain import Explanation, Workload, explain, what_if
-from regatta.plan.simulate import spread
+from regatta.plan.choose import Forced, choose
+from regatta.plan.groups import Communication
+from regatta.plan.packs import PackRate
+from regatta.plan.profile import Measured, Model, Profile, kind_names
+from regatta.plan.strategies import Choice, Site
+from regatta.plan.tree import Plan
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures" / "plan"
 
 
-def workload(name: str) -> tuple[Workload, dict]:
+def profiled(given: dict[str, Any]) -> Profile:
+    models = {}
+    for number, kind in enumerate(given["models"]):
+        measured = Measured(**{k: v for k, v in kind.items() if k not in ("count", "values", "epochs")})
+        for index in range(kind["count"]):
+            values = {**kind["values"], "lr": 0.1 / (index + 1)}
+            models[f"m{number}-{index}"] = Model(kind["epochs"], values, measured, measured.build)
+    rates = {build: PackRate(**rate) for build, rate in given.get("rates", {}).items()}
+    links = {build: Communication(ratio) for build, ratio in given.get("links", {}).items()}
+    return Profile(models, rates, links, packs_forced=bool(given.get("forced", {}).get("pack")))
+
+
+def explained(name: str) -> Plan:
     given = json.loads((FIXTURES / f"{name}.json").read_text())
-    models = given["models"]
-    train = {(m, j): v["train"] for m, v in models.items() for j in range(given["partitions"])}
-    evals = {(m, j): v["eval"] for m, v in models.items() for j in range(given["evals"])}
-    epochs = {m: v["epochs"] for m, v in models.items()}
-    sizes = {m: v["bytes"] for m, v in models.items()}
-    return Workload(epochs, given["partitions"], given["evals"], KnownTimes(train, evals), sizes), given
-
-
-def explained(name: str) -> Explanation:
-    work, given = workload(name)
-    holdings = spread(given["partitions"], given["workers"], given["evals"])
-    return explain(work, holdings, given.get("rule", "auto"))
+    forced = Forced(**given.get("forced", {}))
+    work, site = profiled(given).work(), Site(**given["site"])
+    return choose(work, site, numerics=given.get("numerics", "exact"), forced=forced)[1]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FIXTURES.glob("*.json")))
 def test_the_plan_in_words(name: str) -> None:
-    assert explained(name).text() + "\n" == (FIXTURES / f"{name}.txt").read_text()
+    plan = explained(name)
+    assert plan.text() + "\n" == (FIXTURES / f"{name}.txt").read_text()
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-def test_the_plan_in_json_has_the_same_numbers() -> None:
-    found = explained("alike").to_json()
-    assert json.loads(json.dumps(found)) == found
-    assert (found["models"], found["train_units"], found["eval_units"]) == (3, 36, 18)
-    assert found["makespan"] == pytest.approx(found["bound"]) == pytest.approx(9.9)
-    assert found["hop_bytes"] == found["hops"] * 40_000_000
+def test_models_of_one_build_and_as_many_epochs_are_one_kind() -> None:
+    measured = Measured(2.0, build="b")
+    profile = Profile(
+        {
+            "one": Model(3, {"lr": 1}, measured, "b"),
+            "two": Model(3, {"lr": 2}, None, "b"),  # not tried, of the same build
+            "long": Model(9, {"lr": 3}, None, "b"),
+            "other": Model(3, {"lr": 4}, Measured(8.0)),
+            "unknown": Model(3, {"lr": 5}),
+        }
+    )
+    assert profile.alike() == [["one", "two"], ["long"], ["other"], ["unknown"]]
+    assert [kind.seconds for kind in profile.work().kinds] == [
+        2.0,
+        2.0,
+        8.0,
+        5.0,
+    ]  # the mean of all, if nothing is known
 
 
-def test_what_if_there_were_more_workers() -> None:
-    work, _ = workload("alike")
-    rows = what_if(work, [1, 2, 4])
-    assert [row["workers"] for row in rows] == [1, 2, 4]
-    assert rows[0]["speedup"] == pytest.approx(1.0)
-    assert rows[0]["makespan"] > rows[1]["makespan"] > rows[2]["makespan"]
-    assert all(row["makespan"] >= row["bound"] * (1 - 1e-9) for row in rows)
-    assert all(0 < row["utilisation"] <= 1 + 1e-9 for row in rows)
+def test_sizes_of_packs_go_from_kinds_to_builds_and_back() -> None:
+    given = json.loads((FIXTURES / "packs_for_some.json").read_text())
+    profile = profiled(given)
+    chosen, _ = choose(profile.work(), Site(**given["site"]))
+    sizes = profile.pack_sizes(chosen)
+    assert sizes["tiny"] > 1 == sizes["large"]
+    assert profile.choice(sizes, 1, False) == chosen
+    assert profile.choice({"tiny": 64}, 2, True) == Choice((32, 1), 2, True)  # there are no more of them
+
+
+def test_kinds_are_named_by_what_tells_them_apart() -> None:
+    kinds = [[{"depth": 2, "lr": 0.1, "act": "relu"}, {"depth": 2, "lr": 0.2, "act": "relu"}],
+             [{"depth": 3, "lr": 0.1, "act": "relu"}, {"depth": 3, "lr": 0.2, "act": "relu"}]]  # fmt: skip
+    assert kind_names(kinds) == ["with depth=2", "with depth=3"]
+    assert kind_names(kinds[:1]) == ["of one kind"]
+    assert len(set(kind_names([[{"x": 1}], [{"x": 1}]]))) == 2
 
 
 if __name__ == "__main__":

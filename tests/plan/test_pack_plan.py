@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regatta.plan.packs import LARGEST, WORTHWHILE, Builds, PackCandidate, PackRate, form_packs
+from regatta.plan.packs import Builds, PackCandidate, PackRate, form_packs
 
-PAYS = {"a": PackRate(8, 6.0), "b": PackRate(4, 3.0), "c": PackRate(8, 1.05)}
+SIZES = {"a": 64, "b": 4, "c": 1}  # as a plan says
 
 
 def candidates(*builds: str) -> list[PackCandidate]:
@@ -37,37 +37,32 @@ def test_the_gain_of_other_sizes_follows_a_straight_line() -> None:
         ("aaaa", 8, [1, 1, 1, 1]),  # every worker has one of its own
         ("aaaaab", 3, [1, 2, 3]),
         ("aaabbb", 1, [3, 3]),  # only what is alike goes together
-        ("cccc", 1, [1, 1, 1, 1]),  # it was measured, and does not pay
-        ("xxxx", 1, [1, 1, 1, 1]),  # it was not measured
+        ("b" * 6, 1, [3, 3]),  # no more than the plan says, and all alike
+        ("cccc", 1, [1, 1, 1, 1]),  # the plan says one by one
+        ("xxxx", 1, [1, 1, 1, 1]),  # the plan says nothing of them
         (["", "", ""], 1, [1, 1, 1]),
         ("a" * 100, 1, [50, 50]),
     ],
 )
-def test_packs_by_builds_rates_and_idle_workers(builds: Any, idle: int, expected: list[int]) -> None:
-    assert sizes(form_packs(candidates(*builds), PAYS, idle)) == expected
-
-
-def test_what_is_forced_needs_no_rate_but_a_build() -> None:
-    assert sizes(form_packs(candidates("x", "x", "", "c", "c"), PAYS, 1, forced=True)) == [1, 2, 2]
+def test_packs_by_builds_sizes_and_idle_workers(builds: Any, idle: int, expected: list[int]) -> None:
+    assert sizes(form_packs(candidates(*builds), SIZES, idle)) == expected
 
 
 def test_models_at_different_places_stay_apart() -> None:
     found = [PackCandidate("one", "a", (1, ())), PackCandidate("other", "a", (2, ()))]
-    assert form_packs(found, PAYS, 1) == [["one"], ["other"]]
+    assert form_packs(found, SIZES, 1) == [["one"], ["other"]]
 
 
-@given(st.lists(st.sampled_from(["a", "b", "c", "", "x"]), min_size=1, max_size=200), st.integers(1, 40), st.booleans())
-def test_everybody_is_in_one_pack_and_no_pack_is_in_vain(builds: list[str], idle: int, forced: bool) -> None:
+@given(st.lists(st.sampled_from(["a", "b", "c", "", "x"]), min_size=1, max_size=200), st.integers(1, 40))
+def test_everybody_is_in_one_pack_that_is_not_too_large(builds: list[str], idle: int) -> None:
     given_candidates = candidates(*builds)
-    groups = form_packs(given_candidates, PAYS, idle, forced)
+    groups = form_packs(given_candidates, SIZES, idle)
     build = {candidate.name: candidate.build for candidate in given_candidates}
     assert sorted(name for group in groups for name in group) == sorted(build)
     assert len(groups) >= min(idle, len(builds))
     for group in groups:
-        assert len(group) <= LARGEST
         assert len({build[name] for name in group}) == 1
-        if len(group) > 1 and not forced:
-            assert PAYS[build[group[0]]].gain_of(len(group)) >= WORTHWHILE
+        assert len(group) <= SIZES.get(build[group[0]], 1)
 
 
 def test_a_build_is_guessed_by_the_values_that_decide_it() -> None:

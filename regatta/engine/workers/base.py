@@ -19,9 +19,13 @@ class WorkerPool(Protocol):
 
     workers: tuple[str, ...]
     packs: bool  # whether a task may have mates
+    groupable: bool  # whether groups can be made of its workers while they are there
 
     def start(self) -> None:
         """Bring the workers up; each says `WorkerReady` when it can take a task."""
+
+    def share(self, yes: bool) -> None:
+        """Whether data is prepared once for all from now on, where it can be."""
 
     def submit(self, worker: str, task: Task) -> None:
         """Give an idle worker its task."""

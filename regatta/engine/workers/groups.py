@@ -118,6 +118,7 @@ class GroupPool:
     """
 
     packs = False
+    groupable = False
 
     def __init__(
         self,
@@ -162,6 +163,9 @@ class GroupPool:
         for group in self._groups.values():
             there |= group.ready
         return there
+
+    def share(self, yes: bool) -> None:
+        self._pool.share(yes)
 
     def submit(self, worker: str, task: Task) -> None:
         group = self._groups[worker]

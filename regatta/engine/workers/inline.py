@@ -19,6 +19,7 @@ class InlinePool:
     """Takes tasks in the order in which they came, each when somebody waits for events."""
 
     packs = True
+    groupable = False
 
     def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
         self.workers = cluster.names()
@@ -32,6 +33,9 @@ class InlinePool:
         for name, trainer in self._trainers.items():
             info = {"pid": os.getpid(), "device": trainer.device, "threads": thread_count()}
             self._events.append(WorkerReady(name, info))
+
+    def share(self, yes: bool) -> None:
+        """There is nobody to share with."""
 
     def submit(self, worker: str, task: Task) -> None:
         self._tasks.put((worker, task))

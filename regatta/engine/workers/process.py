@@ -95,6 +95,7 @@ class ProcessPool:
     """Starts worker processes, and starts one again when it dies."""
 
     packs = True
+    groupable = True
 
     def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
         self.workers = cluster.names()
@@ -115,6 +116,10 @@ class ProcessPool:
             self._broker = open_broker(self._given, self._cluster.threads or 1, sys.path)
         for name in self.workers:
             self._spawn(name)
+
+    def share(self, yes: bool) -> None:
+        if self._broker is not None:
+            self._broker.decide(yes)
 
     def submit(self, worker: str, task: Task) -> None:
         self._send(worker, task)

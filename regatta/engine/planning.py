@@ -1,0 +1,244 @@
+"""The plan of a run: made of what pilots measured, and made again when units prove it wrong."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from regatta.cluster import Cluster
+from regatta.data import Dataset
+from regatta.engine.events import WorkerReady
+from regatta.engine.findings import Findings
+from regatta.engine.journal import Record
+from regatta.engine.workers.base import WorkerPool
+from regatta.errors import UsageError
+from regatta.plan.choose import EFFORT, Forced, Numerics, choose
+from regatta.plan.groups import Communication
+from regatta.plan.packs import PackRate
+from regatta.plan.profile import Measured, Model, Profile
+from regatta.plan.strategies import Choice, Site, estimate, load_and_chain
+from regatta.plan.tree import Plan
+from regatta.search.base import Train
+
+UNIT_SECONDS = 0.002  # from the end of a unit to the beginning of the next
+SHARE_START = 1.5  # seconds until data is prepared by others
+PLAYED = 40.0  # units that may be played to compare plans, for each second that the run will take
+LEAST_PLAYED = 200
+CHAIN_BOUND = 1.05  # a model's way is so much longer than a worker's work: then groups may pay
+DRIFT = math.log(1.4)  # units that stray so far from their estimates call for another plan
+ENOUGH = 8  # units, and two of each worker, before that is said; twice as many after each plan
+SWITCH = 1.1  # another plan must be so many times as fast as the present one
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a sweep leaves to the plan (None), and what it asks for."""
+
+    pack: int | bool | None = None
+    share: bool | None = None
+    group: int | None = None
+    numerics: Numerics = "exact"
+
+    def forced(self, packs: bool, prepares: bool) -> Forced:
+        """What must be, where workers may not be able to pack, and where there may be nothing to share."""
+        return Forced(self.pack if packs else False, self.group, self.share if prepares or self.share else False)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How a run is trained: the width of groups, whether data is shared, the most members of packs by build."""
+
+    width: int = 1
+    share: bool = False
+    packs: Mapping[str, int] = field(default_factory=dict)
+    plan: Plan | None = None
+
+    def same_way(self, other: Decision) -> bool:
+        return (self.width, self.share, dict(self.packs)) == (other.width, other.share, dict(other.packs))
+
+    def to_record(self) -> dict[str, Any]:
+        told = None if self.plan is None else self.plan.to_json()
+        return {"width": self.width, "share": self.share, "packs": dict(self.packs), "plan": told}
+
+    @classmethod
+    def recalled(cls, history: Iterable[Record]) -> Decision | None:
+        """The last one in a journal."""
+        lines = [line for line in history if line["event"] == "plan"]
+        if not lines:
+            return None
+        line = lines[-1]
+        plan = None if line["plan"] is None else Plan.from_json(line["plan"])
+        return cls(line["width"], line["share"], line["packs"], plan)
+
+
+@dataclass(frozen=True)
+class Workforce:
+    """The workers that a plan is for: how many, with how many threads each, and what they can do."""
+
+    workers: int
+    threads: int = 1
+    here: bool = True  # on this machine, whose cores are known
+    packs: bool = True
+    groups: bool = True
+    memory: float = math.inf
+    each: int = 0  # workers of a node
+
+
+def workforce(pool: WorkerPool, cluster: Cluster, ready: Mapping[str, WorkerReady]) -> Workforce:
+    """The workers of a pool, each of a group counted; what those that are there say of themselves holds for all."""
+    infos = [event.info for event in ready.values()]
+    memory = min((float(info["memory"]) for info in infos if info.get("memory")), default=math.inf)
+    groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers)  # only Ray finds out by itself
+    width = max((int(info.get("width", 1)) for info in infos), default=1)
+    return Workforce(groups * width, cluster.threads or 1, cluster.kind != "ray", pool.packs, pool.groupable, memory)
+
+
+class Planner:
+    """Decides how a run is trained, and watches whether it goes as it was estimated."""
+
+    def __init__(self, dataset: Dataset, wishes: Wishes) -> None:
+        self._dataset, self.wishes = dataset, wishes
+        self._drift = {False: _Drift(), True: _Drift()}  # of models by themselves, and of packs
+        self._plans = 0  # that were made again
+
+    def decide(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> Decision:
+        """The best way to train what is wanted."""
+        profile = self.profile(findings, wanted)
+        if not profile.known():
+            return Decision(self.wishes.group or 1, bool(self.wishes.share))
+        chosen, plan = self._choose(profile, force)
+        return Decision(chosen.width, chosen.share, profile.pack_sizes(chosen), plan)
+
+    def revise(self, findings: Findings, left: Mapping[str, Train], force: Workforce, present: Decision) -> Decision:
+        """The best way to go on; the present one, unless another is clearly faster, for changing costs something."""
+        profile = self.profile(findings, left)
+        if not profile.known():
+            return present
+        now = profile.choice(present.packs, present.width, present.share)
+        try:
+            chosen, plan = self._choose(profile, force)
+            goes_on = self._plan_of(now, replace(profile, packs_forced=True), force)  # though they may not pay any more
+        except UsageError:
+            return present  # of a model that came later nothing may be known
+        if chosen == now or goes_on.estimate.seconds < SWITCH * plan.estimate.seconds:
+            return replace(present, plan=goes_on)
+        return Decision(chosen.width, chosen.share, profile.pack_sizes(chosen), plan)
+
+    def _plan_of(self, choice: Choice, profile: Profile, force: Workforce) -> Plan:
+        """The plan with that choice and no other."""
+        forced = Forced(width=choice.width)
+        site = self.site(force, profile)
+        return choose(profile.work(), site, forced=forced, rules=(lambda work, site, forced: iter([choice]),))[1]
+
+    def _choose(self, profile: Profile, force: Workforce) -> tuple[Choice, Plan]:
+        work, site = profile.work(), self.site(force, profile)
+        effort = int(PLAYED * estimate(work, site, Choice()).seconds)
+        forced = self.wishes.forced(force.packs, work.data.prepare > 0)
+        chosen, plan = choose(
+            work, site, numerics=self.wishes.numerics, forced=forced, effort=min(max(effort, LEAST_PLAYED), EFFORT)
+        )
+        unpacked = profile.why_not_packed() if forced.pack is None else None
+        return chosen, plan if unpacked is None else replace(plan, rejected=(*plan.rejected, unpacked))
+
+    def groups_may_pay(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> bool:
+        """Whether it is worth finding out what exchanges cost: models take longer than workers have work."""
+        free = self.wishes.numerics == "fast" and self.wishes.group is None
+        if not (free and force.groups and force.workers > 1):
+            return False
+        profile = self.profile(findings, wanted)
+        if not profile.known() or not any(model.build for model in profile.models.values()):
+            return False
+        load, chain = load_and_chain(profile.work(), self.site(force, profile), Choice())
+        return chain > CHAIN_BOUND * load
+
+    def profile(self, findings: Findings, wanted: Mapping[str, Train]) -> Profile:
+        width = self.wishes.group or 1  # then pilots were measured in groups: what groups exchange is in it
+        links = findings.links
+        if width > 1:
+            links = {findings.build(name, asked.config): Communication(0.0) for name, asked in wanted.items()}
+        models = {
+            name: Model(
+                asked.epochs, asked.config, self._measured(findings, name, width), findings.build(name, asked.config)
+            )
+            for name, asked in wanted.items()
+            if asked.epochs > 0 and name not in findings.outcome.failed
+        }
+        slower = self._drift[True].since_first() - self._drift[False].since_first()
+        rates = {build: _corrected(rate, math.exp(slower)) for build, rate in findings.rates.items()}
+        return Profile(models, rates, links, packs_forced=bool(self.wishes.pack))
+
+    def site(self, force: Workforce, profile: Profile) -> Site:
+        peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]
+        return Site(
+            force.workers, force.each, max([force.memory, *peaks]), UNIT_SECONDS, cores=_free_cores(force),
+            share_start=SHARE_START, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
+        )  # fmt: skip
+
+    # -- watching ----------------------------------------------------------------------------------------
+
+    def hear(self, surprise: float, packed: bool) -> None:
+        """A training unit took so much longer than estimated, as a logarithm."""
+        self._drift[packed].take(surprise)
+
+    def doubts(self, workers: int) -> str:
+        """Why the plan should be made again; empty as long as it holds."""
+        for packed, drift in self._drift.items():
+            if drift.count >= max(ENOUGH, 2 * workers) * 2**self._plans and abs(drift.since_plan()) > DRIFT:
+                what = "units of packs" if packed else "units"
+                return f"{what} take {math.exp(drift.since_plan()):.2f} times as long as estimated"
+        return ""
+
+    def settle(self) -> None:
+        """A plan was made with what is known now."""
+        self._plans += 1
+        for drift in self._drift.values():
+            drift.settle()
+
+    def _measured(self, findings: Findings, name: str, width: int) -> Measured | None:
+        result = findings.outcome.results.get(name)
+        if result is None:
+            return None
+        estimates, parts = findings.outcome.estimates, len(self._dataset.eval)
+        pilot, rows, judged = estimates.pilot(name), estimates.rows("train"), estimates.rows("eval")
+        return Measured(
+            train=pilot.train * rows * width, evaluate=(pilot.eval * judged + pilot.fixed * parts) * width,
+            fixed=pilot.fixed, prepare=pilot.prepare * rows, state_bytes=result.state_bytes,
+            peak_bytes=result.peak_bytes, build=result.build,
+        )  # fmt: skip
+
+
+class _Drift:
+    """How far units stray from their estimates: a mean of logarithms that forgets."""
+
+    def __init__(self) -> None:
+        self.count = 0  # since the plan was made
+        self._seen, self._mean, self._planned = 0, 0.0, 0.0
+
+    def take(self, surprise: float) -> None:
+        self.count += 1
+        self._seen += 1
+        self._mean += (surprise - self._mean) / min(self._seen, 2 * ENOUGH)
+
+    def since_first(self) -> float:
+        return self._mean
+
+    def since_plan(self) -> float:
+        return self._mean - self._planned
+
+    def settle(self) -> None:
+        self._planned, self.count = self._mean, 0
+
+
+def _corrected(rate: PackRate, slower: float) -> PackRate:
+    return replace(rate, gain=max(rate.gain / slower, 1e-3))
+
+
+def _free_cores(force: Workforce) -> int:
+    """Of each worker, cores of this machine that no worker computes on."""
+    if not force.here:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, cores - force.workers * force.threads) // force.workers

@@ -1,0 +1,105 @@
+"""Keeps a run to its plan: packs, groups and sharing as it says; and to another plan when the first was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from regatta.cluster import Cluster
+from regatta.engine.chronicle import Chronicle
+from regatta.engine.course import Course
+from regatta.engine.events import WorkerReady
+from regatta.engine.findings import Findings
+from regatta.engine.journal import Record
+from regatta.engine.packing import Packer
+from regatta.engine.planning import Decision, Planner, workforce
+from regatta.engine.workers.base import WorkerPool
+from regatta.engine.workers.groups import GroupPool
+from regatta.plan.estimates import Estimates
+from regatta.plan.hop import Hopper
+from regatta.plan.tree import counted
+from regatta.plan.units import Unit
+from regatta.search.base import Train
+
+
+class Steering:
+    """What is decided of a run, and the pool of its workers, in groups or not."""
+
+    def __init__(
+        self, pool: WorkerPool, planner: Planner, cluster: Cluster, chronicle: Chronicle, packer: Packer, meetings: Path
+    ) -> None:
+        self.pool = pool
+        self.planner, self.cluster = planner, cluster
+        self._chronicle, self._packer, self.meetings = chronicle, packer, meetings
+        self._decision = Decision()
+        self._alone = pool  # the workers, each by itself
+        self._few = 0  # models, when groups were last thought of
+        self.regroups = False  # once nothing is under way
+
+    @property
+    def estimates(self) -> Estimates:
+        return self._findings.outcome.estimates
+
+    def begin(
+        self, findings: Findings, wanted: Mapping[str, Train], history: Sequence[Record]
+    ) -> Mapping[str, WorkerReady]:
+        """Decide, or remember what was decided; the workers that are there, in groups if the plan says so."""
+        self._findings = findings
+        ready = findings.outcome.ready
+        decision = Decision.recalled(history)
+        if decision is None:
+            decision = self.planner.decide(findings, wanted, workforce(self.pool, self.cluster, ready))
+            self._chronicle.write("plan", None, **decision.to_record(), reason="", changed=True)
+        self._take(decision)
+        return self._formed(ready) if self.pool.groupable and decision.width > 1 else ready
+
+    def hear(self, unit: Unit, seconds: float, members: int) -> None:
+        """A unit took so long; the planner compares that with its estimate."""
+        if unit.kind == "train":
+            self.planner.hear(self.estimates.surprise(unit, seconds), members > 1)
+
+    def reconsider(self, hopper: Hopper, courses: Iterable[Course], models: int) -> bool:
+        """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
+        reason = self.planner.doubts(len(hopper.workers())) or self._too_few(models, len(hopper.workers()))
+        if not reason or self.regroups:
+            return False
+        active = [course for course in courses if not course.stopped and not course.failed]
+        epochs = {course.id: course.epochs - self._chronicle.record.configs[course.id].epoch for course in active}
+        left = {course.id: Train(dict(course.values), epochs[course.id]) for course in active}
+        force = workforce(self.pool, self.cluster, self._findings.outcome.ready)
+        decision = self.planner.revise(self._findings, left, force, self._decision)
+        self.planner.settle()
+        changed = not decision.same_way(self._decision)
+        self._chronicle.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
+        if changed and decision.plan is not None:
+            self._chronicle.note("info", f"{reason}: from here on {decision.plan.name}.")
+        self.regroups = decision.width != self._decision.width
+        self._take(decision)
+        return True
+
+    def regroup(self) -> Mapping[str, WorkerReady]:
+        """Put workers, all of them idle, into groups as the plan says; who is there then."""
+        self.regroups = False
+        if isinstance(self.pool, GroupPool):
+            self._findings.outcome.ready = self.pool.release()
+            self.pool = self._alone
+        there = self._findings.outcome.ready
+        return self._formed(there) if self._decision.width > 1 else there
+
+    def _formed(self, ready: Mapping[str, WorkerReady]) -> dict[str, WorkerReady]:
+        self.pool = GroupPool(self._alone, self._decision.width, self.meetings)
+        return {event.worker: event for event in self.pool.adopt(ready) if isinstance(event, WorkerReady)}
+
+    def _take(self, decision: Decision) -> None:
+        self._decision = decision
+        self._packer.sizes, self._packer.rates = decision.packs, self._findings.rates
+        self._packer.builds = self._findings.builds
+        self.pool.share(decision.share)
+        self.estimates.shared = decision.share
+
+    def _too_few(self, models: int, workers: int) -> str:
+        """Whether models have become fewer than workers since that was last looked at."""
+        if not self._findings.links or models in (0, self._few) or models >= workers:
+            return ""
+        self._few = models
+        return f"{counted(models, 'model')} for {counted(workers, 'worker')}"

@@ -1,0 +1,141 @@
+"""What was measured of a sweep, as the work that a plan is made for: models that are alike become one kind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from regatta.plan.groups import Communication
+from regatta.plan.packs import LARGEST, WORTHWHILE, PackRate
+from regatta.plan.strategies import Choice, Data, Kind, Work
+from regatta.plan.tree import Rejected
+
+NAMED = 3  # values that tell a kind from the others, at most
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A configuration on one worker: seconds of an epoch over all data, of its evaluation, and beside each unit."""
+
+    train: float
+    evaluate: float = 0.0
+    fixed: float = 0.0
+    prepare: float = 0.0
+    state_bytes: float = 0.0
+    peak_bytes: float = 0.0
+    build: str = ""  # models of one build may be trained as a pack
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is wanted of a configuration, and what is known of it; of one that was not tried, only its build."""
+
+    epochs: int
+    values: Mapping[str, object]
+    measured: Measured | None = None
+    build: str = ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All that a plan is made of, but for the workers.
+
+    `links` say by build what exchanging gradients costs; under "" stands what holds for all that have no build.
+    """
+
+    models: Mapping[str, Model]
+    rates: Mapping[str, PackRate] = field(default_factory=dict)
+    links: Mapping[str, Communication] = field(default_factory=dict)
+    packs_forced: bool = False  # then packs may be slower than one by one
+
+    def known(self) -> bool:
+        """Whether there is anything to make a plan of."""
+        return any(model.measured is not None for model in self.models.values())
+
+    def work(self) -> Work:
+        alike = self.alike()
+        names = kind_names([[self.models[name].values for name in members] for members in alike])
+        kinds = [self._kind(name, members) for name, members in zip(names, alike, strict=True)]
+        prepares = [model.measured.prepare for model in self.models.values() if model.measured is not None]
+        return Work(tuple(kinds), Data(prepare=fmean(prepares) if prepares else 0.0))
+
+    def alike(self) -> list[list[str]]:
+        """The names of models, those together that make one kind: of one build, and with as long a way to go."""
+        kinds: dict[Hashable, list[str]] = {}
+        for name, model in self.models.items():
+            alone = name if model.measured is not None else ""
+            kinds.setdefault((model.build or alone, bool(model.build), model.epochs), []).append(name)
+        return list(kinds.values())
+
+    def pack_sizes(self, choice: Choice) -> dict[str, int]:
+        """The most members of a pack, by build."""
+        sizes: dict[str, int] = {}
+        for index, members in enumerate(self.alike()):
+            build = self.models[members[0]].build
+            sizes[build] = max(sizes.get(build, 1), choice.size(index))
+        return sizes
+
+    def choice(self, packs: Mapping[str, int], width: int, share: bool) -> Choice:
+        """The choice that comes to such packs by build, in which a kind may have fewer models than its packs could."""
+        sizes = [min(packs.get(self.models[members[0]].build, 1), len(members)) for members in self.alike()]
+        return Choice(tuple(sizes) if any(size > 1 for size in sizes) else (), width, share)
+
+    def why_not_packed(self) -> Rejected | None:
+        """What packs were tried and do not pay; None where some do, or none could be."""
+        slow = [rate for rate in self.rates.values() if rate.gain < WORTHWHILE]
+        if not slow or any(kind.packed for kind in self.work().kinds):
+            return None
+        best = max(slow, key=lambda rate: rate.gain)
+        told = f"{best.members} models side by side are {best.gain:.1f} times as fast as one after another"
+        return Rejected(f"packs of {best.members}", told)
+
+    def _kind(self, name: str, members: Sequence[str]) -> Kind:
+        first = self.models[members[0]]
+        known = self._known(members) or self._known(self._of_build(first.build)) or self._known(self.models)
+        return Kind(
+            name, len(members), first.epochs,
+            seconds=max(fmean(measured.train for measured in known), 1e-9),
+            evaluate=fmean(measured.evaluate for measured in known),
+            state_bytes=fmean(measured.state_bytes for measured in known),
+            peak_bytes=max(measured.peak_bytes for measured in known),
+            packed=self._packed(first.build, len(members)),
+            communication=self.links.get(first.build),
+            fixed=fmean(measured.fixed for measured in known),
+        )  # fmt: skip
+
+    def _known(self, names: Iterable[str]) -> list[Measured]:
+        return [measured for name in names if (measured := self.models[name].measured) is not None]
+
+    def _of_build(self, build: str) -> list[str]:
+        return [name for name, model in self.models.items() if build and model.build == build]
+
+    def _packed(self, build: str, models: int) -> dict[int, float]:
+        """The seconds of a pack over those of one model are a straight line: its end is all that is needed."""
+        most = min(models, LARGEST)
+        if not build or most < 2 or (build not in self.rates and not self.packs_forced):
+            return {}
+        rate = self.rates.get(build, PackRate(1, 1.0))
+        gain = rate.gain_of(most)
+        return {most: most / gain} if gain >= WORTHWHILE or self.packs_forced else {}
+
+
+def kind_names(kinds: Sequence[Sequence[Mapping[str, object]]]) -> list[str]:
+    """A name for each kind, given the values of its models: those that its models share, and not all kinds do."""
+    shared = [_shared(members) for members in kinds]
+    spread: dict[str, set[str]] = {}
+    for values in shared:
+        for key, value in values.items():
+            spread.setdefault(key, set()).add(repr(value))
+    telling = [key for key, found in spread.items() if len(found) > 1 or any(key not in values for values in shared)]
+    names = []
+    for number, values in enumerate(shared, start=1):
+        told = [f"{key}={values[key]}" for key in telling if key in values][:NAMED]
+        kind = "of one kind" if len(kinds) == 1 else f"of kind {number}"
+        names.append(f"with {', '.join(told)}" if told else kind)
+    return [name if names.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(names, start=1)]
+
+
+def _shared(members: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    first, *others = members
+    return {key: value for key, value in first.items() if all(key in o and o[key] == value for o in others)}
