@@ -291,8 +291,8 @@ def test_wrong_groups_are_refused(options: Any, reason: str) -> None:
         Cluster.local(**options)
 
 
-def test_only_processes_train_in_groups() -> None:
-    with pytest.raises(UsageError, match="group=2 on inline workers"):
+def test_workers_that_take_turns_cannot_train_together() -> None:
+    with pytest.raises(UsageError, match="group=2 on inline workers, which take turns"):
         Cluster("inline", 2, group=2)
 
 

@@ -208,6 +208,13 @@ def test_workers_that_join_make_groups_of_their_own(stage: Stage) -> None:
     assert members(joined) == ("g2", ["w4", "w5"], 2)
 
 
+def test_workers_that_are_there_already_need_not_be_all(stage: Stage) -> None:
+    there = [ready("w0", "a"), ready("w1", "b"), ready("w3", "b")]
+    formed, vacant = stage.pool.adopt({event.worker: event for event in there})
+    assert members(formed) == ("g0", ["w1", "w3"], 1)
+    assert vacant == WorkerLost("g1", "has no members: w0 stays idle", for_good=True)
+
+
 def test_what_is_known_of_states_is_passed_on_whoever_says_it(stage: Stage) -> None:
     """One that is in no group may be asked to make a state durable whose maker has died."""
     stage.enter(w0="a", w1="a", w2="b", w3="b", w4="c")

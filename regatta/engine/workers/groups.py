@@ -154,6 +154,7 @@ class GroupPool:
         """Form groups of workers that are there already, and idle; instead of `start`."""
         shutil.rmtree(self._meetings, ignore_errors=True)
         self._meetings.mkdir(parents=True)
+        self._awaited = set(ready)
         return [made for event in ready.values() for made in self._hear(event, set())]
 
     def release(self) -> dict[str, WorkerReady]:
