@@ -116,7 +116,7 @@ class Task:
 @dataclass(frozen=True)
 class WorkerReady:
     worker: str
-    info: dict[str, Any]  # pid, device, threads; of a group also its width and the pids of its members
+    info: dict[str, Any]  # pid, device, threads, memory; of a group also its width and the pids of its members
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,7 @@ class PilotResult:
     prepare_seconds_per_row: float = 0.0  # of transform_fn
     peak_bytes: int = 0  # that it takes of its device at most
     eval_fixed_seconds: float | None = None  # what evaluating a partition costs besides; None: as much as training
+    peak_bytes: int = 0  # that it takes of its device at most
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,7 @@ class WorkerPoolContract:
             os.kill(ready.info["pid"], 0)
             assert isinstance(ready.info["device"], str)
             assert ready.info["threads"] >= 1
+            assert ready.info.get("memory", 1) > 0
 
     def test_a_unit_gives_the_state_of_a_plain_loop(self, harness: Harness, workers: tuple[str, ...]) -> None:
         task = harness.train(harness.values(), 1)
@@ -253,6 +254,7 @@ class WorkerPoolContract:
         assert pilot.train_seconds_per_row > 0
         assert pilot.eval_seconds_per_row > 0
         assert pilot.fixed_seconds > 0
+        assert pilot.peak_bytes >= 0
         assert (pilot.train_rows, pilot.eval_rows) == (ROWS[0], 6)
         assert set(pilot.metrics) == {"train_loss", "loss", "worst"}
         assert not (harness.states.folder / config_id(values)).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from regatta import Dataset
 from regatta.configuration import config_id
 from regatta.engine.events import Outfit, PilotResult, Recipe, Task, TaskDone
 from regatta.engine.pilot import recalled_pilots
-from regatta.engine.workers import pilots
+from regatta.engine.workers import pilots, trainer
 from regatta.engine.workers.pilots import MOST, Pace, paced, settled, steps_of
-from regatta.engine.workers.trainer import Trainer
+from regatta.engine.workers.trainer import Trainer, memory_of
 from regatta.plan.units import Unit
 
 VALUES = {"batch_size": 4, "epoch_steps": 1000, "fails": "never"}
@@ -100,8 +101,8 @@ def test_a_short_last_batch_is_a_step_too() -> None:
 def pilot_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset | None = None) -> PilotResult:
     data = data or small_data(folder / "data")
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
-    trainer = Trainer("w0", Outfit(recipe, 0, paths[0], paths[1], folder / "logs"))
-    done = trainer.run(Task("pilot", config_id(values), values, 0, 0, judge_on=0))
+    worker = Trainer("w0", Outfit(recipe, 0, paths[0], paths[1], folder / "logs"))
+    done = worker.run(Task("pilot", config_id(values), values, 0, 0, judge_on=0))
     assert isinstance(done, TaskDone), done
     assert done.pilot is not None
     return done.pilot
@@ -176,3 +177,33 @@ def test_evaluations_are_not_charged_for_leaving_a_state(tmp_path: Path) -> None
     del line["eval_fixed_seconds"]  # as older journals have it
     estimates = recalled_pilots(data, [line]).estimates
     assert estimates.seconds(Unit("eval", "a", 1, 0), "w0") == pytest.approx(0.05 + 0.01 * data.eval[0].rows)
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux counts it")
+def test_the_most_memory_that_a_model_takes(tmp_path: Path) -> None:
+    """Weights, gradients and momentum of 16 MiB each; not what an earlier, larger model has taken."""
+
+    def large(config: Any) -> Any:
+        net = torch.nn.Sequential(torch.nn.Linear(6, config["width"]), torch.nn.Linear(config["width"], 2048))
+        return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def mean_loss(model: Any, batch: Any, config: Any) -> Any:
+        return model(batch[0]).square().mean()
+
+    data = small_data(tmp_path / "data", proportions=(1, 1))
+    recipe = Recipe(large, mean_loss)
+    larger, found = (
+        pilot_of(tmp_path, recipe, {"batch_size": 10, "width": width}, data).peak_bytes / 2**20
+        for width in (4096, 2048)
+    )
+    assert 3 * 16 * 0.9 < found < 8 * 16
+    assert larger > 3 * 32 * 0.9
+
+
+def test_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = memory_of("cpu", "cpu", 1)
+    assert whole > 2**26
+    assert memory_of("cpu", "cpu", 4) == whole // 4
+    monkeypatch.setattr(trainer, "choose_device", lambda wanted, index: f"cpu:{index % 2}")  # as if there were two
+    assert memory_of("cpu:1", "auto", 3) == whole
+    assert memory_of("cpu:0", "auto", 3) == whole // 2

@@ -34,7 +34,7 @@ class Sharing:
                 raise UsageError(f"Sharing: {name} is {value!r}; it is a whole number from {least}, or None.")
 
     def memory_bytes(self) -> int:
-        return _machine_memory() // MEMORY_SHARE if self.memory is None else self.memory
+        return machine_memory() // MEMORY_SHARE if self.memory is None else self.memory
 
     def disk_bytes(self, folder: Path) -> int:
         return shutil.disk_usage(folder).free // MEMORY_SHARE if self.disk is None else self.disk
@@ -56,7 +56,7 @@ def sharing_of(share: object) -> Sharing:
     )
 
 
-def _machine_memory() -> int:
+def machine_memory() -> int:
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in map(Path, CGROUPS):
         text = file.read_text().strip() if file.exists() else ""

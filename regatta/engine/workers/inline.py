@@ -11,6 +11,7 @@ from typing import Any
 from regatta.cluster import Cluster
 from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerReady, published
 from regatta.engine.workers.base import refuse
+from regatta.engine.workers.memory import device_memory
 from regatta.engine.workers.trainer import Trainer, choose_device, thread_count
 from regatta.store.states import make_durable
 
@@ -32,6 +33,7 @@ class InlinePool:
     def start(self) -> None:
         for name, trainer in self._trainers.items():
             info = {"pid": os.getpid(), "device": trainer.device, "threads": thread_count()}
+            info["memory"] = device_memory(trainer.device)  # they take turns
             self._events.append(WorkerReady(name, info))
 
     def share(self, yes: bool) -> None:

@@ -17,6 +17,7 @@ from regatta.configuration import derive_seed
 from regatta.data import batch_order
 from regatta.engine.events import PilotResult, Task
 from regatta.engine.workers.kept import Bench
+from regatta.engine.workers.memory import growth
 from regatta.engine.workers.packs import build_of
 from regatta.frameworks.base import Indices
 
@@ -84,12 +85,14 @@ class Pilots:
 
     def _measure(self, task: Task, costs: Costs) -> PilotResult:
         trainer = self._trainer
+        peak = growth(trainer.device)
         bench, data = trainer.set_up("train", task.partition, task, costs)
         framework, trainee = bench.framework, bench.trainee
         loose = framework.loose(trainee)
         trained = self._train(bench, data, task)
         forgotten = tuple(name for name, value in framework.loose(trainee).items() if loose.get(name) != value)
         judged = self._judge(bench, task, costs)
+        peak_bytes = peak()
         save, fetch, fetched = self._carry(bench, task)
         start = self._start(fetched, data, task, trained.each)
         build = build_of(bench, trainer.outfit.recipe, task.values, trainer.device)
@@ -103,6 +106,7 @@ class Pilots:
             forgotten=forgotten,
             build=build,
             prepare_seconds_per_row=prepare,
+            peak_bytes=peak_bytes,
         )  # fmt: skip
 
     def _train(self, bench: Bench, data: Any, task: Task) -> _Found:

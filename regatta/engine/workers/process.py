@@ -59,6 +59,7 @@ class _Hello:
     device: str
     threads: int
     outfit: bytes
+    workers: int  # that are on this machine
 
 
 @dataclass
@@ -144,7 +145,8 @@ class ProcessPool:
             connection.send_bytes(json.dumps({"welcome": name, "threads": threads}).encode())
         self._members[name] = _Member(None, connection)
         device = device if isinstance(device, str) else self._cluster.device
-        self._send(name, _Hello(name, len(self.workers) + self._guests - 1, device, threads, self._outfit))
+        workers = len(self.workers) + self._guests
+        self._send(name, _Hello(name, workers - 1, device, threads, self._outfit, workers))
 
     def events(self) -> list[Event]:
         signs: dict[Any, str] = {member.socket: name for name, member in self._members.items()}
@@ -182,7 +184,7 @@ class ProcessPool:
         end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
         self._members[name] = _Member(process, ours, end, pid=process.pid)
         index = self.workers.index(name)
-        self._send(name, _Hello(name, index, self._cluster.device, threads, self._outfit))
+        self._send(name, _Hello(name, index, self._cluster.device, threads, self._outfit, len(self.workers)))
 
     def _send(self, worker: str, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is heard of as an event
@@ -276,7 +278,7 @@ def serve(file: int, blocks: int | None = None) -> None:
     side = _Side(Connection(file))
     hello: _Hello = side.hear()  # before the imports, for the controller may wait until a large one is taken
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
-    from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
+    from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, memory_of, warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outfit: Outfit = cloudpickle.loads(hello.outfit)  # first, for it may fail
@@ -294,7 +296,9 @@ def serve(file: int, blocks: int | None = None) -> None:
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=live_by, args=(_listen, side, trainer, tasks), daemon=True).start()
     threading.Thread(target=live_by, args=(_keep, side, trainer.worker, fresh), daemon=True).start()
-    side.say(WorkerReady(hello.worker, {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads}))
+    memory = memory_of(trainer.device, hello.device, hello.workers)
+    info = {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads, "memory": memory}
+    side.say(WorkerReady(hello.worker, info))
     while True:
         done = trainer.run(tasks.get())
         side.say(done)

@@ -27,6 +27,7 @@ from regatta.engine.workers.failures import headline, users_traceback
 from regatta.engine.workers.heritage import inherit
 from regatta.engine.workers.kept import Bench, Kept
 from regatta.engine.workers.membership import Membership, seed_of
+from regatta.engine.workers.memory import device_memory
 from regatta.engine.workers.packs import Packs
 from regatta.engine.workers.pilots import ROWS, SAMPLE, Pilots
 from regatta.engine.workers.supplies import Supplies
@@ -334,6 +335,12 @@ def choose_device(wanted: str, index: int) -> str:
     import torch
 
     return f"cuda:{index % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+
+
+def memory_of(device: str, wanted: str, workers: int) -> int:
+    """Bytes of a worker's device, shared out among those of so many workers that have the same."""
+    sharers = [choose_device(wanted, index) for index in range(workers)].count(device)
+    return device_memory(device, sharers)
 
 
 def thread_count() -> int:
