@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -295,6 +296,27 @@ def test_a_reader_that_stops_or_dies_keeps_nobody_waiting(opened: Any) -> None:
         finally:
             stopped.kill()
     wait_for(lambda: reader.get(KEYS[1], ["m0", "m1"]) is not None)
+
+
+def test_a_reader_that_comes_again_at_once_keeps_nobody_waiting(data: Dataset, tmp_path: Path) -> None:
+    """The broker hears of the end of the first at the same time as of the second, which says nothing yet."""
+    from regatta.data.sharing.wire import receive, send
+
+    desk = Desk(data, tmp_path, noisy, Sharing(always=None))
+    want = {"want": KEYS[0], "models": ["m0"]}
+    with contextlib.ExitStack() as seats:
+        seats.callback(desk.close)
+        asks = seats.enter_context(desk.broker.seat("asks"))
+        asks.settimeout(60.0)
+        for number in range(20):
+            with desk.broker.seat(f"r{number}") as first:
+                send(first, want)
+                receive(first)
+                for _ in range(50):
+                    send(asks, want)  # so that it has something to do meanwhile
+                seats.enter_context(desk.broker.seat(f"r{number}"))
+            for _ in range(50):
+                assert receive(asks) == ({"yourself": True}, None)
 
 
 def test_a_maker_that_hangs_is_ended_with_the_reader_that_waited(opened: Any, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ blocks come from them and go to readers, is the business of lines.
 from __future__ import annotations
 
 import contextlib
+import functools
 import selectors
 import socket
 import threading
@@ -146,7 +147,8 @@ class Broker:
             if name in self._readers:  # its worker was started again
                 self._part(name)
             self._readers[name] = reader
-            self._selector.register(reader, selectors.EVENT_READ, lambda name=name: self._hear_reader(name))
+            hear = functools.partial(self._hear_reader, name, reader)
+            self._selector.register(reader, selectors.EVENT_READ, hear)
 
     def _clear(self) -> None:
         for maker in self._makers:
@@ -164,11 +166,11 @@ class Broker:
 
     # -- readers -----------------------------------------------------------------------------------------
 
-    def _hear_reader(self, name: str) -> None:
-        if name not in self._readers:
-            return  # it left earlier in this round
+    def _hear_reader(self, name: str, reader: WatchedLine) -> None:
+        if self._readers.get(name) is not reader:
+            return  # it left earlier in this round, and another may have its name
         try:
-            message, _ = self._readers[name].receive()
+            message, _ = reader.receive()
         except EOFError:
             self._part(name)
             return

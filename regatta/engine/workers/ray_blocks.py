@@ -111,7 +111,8 @@ class ReaderLine:
 
     def close(self) -> None:
         self._inbox.close()
-        self.send(_GONE)
+        with contextlib.suppress(OSError):  # a cluster that is far away is out of reach
+            self.send(_GONE)
 
     def _ask(self) -> None:
         said = self._actor.ask.options(concurrency_group="ask").remote()
