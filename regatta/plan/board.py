@@ -3,9 +3,6 @@
 Everything here is an index, models and workers alike, and every sum is kept up to date rather than computed, so
 that a decision costs microseconds and a copy can be rolled forward to see how a rule would end. `Hopper` puts
 names, events and estimates around it.
-
-Times are rounded to 2**-20 s: sums of them are then exact in floating point, whatever their order, and two models
-with equal work stay equal.
 """
 
 from __future__ import annotations
@@ -13,13 +10,13 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats: TypeAlias = NDArray[np.float64]
-QUANTUM = 2.0**-20
+from regatta.plan.places import Floats as Floats
+from regatta.plan.places import Places, quantised
 
 
 class Choice(NamedTuple):
@@ -96,7 +93,10 @@ class Board:
         self.count = np.zeros((0, 0), np.int32)  # open units of a model on a worker
         self.here: Floats = np.zeros((0, 0))  # seconds of `left` that fall to a worker
         self.load: Floats = np.zeros(0)
-        self._share: Floats = np.zeros((0, partitions))
+        self.places = Places.of((), ())
+        self._share: Floats = np.zeros(partitions)  # of a partition that falls to each of its holders
+        self._moved: set[int] = set()  # partitions that came to a worker or left it
+        self._changed: set[int] = set()  # workers that hold others than before
 
     def copy(self) -> Board:
         """A board to play on; times are shared, for nobody changes them while playing."""
@@ -118,30 +118,56 @@ class Board:
         return len(self.held) - 1
 
     def hold(self, worker: int, train: Iterable[int], evals: Iterable[int]) -> None:
-        """Say which partitions a worker has; none for one that is gone. Call `rebuild` when all is said."""
-        self.held[worker] = tuple(sorted(set(train)))
+        """Say which partitions a worker has; none for one that is gone. Call `rehold` when all is said."""
+        before, self.held[worker] = self.held[worker], tuple(sorted(set(train)))
         self.held_evals[worker] = tuple(sorted(set(evals)))
+        self._moved.update(set(before).symmetric_difference(self.held[worker]))
+        self._changed.add(worker)
 
-    def rebuild(self) -> None:
-        """Compute all sums anew: after workers came or went, or times changed for many models."""
+    def rehold(self, whole: bool) -> Places:
+        """Places whose times are to be set anew: all, or those of partitions that moved. Call `resum` when they are.
+
+        Until then the units on these partitions are in no sum.
+        """
         self.upsets += 1
-        holds = self.holds()
-        self.holders = [tuple(int(w) for w in np.flatnonzero(column)) for column in holds.T]
-        self._share = holds / np.maximum(holds.sum(axis=0), 1.0)
-        self.left, self.here, self.load, self.count = self.sums()
-
-    def holds(self) -> Floats:
-        """1 where a worker has a partition."""
-        holds = np.zeros((len(self.held), self.partitions))
+        if whole:
+            self._moved = set(range(self.partitions))
+        holders: dict[int, list[int]] = {j: [] for j in self._moved}
         for worker, held in enumerate(self.held):
-            holds[worker, list(held)] = 1.0
-        return holds
+            for j in self._moved.intersection(held):
+                holders[j].append(worker)
+        for j, found in holders.items():
+            self.left -= self.wanted[j] * self.time[j]
+            self._drop_costs(j, found)
+            self.holders[j] = tuple(found)
+            self._share[j] = 1.0 / max(1, len(found))
+            if not found:
+                self.time[j] = 0.0
+        self.places = Places.of(range(self.partitions), self.holders)
+        return Places.of(sorted(self._moved), self.holders)
 
-    def sums(self) -> tuple[Floats, Floats, Floats, NDArray[np.int32]]:
-        """`left`, `here`, `load` and `count`, computed from scratch."""
-        work = self.wanted * self.time
-        here = self._share @ work
-        return work.sum(axis=0), here, here.sum(axis=1), (self._share > 0).astype(np.int32) @ self.open.astype(np.int32)
+    def _drop_costs(self, partition: int, holders: Sequence[int]) -> None:
+        """What a partition costs on its former holders, or on the only one, is no longer told apart."""
+        for worker in self.holders[partition]:
+            if len(holders) < 2 or worker not in holders:
+                self.cost.pop((worker, partition), None)
+
+    def resum(self) -> None:
+        """Take the partitions that moved into the sums again."""
+        count, size = len(self.held), len(self.ready)
+        self.here, self.count = _rows(self.here, count, size), _rows(self.count, count, size)
+        self.load = np.concatenate([self.load, np.zeros(count - len(self.load))])
+        for j in self._moved:
+            self.left += self.wanted[j] * self.time[j]
+        for worker in self._changed.union(*(self.holders[j] for j in self._moved)):
+            self._resum(worker, list(self.held[worker]))
+        self._moved.clear()
+        self._changed.clear()
+
+    def _resum(self, worker: int, held: list[int]) -> None:
+        self.here[worker] = self._share[held] @ (self.wanted[held] * self.time[held])
+        self.load[worker] = self.here[worker].sum()
+        self.count[worker] = self.open[held].sum(axis=0)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -166,16 +192,20 @@ class Board:
             setattr(self, name, np.concatenate([old, np.zeros(size - len(old), old.dtype)]))
         self.cost = {key: np.concatenate([old, np.zeros(size - len(old))]) for key, old in self.cost.items()}
 
-    def set_times(self, index: int, train: Mapping[tuple[int, int], float], evals: Sequence[float]) -> None:
-        """The seconds of a model's units, by (worker, partition); evaluation units take as long on any worker."""
-        for partition, holders in enumerate(self.holders):
-            seconds = [quantised(train[worker, partition]) for worker in holders]
-            self.time[partition, index] = quantised(sum(seconds) / len(seconds)) if seconds else 0.0
-            if len(seconds) > 1:
-                for worker, value in zip(holders, seconds, strict=True):
-                    self._cost_row(worker, partition)[index] = value
-        self.eval_time[:, index] = [quantised(value) for value in evals]
-        self.recount(index)
+    def set_times(self, index: int, places: Places, train: Floats, evals: Floats) -> None:
+        """The seconds of a model's units at these places; evaluation units take as long on any worker.
+
+        Call `recount` when they are set, or `resum` where partitions moved.
+        """
+        seconds = quantised(train)
+        if len(places):
+            held = places.partitions[places.first]
+            self.time[held, index] = quantised(np.add.reduceat(seconds, places.first) / places.counts)
+        if len(places) > len(places.counts):
+            for number in np.flatnonzero(np.repeat(places.counts, places.counts) > 1).tolist():
+                row = self._cost_row(int(places.workers[number]), int(places.partitions[number]))
+                row[index] = seconds[number]
+        self.eval_time[:, index] = quantised(evals)
 
     def _cost_row(self, worker: int, partition: int) -> Floats:
         if (worker, partition) not in self.cost:
@@ -185,13 +215,21 @@ class Board:
     def recount(self, index: int) -> None:
         """Compute the sums of one model anew, from `wanted`, `open` and `time`."""
         work = self.wanted[:, index] * self.time[:, index]
-        here = self._share @ work
+        here = self._by_worker(self._share * work)
         self.load += here - self.here[:, index]
         self.here[:, index] = here
         self.left[index] = work.sum()
-        model = self.models[index]
-        self.ahead[index] = max(0, model.most - model.epochs) * self.time[:, index].sum()
-        self.count[:, index] = (self._share > 0) @ self.open[:, index].astype(np.int32)
+        self.look_ahead(index)
+        self.count[:, index] = self._by_worker(self.open[:, index])
+
+    def look_ahead(self, index: int) -> None:
+        more = self.models[index].most - self.models[index].epochs
+        self.ahead[index] = more * self.time[:, index].sum() if more > 0 else 0.0
+
+    def _by_worker(self, values: NDArray[np.generic]) -> Floats:
+        """Values by partition, summed over those that each worker holds."""
+        sums = np.bincount(self.places.workers, values[self.places.partitions], len(self.load))
+        return np.asarray(sums, np.float64)
 
     def reopen(self, index: int) -> None:
         """Open what the model may train on next: all of `rest`, or the next in its fixed order."""
@@ -268,7 +306,7 @@ class Board:
         model.epoch += 1
         model.rest = set(range(self.partitions)) if model.epoch <= model.epochs else set()
         self.reopen(index)
-        self.count[:, index] = (self._share > 0) @ self.open[:, index].astype(np.int32)
+        self.count[:, index] = self._by_worker(self.open[:, index])
         return self.eval_partitions == 0
 
     def add_eval(self, index: int, epoch: int, partition: int) -> None:
@@ -403,8 +441,8 @@ class Board:
         """Those of the idle workers that hold an open unit of a ready model."""
         workers = sorted(idle)
         if len(workers) > 1:
-            found = (self.count[workers] @ self.ready) > 0
-            return [worker for worker, any_ in zip(workers, found.tolist(), strict=True) if any_]
+            openings = self.count[np.ix_(np.array(workers), np.flatnonzero(self.ready))]
+            return [workers[row] for row in np.flatnonzero(openings.sum(axis=1)).tolist()]
         return [w for w in workers if np.logical_and(self.count[w], self.ready).any()]
 
     def partition(self, worker: int, model: int) -> int:
@@ -416,5 +454,7 @@ class Board:
         return min(openings, key=lambda j: (len(self.holders[j]), -self.time[j, model], j))
 
 
-def quantised(seconds: float) -> float:
-    return max(1.0, round(seconds / QUANTUM)) * QUANTUM
+def _rows(array: NDArray[Any], count: int, size: int) -> NDArray[Any]:
+    """The array with rows of zeros added, up to so many."""
+    more = np.zeros((count - len(array), size), array.dtype)
+    return np.concatenate([array, more]) if len(more) else array

@@ -120,6 +120,17 @@ class Estimates:
     def seconds(self, unit: Unit, worker: str) -> float:
         return self._base(unit) * math.exp(self._value(unit, worker))
 
+    def many(self, kind: Kind, model: str, partitions: Sequence[int], workers: Sequence[str]) -> list[float]:
+        """The same for each partition and the worker beside it: those with equally many rows take equally long."""
+        rows, own = self._rows[kind], self._models.get((kind, model))
+        value = own.value if own else 0.0
+        plain = math.exp(value)
+        known = self._workers
+        paces = {worker: math.exp(value + known[worker].value) for worker in workers if worker in known}
+        alike = {rows[j]: j for j in partitions}
+        bases = {count: self._base(Unit(kind, model, 1, j)) for count, j in alike.items()}
+        return [bases[rows[j]] * paces.get(worker, plain) for j, worker in zip(partitions, workers, strict=True)]
+
     def observe(self, unit: Unit, worker: str, seconds: float) -> None:
         if unit.model not in self._pilots:
             self._adopt(unit, worker, seconds)

@@ -9,26 +9,26 @@ next epoch, and before training units, because searches wait for them. There is 
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
-
 from regatta.errors import UsageError, nearest
-from regatta.plan.board import Board, Choice, Floats, Model, Running
+from regatta.plan.board import Board, Choice, Model, Running
 from regatta.plan.estimates import Times
 from regatta.plan.invariants import check_board, check_story
 from regatta.plan.planned import PATIENCE, Plan, Planned
 from regatta.plan.planners import planner
-from regatta.plan.portfolio import TOO_NOISY
+from regatta.plan.portfolio import TOO_NOISY, too_large
 from regatta.plan.rollout import Start, earliest_end, step
 from regatta.plan.rules import Request, Rule, Verdict
+from regatta.plan.timetable import Timetable
 from regatta.plan.units import Assignment, Event, Finished, Unit
 
 MOVED = 0.05  # an estimate that moved by more than this is taken over
-OUTDATED = 0.2  # one that moved by more than this since the plan was made asks for another
 FULL_EFFORT = 20_000  # simulated decisions: within a second
 DECISION = 30e-6  # seconds that one takes, about
 SHARE = 0.003  # of a run's time that planning may take
+STORY = 500_000  # events that are remembered
 
 
 def check_rule(rule: str) -> None:
@@ -59,16 +59,17 @@ class Hopper:
         self._origin: float | None = None  # when the first decision was asked for
         self._verdict: Verdict | None = None
         self._outdated = True
-        self._planned_times: Floats = np.zeros((partitions, 0))
         self._board = Board(partitions, eval_partitions)
         self._models: dict[str, int] = {}
         self._model_names: list[str] = []
         self._workers: dict[str, int] = {}  # those that are here
         self._worker_names: list[str] = []
+        self._timetable = Timetable(self._board, estimates, self._model_names, self._worker_names)
+        self._under_way: dict[str, Unit] = {}  # by worker
         self._units_left = 0
         self._workers_changed = False
         self._before: dict[tuple[int, int], int] = {}  # (model, epoch): partitions visited before it was added
-        self._story: list[tuple[float, str, int, int, Running | None]] = []
+        self._story: deque[tuple[float, str, int, int, Running | None]] = deque(maxlen=STORY)
 
     # -- workers and models ------------------------------------------------------------------------
 
@@ -170,7 +171,8 @@ class Hopper:
     def refresh(self, model: str) -> None:
         """Take over the estimates of a model: call it when a pilot was set after the model was added."""
         if not self._workers_changed:  # otherwise all are taken over before the next decision
-            self._set_times(self._model(model))
+            drifted = self._timetable.refresh(self._model(model))
+            self._outdated |= drifted and self._estimates.noise <= TOO_NOISY
 
     def follow(self, starts: Iterable[tuple[float, str, Unit]], patience: float = PATIENCE) -> None:
         """Keep to this schedule, as (planned start, worker, unit), as long as it has something to say."""
@@ -189,10 +191,13 @@ class Hopper:
         board = self._board
         board.now = now
         rule = self._settle()
-        started = [(worker, board.running[worker]) for worker in step(board, rule)]
-        for worker, running in started:
-            self._tell("started", worker, running.model, running)
-        return [Assignment(self._worker_names[worker], self._unit(running)) for worker, running in started]
+        started = [self._started(worker, board.running[worker]) for worker in step(board, rule)]
+        self._under_way.update((assignment.worker, assignment.unit) for assignment in started)
+        return started
+
+    def _started(self, worker: int, running: Running) -> Assignment:
+        self._tell("started", worker, running.model, running)
+        return Assignment(self._worker_names[worker], self._unit(running))
 
     def finish(self, worker: str, now: float = 0.0, seconds: float | None = None) -> Finished:
         """The worker's unit is done and counts; `seconds` correct the estimates."""
@@ -202,7 +207,7 @@ class Hopper:
         self._units_left -= 1
         self._board.now = now
         self._tell("finished", index, running.model, running)
-        unit = self._unit(running)
+        unit = self._under_way.pop(worker)
         if seconds is not None:
             self._estimates.observe(unit, worker, seconds)
             self._follow_estimate(unit, worker, index, running)
@@ -216,7 +221,7 @@ class Hopper:
         if self._board.models[running.model].stopped:
             self._units_left -= 1
         self._tell("given back", index, running.model, running)
-        return self._unit(running)
+        return self._under_way.pop(worker)
 
     def undo(self, model: str, epoch: int, partition: int) -> None:
         """The last training unit that a model finished did not happen after all: what it left is lost.
@@ -263,7 +268,7 @@ class Hopper:
         return {name: (list(board.held[i]), list(board.held_evals[i])) for name, i in self._workers.items()}
 
     def running(self) -> dict[str, Unit]:
-        return {self._worker_names[w]: self._unit(running) for w, running in self._board.running.items()}
+        return dict(self._under_way)
 
     def units_left(self) -> int:
         """Units that are wanted and not finished, those that run among them."""
@@ -278,7 +283,7 @@ class Hopper:
 
     def unheld(self) -> list[int]:
         """Partitions that still have to be trained on and that no worker holds."""
-        held = {j for index in self._workers.values() for j in self._board.held[index]}
+        held = {j for held in self._board.held for j in held}
         wanted = self._board.wanted.sum(axis=1)
         return [j for j in range(self._board.partitions) if wanted[j] and j not in held]
 
@@ -286,7 +291,8 @@ class Hopper:
         """Assert every invariant; for tests, it looks at all that ever happened."""
         if not self._workers_changed:  # sums are due at the next decision
             check_board(self._board)
-        check_story(self._story, self._board.partitions, self._before)
+        if len(self._story) < STORY:  # otherwise its beginning is forgotten
+            check_story(self._story, self._board.partitions, self._before)
         assert self._units_left == sum(map(self._left_of, range(len(self._model_names))))
 
     def story(self, model_or_worker: str) -> list[Event]:
@@ -310,13 +316,11 @@ class Hopper:
         """Take over what changed since the last decision, and plan anew where it matters; the rule to go by."""
         if self._workers_changed:
             self._workers_changed = False
-            self._board.rebuild()
-            for index in range(len(self._model_names)):
-                self._set_times(index)
+            self._timetable.move()
         if self._outdated or self._verdict is None:
             self._outdated = False
             self._verdict = self._plan()
-            self._planned_times = self._board.time.copy()
+            self._timetable.planned()
         return self._verdict.rule
 
     def _plan(self) -> Verdict:
@@ -334,27 +338,10 @@ class Hopper:
             return self._request.effort
         if self._origin is None:
             self._origin = self._board.now
+        if too_large(self._board, FULL_EFFORT):
+            return 0
         allowed = SHARE / DECISION * (earliest_end(self._board) - self._origin)
         return max(0, min(FULL_EFFORT, (int(allowed) - self._spent) // 2))  # the other half is for later
-
-    def _set_times(self, index: int) -> None:
-        board, name = self._board, self._model_names[index]
-        ask = self._estimates.seconds
-        train = {
-            (worker, partition): ask(Unit("train", name, 1, partition), self._worker_names[worker])
-            for worker, held in enumerate(board.held)
-            for partition in held
-        }
-        holder = self._eval_holders()
-        evals = [ask(Unit("eval", name, 1, j), holder[j]) if j in holder else 0.0 for j in range(board.eval_partitions)]
-        board.set_times(index, train, evals)
-        if index < self._planned_times.shape[1] and self._estimates.noise <= TOO_NOISY:
-            planned = self._planned_times[:, index]
-            self._outdated |= bool((abs(board.time[:, index] - planned) > OUTDATED * planned).any())
-
-    def _eval_holders(self) -> dict[int, str]:
-        held = self._board.held_evals
-        return {j: self._worker_names[worker] for worker in range(len(held)) for j in held[worker]}
 
     def _follow_estimate(self, unit: Unit, worker: str, index: int, running: Running) -> None:
         used = self._board.seconds(index, running)

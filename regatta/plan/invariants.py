@@ -14,11 +14,13 @@ def check_board(board: Board) -> None:
     """The sums equal those computed from scratch, and nobody is in two places."""
     _check_places(board)
     _check_openings(board)
-    holds = board.holds()
+    holds = np.array([[j in held for j in range(board.partitions)] for held in board.held], bool)
+    holds = holds.reshape(len(board.held), board.partitions)
     assert [tuple(np.flatnonzero(column)) for column in holds.T] == board.holders
-    left, here, load, count = board.sums()
-    assert np.array_equal(count, board.count), "open units per worker"
-    for name, fresh in (("left", left), ("here", here), ("load", load)):
+    assert np.array_equal(holds.astype(int) @ board.open.astype(int), board.count), "open units per worker"
+    work = board.wanted * board.time
+    here = holds / np.maximum(holds.sum(axis=0), 1) @ work
+    for name, fresh in (("left", work.sum(axis=0)), ("here", here), ("load", here.sum(axis=1))):
         assert abs(fresh - getattr(board, name)).max(initial=0.0) < 1e-6, name
 
 

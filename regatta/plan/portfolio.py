@@ -27,18 +27,29 @@ NEAR = 0.004  # a score to be content with where times are noisy
 TOO_NOISY = 0.15  # no plan holds where times stray so far
 LEAST_NOISE = 1e-3  # nothing takes exactly as long as estimated
 NOISES = 2  # so many times a candidate is played with noise
+PLAYS = 4  # so often the effort must play a board, or it is not worth while
 COPY = 10  # setting up a roll-out costs about as much as so many decisions
 STEPS = (0.02, 0.05, 0.1, 0.2, 0.4)  # how far restarts bend the preferences
 
 
 def dispatch(board: Board) -> Verdict:
     """The rule to go by without looking ahead."""
-    times = board.time[board.wanted > 0]
     if _replicated(board) and _uneven(board):
         return Verdict(Backlog(), "backlog", "partitions have replicas on workers of unlike speed")
-    if times.size and times.max() <= (1 + EQUAL) * times.min():
+    if _equal(board):
         return Verdict(Match(), "match", f"unit times are equal within {EQUAL:.0%}")
     return Verdict(Longest(), "longest", "unit times differ")
+
+
+def _equal(board: Board) -> bool:
+    """Do all units that are left take about as long? Mostly the first partition tells that they do not."""
+    shortest, longest = math.inf, 0.0
+    for wanted, times in zip(board.wanted, board.time, strict=True):
+        left = times[wanted > 0]
+        shortest, longest = left.min(initial=shortest), left.max(initial=longest)
+        if longest > (1 + EQUAL) * shortest:
+            return False
+    return longest > 0.0
 
 
 def _replicated(board: Board) -> bool:
@@ -60,21 +71,35 @@ def auto(board: Board, request: Request) -> Verdict:
     default = dispatch(board)
     if board.ahead.any():  # roll-outs end with what is wanted now, which is not what the run will end with
         return Verdict(default.rule, default.name, f"{default.why}; a search may want more")
-    start = _first_epochs(board, request.effort // 8)
-    if not 0 < 4 * int(start.wanted.sum()) <= request.effort:
+    start = _first_epochs(board, request.effort)
+    if start is None:
         if isinstance(request.present, Planned) and request.noise <= TOO_NOISY:
             return Verdict(request.present, "planned", "the plan made before: no effort is left for another")
         return default
     return _Contest(board, start, request, default).verdict()
 
 
-def _first_epochs(board: Board, units: int) -> Board:
-    """A board with so many epochs of each model less that about so many units are left, but one epoch at least."""
-    most = max((model.epochs - model.epoch for model in board.models if not model.stopped), default=0)
-    left = int(board.wanted.sum())
-    if left <= units or most < 1:
+def too_large(board: Board, effort: int) -> bool:
+    """Is there certainly more to do than the effort plays several times? Each model that has work left has a unit."""
+    return PLAYS * int(np.count_nonzero(board.left)) > effort
+
+
+def _first_epochs(board: Board, effort: int) -> Board | None:
+    """A board with so many epochs of each model less that an eighth of the effort plays it, but one epoch at least.
+
+    None where nothing is left to play, or even then too much.
+    """
+    if too_large(board, effort):
+        return None
+    going = [model for model in board.models if not model.stopped and model.epoch <= model.epochs]
+    most = max((model.epochs - model.epoch for model in going), default=0)
+    left, units = int(board.wanted.sum()), effort // 8
+    keep = most + 1 if left <= units else max(1, units * (most + 1) // left)
+    kept = sum(len(model.rest) + min(keep - 1, model.epochs - model.epoch) * board.partitions for model in going)
+    if not 0 < PLAYS * kept <= effort:
+        return None
+    if keep > most:
         return board
-    keep = max(1, units * (most + 1) // left)
     board = board.copy()
     for index, model in enumerate(board.models):
         if not model.stopped and model.epochs >= model.epoch + keep:

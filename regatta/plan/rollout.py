@@ -87,19 +87,29 @@ def earliest_end(board: Board, stretch: Floats | None = None) -> float:
 
     Of replicated partitions only the fastest holder's time is sure, and that of all workers together.
     """
+    free = {worker: max(board.now, end) for worker, end in board.until.items()}
+    here = [worker for worker, held in enumerate(board.held) if held]
+    alone, left = _sums(board, stretch)
+    ends = np.full(len(board.held), board.now)
+    ends[list(free)] = list(free.values())
+    shared = (float(ends[here].sum()) + float(left.sum())) / max(1, len(here))
+    loads = ends[here] + alone[here]
+    chains = board.now + left
+    for worker, running in board.running.items():
+        if not running.evaluates:
+            chains[running.model] = free[worker] + left[running.model]
+    return float(max(loads.max(initial=board.now), chains.max(initial=board.now), ends.max(initial=board.now), shared))
+
+
+def _sums(board: Board, stretch: Floats | None) -> tuple[Floats, Floats]:
+    """Seconds that are left by worker, of what it alone holds, and by model: both at best."""
+    if stretch is None and not board.cost:
+        return board.load, board.left
     work = board.wanted * _fastest(board)
     if stretch is not None:
         work = work * stretch[:, : work.shape[1]]
-    free = {worker: max(board.now, end) for worker, end in board.until.items()}
-    here = [worker for worker, held in enumerate(board.held) if held]
-    alone = [sum(float(work[j].sum()) for j in board.held[w] if len(board.holders[j]) == 1) for w in here]
-    loads = [free.get(worker, board.now) + seconds for worker, seconds in zip(here, alone, strict=True)]
-    chains = [
-        free.get(model.worker, board.now) + seconds
-        for model, seconds in zip(board.models, work.sum(axis=0).tolist(), strict=False)
-    ]
-    shared = (sum(free.get(worker, board.now) for worker in here) + float(work.sum())) / max(1, len(here))
-    return float(max([*loads, *chains, *free.values(), shared, board.now]))
+    lone = work.sum(axis=1) * [len(holders) == 1 for holders in board.holders]
+    return np.array([lone[list(held)].sum() for held in board.held]), work.sum(axis=0)
 
 
 def _fastest(board: Board) -> Floats:

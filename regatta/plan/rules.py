@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -211,7 +211,8 @@ class Backlog:
 
     def _serve(self, board: Board, idle: Sequence[int], horizon: float) -> list[Choice]:
         free = board.ready.copy()
-        backlog = (board.wanted * board.time).sum(axis=1)
+        near = {j for worker in idle for j in board.held[worker]}
+        backlog = {j: float((board.wanted[j] * board.time[j]).sum()) for j in near}
         chosen = []
         for worker in idle:
             for partition in sorted(board.held[worker], key=lambda j: (-backlog[j], j)):
@@ -220,7 +221,7 @@ class Backlog:
                 if not possible[model] or self._better_elsewhere(board, worker, model, partition, horizon):
                     continue
                 free[model] = False
-                backlog[partition] -= board.time[partition, model]
+                backlog[partition] -= float(board.time[partition, model])
                 chosen.append(Choice(worker, model, partition))
                 break
         return chosen
@@ -236,15 +237,30 @@ class Backlog:
 
 
 def _augment(board: Board, worker: int, taken: dict[int, int], tried: set[int]) -> bool:
-    """Find a model for the worker, if need be one whose worker finds another; Kuhn's algorithm."""
-    for model in np.flatnonzero(np.logical_and(board.count[worker], board.ready)).tolist():
-        if model in tried:
+    """Find a model for the worker, if need be one whose worker finds another; Kuhn's algorithm, depth first.
+
+    The way leads over as many workers as are idle at once: too deep for a function that calls itself.
+    """
+    way = [(worker, _openings(board, worker))]
+    wanted: list[int] = []  # by each worker on the way but the last: the model that the next one would give up
+    while way:
+        model = next((model for model in way[-1][1] if model not in tried), -1)
+        if model < 0:
+            way.pop()
+            if wanted:
+                wanted.pop()
             continue
         tried.add(model)
-        if model not in taken or _augment(board, taken[model], taken, tried):
-            taken[model] = worker
+        wanted.append(model)
+        if model not in taken:
+            taken.update({model: owner for model, (owner, _) in zip(wanted, way, strict=True)})
             return True
+        way.append((taken[model], _openings(board, taken[model])))
     return False
+
+
+def _openings(board: Board, worker: int) -> Iterator[int]:
+    return iter(np.flatnonzero(np.logical_and(board.count[worker], board.ready)).tolist())
 
 
 def busiest_first(board: Board, idle: Sequence[int]) -> Sequence[int]:

@@ -17,14 +17,24 @@ def known(times: Matrix, noise: float = 0.0) -> KnownTimes:
 
 
 def hopper_for(
-    times: Matrix, rule: str, *, workers: int = 0, epochs: int = 1, effort: int | None = 0, noise: float = 0.0
+    times: Matrix,
+    rule: str,
+    *,
+    workers: int = 0,
+    epochs: int = 1,
+    effort: int | None = 0,
+    noise: float = 0.0,
+    later: int = 0,
 ) -> Hopper:
-    """A partition per worker unless there are fewer workers; nothing is planned ahead unless an effort is given."""
+    """A partition per worker unless there are fewer workers; nothing is planned ahead unless an effort is given.
+
+    The last models, as many as come `later`, are known but not added.
+    """
     partitions = len(times[0])
     hopper = Hopper(partitions, estimates=known(times, noise), rule=rule, effort=effort, solver_seconds=5.0)
     for worker, held in spread(partitions, workers or partitions).items():
         hopper.add_worker(worker, *held)
-    for model in range(len(times)):
+    for model in range(len(times) - later):
         hopper.add_model(f"m{model}", epochs)
     return hopper
 

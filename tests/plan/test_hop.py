@@ -81,17 +81,13 @@ def test_missing_evaluations_of_earlier_epochs_are_made_up_for() -> None:
 
 
 def test_a_fixed_order_is_kept() -> None:
-    times = [[1.0, 2.0, 3.0, 4.0]] * 3
-    hopper = hopper_for(times, "longest", epochs=2)
+    times = [*[[1.0, 2.0, 3.0, 4.0]] * 3, [1.5] * 4]
+    hopper = hopper_for(times, "longest", epochs=2, later=1)
     hopper.stop_model("m0")
     order = {1: [3, 1, 0, 2], 2: [2, 0, 1, 3]}
-    extra = KnownTimes(
-        {("x", j): 1.5 for j in range(4)} | {(f"m{i}", j): t for i in range(3) for j, t in enumerate(times[i])}
-    )
-    hopper._estimates = extra
-    hopper.add_model("x", 2, order=order)
-    schedule = simulate(hopper, extra)
-    assert [schedule.visits("x", epoch) for epoch in (1, 2)] == [order[1], order[2]]
+    hopper.add_model("m3", 2, order=order)
+    schedule = simulate(hopper, known(times))
+    assert [schedule.visits("m3", epoch) for epoch in (1, 2)] == [order[1], order[2]]
     hopper.validate()
 
 

@@ -127,11 +127,10 @@ def test_noise_ends_a_plan() -> None:
 
 
 def test_a_model_added_later_is_planned_in() -> None:
-    times = known([*UNLIKE, [30.0] * 5])
-    hopper = hopper_for(UNLIKE, "auto", effort=3000)
-    hopper._estimates = times
+    times = [*UNLIKE, [30.0] * 5]
+    hopper = hopper_for(times, "auto", effort=3000, later=1)
     _ = hopper.choice
     hopper.add_model("m9", 1)
-    schedule = simulate(hopper, times, after=Hopper.validate)
+    schedule = simulate(hopper, known(times), after=Hopper.validate)
     assert schedule.makespan <= 1.02 * 150.0  # it takes longest by far, and is begun at once
     assert sum(event.what.startswith("goes by") for event in hopper.story("m9")) == 2

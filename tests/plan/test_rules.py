@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from instances import bound_of, hopper_for, known, schedule_of, told
 
 from regatta.errors import UsageError
+from regatta.plan.board import Board, Model
 from regatta.plan.estimates import KnownTimes
 from regatta.plan.hop import Hopper
+from regatta.plan.rules import Longest
 from regatta.plan.simulate import simulate, spread
 
 DISPATCH = ["randomized", "lpt", "lrm", "longest", "match", "backlog"]
@@ -152,3 +154,19 @@ def test_ties_do_not_depend_on_how_sums_were_made() -> None:
     board = hopper._board
     hopper.assign()
     assert len(set(board.left[board.ready].tolist())) == 1
+
+
+def test_more_workers_may_be_exchanged_than_functions_may_call_each_other() -> None:
+    """Worker k prefers model k - 1 to model k; the first, which chooses last, has no other: all must move on by one."""
+    count = 1200
+    board = Board(count)
+    for worker in range(count):
+        board.hold(board.add_worker(), [worker], ())
+    for index in range(count):
+        board.add_model(Model(1, 1, [j for j in (index, index + 1) if j < count], {}))
+    places = board.rehold(True)
+    for index in range(count):
+        board.set_times(index, places, np.where(places.partitions == index, 10.0, 1.0), np.zeros(0))
+    board.resum()
+    chosen = Longest().choose(board, range(count))
+    assert sorted(chosen) == [(worker, worker, worker) for worker in range(count)]
