@@ -25,15 +25,16 @@ def open_pool(cluster: Cluster, outfit: Outfit, widths: Callable[[Task], int] | 
         from regatta.engine.workers.inline import InlinePool
 
         return InlinePool(cluster, outfit)
-    if cluster.group == 1:
+    width = cluster.group or 1
+    if width == 1:
         return _open_workers(cluster, outfit)
     from regatta.engine.workers.groups import GroupPool
     from regatta.engine.workers.membership import check_sharable
 
     if isinstance(outfit.sealed, Recipe):  # otherwise the workers find out
-        check_sharable(outfit.sealed, cluster.group, outfit.sealed.framework)
+        check_sharable(outfit.sealed, width, outfit.sealed.framework)
     pool, grows = _open_workers(cluster, outfit), cluster.kind == "ray"
-    return GroupPool(pool, cluster.group, outfit.logs / "meetings", widths, patient=grows)
+    return GroupPool(pool, width, outfit.logs / "meetings", widths, patient=grows)
 
 
 def _open_workers(cluster: Cluster, outfit: Outfit) -> WorkerPool:
