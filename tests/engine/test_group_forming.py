@@ -253,8 +253,20 @@ def test_a_state_that_one_member_cannot_have_gives_the_task_back(stage: Stage) -
 
 
 def test_nobody_is_left(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, workers=2, patient=False)
-    stage.enter(w0="a", w1="a")
+    stage = Stage(tmp_path, workers=4, patient=False)
+    stage.enter(w0="a", w1="a", w2="a", w3="a")
+    for worker, other in (("w0", "w1"), ("w2", "w3")):
+        assert len(stage.hear(WorkerLost(worker, "fell apart", for_good=True))) == 1
+        stage.hear(WorkerLost(other, "was ended"))
+    (formed,) = stage.enter(w1="a", w3="a")
+    assert members(formed) == ("g0", ["w1", "w3"], 1)
     with pytest.raises(RegattaError, match="No group of workers is left: g0 lost w1, which fell apart"):
         stage.hear(WorkerLost("w1", "fell apart", for_good=True))
     stage.pool.close()
+
+
+def test_of_one_worker_that_is_there_no_group_is_made(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, patient=False)
+    (vacant, _) = stage.pool.adopt({"w0": ready("w0", "a")})
+    assert vacant == WorkerLost("g0", "has no members: w0 stays idle", for_good=True)
+    assert stage.pool.release().keys() == {"w0"}

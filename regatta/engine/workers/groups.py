@@ -266,7 +266,9 @@ class GroupPool:
             return []
         self._awaited.discard(worker)
         self._reasons[worker] = event.reason
-        return self._form()
+        formed = self._form()
+        self._check_some_left(event)
+        return formed
 
     def _form(self) -> list[Event]:
         """Groups of those that are in none, once all are there who will be."""
@@ -293,17 +295,16 @@ class GroupPool:
         vacant = [group for group in self._groups.values() if not group.members and not group.over]
         for group in vacant:
             group.over = True
-        told = [WorkerLost(group.name, f"has no members: {self._shortage()}", for_good=True) for group in vacant]
-        self._check_some_left(told)
-        return list(told)
+        return [WorkerLost(group.name, f"has no members: {self._shortage()}", for_good=True) for group in vacant]
 
     def _shortage(self) -> str:
         idle = [f"{worker} stays idle" for worker in self._loose]
         return "; ".join([*(f"{worker} {reason}" for worker, reason in self._reasons.items()), *idle])
 
-    def _check_some_left(self, told: Sequence[WorkerLost]) -> None:
-        if told and not self._patient and all(group.over for group in self._groups.values()):
-            raise RegattaError(f"No group of workers is left: {told[-1].worker} {told[-1].reason}.")
+    def _check_some_left(self, lost: WorkerLost) -> None:
+        hopeful = len(self._loose) + len(self._awaited) >= self._width
+        if not self._patient and not hopeful and all(group.over for group in self._groups.values()):
+            raise RegattaError(f"No group of workers is left: {lost.worker} {lost.reason}.")
 
     # -- what becomes of groups ----------------------------------------------------------------------------
 
@@ -359,8 +360,9 @@ class GroupPool:
         lost = WorkerLost(group.name, f"lost {event.worker}, which {event.reason}", for_good=event.for_good)
         if event.for_good:
             self._release(group, event)
-            self._check_some_left([lost])
-        return [*told, lost, *self._form()]
+        formed = self._form()
+        self._check_some_left(lost)
+        return [*told, lost, *formed]
 
     def _release(self, group: _Group, event: WorkerLost) -> None:
         """A member will not come back: the others may be in another group."""
