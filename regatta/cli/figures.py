@@ -5,36 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from regatta.spelling import count, seconds, size
+
+__all__ = ["count", "metric", "scalar", "seconds", "share", "size", "sparkline"]
 BARS = "▁▂▃▄▅▆▇█"
 NOT_A_NUMBER = "×"
-
-
-def seconds(value: float) -> str:
-    """1.2 s, 34 ms, 2 min 05 s, 3 h 12 min: three figures or so."""
-    if value < 0.0005:
-        return "0 ms" if value < 0.00005 else f"{value * 1e3:.1f} ms"
-    if value < 0.0995:
-        return f"{value * 1e3:.0f} ms"
-    if value < 99.5:
-        return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
-    whole = round(value)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def size(value: float) -> str:
-    """Bytes in powers of a thousand: 512 B, 3.4 kB, 40 MB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 9.95 else f"{value:.1f} {unit}"
-
-
-def count(number: int, singular: str, plural: str | None = None) -> str:
-    """1 unit, 96 units, 12,345 units."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def metric(value: float | None) -> str:

@@ -31,10 +31,9 @@ class Packer:
         return [[courses[name] for name in names] for names in groups]
 
     def fits(self, bundle: Bundle) -> bool:
-        """Whether a bundle is as the plan has it: a pack that is not too large, or one that is to be by itself."""
-        first, members = bundle.courses[0], len(bundle.courses)
-        size = 1 if first.alone else self.sizes.get(self.builds.of(first.id, first.values), 1)
-        return members <= size and (members > 1 or size == 1)
+        """Whether a bundle is not larger than the plan has it; models on different ways cannot be put together."""
+        first = bundle.courses[0]
+        return len(bundle.courses) <= max(1, self.sizes.get(self.builds.of(first.id, first.values), 1))
 
     def gain(self, bundle: Bundle) -> float:
         """So many times as fast as one after another its courses are expected to be."""

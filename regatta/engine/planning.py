@@ -113,8 +113,11 @@ class Planner:
         return Decision(chosen.width, chosen.share, profile.pack_sizes(chosen), plan)
 
     def revise(self, findings: Findings, left: Mapping[str, Train], force: Workforce, present: Decision) -> Decision:
-        """The best way to go on; the present one, unless another is clearly faster, for changing costs something."""
-        profile = self.profile(findings, left)
+        """The best way to go on; the present one, unless another is clearly faster, for changing costs something.
+
+        Packs may be taken apart; models that are on their way one by one are not put together.
+        """
+        profile = replace(self.profile(findings, left), largest=present.packs)
         if not profile.known():
             return present
         now = profile.choice(present.packs, present.width, present.share)

@@ -137,6 +137,7 @@ class RunRecord:
     sessions: list[tuple[float, float]] = field(default_factory=list)  # when each controller began and was last heard
     presence: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # when each worker came and went
     requests: dict[str, Record] = field(default_factory=dict)  # what people asked for, by id, with the answers
+    plans: list[Record] = field(default_factory=list)  # the first, and those that were made later, with reasons
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
@@ -171,6 +172,11 @@ class RunRecord:
     def elapsed(self) -> float:
         """Seconds for which a controller was at work on it."""
         return sum(end - start for start, end in self.sessions)
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """The plan that the run began with, as `Plan.to_json` tells it."""
+        return next((line["plan"] for line in self.plans if line["plan"] is not None), None)
 
     def interrupt(self, error: str | None = None) -> None:
         """The run has come to a halt before its end."""
@@ -278,6 +284,9 @@ class RunRecord:
 
     def _on_note(self, record: Record) -> None:
         self.notes.append((record["level"], record["text"]))
+
+    def _on_plan(self, record: Record) -> None:
+        self.plans.append(record)
 
     def _on_request(self, record: Record) -> None:
         self.requests[record["id"]] = record

@@ -17,9 +17,9 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.plan.estimates import Estimates
 from regatta.plan.hop import Hopper
-from regatta.plan.tree import counted
 from regatta.plan.units import Unit
 from regatta.search.base import Train
+from regatta.spelling import count
 
 
 class Steering:
@@ -102,4 +102,4 @@ class Steering:
         if not self._findings.links or models in (0, self._few) or models >= workers:
             return ""
         self._few = models
-        return f"{counted(models, 'model')} for {counted(workers, 'worker')}"
+        return f"{count(models, 'model')} for {count(workers, 'worker')}"

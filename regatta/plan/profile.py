@@ -48,6 +48,7 @@ class Profile:
     rates: Mapping[str, PackRate] = field(default_factory=dict)
     links: Mapping[str, Communication] = field(default_factory=dict)
     packs_forced: bool = False  # then packs may be slower than one by one
+    largest: Mapping[str, int] | None = None  # packs by build, where they can only become smaller
 
     def known(self) -> bool:
         """Whether there is anything to make a plan of."""
@@ -112,7 +113,7 @@ class Profile:
 
     def _packed(self, build: str, models: int) -> dict[int, float]:
         """The seconds of a pack over those of one model are a straight line: its end is all that is needed."""
-        most = min(models, LARGEST)
+        most = min(models, LARGEST if self.largest is None else self.largest.get(build, 1))
         if not build or most < 2 or (build not in self.rates and not self.packs_forced):
             return {}
         rate = self.rates.get(build, PackRate(1, 1.0))

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from regatta.spelling import count, seconds, size
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -112,6 +114,7 @@ class Plan:
         return {
             **asdict(self),
             "root": {"node": "hop", **asdict(self.root), "parts": parts},
+            "rejected": [asdict(other) for other in self.rejected],
             "device_hours": self.device_hours,
         }
 
@@ -164,28 +167,24 @@ def _estimate(told: Mapping[str, Any] | None) -> Estimate | None:
 
 def describe_root(root: Hop) -> str:
     return (
-        f"hop       {counted(root.models, 'model')}, {counted(root.epochs, 'epoch')} in all, over "
-        f"{counted(root.partitions, 'partition')} on {counted(root.workers, 'worker')}"
+        f"hop       {count(root.models, 'model')}, {count(root.epochs, 'epoch')} in all, over "
+        f"{count(root.partitions, 'partition')} on {count(root.workers, 'worker')}"
     )
 
 
 def describe(part: Part) -> str:
     match part:
         case Pack():
-            return (
-                f"pack     {counted(part.models, 'model')} {part.kind} in {counted(part.packs, 'pack')} of {part.size}"
-            )
+            return f"pack     {count(part.models, 'model')} {part.kind} in {count(part.packs, 'pack')} of {part.size}"
         case Group():
             spare = f", {part.idle} idle" if part.idle else ""
             nodes = "inside a node" if part.nodes == 1 else f"over {part.nodes} nodes"
-            return f"group    {part.groups} of {counted(part.width, 'worker')} {nodes}{spare}"
+            return f"group    {part.groups} of {count(part.width, 'worker')} {nodes}{spare}"
         case Share():
-            where = (
-                counted(part.processes, "process", "processes") + " a worker" if part.processes else "by the trainers"
-            )
+            where = count(part.processes, "process", "processes") + " a worker" if part.processes else "by the trainers"
             return f"share    {seconds(part.prepared)} of preparation an epoch, once for all models, {where}"
         case Evaluate():
-            return f"evaluate {counted(part.units, 'unit')}"
+            return f"evaluate {count(part.units, 'unit')}"
 
 
 def brief(estimate: Estimate) -> str:
@@ -195,27 +194,3 @@ def brief(estimate: Estimate) -> str:
     if estimate.moved:
         words.append(f"{size(estimate.moved)} moved")
     return ", ".join([*words, "exact" if estimate.exact else "up to rounding"])
-
-
-def counted(number: int, noun: str, many: str | None = None) -> str:
-    return f"{number:,} {noun if number == 1 else many or noun + 's'}"
-
-
-def seconds(value: float) -> str:
-    if value < 1:
-        return f"{value * 1000:.3g} ms"
-    if value < 120:
-        return f"{value:.3g} s"
-    if value < 3600:
-        minutes, rest = divmod(round(value), 60)
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(round(value / 60), 60)
-    return f"{hours} h {minutes:02d} min"
-
-
-def size(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

@@ -1,0 +1,245 @@
+"""A run follows one plan: what it says is done, what was estimated stands beside what came of it, and it can change."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transforms
+from recipes import WIDTH, small_data
+from torch import nn
+
+from regatta import Cluster, Dataset, Run, Sweep, search
+from regatta.engine.analysis import analyze
+from regatta.engine.findings import Findings
+from regatta.engine.journal import read_journal
+from regatta.engine.planning import Decision, Planner, Workforce
+from regatta.engine.replay import replay
+from regatta.errors import NotFoundError, UsageError
+from regatta.search.base import Train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+INLINE = Cluster.inline(workers=2)
+PAIR = Cluster.local(2, threads=1, device="cpu")
+RATES = [0.1, 0.05, 0.02, 0.01]
+
+
+class Tiring(nn.Module):
+    """Takes longer and longer: by its own count of steps, which its state holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps += 1
+            time.sleep(0.02 if self.steps > 60 else 0.0)
+        return self.layer(x)
+
+
+def model_fn(config: dict[str, Any]) -> Any:
+    net = Tiring() if config.get("tires") else nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 3))
+    return net, torch.optim.SGD(net.parameters(), lr=config["lr"], momentum=0.5)
+
+
+def loss_fn(model: nn.Module, batch: Any, config: dict[str, Any]) -> torch.Tensor:
+    time.sleep(config.get("sleeps", 0.0) * len(batch[0]))
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return small_data(tmp_path_factory.mktemp("data"), rows=150)
+
+
+def swept(data: Dataset, repo: Path, space: Any, **options: Any) -> Sweep:
+    options = {"epochs": 3, "cluster": INLINE, **options}
+    return Sweep(data, space, model_fn, loss_fn=loss_fn, repo=repo, **options)
+
+
+def launched(data: Dataset, repo: Path, space: Any, **options: Any) -> Run:
+    return swept(data, repo, space, **options).launch(progress=False, resume=False)
+
+
+def plans(run: Run) -> list[dict[str, Any]]:
+    return [line for line in read_journal(run.folder / "journal.jsonl") if line["event"] == "plan"]
+
+
+def pack_members(run: Run) -> set[int]:
+    units = [unit for unit in run.record.units if unit.kind == "train"]
+    return set(Counter((unit.pack or unit.config, unit.epoch, unit.partition) for unit in units).values())
+
+
+def hashes(run: Run) -> dict[tuple[str, int, int], str | None]:
+    return {(u.config, u.epoch, u.partition): u.hash for u in run.record.units if u.kind == "train"}
+
+
+def test_a_run_has_a_plan_and_can_be_compared_with_it(data: Dataset, tmp_path: Path) -> None:
+    run = launched(data, tmp_path, search.grid(lr=RATES, batch_size=[8]), pack=False)
+    (line,) = [line for line in plans(run) if not line["reason"]]
+    assert (line["width"], line["share"], line["plan"]["name"]) == (1, False, "hop")
+    assert run.record.plan == line["plan"]
+    found = analyze(run.record)
+    rows = {row.what: row for row in found.rows}
+    assert rows["the whole"].estimated == found.plan.estimate.seconds > 0
+    assert rows["units of single models"].ratio == 1.0
+    assert rows["evaluations"].ratio == 1.0
+    assert rows["workers busy"].actual is not None and 0 < rows["workers busy"].actual <= 1
+    assert found.to_json()["rows"][0]["what"] == "the whole"
+
+
+def test_a_run_without_a_plan_cannot_be_compared(data: Dataset, tmp_path: Path) -> None:
+    run = launched(data, tmp_path, search.grid(lr=RATES[:1], batch_size=[8]), epochs=1)
+    run.record.plans.clear()
+    with pytest.raises(NotFoundError, match="has no plan"):
+        analyze(run.record)
+
+
+def test_what_is_explained_is_what_is_asked_for(data: Dataset, tmp_path: Path) -> None:
+    space = search.grid(lr=RATES, batch_size=[8])
+    assert swept(data, tmp_path, space, pack=False).explain().name == "hop"
+    plan = swept(data, tmp_path, space, pack=2).explain()
+    assert plan.name == "packs of 2" and plan.estimate.exact
+    assert "as was asked for" in plan.text()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_packs_have_at_most_as_many_members_as_asked_for(data: Dataset, tmp_path: Path) -> None:
+    run = launched(data, tmp_path, search.grid(lr=RATES, batch_size=[8]), pack=2)
+    assert pack_members(run) == {2}
+    (line,) = [line for line in plans(run) if not line["reason"]]
+    assert list(line["packs"].values()) == [2]
+
+
+@pytest.mark.parametrize(("pack", "numerics"), [(-1, "exact"), ("yes", "exact"), (None, "quick")])
+def test_wishes_that_make_no_sense(data: Dataset, tmp_path: Path, pack: Any, numerics: Any) -> None:
+    with pytest.raises(UsageError, match="it must be"):
+        swept(data, tmp_path, search.grid(lr=RATES, batch_size=[8]), pack=pack, numerics=numerics)
+
+
+@pytest.mark.parametrize(("sleeps", "shares"), [(0.25, True), (0.0, False)])
+def test_dear_preparation_is_shared_and_free_is_not(data: Dataset, tmp_path: Path, sleeps: float, shares: bool) -> None:
+    dear = partial(transforms.noisy, sleeps=sleeps)
+    run = launched(
+        data, tmp_path, search.grid(lr=RATES, batch_size=[8]), transform_fn=dear, cluster=PAIR, epochs=4, pack=False
+    )
+    first = plans(run)[0]
+    assert first["share"] is shares
+    assert first["plan"]["name"] == ("hop + share" if shares else "hop")
+
+
+def test_one_model_gets_a_group_only_where_rounding_is_allowed(data: Dataset, tmp_path: Path) -> None:
+    space = search.configs([{"lr": 0.05, "batch_size": 16, "sleeps": 2e-3}])
+    exact = swept(data, tmp_path, space, cluster=PAIR).explain()
+    assert exact.name == "hop"
+    assert any("numerics='fast'" in other.why for other in exact.rejected)
+    run = launched(data, tmp_path, space, cluster=PAIR, numerics="fast")
+    assert plans(run)[0]["width"] == 2
+    assert {unit.width for unit in run.record.units if unit.kind == "train"} == {2}
+    assert run.replay().ok
+
+
+def test_units_that_take_longer_than_estimated_call_for_another_plan(data: Dataset, tmp_path: Path) -> None:
+    space = search.grid(lr=RATES, batch_size=[8], tires=[True])
+    run = launched(data, tmp_path, space, pack=False, epochs=9)
+    later = [line for line in plans(run) if line["reason"]]
+    assert later and "times as long as estimated" in later[0]["reason"]
+    assert later[0]["changed"] is False  # there is no other way
+    assert analyze(run.record).later[0].reason == later[0]["reason"]
+    assert len(later) < 8  # it is not planned all the time
+
+
+class Scripted(Planner):
+    """Decides as it is told: one decision after another, whatever was measured."""
+
+    def __init__(self, planner: Planner, script: list[Callable[[Findings], Decision]]) -> None:
+        super().__init__(planner._dataset, planner.wishes)
+        self.script, self.heard = script, 0
+
+    def decide(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> Decision:
+        return self.script.pop(0)(findings)
+
+    def revise(self, findings: Findings, left: Mapping[str, Train], force: Workforce, present: Decision) -> Decision:
+        return self.script.pop(0)(findings)
+
+    def hear(self, surprise: float, packed: bool) -> None:
+        self.heard += 1
+
+    def doubts(self, workers: int) -> str:
+        if self.heard < 5 or not self.script:
+            return ""
+        self.heard = 0
+        return "the script says so"
+
+
+def scripted(sweep: Sweep, monkeypatch: pytest.MonkeyPatch, script: list[Callable[[Findings], Decision]]) -> Run:
+    planner = Scripted(sweep._planner(), script)
+    monkeypatch.setattr(sweep, "_planner", lambda: planner)
+    monkeypatch.setattr(sweep, "_packed", lambda: b"")  # nobody resumes it
+    run = sweep.launch(progress=False, resume=False)
+    assert not script
+    return run
+
+
+def of_size(size: int) -> Callable[[Findings], Decision]:
+    return lambda found: Decision(packs={result.build: size for result in found.outcome.results.values()})
+
+
+@pytest.mark.parametrize("cluster", [INLINE, pytest.param(PAIR, marks=pytest.mark.slow)], ids=["inline", "processes"])
+def test_packs_are_taken_apart_to_the_same_bits(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+) -> None:
+    space = search.grid(lr=RATES, batch_size=[8])
+    sweep = swept(data, tmp_path, space, cluster=cluster, epochs=6)
+    run = scripted(sweep, monkeypatch, [of_size(4), of_size(2), of_size(1)])
+    assert run.record.status == "done"
+    assert pack_members(run) == {1, 2}  # two workers: no pack of four to begin with
+    assert all(config.epoch == 6 for config in run.record.configs.values())
+    monkeypatch.undo()
+    assert replay(swept(data, tmp_path, space, cluster=cluster, epochs=6), run.record).ok
+
+
+def test_workers_go_into_groups_and_out_of_them(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = search.grid(lr=RATES[:2], batch_size=[8])
+    sweep = swept(data, tmp_path, space, cluster=PAIR, epochs=5, numerics="fast")
+    ways = [lambda found: Decision(1), lambda found: Decision(2), lambda found: Decision(1)]
+    run = scripted(sweep, monkeypatch, list(ways))
+    assert run.record.status == "done"
+    widths = [unit.width for unit in run.record.units if unit.kind == "train"]
+    assert set(widths) == {1, 2} and (widths[0], widths[-1]) == (1, 1)
+    assert len(widths) == len(hashes(run)) == 2 * 5 * len(data.train)  # nothing was done twice
+    assert {worker for worker, record in run.record.workers.items() if record.up} <= {"w0", "w1"}
+    monkeypatch.undo()
+    assert replay(swept(data, tmp_path, space, cluster=PAIR, epochs=5), run.record).ok
+
+
+def test_a_resumed_run_keeps_to_its_plan(data: Dataset, tmp_path: Path) -> None:
+    """It is interrupted after some units; the journal says how it is trained, and no pilot is needed."""
+    sweep = swept(data, tmp_path, search.grid(lr=RATES, batch_size=[8], sleeps=[1e-4]), pack=2, epochs=4)
+    counted: list[str] = []
+
+    def halt(record: Any, line: Mapping[str, Any]) -> None:
+        counted.append(line["event"])
+        if counted.count("unit") == 6:
+            raise KeyboardInterrupt
+
+    from regatta.launching import new_folder
+    from regatta.location import ensure_repository
+
+    folder = new_folder(ensure_repository(tmp_path) / "runs", None, "again")
+    with pytest.raises(KeyboardInterrupt):
+        sweep.execute(folder, listeners=(halt,))
+    record = sweep.execute(folder)
+    assert record.status == "done"
+    assert [line["reason"] for line in record.plans][:1] == [""]
+    assert not any(line["reason"] == "" for line in record.plans[1:])
+    assert sum(unit.kind == "pilot" for unit in record.units) == counted.count("pilot") + counted.count("packs")
+    assert {unit.pack is None for unit in record.units if unit.kind == "train"} == {False}
