@@ -10,11 +10,13 @@ What sharing gains depends on the length of the run, for its processes must star
 of 3,600 and 8, and on a machine that others kept busy, dear preprocessing was 2.1 and 1.9 times as fast: below the bar.
 
     nice python benchmarks/bench_sharing.py            --quick for a round of a short one
+                                                       --ray for dear preprocessing by actors of a Ray cluster
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -67,12 +69,13 @@ def images(rows: int, folder: Path) -> regatta.Dataset:
     return regatta.Dataset.from_arrays(x, y, partitions=2, eval_fraction=0.1, directory=folder, name="images")
 
 
-def timed(data: regatta.Dataset, models: Any, transform: Any, share: Any, epochs: int) -> tuple[float, float, Any]:
+def timed(
+    data: regatta.Dataset, models: Any, transform: Any, share: Any, epochs: int, cluster: regatta.Cluster
+) -> tuple[float, float, Any]:
     with tempfile.TemporaryDirectory(prefix="sharing-") as folder:
         sweep = regatta.Sweep(
             data, regatta.search.configs(models), model_fn, loss_fn=loss_fn, transform_fn=transform, share=share,
-            epochs=epochs, visits="seeded", pack=False, repo=Path(folder) / ".regatta",
-            cluster=regatta.Cluster.local(workers=2, threads=1),
+            epochs=epochs, visits="seeded", pack=False, repo=Path(folder) / ".regatta", cluster=cluster,
         )  # fmt: skip
         start = time.perf_counter()
         run = sweep.launch(progress=False)
@@ -82,36 +85,49 @@ def timed(data: regatta.Dataset, models: Any, transform: Any, share: Any, epochs
     return span, whole, {(u.config, u.epoch, u.partition): u.hash for u in run.record.units if u.kind == "train"}
 
 
-def rounds(count: int, data: regatta.Dataset, models: Any, transform: Any, epochs: int, ways: Any) -> Any:
+def rounds(count: int, cluster: regatta.Cluster, work: Any, ways: Any) -> Any:
     """Seconds of each way in each round, those of whole launches, and whether all states were the same."""
+    data, models, transform, epochs = work
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     launches: dict[str, list[float]] = {name: [] for name in ways}
     states = []
     for number in range(count):
         order = list(ways.items()) if number % 2 == 0 else list(ways.items())[::-1]
         for name, share in order:
-            span, whole, state = timed(data, models, transform, share, epochs)
+            span, whole, state = timed(data, models, transform, share, epochs, cluster)
             seconds[name].append(span)
             launches[name].append(whole)
             states.append(state)
     return seconds, launches, all(state == states[0] for state in states)
 
 
+def on_ray() -> regatta.Cluster:
+    """Two workers of a Ray cluster that is up before anything is timed."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    return regatta.Cluster.ray(2, threads=1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    parser.add_argument("--ray", action="store_true")
+    options = parser.parse_args()
+    quick = options.quick
     keeper.STARTS = 0  # nobody archives states beside the run
+    cluster = on_ray() if options.ray else regatta.Cluster.local(workers=2, threads=1)
     ways = {"each its own": False, "shared": True, "where it pays": None}
     rows, bars = [], []
     with tempfile.TemporaryDirectory(prefix="images-") as folder:
         few, many = (images(n, Path(folder) / str(n)) for n in ((600, 4000) if quick else (3600, 12000)))
         wide = [{**model, "times": 16} for model in MODELS]
-        for name, arguments in {
+        for name, work in {
             "dear": (few, MODELS, augmented, 3 if quick else 8),
-            "free": (many, wide, unchanged, 3 if quick else 6),
+            **({} if options.ray else {"free": (many, wide, unchanged, 3 if quick else 6)}),
         }.items():
-            seconds, launches, same = rounds(1 if quick else 3 if name == "dear" else 5, *arguments, ways)
+            seconds, launches, same = rounds(1 if quick else 3 if name == "dear" else 5, cluster, work, ways)
             for way in ways:
                 ratios = [a / b for a, b in zip(seconds["each its own"], seconds[way], strict=True)]
                 middle = [statistics.median(figures) for figures in (seconds[way], launches[way], ratios)]
@@ -123,7 +139,8 @@ def main() -> None:
                     bars.append(Bar(f"free, {way}: times as slow", slower, 1.05))
             bars.append(Bar(f"{name}: states that differ", 0.0 if same else 1.0, 0.0))
     columns = ["preprocessing", "", "units, s", "launch, s", "times as fast", "all states equal"]
-    report("sharing", columns, rows, bars=bars, notes={"models": len(MODELS), "workers": 2, "quick": quick})
+    notes = {"models": len(MODELS), "workers": 2, "quick": quick}
+    report("sharing_ray" if options.ray else "sharing", columns, rows, bars=bars, notes=notes)
 
 
 if __name__ == "__main__":
