@@ -10,7 +10,8 @@ Nothing that the journal does not hold has happened.
 | worker  | worker, state (up, down), and pid, device, threads, train, eval, of groups width, members; or reason |
 | resume  | pid: another controller goes on with the run                                                   |
 | config  | config, values, epochs, parent, parent_epoch: this configuration is to be trained so far       |
-| pilot   | config, worker, start, end, seconds (per row, for training and evaluation), state_bytes        |
+| pilot   | config, worker, start, end, seconds (per row, for training and evaluation), state_bytes;       |
+|         | cached: an earlier run measured it, and no worker, start or end are told                       |
 | packs   | build, members, gain, reason, worker, start, end: some models were tried side by side          |
 | start   | worker, kind, config, epoch, partition, pack                                                   |
 | unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, *_seconds, width, state, hash, pack  |

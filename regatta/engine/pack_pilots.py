@@ -10,6 +10,7 @@ from regatta.data import Dataset
 from regatta.engine.events import Event, PilotResult, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
 from regatta.engine.journal import Record
 from regatta.engine.pilot import Configs, PilotOutcome
+from regatta.engine.profiles import KnownRate, Profiles
 from regatta.engine.workers.base import WorkerPool
 from regatta.plan.packs import Builds, PackRate
 
@@ -43,27 +44,57 @@ def run_pack_pilots(
     heard: Callable[[Event], None] = lambda event: None,
     begun: Callable[[str], None] = lambda worker: None,
     between: Callable[[], None] = lambda: None,
+    profiles: Profiles | None = None,
 ) -> dict[str, PackRate]:
-    """Try packs of those builds that may gain by it; the workers are there and idle."""
-    builds, train = builds_of(outcome, configs), dataset.holders(pool.workers)[0]
-    alike: dict[str, list[str]] = {}
-    for config, values in configs.items():
-        if config not in outcome.failed:
-            alike.setdefault(builds.of(config, values), []).append(config)
-    rates = {}
-    for build, members in alike.items():
+    """Try packs of those builds that may gain by it, and of which `profiles` do not know; the workers are idle."""
+    train = dataset.holders(pool.workers)[0]
+    wanted = _wanted(dataset, configs, epochs, outcome)
+    rates = _cached(wanted, profiles)
+    news: dict[str, KnownRate] = {}
+    for build, members in wanted.items():
         worker = next((name for name in outcome.ready if train.get(name)), None)
-        results = [outcome.results[member] for member in members if member in outcome.results]
-        tried = _worth_trying(members, results, configs, dataset, epochs) if build else 0
-        if worker is None or not tried:
+        if worker is None or not members or build in rates:
             continue
-        first, *others = (Task("pilot", member, configs[member], 0, train[worker][0]) for member in members[:tried])
+        first, *others = (Task("pilot", member, configs[member], 0, train[worker][0]) for member in members)
         pool.submit(worker, replace(first, mates=tuple(others)))
         begun(worker)
         event = _await(pool, worker, outcome, heard, between)
         if isinstance(event, TaskDone) and event.packed is not None:
             rates[build] = PackRate(event.packed.members, event.packed.gain, event.packed.reason)
+            news[build] = KnownRate(rates[build], tuple(members))
+    if profiles is not None:
+        profiles.keep(packs=news)
     return rates
+
+
+def cached_rates(
+    dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome, profiles: Profiles
+) -> dict[str, PackRate] | None:
+    """What `profiles` know of packs, if none would be tried besides."""
+    wanted = _wanted(dataset, configs, epochs, outcome)
+    rates = _cached(wanted, profiles)
+    return None if any(members and build not in rates for build, members in wanted.items()) else rates
+
+
+def _cached(wanted: Mapping[str, Sequence[str]], profiles: Profiles | None) -> dict[str, PackRate]:
+    if profiles is None:
+        return {}
+    found = {build: profiles.rate(build, members) for build, members in wanted.items()}
+    return {build: rate for build, rate in found.items() if rate is not None}
+
+
+def _wanted(dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome) -> dict[str, list[str]]:
+    """By build, the configurations to try side by side: none where there is nothing to be gained."""
+    builds, alike = builds_of(outcome, configs), dict[str, list[str]]()
+    for config, values in configs.items():
+        if config not in outcome.failed:
+            alike.setdefault(builds.of(config, values), []).append(config)
+    found = {}
+    for build, members in alike.items():
+        results = [outcome.results[member] for member in members if member in outcome.results]
+        if build and len(members) > 1:
+            found[build] = members[: _worth_trying(members, results, configs, dataset, epochs)]
+    return found
 
 
 def _worth_trying(

@@ -7,13 +7,14 @@ estimated by the mean of the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regatta.configuration import Scalar
 from regatta.data import Dataset
 from regatta.engine.events import Event, PilotResult, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
 from regatta.engine.journal import Record
+from regatta.engine.profiles import Known, Profiles
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, RegattaError, UsageError, nearest
 from regatta.plan.estimates import Estimates
@@ -32,6 +33,7 @@ class PilotOutcome:
     results: dict[str, PilotResult] = field(default_factory=dict)
     failed: dict[str, TaskFailed] = field(default_factory=dict)
     ready: dict[str, WorkerReady] = field(default_factory=dict)
+    cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
 
     def state_bytes(self, config: str) -> int:
         """The size of a configuration's state: measured, or the mean of those that were."""
@@ -49,22 +51,40 @@ def run_pilots(
     heard: Callable[[Event], None] = lambda event: None,
     begun: Callable[[str], None] = lambda worker: None,
     between: Callable[[], None] = lambda: None,
+    profiles: Profiles | None = None,
 ) -> PilotOutcome:
     """Try configurations on the pool's workers, which are started; raises when not a single one works.
 
-    `begun` is told who begins a pilot; `between` is called whenever something happened, or the pool was woken.
+    `begun` is told who begins a pilot; `between` is called whenever something happened, or the pool was woken. What
+    `profiles` know is not tried again, but that every worker tries one, and are told what is new.
     """
-    pilots = _Pilots(pool, dataset, configs, epochs)
+    pilots = _Pilots(pool.workers, dataset, configs, epochs, profiles)
     pool.start()
     while not pilots.over():
         for event in pool.events():
             pilots.take(event)
             heard(event)
         between()
-        for worker in pilots.dispatch():
+        for worker, task in pilots.dispatch():
+            pool.submit(worker, task)
             begun(worker)
     pilots.check(metric)
+    if profiles is not None:
+        profiles.keep(pilots.news())
     return pilots.outcome
+
+
+def cached_pilots(
+    workers: Sequence[str], dataset: Dataset, configs: Configs, epochs: int, profiles: Profiles
+) -> PilotOutcome | None:
+    """What `profiles` know of these configurations, if it is as much as pilots would find out; no worker is needed."""
+    pilots = _Pilots(workers, dataset, configs, epochs, profiles)
+    return None if pilots.wants_more() else pilots.outcome
+
+
+def told(result: PilotResult) -> dict[str, object]:
+    """What a journal's line says of a pilot."""
+    return {name: value for name, value in vars(result).items() if name not in ("metrics", "forgotten")}
 
 
 def recalled_pilots(dataset: Dataset, history: Iterable[Record]) -> PilotOutcome:
@@ -106,8 +126,10 @@ def _judging(result: PilotResult) -> float:
 
 
 class _Pilots:
-    def __init__(self, pool: WorkerPool, dataset: Dataset, configs: Configs, epochs: int) -> None:
-        self.pool = pool
+    def __init__(
+        self, workers: Sequence[str], dataset: Dataset, configs: Configs, epochs: int, profiles: Profiles | None
+    ) -> None:
+        self.workers = workers
         self.configs = configs
         self.known_rows = all(part.rows is not None for part in dataset.train + dataset.eval)
         self.outcome = _nothing_known(dataset)
@@ -115,12 +137,26 @@ class _Pilots:
         self.eval_partitions = len(dataset.eval)
         self.visits = epochs * len(dataset.train)
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
-        self.train, self.eval = dataset.holders(pool.workers)
-        self.left = list(configs)
-        random.Random(0).shuffle(self.left)  # the first few should stand for all of them
-        self.busy: set[str] = set()
-        self.losses = 0
+        self.train, self.eval = dataset.holders(workers)
+        order = list(configs)
+        random.Random(0).shuffle(order)  # the first few should stand for all of them
         self.spent = 0.0
+        if profiles is not None:
+            self._recall(profiles)
+        self.left = [config for config in order if config not in self.outcome.cached]
+        self.known = [config for config in order if config in self.outcome.cached]
+        self.seconds: dict[str, float] = {}
+        self.busy: set[str] = set()
+        self.proved: set[str] = set()  # workers on which some configuration works
+        self.losses = 0
+
+    def _recall(self, profiles: Profiles) -> None:
+        for config, values in self.configs.items():
+            found = profiles.find(values)
+            if found is not None:
+                _learn(self.outcome, config, found, self.known_rows)
+                self.outcome.cached.add(config)
+        self.spent = profiles.spent(self.outcome.cached)
 
     def take(self, event: Event) -> None:
         if isinstance(event, WorkerReady):
@@ -134,29 +170,49 @@ class _Pilots:
                 if event.disk:
                     raise DiskError(event.traceback)
                 self.outcome.failed[event.task.config] = event
+                self.outcome.results.pop(event.task.config, None)
+                self.outcome.cached.discard(event.task.config)
             elif event.pilot is not None:
+                self.proved.add(event.worker)
+                self.seconds[event.task.config] = event.end - event.start
+                self.outcome.cached.discard(event.task.config)
                 _learn(self.outcome, event.task.config, event.pilot, self.known_rows)
 
-    def dispatch(self) -> list[str]:
-        """Give idle workers something to try; who got something."""
-        before = set(self.busy)
+    def dispatch(self) -> list[tuple[str, Task]]:
+        """What idle workers should try."""
+        found = []
         for worker in self.outcome.ready:
-            if worker in self.busy or not self.left or self._enough() or not self.train.get(worker):
+            if worker in self.busy or not self.train.get(worker):
                 continue
-            config = self.left.pop()
+            if self.wants_more():
+                config = self.left.pop()
+            elif self.known and worker not in self.proved:
+                config = self.known.pop()
+            else:
+                continue
             judge_on = self.eval[worker][0] if self.eval[worker] else None
             task = Task("pilot", config, self.configs[config], 0, self.train[worker][0], judge_on=judge_on)
             self.busy.add(worker)
-            self.pool.submit(worker, task)
-        return sorted(self.busy - before)
+            found.append((worker, task))
+        return found
 
     def over(self) -> bool:
-        everyone = set(self.pool.workers) <= self.outcome.ready.keys() | self.lost  # who was lost may not come back
-        return everyone and bool(self.outcome.ready) and not self.busy and (not self.left or self._enough())
+        everyone = set(self.workers) <= self.outcome.ready.keys() | self.lost  # who was lost may not come back
+        unproved = [worker for worker in self.outcome.ready if self.train.get(worker) and worker not in self.proved]
+        idle = not self.busy and not self.wants_more() and not (self.known and unproved)
+        return everyone and bool(self.outcome.ready) and idle
+
+    def wants_more(self) -> bool:
+        return bool(self.left) and not self._enough()
+
+    def news(self) -> list[Known]:
+        """What was measured now."""
+        results = self.outcome.results
+        return [Known(self.configs[config], results[config], taken) for config, taken in self.seconds.items()]
 
     def check(self, metric: str) -> None:
         """A sweep of which nothing works, or that looks for a metric nobody gives, must not begin."""
-        if self.configs and not self.outcome.results and self.outcome.failed:
+        if self.configs and not self.seconds and self.outcome.failed:
             first = next(iter(self.outcome.failed.values()))
             raise UsageError(
                 f"No configuration can be trained. The first, {first.task.config}, failed: {first.error}"
@@ -181,13 +237,13 @@ class _Pilots:
             return
         self.busy.discard(event.worker)
         self.losses += 1
-        all_tried = not self.left and not self.busy
-        if not self.outcome.results and (all_tried or self.losses > 2 * len(self.pool.workers)):
+        all_tried = not self.left and not self.known and not self.busy
+        if not self.seconds and (all_tried or self.losses > 2 * len(self.workers)):
             raise RegattaError(f"Workers die while they try the first batches: {event.worker} {event.reason}.")
 
     def _enough(self) -> bool:
         results = self.outcome.results.values()
-        if len(results) < 2 * len(self.pool.workers):
+        if len(results) < 2 * len(self.workers):
             return False
         per_run = [r.train_seconds_per_row * self.rows + r.fixed_seconds * self.visits for r in results]
         foreseen = sum(per_run) / len(per_run) * len(self.configs)

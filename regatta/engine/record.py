@@ -255,6 +255,8 @@ class RunRecord:
         )
 
     def _on_pilot(self, record: Record) -> None:
+        if record.get("cached"):
+            return  # an earlier run measured it
         start, end = record["start"], record["end"]
         self.units.append(UnitRecord("pilot", record["config"], 0, 0, record["worker"], start, end))
 

@@ -1,0 +1,235 @@
+"""What pilots found out in earlier runs and explanations, so that the next ones need not find it out again.
+
+    <repository>/profiles/<key>.json      one for each sweep's functions, kind of data, devices and versions
+
+A file that is damaged, or of another version, is as good as none, and is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from regatta.cluster import Cluster
+from regatta.configuration import Scalar, config_id
+from regatta.data import Dataset
+from regatta.engine.events import PilotResult
+from regatta.plan.packs import Builds, PackRate
+
+VERSION = 1
+FILES = 256  # those not used for longest go first
+CONFIGS = 1000  # of one file, the newest
+ALIKE = 1.5  # configurations of one structure tell of another if their times differ by no more than this factor
+EVERYTHING = "cuda"  # the build of all models on a GPU: it says nothing of their structure
+_PACKAGES = {
+    "torch": ("torch",),
+    "keras": ("keras", "tensorflow", "tensorflow-cpu"),
+    "jax": ("jax", "jaxlib"),
+    "numpy": ("numpy",),
+}
+
+Values = Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A configuration that was tried, and the seconds that this took."""
+
+    values: Values
+    pilot: PilotResult
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class KnownRate:
+    """A pack that was tried."""
+
+    rate: PackRate
+    configs: tuple[str, ...]  # its members
+
+
+@dataclass
+class Profiles:
+    """The profile of one key."""
+
+    path: Path
+    configs: dict[str, Known] = field(default_factory=dict)  # by id
+    packs: dict[str, KnownRate] = field(default_factory=dict)  # by build
+
+    @classmethod
+    def open(cls, folder: Path, key: str) -> Profiles:
+        """What the folder knows under a key, which may be nothing; the folder need not be there."""
+        found = cls(folder / f"{key}.json")
+        found._read()
+        with contextlib.suppress(OSError):  # nothing to touch, or nothing that may be touched
+            os.utime(found.path)
+        return found
+
+    def find(self, values: Values) -> PilotResult | None:
+        """What was measured of a configuration, or else of one that is built like it."""
+        known = self.configs.get(config_id(values)) or self._like(values)
+        return None if known is None else known.pilot
+
+    def spent(self, configs: Iterable[str]) -> float:
+        """The seconds that pilots of these configurations took."""
+        return sum(self.configs[config].seconds for config in configs if config in self.configs)
+
+    def rates(self) -> dict[str, PackRate]:
+        """What was measured of packs, by build."""
+        return {build: known.rate for build, known in self.packs.items()}
+
+    def rate(self, build: str, members: Sequence[str]) -> PackRate | None:
+        """What was measured of packs of a build, if it was of as many members as are to be tried now."""
+        known = self.packs.get(build)
+        if known is None or known.rate.members < len(members):
+            return None
+        same = bool(members) and set(members) <= set(known.configs)
+        return known.rate if same or build != EVERYTHING else None
+
+    def keep(self, configs: Iterable[Known] = (), packs: Mapping[str, KnownRate] | None = None) -> None:
+        """Remember what was measured; a folder that cannot be written to keeps nothing, and nobody is worse off."""
+        new = {config_id(known.values): known for known in configs}
+        if not new and not packs:
+            return
+        self._read()  # another run may have written since
+        self.configs = {**{name: known for name, known in self.configs.items() if name not in new}, **new}
+        self.configs = dict(list(self.configs.items())[-CONFIGS:])
+        self.packs.update(packs or {})
+        with contextlib.suppress(OSError):
+            self._write()
+            _forget_oldest(self.path.parent)
+
+    def _like(self, values: Values) -> Known | None:
+        """Of equal decisive values; what else differs must be known not to matter, to the build nor to the time."""
+        told = [known for known in self.configs.values() if known.pilot.build not in ("", EVERYTHING)]
+        builds = Builds()
+        for known in told:
+            builds.learn(config_id(known.values), known.values, known.pilot.build)
+        build = builds.of(config_id(values), values)
+        alike = [known for known in told if known.pilot.build == build]
+        varied = {name for name in values if len({repr(known.values.get(name)) for known in alike}) > 1}
+        near = [known for known in alike if _same_but_for(known.values, values, varied)]
+        times = [known.pilot.train_seconds_per_row for known in near]
+        if not times or max(times) > ALIKE * min(times):
+            return None
+        return sorted(near, key=lambda known: known.pilot.train_seconds_per_row)[len(near) // 2]
+
+    def _read(self) -> None:
+        try:
+            found = json.loads(self.path.read_bytes())
+            if found["version"] != VERSION:
+                return
+            configs = [_known(line) for line in found["configs"]]
+            packs = {line["build"]: _known_rate(line) for line in found["packs"]}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return  # not there, not ours, or damaged
+        self.configs = {config_id(known.values): known for known in configs}
+        self.packs = packs
+
+    def _write(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        configs = [{**asdict(known), "values": dict(known.values)} for known in self.configs.values()]
+        packs = [{"build": build, **asdict(known)} for build, known in self.packs.items()]
+        text = json.dumps({"version": VERSION, "configs": configs, "packs": packs})
+        handle, written = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".new")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.replace(written, self.path)
+        except BaseException:
+            os.unlink(written)
+            raise
+
+
+def _forget_oldest(folder: Path) -> None:
+    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in files[:-FILES]:
+        path.unlink(missing_ok=True)
+
+
+def _same_but_for(values: Values, others: Values, names: set[str]) -> bool:
+    return all(repr(values.get(name)) == repr(others.get(name)) for name in (values.keys() | others.keys()) - names)
+
+
+def _known(line: Mapping[str, Any]) -> Known:
+    found = line["pilot"]
+    pilot = PilotResult(**{name: _plain(name, found[name]) for name in found.keys() & _FIELDS})
+    return Known({str(name): value for name, value in line["values"].items()}, pilot, _number(line["seconds"]))
+
+
+def _known_rate(line: Mapping[str, Any]) -> KnownRate:
+    rate = line["rate"]
+    found = PackRate(int(_number(rate["members"])), _number(rate["gain"]), str(rate["reason"]))
+    return KnownRate(found, tuple(map(str, line["configs"])))
+
+
+_FIELDS = {part.name for part in fields(PilotResult)}
+_WORDS, _LISTS, _COUNTS = ("build",), ("metrics", "forgotten"), ("train_rows", "eval_rows", "state_bytes", "peak_bytes")
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A field of a pilot as it was written; anything else is a ValueError."""
+    if name in _WORDS:
+        return str(value)
+    if name in _LISTS:
+        return tuple(map(str, value))
+    if name in _COUNTS:
+        return int(_number(value))
+    return None if value is None and name == "eval_fixed_seconds" else _number(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{value!r} is no number from 0")
+    return float(value)
+
+
+def profile_key(codes: Sequence[object], dataset: Dataset, framework: str, cluster: Cluster) -> str:
+    """The same for sweeps whose models take the same time: by functions, kind of data, devices and versions.
+
+    `codes` are those of the sweep's functions (`launching.code_of`), `cluster` is sized.
+    """
+    columns = [(column.name, column.dtype, tuple(column.shape)) for column in dataset.columns]
+    data = columns, len(dataset.train), len(dataset.eval)
+    packages = _PACKAGES.get(framework) or tuple(name for names in _PACKAGES.values() for name in names)
+    versions = [_version(package) for package in ("regatta", *packages)]
+    place = sorted((name, repr(value)) for name, value in cluster.describe().items())
+    parts = (VERSION, codes, data, framework, place, device_names(cluster.device), versions)
+    return blake3(repr(parts).encode()).hexdigest(length=16)
+
+
+def device_names(device: str) -> list[str]:
+    """The processor of this machine and, unless only that is used, its GPUs; without asking a framework."""
+    cards = [] if device == "cpu" else sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [_processor(), *(_line(card, "Model") for card in cards)]
+
+
+def _processor() -> str:
+    return _line(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
+
+
+def _line(path: Path, name: str) -> str:
+    try:
+        found = re.search(rf"^{name}\s*:\s*(.+)$", path.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
