@@ -66,7 +66,8 @@ class Hopper:
         self._worker_names: list[str] = []
         self._timetable = Timetable(self._board, estimates, self._model_names, self._worker_names)
         self._under_way: dict[str, Unit] = {}  # by worker
-        self._units_left = 0
+        self._left: list[int] = []  # units by model
+        self._units_left = self._models_left = 0
         self._workers_changed = False
         self._before: dict[tuple[int, int], int] = {}  # (model, epoch): partitions visited before it was added
         self._story: deque[tuple[float, str, int, int, Running | None]] = deque(maxlen=STORY)
@@ -138,12 +139,13 @@ class Hopper:
         index = board.add_model(Model(epochs, done + 1, rest, orders, most))
         self._models[model] = index
         self._model_names.append(model)
+        self._left.append(0)
         self._before[index, done + 1] = len(set(visited))
         for epoch, partition in evals:
             board.add_eval(index, epoch, _checked([partition], board.eval_partitions, "evaluation partition")[0])
         if epochs > done and not rest:
             board.complete_epoch(index)
-        self._units_left += self._left_of(index)
+        self._count(index)
         self._outdated = True
         self._tell("model added", model=index)
         self.refresh(model)
@@ -154,18 +156,16 @@ class Hopper:
         known = self._board.models[index].orders
         orders = {epoch: self._checked_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
         self._board.models[index].orders = {**orders, **known}
-        self._units_left -= self._left_of(index)
         self._board.extend(index, epochs)
-        self._units_left += self._left_of(index)
+        self._count(index)
         self._outdated = True
         self._tell(f"extended to {epochs} epochs", model=index)
 
     def stop_model(self, model: str) -> None:
         """No new units of this model; what runs may finish."""
         index = self._model(model)
-        self._units_left -= self._left_of(index)
         self._board.stop(index)
-        self._units_left += self._left_of(index)
+        self._count(index)
         self._tell("stopped", model=index)
 
     def refresh(self, model: str) -> None:
@@ -204,7 +204,7 @@ class Hopper:
         index = self._worker(worker)
         self._must_run(worker, index)
         running, trained, evaluated = self._board.finish(index)
-        self._units_left -= 1
+        self._set_left(running.model, self._left[running.model] - 1)
         self._board.now = now
         self._tell("finished", index, running.model, running)
         unit = self._under_way.pop(worker)
@@ -219,7 +219,7 @@ class Hopper:
         self._must_run(worker, index)
         running = self._board.give_back(index)
         if self._board.models[running.model].stopped:
-            self._units_left -= 1
+            self._set_left(running.model, self._left[running.model] - 1)
         self._tell("given back", index, running.model, running)
         return self._under_way.pop(worker)
 
@@ -230,9 +230,8 @@ class Hopper:
         """
         index = self._model(model)
         self._must_be_last(index, epoch, partition)
-        self._units_left -= self._left_of(index)
         self._board.undo(index, epoch, partition)
-        self._units_left += self._left_of(index)
+        self._count(index)
         self._outdated = True
         self._tell("undone", -1, index, Running(False, index, epoch, partition))
 
@@ -276,7 +275,11 @@ class Hopper:
 
     def left_of(self, model: str) -> int:
         """The same, of one model."""
-        return self._left_of(self._model(model))
+        return self._left[self._model(model)]
+
+    def models_left(self) -> int:
+        """Models of which units are left."""
+        return self._models_left
 
     def done(self) -> bool:
         return self._units_left == 0
@@ -293,7 +296,9 @@ class Hopper:
             check_board(self._board)
         if len(self._story) < STORY:  # otherwise its beginning is forgotten
             check_story(self._story, self._board.partitions, self._before)
-        assert self._units_left == sum(map(self._left_of, range(len(self._model_names))))
+        assert self._left == [self._left_of(index) for index in range(len(self._model_names))]
+        assert self._units_left == sum(self._left)
+        assert self._models_left == sum(map(bool, self._left))
 
     def story(self, model_or_worker: str) -> list[Event]:
         """The events that touched a model or a worker, oldest first."""
@@ -349,6 +354,15 @@ class Hopper:
             self.refresh(unit.model)
         noise, expected = self._estimates.noise, self._request.noise
         self._outdated |= noise > 2 * expected or 2 * noise < expected
+
+    def _count(self, index: int) -> None:
+        """Something else is wanted of a model than before."""
+        self._set_left(index, self._left_of(index))
+
+    def _set_left(self, index: int, units: int) -> None:
+        before, self._left[index] = self._left[index], units
+        self._units_left += units - before
+        self._models_left += bool(units) - bool(before)
 
     def _left_of(self, index: int) -> int:
         """Units of a model that are wanted and not finished."""
