@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from regatta.pack import Member, Pack
 
 WARM_STEPS, TIMED_STEPS = 24, 16  # of a pilot: a pack tries out on the first ones how to train its members
-ALONE_STEPS = 6
+PIECE = 4  # steps that are timed together
+ALONE_STEPS = 8
 
 
 def build_of(bench: Bench, recipe: Recipe, values: Mapping[str, Scalar], device: str) -> str:
@@ -108,10 +110,7 @@ class Packs:
             self._load(pack, bench, each, partial(_plain_order, _size(each)))
         pack.train(data, steps=WARM_STEPS)
         _wait(pack)
-        start = time.perf_counter()
-        pack.train(data, steps=TIMED_STEPS)
-        _wait(pack)
-        together = (time.perf_counter() - start) / TIMED_STEPS
+        together = median(_seconds(pack, data, PIECE) / PIECE for _ in range(TIMED_STEPS // PIECE))
         build = build_of(benches[0], trainer.outfit.recipe, task.values, trainer.device)
         failed = next((member.error for member in pack.members if member.error is not None), None)
         if failed is not None:
@@ -131,13 +130,12 @@ class Packs:
 
     def _alone(self, bench: Bench, data: Any, task: Task) -> float:
         """Seconds of a step by itself."""
-        framework, recipe = bench.framework, self._trainer.outfit.recipe
-        batches = batch_order(framework.rows(data), _size(task), 0)
-        timed = [batches[k % len(batches)] for k in range(ALONE_STEPS)]
-        framework.train(bench.trainee, data, timed[:2], recipe.loss_fn, dict(task.values))
-        start = time.perf_counter()
-        framework.train(bench.trainee, data, timed, recipe.loss_fn, dict(task.values))
-        return (time.perf_counter() - start) / ALONE_STEPS
+        from regatta.engine.workers.pilots import paced
+
+        framework, loss_fn, values = bench.framework, self._trainer.outfit.recipe.loss_fn, dict(task.values)
+        order = batch_order(framework.rows(data), _size(task), 0)
+        do = partial(framework.train, bench.trainee, data, loss_fn=loss_fn, config=values)
+        return paced(do, order, most=ALONE_STEPS).each
 
     def _train(self, tasks: Sequence[Task]) -> list[TaskDone | TaskFailed]:
         from regatta.engine.workers.trainer import Costs
@@ -263,6 +261,13 @@ def _changed(seat: _Seat, before: Sequence[torch.Tensor], values: Sequence[torch
     if [tensor.data_ptr() for tensor in now] != [tensor.data_ptr() for tensor in before]:
         return True
     return not all(map(same_bits, now, values))
+
+
+def _seconds(pack: Pack, data: Any, steps: int) -> float:
+    start = time.perf_counter()
+    pack.train(data, steps=steps)
+    _wait(pack)
+    return time.perf_counter() - start
 
 
 def _wait(pack: Pack) -> None:
