@@ -11,7 +11,6 @@ import pytest
 
 from regatta.engine.events import (
     Address,
-    Crew,
     Event,
     StateDurable,
     Task,
@@ -140,8 +139,12 @@ def test_members_meet_at_the_first_and_know_whether_they_are_near(stage: Stage) 
     stage.pool.submit("g0", TASK)
     stage.pool.submit("g1", TASK)
     near, far = stage.script.given["w0"].crew, stage.script.given["w3"].crew
-    assert near == Crew(Address("a:10", "g0-1"), 0, 2, "gloo", 1)
-    assert far == Crew(Address("b:12", "g1-2"), 1, 2, "gloo", 2)
+    assert near is not None
+    assert far is not None
+    assert isinstance(near.meeting, Address)
+    assert isinstance(far.meeting, Address)
+    assert (near.meeting.host, near.rank, near.width, near.nodes) == ("a:10", 0, 2, 1)
+    assert (far.meeting.host, far.rank, far.width, far.nodes) == ("b:12", 1, 2, 2)
     assert [stage.script.given[worker].state_out for worker in ("w0", "w1")] == [STATE, None]
 
 
@@ -213,6 +216,17 @@ def test_workers_that_are_there_already_need_not_be_all(stage: Stage) -> None:
     formed, vacant = stage.pool.adopt({event.worker: event for event in there})
     assert members(formed) == ("g0", ["w1", "w3"], 1)
     assert vacant == WorkerLost("g1", "has no members: w0 stays idle", for_good=True)
+
+
+def test_other_groups_of_the_same_workers_do_not_meet_where_they_met_before(tmp_path: Path) -> None:
+    there, meetings, script = {f"w{n}": ready(f"w{n}", "a") for n in range(4)}, [], Script(4)
+    for width in (2, 4, 2):
+        pool = GroupPool(script, width, tmp_path / "meetings")
+        assert len(pool.adopt(there)) == 4 // width
+        pool.submit("g0", TASK)
+        meetings.append(script.given["w0"].crew.meeting)  # type: ignore[union-attr]
+        there = pool.release()
+    assert len(set(meetings)) == 3
 
 
 def test_what_is_known_of_states_is_passed_on_whoever_says_it(stage: Stage) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -37,6 +38,7 @@ from regatta.errors import RegattaError
 
 Widths: TypeAlias = Callable[[Task], int]  # how many members of its group do a task
 Answer: TypeAlias = TaskDone | TaskFailed | TaskReturned
+_MEETINGS = count()  # never the same one twice: workers may have been in groups of the same names before
 GRACE = 30.0  # seconds that the others of a group may be silent when one has failed
 
 
@@ -141,7 +143,6 @@ class GroupPool:
         self._patient = patient
         self._meetings = meetings
         self._widths = widths or (lambda task: width)
-        self._formed = 0
         self._woken = False
         self._alarms: list[threading.Timer] = []
 
@@ -220,8 +221,7 @@ class GroupPool:
     def _meeting(self, group: _Group) -> Path | Address:
         """Where the members find each other: at the first of them, if others can reach it, or through a file."""
         if group.meeting is None:
-            self._formed += 1
-            name, address = f"{group.name}-{self._formed}", group.ready[group.members[0]].info.get("address")
+            name, address = f"{group.name}-{next(_MEETINGS)}", group.ready[group.members[0]].info.get("address")
             group.meeting = self._meetings / name if address is None else Address(address, name)
         return group.meeting
 
