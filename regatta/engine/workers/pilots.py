@@ -168,7 +168,8 @@ class Pilots:
             unit = replace(task, kind="train", state_in=path)
 
             def fetch() -> Bench:
-                fetched = trainer.fetch(unit, Costs())
+                with bench.framework.seeded(0):  # every unit is
+                    fetched = trainer.fetch(unit, Costs())
                 trainer.kept.put(task.config, fetched)
                 return fetched
 
