@@ -192,11 +192,8 @@ class Board:
             setattr(self, name, np.concatenate([old, np.zeros(size - len(old), old.dtype)]))
         self.cost = {key: np.concatenate([old, np.zeros(size - len(old))]) for key, old in self.cost.items()}
 
-    def set_times(self, index: int, places: Places, train: Floats, evals: Floats) -> None:
-        """The seconds of a model's units at these places; evaluation units take as long on any worker.
-
-        Call `recount` when they are set, or `resum` where partitions moved.
-        """
+    def set_times(self, index: int, places: Places, train: Floats) -> None:
+        """The seconds of a model's units at these places. Then call `recount`, or `resum` where partitions moved."""
         seconds = quantised(train)
         if len(places):
             held = places.partitions[places.first]
@@ -205,7 +202,10 @@ class Board:
             for number in np.flatnonzero(np.repeat(places.counts, places.counts) > 1).tolist():
                 row = self._cost_row(int(places.workers[number]), int(places.partitions[number]))
                 row[index] = seconds[number]
-        self.eval_time[:, index] = quantised(evals)
+
+    def set_eval_times(self, index: int, partitions: Sequence[int], seconds: Floats) -> None:
+        """Evaluation units take as long on any worker."""
+        self.eval_time[partitions, index] = quantised(seconds)
 
     def _cost_row(self, worker: int, partition: int) -> Floats:
         if (worker, partition) not in self.cost:

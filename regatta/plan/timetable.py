@@ -5,7 +5,7 @@ It also remembers the times that the present plan was made for, and says when th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -35,19 +35,20 @@ class Timetable:
         self._ask = _asking(times)
         self._models, self._workers = models, workers
         self._places = _Named(board.places, workers)
-        self._evals: tuple[list[int], list[str]] = ([], [])
+        self._judges: dict[int, str] = {}  # a worker for each evaluation partition that is held
         self._planned: Floats = board.time.copy()
         self._moved: set[int] = set()  # models whose times were set since then
 
     def move(self) -> None:
         """Partitions came to workers or left them: take over the times of these, or all where that is quick."""
         board = self._board
-        holders = {j: self._workers[worker] for worker, held in enumerate(board.held_evals) for j in held}
-        self._evals = list(holders), list(holders.values())
-        whole = len(board.models) * board.partitions <= WHOLE
+        before = self._judges
+        self._judges = {j: self._workers[worker] for worker, held in enumerate(board.held_evals) for j in held}
+        whole = len(board.models) * (board.partitions + board.eval_partitions) <= WHOLE
         moved = _Named(board.rehold(whole), self._workers)
+        judges = {j: worker for j, worker in self._judges.items() if whole or before.get(j) != worker}
         for index in range(len(board.models)):
-            self._set(index, moved)
+            self._set(index, moved, judges)
         board.resum()
         for index in range(len(board.models)):
             board.look_ahead(index)
@@ -56,7 +57,7 @@ class Timetable:
 
     def refresh(self, index: int) -> bool:
         """Take over the times of one model; whether they are no longer those of the plan."""
-        self._set(index, self._places)
+        self._set(index, self._places, self._judges)
         self._board.recount(index)
         self._moved.add(index)
         if index >= self._planned.shape[1]:
@@ -74,12 +75,13 @@ class Timetable:
             self._planned = time.copy()
         self._moved.clear()
 
-    def _set(self, index: int, at: _Named) -> None:
-        model = self._models[index]
+    def _set(self, index: int, at: _Named, judges: Mapping[int, str]) -> None:
+        model, judged = self._models[index], list(judges)
         train = self._ask("train", model, at.partitions, at.workers)
-        evals = np.zeros(self._board.eval_partitions)
-        evals[self._evals[0]] = self._ask("eval", model, *self._evals)
-        self._board.set_times(index, at.places, np.array(train, np.float64), evals)
+        self._board.set_times(index, at.places, np.array(train, np.float64))
+        if judged:
+            evals = self._ask("eval", model, judged, list(judges.values()))
+            self._board.set_eval_times(index, judged, np.array(evals, np.float64))
 
 
 def _asking(times: Times) -> Callable[[Kind, str, Sequence[int], Sequence[str]], Sequence[float]]:

@@ -166,7 +166,7 @@ def test_more_workers_may_be_exchanged_than_functions_may_call_each_other() -> N
         board.add_model(Model(1, 1, [j for j in (index, index + 1) if j < count], {}))
     places = board.rehold(True)
     for index in range(count):
-        board.set_times(index, places, np.where(places.partitions == index, 10.0, 1.0), np.zeros(0))
+        board.set_times(index, places, np.where(places.partitions == index, 10.0, 1.0))
     board.resum()
     chosen = Longest().choose(board, range(count))
     assert sorted(chosen) == [(worker, worker, worker) for worker in range(count)]
