@@ -19,6 +19,7 @@ from regatta.location import find_repository
 if TYPE_CHECKING:
     import pandas as pd
 
+    from regatta.engine.analysis import Analysis
     from regatta.engine.replay import ReplayReport
     from regatta.engine.runner import Runner
     from regatta.engine.trace import Efficiency
@@ -257,6 +258,12 @@ class Run:
         from regatta.plan.what_if import what_if
 
         return what_if(workload(self.record), workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
+
+    def analyze(self) -> Analysis:
+        """What it took, beside what its plan expected; of a run that goes on, what it took so far."""
+        from regatta.engine.analysis import analyze
+
+        return analyze(self.record)
 
     def replay(self) -> ReplayReport:
         """Train it all again in the same order and compare every state, bit for bit."""

@@ -36,7 +36,7 @@ from regatta.engine.runner import Runner
 from regatta.errors import UsageError, nearest
 from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
 from regatta.launching import code_of, find_unfinished, new_folder
-from regatta.location import ensure_repository
+from regatta.location import ensure_repository, find_repository
 from regatta.plan.hop import check_rule
 from regatta.run import JOURNAL, RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
@@ -46,6 +46,7 @@ from regatta.sinks import Sink, following, usable_sinks
 if TYPE_CHECKING:
     from regatta.engine.findings import Findings
     from regatta.engine.planning import Decision
+    from regatta.engine.profiles import Profiles
     from regatta.plan.tree import Plan
 
 OUTLINING, OUTLINING_SHARE = 0.25, 0.01  # seconds, or of a run's, that reading its networks may take when it ends
@@ -221,24 +222,39 @@ class Sweep:
     def _piloted(self) -> tuple[Findings, Decision]:
         """What pilots find out, and what is decided by it."""
         from regatta.engine.planning import workforce
-        from regatta.engine.tryout import try_out
+        from regatta.engine.tryout import known_already, try_out
         from regatta.engine.workers import open_pool
 
-        cluster, planner = self.cluster.sized(len(self.dataset.train)), self._planner()
-        wanted = foreseen(self.search, self.goal)
+        cluster, planner, configs = self.cluster.sized(len(self.dataset.train)), self._planner(), self.configs()
+        wanted, profiles = foreseen(self.search, self.goal), self._profiles(cluster)
         with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
             outfit = self._outfit(Path(folder))
             pool = open_pool(cluster, outfit)
-            try:
-                meetings = outfit.logs / "meetings"
-                found = try_out(pool, self.dataset, self.goal, self.configs(), wanted, planner, cluster, meetings)
-            finally:
-                pool.close()
+            found = known_already(pool, self.dataset, self.goal, configs, planner, profiles) if profiles else None
+            if found is None or planner.groups_may_pay(found, wanted, workforce(pool, cluster, {})):
+                try:
+                    found = try_out(
+                        pool, self.dataset, self.goal, configs, wanted, planner, cluster, outfit.logs / "meetings",
+                        profiles,
+                    )  # fmt: skip
+                finally:
+                    pool.close()
         return found, planner.decide(found, wanted, workforce(pool, cluster, found.outcome.ready))
 
+    def _profiles(self, cluster: Cluster) -> Profiles | None:
+        """What earlier pilots of the same functions, data and devices have found out, if there is a repository."""
+        from regatta.engine.profiles import Profiles, profile_key
+
+        repository = find_repository() if self.repo is None else Path(self.repo)
+        if repository is None or not repository.is_dir() or isinstance(self._sealed, bytes):
+            return None  # a run that is gone on with needs no pilots
+        codes = [code_of(getattr(self.recipe, name)) for name in _CALLS]
+        return Profiles.open(repository / "profiles", profile_key(codes, self.dataset, self.recipe.framework, cluster))
+
     def _planner(self) -> Planner:
-        share = self.share.always if any(self._prepares) else False
-        return Planner(self.dataset, Wishes(self.pack, share, self.cluster.group, self.numerics))
+        share = self.share.always if any(self._prepares) else None  # there is nothing to share
+        pack = False if self.visits == "seeded" else self.pack  # each model has an order of its own then
+        return Planner(self.dataset, Wishes(pack, share, self.cluster.group, self.numerics))
 
     def execute(
         self,
@@ -265,6 +281,7 @@ class Sweep:
             unit_limit=self.unit_limit,
             planner=self._planner(),
             cluster=cluster,
+            profiles=self._profiles(cluster),
             listeners=listeners,
         )
         began(runner)

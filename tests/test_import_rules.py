@@ -23,7 +23,9 @@ MAY_USE_FRAMEWORKS = (
 )  # fmt: skip
 LOWER = ("regatta.plan", "regatta.search", "regatta.dql", "regatta.store")
 FRONT = ("regatta.cli", "regatta.hub", "regatta.web")
-FRONT_MAY_USE = (*FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors", "regatta.plan.suites")
+FRONT_MAY_USE = (
+    *FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors", "regatta.spelling", "regatta.plan.suites",
+)  # fmt: skip
 KNOW_THE_CLI = ("regatta.cli", "regatta.__main__", "regatta.sweep")  # a sweep opens the display, when it is launched
 IMPURE = (
     "asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "shutil", "signal", "socket",

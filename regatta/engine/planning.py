@@ -42,9 +42,8 @@ class Wishes:
     group: int | None = None
     numerics: Numerics = "exact"
 
-    def forced(self, packs: bool, prepares: bool) -> Forced:
-        """What must be, where workers may not be able to pack, and where there may be nothing to share."""
-        return Forced(self.pack if packs else False, self.group, self.share if prepares or self.share else False)
+    def forced(self) -> Forced:
+        return Forced(self.pack, self.group, self.share)
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def workforce(pool: WorkerPool, cluster: Cluster, ready: Mapping[str, WorkerRead
     infos = [event.info for event in ready.values()]
     memory = min((float(info["memory"]) for info in infos if info.get("memory")), default=math.inf)
     groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers)  # only Ray finds out by itself
-    width = max((int(info.get("width", 1)) for info in infos), default=1)
+    width = max((int(info.get("width", 1)) for info in infos), default=cluster.group or 1)
     return Workforce(groups * width, cluster.threads or 1, cluster.kind != "ray", pool.packs, pool.groupable, memory)
 
 
@@ -139,7 +138,7 @@ class Planner:
     def _choose(self, profile: Profile, force: Workforce) -> tuple[Choice, Plan]:
         work, site = profile.work(), self.site(force, profile)
         effort = int(PLAYED * estimate(work, site, Choice()).seconds)
-        forced = self.wishes.forced(force.packs, work.data.prepare > 0)
+        forced = self.wishes.forced()
         chosen, plan = choose(
             work, site, numerics=self.wishes.numerics, forced=forced, effort=min(max(effort, LEAST_PLAYED), EFFORT)
         )

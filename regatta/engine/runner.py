@@ -46,6 +46,7 @@ from regatta.engine.packing import Orders, Packer
 from regatta.engine.patience import Patience
 from regatta.engine.pilot import PilotOutcome
 from regatta.engine.planning import Planner
+from regatta.engine.profiles import Profiles
 from regatta.engine.record import RunRecord
 from regatta.engine.steering import Steering
 from regatta.engine.tryout import TryOut
@@ -81,6 +82,7 @@ class Runner:
         unit_limit: float | None = None,
         planner: Planner,
         cluster: Cluster,
+        profiles: Profiles | None = None,
         listeners: Iterable[Listener] = (),
     ) -> None:
         self._chronicle = Chronicle(listeners, goal.metric, self._wait_for_room)
@@ -92,6 +94,7 @@ class Runner:
         self._rule = rule
         self._orders = orders
         self._search = search
+        self._profiles = profiles
         self._packer = Packer(orders)
         self._steering = Steering(pool, planner, cluster, self._chronicle, self._packer, folder / "logs" / "meetings")
         self._courses = Courses(search, goal)
@@ -182,7 +185,7 @@ class Runner:
         lines = [line for line, _ in history]
         self._bundles.count_from(line["pack"] for line in lines if line.get("pack") is not None)
         asked = foreseen(self._search, self._goal, FORESEEN)
-        found = self._try_out.run(self._courses, lines, asked, self._steering)
+        found = self._try_out.run(self._courses, lines, asked, self._steering, self._profiles)
         self._estimates = found.outcome.estimates
         self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
         self._hopper = self._scheduler(found.outcome)

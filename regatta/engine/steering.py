@@ -66,7 +66,7 @@ class Steering:
         active = [course for course in courses if not course.stopped and not course.failed]
         epochs = {course.id: course.epochs - self._chronicle.record.configs[course.id].epoch for course in active}
         left = {course.id: Train(dict(course.values), epochs[course.id]) for course in active}
-        force = workforce(self.pool, self.cluster, self._findings.outcome.ready)
+        force = workforce(self._alone, self.cluster, self._findings.outcome.ready)
         decision = self.planner.revise(self._findings, left, force, self._decision)
         self.planner.settle()
         changed = not decision.same_way(self._decision)
@@ -87,7 +87,7 @@ class Steering:
         return self._formed(there) if self._decision.width > 1 else there
 
     def _formed(self, ready: Mapping[str, WorkerReady]) -> dict[str, WorkerReady]:
-        self.pool = GroupPool(self._alone, self._decision.width, self.meetings)
+        self.pool = GroupPool(self._alone, self._decision.width, self.meetings, patient=self.cluster.kind == "ray")
         return {event.worker: event for event in self.pool.adopt(ready) if isinstance(event, WorkerReady)}
 
     def _take(self, decision: Decision) -> None:

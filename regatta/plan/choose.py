@@ -177,8 +177,9 @@ def _refusal(work: Work, site: Site, choice: Choice, numerics: Numerics, forced:
     if not forced.allows(choice, work.kinds):
         return "something else was asked for"
     if choice.width > 1 and forced.width is None:
+        unknown = any(kind.communication is None for kind in work.kinds)
         least, plain = (estimate(work, site, way).seconds for way in (choice, replace(choice, width=1)))
-        if least >= plain:  # nothing is counted for exchanges that were not measured
+        if unknown and least >= plain:  # nothing is counted for exchanges that were not measured
             return "no faster than hopping, even if gradients were exchanged in no time"
         if numerics == "exact":
             return "not exact: gradients are summed in another order; numerics='fast' allows it"

@@ -201,7 +201,7 @@ def units(work: Work, site: Site, choice: Choice) -> Units:
     longest = unit_seconds(work, site, choice, small + (wide > 0), share)
     shortest = unit_seconds(work, site, choice, small, share)
     mean = (longest * wide + shortest * (packs - wide)) / packs
-    prepare = work.data.prepare * share / max(site.cores, 1) if choice.share else 0.0
+    prepare = work.data.prepare / parts / max(site.cores, 1) if choice.share else 0.0
     return Units(groups, parts, packs.astype(float), mean, longest, prepare)
 
 
@@ -219,9 +219,10 @@ def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: f
     """
     train = work.seconds * slower * work.together(members) * (1 + work.ratios(choice.width)) * share
     around = site.unit + members * (work.fixed + work.states / site.bandwidth)
+    whole = share * choice.width  # each of a group has all rows of a partition, and trains on its part of them
     if choice.share:
-        return train + work.data.read * share + around
-    prepare = work.data.prepare * share
+        return train + work.data.read * whole + around
+    prepare = work.data.prepare * whole
     return (np.maximum(train, prepare / site.cores) if site.cores else train + prepare) + around
 
 

@@ -46,10 +46,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _explain_run(args: argparse.Namespace) -> int:
     from regatta.cli.documents import document
-    from regatta.engine.analysis import analyze
     from regatta.run import open_run
 
-    found = analyze(open_run(args.target, repo=args.repo).record)
+    found = open_run(args.target, repo=args.repo).analyze()
     if args.json:
         ui.write_json(document(**(found.to_json() if args.analyze else found.plan.to_json())))
     elif args.analyze:

@@ -74,7 +74,7 @@ class RayPool:
     """Starts actors, starts one again when it dies, and adds some when the cluster grows."""
 
     packs = False  # a task has one state to begin with, and leaves one
-    groupable = False
+    groupable = True
 
     def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
         self._session = Session(cluster)
