@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from regatta.plan.places import Floats as Floats
 from regatta.plan.places import Places, quantised
 
+FEW = 4_096  # open units that are all looked at sooner than they are sorted out
+
 
 class Choice(NamedTuple):
     """A rule's answer: this worker trains this model on this partition now."""
@@ -441,8 +443,11 @@ class Board:
         """Those of the idle workers that hold an open unit of a ready model."""
         workers = sorted(idle)
         if len(workers) > 1:
-            openings = self.count[np.ix_(np.array(workers), np.flatnonzero(self.ready))]
-            return [workers[row] for row in np.flatnonzero(openings.sum(axis=1)).tolist()]
+            if len(workers) * len(self.ready) > FEW:  # then it pays to pick out the models that are ready
+                found = self.count[np.ix_(np.array(workers), np.flatnonzero(self.ready))].sum(axis=1)
+            else:
+                found = self.count[workers] @ self.ready
+            return [workers[row] for row in np.flatnonzero(found).tolist()]
         return [w for w in workers if np.logical_and(self.count[w], self.ready).any()]
 
     def partition(self, worker: int, model: int) -> int:

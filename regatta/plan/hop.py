@@ -26,8 +26,8 @@ from regatta.plan.units import Assignment, Event, Finished, Unit
 
 MOVED = 0.05  # an estimate that moved by more than this is taken over
 FULL_EFFORT = 20_000  # simulated decisions: within a second
-DECISION = 30e-6  # seconds that one takes, about
-SHARE = 0.003  # of a run's time that planning may take
+DECISION = 40e-6  # seconds that one takes, about, beside workers that keep all cores busy
+SHARE = 0.0015  # of a run's time that looking ahead may take; deciding takes about as much again
 STORY = 500_000  # events that are remembered
 
 
