@@ -231,7 +231,7 @@ class Sweep:
             outfit = self._outfit(Path(folder))
             pool = open_pool(cluster, outfit)
             found = known_already(pool, self.dataset, self.goal, configs, planner, profiles) if profiles else None
-            if found is None or planner.groups_may_pay(found, wanted, workforce(pool, cluster, {})):
+            if found is None or planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
                 try:
                     found = try_out(
                         pool, self.dataset, self.goal, configs, wanted, planner, cluster, outfit.logs / "meetings",
@@ -239,7 +239,7 @@ class Sweep:
                     )  # fmt: skip
                 finally:
                     pool.close()
-        return found, planner.decide(found, wanted, workforce(pool, cluster, found.outcome.ready))
+        return found, planner.decide(found, wanted, workforce(pool, cluster, found.outcome))
 
     def _profiles(self, cluster: Cluster) -> Profiles | None:
         """What earlier pilots of the same functions, data and devices have found out, if there is a repository."""

@@ -146,8 +146,9 @@ class PackPilot:
 
     build: str
     members: int
-    gain: float  # so many times as fast as one after another
+    gain: float  # steps are so many times as fast as one after another
     reason: str
+    fixed: float = 0.0  # seconds of a unit for each member, to put it among the others
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 from regatta.configuration import Scalar
 from regatta.data import Dataset
-from regatta.engine.events import Event, PilotResult, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
+from regatta.engine.events import Event, PackPilot, PilotResult, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
 from regatta.engine.journal import Record
 from regatta.engine.pilot import Configs, PilotOutcome
 from regatta.engine.profiles import KnownRate, Profiles
 from regatta.engine.workers.base import WorkerPool
-from regatta.plan.packs import Builds, PackRate
+from regatta.plan.packs import EVERYTHING, Builds, PackRate
 
 MEMBERS = (8, 4, 2)  # that are tried side by side: as many as the work to come is worth
-STEPS = 48  # that trying takes of each, about
+MOST_MEMBERS = 32  # as many as a worker would get of them, up to so many, rather than any of these
+STEPS = 96  # that trying takes of each, about
 SHARE = 0.1  # of the work that is foreseen may go into trying, which counts little where it pays
 TINY = 3e-3  # seconds: on a processor, a longer step keeps it busy by itself
 
@@ -31,8 +33,16 @@ def builds_of(outcome: PilotOutcome, configs: Configs) -> Builds:
 
 def recalled_rates(history: Sequence[Record]) -> dict[str, PackRate]:
     """What a journal says of packs that were tried."""
-    lines = (line for line in history if line["event"] == "packs")
-    return {line["build"]: PackRate(line["members"], line["gain"], line["reason"]) for line in lines}
+    builds: dict[str, list[Record]] = {}
+    for line in history:
+        if line["event"] == "packs":
+            builds.setdefault(line["build"], []).append(line)
+    return {build: _recalled(lines) for build, lines in builds.items()}
+
+
+def _recalled(lines: Sequence[Record]) -> PackRate:
+    gain, fixed = (median(line.get(name, 0.0) for line in lines) for name in ("gain", "fixed"))
+    return PackRate(lines[0]["members"], gain, lines[0]["reason"], fixed)
 
 
 def run_pack_pilots(
@@ -48,19 +58,21 @@ def run_pack_pilots(
 ) -> dict[str, PackRate]:
     """Try packs of those builds that may gain by it, and of which `profiles` do not know; the workers are idle."""
     train = dataset.holders(pool.workers)[0]
-    wanted = _wanted(dataset, configs, epochs, outcome)
+    wanted = _wanted(dataset, configs, epochs, outcome, len(pool.workers))
     rates = _cached(wanted, profiles)
     news: dict[str, KnownRate] = {}
     for build, members in wanted.items():
-        worker = next((name for name in outcome.ready if train.get(name)), None)
-        if worker is None or not members or build in rates:
+        if not members or build in rates:
             continue
-        first, *others = (Task("pilot", member, configs[member], 0, train[worker][0]) for member in members)
-        pool.submit(worker, replace(first, mates=tuple(others)))
-        begun(worker)
-        event = _await(pool, worker, outcome, heard, between)
-        if isinstance(event, TaskDone) and event.packed is not None:
-            rates[build] = PackRate(event.packed.members, event.packed.gain, event.packed.reason)
+        workers = [name for name in outcome.ready if train.get(name)]  # all at once, as it will be in the run
+        for worker in workers:
+            first, *others = (Task("pilot", member, configs[member], 0, train[worker][0]) for member in members)
+            pool.submit(worker, replace(first, mates=tuple(others)))
+            begun(worker)
+        found = _await(pool, workers, outcome, heard, between)
+        if found:
+            gain, fixed = median(each.gain for each in found), median(each.fixed for each in found)
+            rates[build] = PackRate(found[0].members, gain, found[0].reason, fixed)
             news[build] = KnownRate(rates[build], tuple(members))
     if profiles is not None:
         profiles.keep(packs=news)
@@ -68,10 +80,10 @@ def run_pack_pilots(
 
 
 def cached_rates(
-    dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome, profiles: Profiles
+    workers: int, dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome, profiles: Profiles
 ) -> dict[str, PackRate] | None:
     """What `profiles` know of packs, if none would be tried besides."""
-    wanted = _wanted(dataset, configs, epochs, outcome)
+    wanted = _wanted(dataset, configs, epochs, outcome, workers)
     rates = _cached(wanted, profiles)
     return None if any(members and build not in rates for build, members in wanted.items()) else rates
 
@@ -83,7 +95,9 @@ def _cached(wanted: Mapping[str, Sequence[str]], profiles: Profiles | None) -> d
     return {build: rate for build, rate in found.items() if rate is not None}
 
 
-def _wanted(dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome) -> dict[str, list[str]]:
+def _wanted(
+    dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome, workers: int
+) -> dict[str, list[str]]:
     """By build, the configurations to try side by side: none where there is nothing to be gained."""
     builds, alike = builds_of(outcome, configs), dict[str, list[str]]()
     for config, values in configs.items():
@@ -93,12 +107,17 @@ def _wanted(dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutco
     for build, members in alike.items():
         results = [outcome.results[member] for member in members if member in outcome.results]
         if build and len(members) > 1:
-            found[build] = members[: _worth_trying(members, results, configs, dataset, epochs)]
+            found[build] = members[: _worth_trying(members, results, configs, dataset, epochs, workers)]
     return found
 
 
 def _worth_trying(
-    members: Sequence[str], results: Sequence[PilotResult], configs: Configs, dataset: Dataset, epochs: int
+    members: Sequence[str],
+    results: Sequence[PilotResult],
+    configs: Configs,
+    dataset: Dataset,
+    epochs: int,
+    workers: int,
 ) -> int:
     """How many to try side by side; 0 where there is nothing to be gained."""
     if len(members) < 2 or not results:
@@ -107,11 +126,13 @@ def _worth_trying(
     per_row = sum(result.train_seconds_per_row for result in results) / len(results)
     fixed = sum(result.fixed_seconds for result in results) / len(results)
     step = per_row * _batch_size(configs[members[0]])
-    if step > TINY and results[0].build != "cuda":
+    if step > TINY and results[0].build != EVERYTHING:
         return 0
     foreseen = len(members) * epochs * (per_row * rows + fixed * len(dataset.train))
     each = STEPS * step + 2 * fixed
-    return next((n for n in MEMBERS if n <= len(members) and n * each <= SHARE * foreseen), 0)
+    share = min(-(-len(members) // workers), MOST_MEMBERS)  # of a worker
+    sizes = [size for size in (share, *MEMBERS) if 2 <= size <= max(share, 2)]
+    return next((size for size in sizes if size * each <= SHARE * foreseen), 0)
 
 
 def _batch_size(values: Mapping[str, Scalar]) -> int:
@@ -121,21 +142,23 @@ def _batch_size(values: Mapping[str, Scalar]) -> int:
 
 def _await(
     pool: WorkerPool,
-    worker: str,
+    workers: Sequence[str],
     outcome: PilotOutcome,
     heard: Callable[[Event], None],
     between: Callable[[], None],
-) -> TaskDone | TaskFailed | WorkerLost:
-    """Until the worker is done with its task, or gone."""
-    answer: TaskDone | TaskFailed | WorkerLost | None = None
-    while answer is None:
+) -> list[PackPilot]:
+    """What the workers find, until each is done with its task, or gone."""
+    waits, found = set(workers), list[PackPilot]()
+    while waits:
         for event in pool.events():
             heard(event)
             if isinstance(event, WorkerReady):
                 outcome.ready[event.worker] = event
             elif isinstance(event, WorkerLost):
                 outcome.ready.pop(event.worker, None)
-            if isinstance(event, TaskDone | TaskFailed | WorkerLost) and event.worker == worker:
-                answer = event
+            if isinstance(event, TaskDone | TaskFailed | WorkerLost):
+                waits.discard(event.worker)
+            if isinstance(event, TaskDone) and event.packed is not None:
+                found.append(event.packed)
         between()
-    return answer
+    return found

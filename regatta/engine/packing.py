@@ -40,6 +40,11 @@ class Packer:
         rate = self._rate(bundle)
         return 1.0 if rate is None else rate.gain_of(len(bundle.courses))
 
+    def fixed(self, bundle: Bundle) -> float:
+        """Seconds of a unit that each course takes to be put among the others."""
+        rate = self._rate(bundle)
+        return 0.0 if rate is None or not bundle.is_pack else rate.fixed
+
     def describe(self, bundle: Bundle) -> str:
         text, rate = f"{bundle.name}: {len(bundle.courses)} configurations are trained side by side", self._rate(bundle)
         if rate is not None:

@@ -7,6 +7,7 @@ estimated by the mean of the others.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ class PilotOutcome:
     results: dict[str, PilotResult] = field(default_factory=dict)
     failed: dict[str, TaskFailed] = field(default_factory=dict)
     ready: dict[str, WorkerReady] = field(default_factory=dict)
+    start_seconds: float | None = None  # until the first worker was there
     cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
 
     def state_bytes(self, config: str) -> int:
@@ -60,10 +62,13 @@ def run_pilots(
     """
     pilots = _Pilots(pool.workers, dataset, configs, epochs, profiles)
     pool.start()
+    begin = time.perf_counter()
     while not pilots.over():
         for event in pool.events():
-            pilots.take(event)
-            heard(event)
+            if pilots.take(event):
+                heard(event)
+        if pilots.outcome.ready and pilots.outcome.start_seconds is None:
+            pilots.outcome.start_seconds = time.perf_counter() - begin
         between()
         for worker, task in pilots.dispatch():
             pool.submit(worker, task)
@@ -147,6 +152,7 @@ class _Pilots:
         self.known = [config for config in order if config in self.outcome.cached]
         self.seconds: dict[str, float] = {}
         self.busy: set[str] = set()
+        self.company: set[str] = set()  # workers that only keep the others from being alone
         self.proved: set[str] = set()  # workers on which some configuration works
         self.losses = 0
 
@@ -158,11 +164,16 @@ class _Pilots:
                 self.outcome.cached.add(config)
         self.spent = profiles.spent(self.outcome.cached)
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event) -> bool:
+        """Learn from an event; whether it is of interest to others."""
         if isinstance(event, WorkerReady):
             self.outcome.ready[event.worker] = event
         elif isinstance(event, WorkerLost):
+            self.company.discard(event.worker)
             self._lose(event)
+        elif isinstance(event, TaskDone | TaskFailed) and event.worker in self.company:
+            self.company.discard(event.worker)
+            return False
         elif isinstance(event, TaskDone | TaskFailed):
             self.busy.discard(event.worker)
             self.spent += event.end - event.start
@@ -177,29 +188,36 @@ class _Pilots:
                 self.seconds[event.task.config] = event.end - event.start
                 self.outcome.cached.discard(event.task.config)
                 _learn(self.outcome, event.task.config, event.pilot, self.known_rows)
+        return True
 
     def dispatch(self) -> list[tuple[str, Task]]:
         """What idle workers should try."""
         found = []
         for worker in self.outcome.ready:
-            if worker in self.busy or not self.train.get(worker):
+            if worker in self.busy or worker in self.company or not self.train.get(worker):
                 continue
             if self.wants_more():
                 config = self.left.pop()
             elif self.known and worker not in self.proved:
                 config = self.known.pop()
+            elif self.busy and self.seconds and len(self.configs) >= len(self.workers):
+                self.company.add(worker)  # in the run nobody will have the machine to himself
+                found.append((worker, self._task(worker, next(iter(self.seconds)))))
+                continue
             else:
                 continue
-            judge_on = self.eval[worker][0] if self.eval[worker] else None
-            task = Task("pilot", config, self.configs[config], 0, self.train[worker][0], judge_on=judge_on)
             self.busy.add(worker)
-            found.append((worker, task))
+            found.append((worker, self._task(worker, config)))
         return found
+
+    def _task(self, worker: str, config: str) -> Task:
+        judge_on = self.eval[worker][0] if self.eval[worker] else None
+        return Task("pilot", config, self.configs[config], 0, self.train[worker][0], judge_on=judge_on)
 
     def over(self) -> bool:
         everyone = set(self.workers) <= self.outcome.ready.keys() | self.lost  # who was lost may not come back
         unproved = [worker for worker in self.outcome.ready if self.train.get(worker) and worker not in self.proved]
-        idle = not self.busy and not self.wants_more() and not (self.known and unproved)
+        idle = not self.busy and not self.company and not self.wants_more() and not (self.known and unproved)
         return everyone and bool(self.outcome.ready) and idle
 
     def wants_more(self) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 
 from regatta.cluster import Cluster
 from regatta.data import Dataset
-from regatta.engine.events import WorkerReady
 from regatta.engine.findings import Findings
 from regatta.engine.journal import Record
+from regatta.engine.pilot import PilotOutcome
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import UsageError
 from regatta.plan.choose import EFFORT, Forced, Numerics, choose
@@ -24,7 +24,8 @@ from regatta.plan.tree import Plan
 from regatta.search.base import Train
 
 UNIT_SECONDS = 0.002  # from the end of a unit to the beginning of the next
-SHARE_START = 1.5  # seconds until data is prepared by others
+MAKERS = 1.5  # times the start of a worker until data is prepared by others: all wait for one, and then there are more
+START = 2.0  # seconds of that, where nobody was started
 PLAYED = 40.0  # units that may be played to compare plans, for each second that the run will take
 LEAST_PLAYED = 200
 CHAIN_BOUND = 1.05  # a model's way is so much longer than a worker's work: then groups may pay
@@ -84,15 +85,19 @@ class Workforce:
     groups: bool = True
     memory: float = math.inf
     each: int = 0  # workers of a node
+    start: float = START  # seconds until one is there
 
 
-def workforce(pool: WorkerPool, cluster: Cluster, ready: Mapping[str, WorkerReady]) -> Workforce:
+def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Workforce:
     """The workers of a pool, each of a group counted; what those that are there say of themselves holds for all."""
+    ready, start = outcome.ready, START if outcome.start_seconds is None else outcome.start_seconds
     infos = [event.info for event in ready.values()]
     memory = min((float(info["memory"]) for info in infos if info.get("memory")), default=math.inf)
     groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers)  # only Ray finds out by itself
     width = max((int(info.get("width", 1)) for info in infos), default=cluster.group or 1)
-    return Workforce(groups * width, cluster.threads or 1, cluster.kind != "ray", pool.packs, pool.groupable, memory)
+    return Workforce(
+        groups * width, cluster.threads or 1, cluster.kind != "ray", pool.packs, pool.groupable, memory, start=start
+    )
 
 
 class Planner:
@@ -176,7 +181,7 @@ class Planner:
         peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]
         return Site(
             force.workers, force.each, max([force.memory, *peaks]), UNIT_SECONDS, cores=_free_cores(force),
-            share_start=SHARE_START, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
+            share_start=MAKERS * force.start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
         )  # fmt: skip
 
     # -- watching ----------------------------------------------------------------------------------------
@@ -204,9 +209,10 @@ class Planner:
         if result is None:
             return None
         estimates, parts = findings.outcome.estimates, len(self._dataset.eval)
-        pilot, rows, judged = estimates.pilot(name), estimates.rows("train"), estimates.rows("eval")
+        pilot, rows = estimates.pilot(name), estimates.rows("train")
+        evaluate = pilot.eval * estimates.rows("eval") + (pilot.fixed + UNIT_SECONDS) * parts
         return Measured(
-            train=pilot.train * rows * width, evaluate=(pilot.eval * judged + pilot.fixed * parts) * width,
+            train=pilot.train * rows * width, evaluate=evaluate * width,
             fixed=pilot.fixed, prepare=pilot.prepare * rows, state_bytes=result.state_bytes,
             peak_bytes=result.peak_bytes, build=result.build,
         )  # fmt: skip

@@ -26,13 +26,12 @@ from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
 from regatta.engine.events import PilotResult
-from regatta.plan.packs import Builds, PackRate
+from regatta.plan.packs import EVERYTHING, Builds, PackRate
 
-VERSION = 1
+VERSION = 2
 FILES = 256  # those not used for longest go first
 CONFIGS = 1000  # of one file, the newest
 ALIKE = 1.5  # configurations of one structure tell of another if their times differ by no more than this factor
-EVERYTHING = "cuda"  # the build of all models on a GPU: it says nothing of their structure
 _PACKAGES = {
     "torch": ("torch",),
     "keras": ("keras", "tensorflow", "tensorflow-cpu"),
@@ -171,7 +170,7 @@ def _known(line: Mapping[str, Any]) -> Known:
 
 def _known_rate(line: Mapping[str, Any]) -> KnownRate:
     rate = line["rate"]
-    found = PackRate(int(_number(rate["members"])), _number(rate["gain"]), str(rate["reason"]))
+    found = PackRate(int(_number(rate["members"])), _number(rate["gain"]), str(rate["reason"]), _number(rate["fixed"]))
     return KnownRate(found, tuple(map(str, line["configs"])))
 
 

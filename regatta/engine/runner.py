@@ -212,15 +212,15 @@ class Runner:
 
     def _idle_workers(self) -> int:
         """Workers for whom there is no bundle with something left to do."""
-        busy = sum(self._hopper.left_of(bundle.name) > 0 for bundle in self._bundles)
-        expected = max(len(self._hopper.workers()), len(self._pool.workers))  # those of a resumed run come later
-        return max(1, expected - busy)
+        expected = max(self._hopper.worker_count(), len(self._pool.workers))  # those of a resumed run come later
+        return max(1, expected - self._hopper.models_left())
 
     def _admit(self, courses: Sequence[Course], far: Progress) -> None:
         first = courses[0]
         bundle = self._bundles.add(courses, {epoch for epoch, _ in far.evals})
         if bundle.name != first.id:
-            self._estimates.set_joint(bundle.name, [course.id for course in courses], self._packer.gain(bundle))
+            names = [course.id for course in courses]
+            self._estimates.set_joint(bundle.name, names, self._packer.gain(bundle), self._packer.fixed(bundle))
         if len(courses) > 1:
             self._chronicle.note("info", self._packer.describe(bundle))
         self._hopper.add_model(
@@ -342,7 +342,8 @@ class Runner:
         if not done:
             self._hopper.give_back(event.worker)
             return
-        self._steering.hear(self._hopper.running()[event.worker], event.end - event.start, len(parts))
+        waited = sum(part.load_seconds for part in done)  # for data, which is told apart
+        self._steering.hear(self._hopper.running()[event.worker], event.end - event.start, waited, len(parts))
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
         packed = {"pack": bundle.name} if isinstance(event, PackDone) else {}
         courses = [self._enter(part, packed) for part in done]
@@ -534,8 +535,7 @@ class Runner:
 
     def _reconsider(self) -> None:
         """Where the plan is made anew, bundles become as it says, as soon as what they have trained counts."""
-        models = sum(self._hopper.left_of(bundle.name) > 0 for bundle in self._bundles)
-        if self._interrupted or not self._steering.reconsider(self._hopper, self._courses, models):
+        if self._interrupted or not self._steering.reconsider(self._hopper, self._courses):
             return
         for bundle in list(self._bundles):
             if bundle.courses and self._hopper.left_of(bundle.name) and not self._packer.fits(bundle):

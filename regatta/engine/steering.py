@@ -48,25 +48,27 @@ class Steering:
         ready = findings.outcome.ready
         decision = Decision.recalled(history)
         if decision is None:
-            decision = self.planner.decide(findings, wanted, workforce(self.pool, self.cluster, ready))
+            decision = self.planner.decide(findings, wanted, workforce(self.pool, self.cluster, findings.outcome))
             self._chronicle.write("plan", None, **decision.to_record(), reason="", changed=True)
         self._take(decision)
         return self._formed(ready) if self.pool.groupable and decision.width > 1 else ready
 
-    def hear(self, unit: Unit, seconds: float, members: int) -> None:
-        """A unit took so long; the planner compares that with its estimate."""
+    def hear(self, unit: Unit, seconds: float, waited: float, members: int) -> None:
+        """A unit took so long, some of it for its data; the planner compares that with its estimate."""
         if unit.kind == "train":
-            self.planner.hear(self.estimates.surprise(unit, seconds), members > 1)
+            took = seconds - waited if self._decision.share else seconds  # others prepare it, which is not in a unit
+            self.planner.hear(self.estimates.surprise(unit, took), members > 1)
 
-    def reconsider(self, hopper: Hopper, courses: Iterable[Course], models: int) -> bool:
+    def reconsider(self, hopper: Hopper, courses: Iterable[Course]) -> bool:
         """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
-        reason = self.planner.doubts(len(hopper.workers())) or self._too_few(models, len(hopper.workers()))
+        workers = hopper.worker_count()
+        reason = self.planner.doubts(workers) or self._too_few(hopper.models_left(), workers)
         if not reason or self.regroups:
             return False
         active = [course for course in courses if not course.stopped and not course.failed]
         epochs = {course.id: course.epochs - self._chronicle.record.configs[course.id].epoch for course in active}
         left = {course.id: Train(dict(course.values), epochs[course.id]) for course in active}
-        force = workforce(self._alone, self.cluster, self._findings.outcome.ready)
+        force = workforce(self._alone, self.cluster, self._findings.outcome)
         decision = self.planner.revise(self._findings, left, force, self._decision)
         self.planner.settle()
         changed = not decision.same_way(self._decision)

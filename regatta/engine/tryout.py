@@ -49,7 +49,7 @@ def try_out(
     found.learn_builds(configs)
     if planner.wishes.pack is not False and pool.packs:
         found.rates = run_pack_pilots(pool, dataset, configs, goal.epochs, found.outcome, *hooks, profiles=profiles)
-    if planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome.ready)):
+    if planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
         found.links = run_group_pilots(pool, dataset, configs, found, meetings, *hooks)
     return found
 
@@ -64,7 +64,7 @@ def known_already(
     found = Findings(outcome)
     found.learn_builds(configs)
     if planner.wishes.pack is not False and pool.packs:
-        rates = cached_rates(dataset, configs, goal.epochs, outcome, profiles)
+        rates = cached_rates(len(pool.workers), dataset, configs, goal.epochs, outcome, profiles)
         if rates is None:
             return None
         found.rates = rates

@@ -98,10 +98,14 @@ class Estimates:
         self._models.pop(("eval", model), None)
         self._mean = None
 
-    def set_joint(self, model: str, members: Sequence[str], gain: float) -> None:
-        """A model that stands for several: they are trained side by side, `gain` times as fast as one by one."""
+    def set_joint(self, model: str, members: Sequence[str], gain: float, fixed_seconds: float = 0.0) -> None:
+        """A model that stands for several: they are trained side by side, `gain` times as fast as one by one.
+
+        In each unit that takes `fixed_seconds` more of each.
+        """
         known = [self.pilot(member) for member in members]
         train, judged, fixed = (sum(parts) for parts in zip(*((p.train, p.eval, p.fixed) for p in known), strict=True))
+        fixed += fixed_seconds * len(members)
         self.set_pilot(model, train / gain, judged, fixed, max(p.prepare for p in known))
 
     def pilot(self, model: str) -> Pilot:

@@ -277,6 +277,9 @@ class Hopper:
         """The same, of one model."""
         return self._left[self._model(model)]
 
+    def worker_count(self) -> int:
+        return len(self._workers)
+
     def models_left(self) -> int:
         """Models of which units are left."""
         return self._models_left

@@ -6,16 +6,21 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 LARGEST = 64  # members of one pack
+EVERYTHING = "cuda"  # the build of all models on a GPU: it says nothing of their structure
 WORTHWHILE = 1.15  # a pack must be so many times as fast as its members one after another
 
 
 @dataclass(frozen=True)
 class PackRate:
-    """What was measured of some models of one build: so many side by side are `gain` times as fast as in turn."""
+    """What was measured of some models of one build: so many side by side are `gain` times as fast as in turn.
+
+    To put a member among the others takes `fixed` seconds of each unit.
+    """
 
     members: int
     gain: float
     reason: str = ""
+    fixed: float = 0.0
 
     def gain_of(self, members: int) -> float:
         """By a straight line: a step of n models takes a fixed part and a part for each of them."""

@@ -103,6 +103,7 @@ class Profile:
             packed=self._packed(first.build, len(members)),
             communication=self.links.get(first.build),
             fixed=fmean(measured.fixed for measured in known),
+            pack_fixed=self.rates[first.build].fixed if first.build in self.rates else 0.0,
         )  # fmt: skip
 
     def _known(self, names: Iterable[str]) -> list[Measured]:

@@ -38,6 +38,7 @@ class Kind:
     packed: Mapping[int, float] = field(default_factory=dict)  # seconds of so many together over those of one
     communication: Communication | None = None  # None: it cannot be trained by a group
     fixed: float = 0.0  # seconds of a unit to fetch its state and to leave the new one
+    pack_fixed: float = 0.0  # and, in a pack, to put it among the others
 
     def __post_init__(self) -> None:
         if self.models < 1 or self.epochs < 1 or self.seconds <= 0:
@@ -121,6 +122,10 @@ class Work:
     @cached_property
     def fixed(self) -> Floats:
         return np.array([kind.fixed for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def pack_fixed(self) -> Floats:
+        return np.array([kind.pack_fixed for kind in self.kinds], dtype=float)
 
     @cached_property
     def longest(self) -> int:
@@ -218,7 +223,8 @@ def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: f
     `slower` is a factor on the training alone, for models that are not quite as their kind.
     """
     train = work.seconds * slower * work.together(members) * (1 + work.ratios(choice.width)) * share
-    around = site.unit + members * (work.fixed + work.states / site.bandwidth)
+    fixed = work.fixed + work.pack_fixed * (members > 1)
+    around = site.unit + members * (fixed + work.states / site.bandwidth)
     whole = share * choice.width  # each of a group has all rows of a partition, and trains on its part of them
     if choice.share:
         return train + work.data.read * whole + around

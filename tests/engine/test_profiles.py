@@ -192,10 +192,10 @@ def test_packs_that_are_known_are_not_tried_again(tmp_path: Path) -> None:
     profiles.keep([Known(values, result(1e-5, "b"), 0.1) for values in VALUES.values()])
     outcome = cached_pilots(("w0",), data, VALUES, 1000, profiles)
     assert outcome is not None
-    assert cached_rates(data, VALUES, 1000, outcome, profiles) is None  # they are worth trying
-    rate = PackRate(2, 123.0, "as if it were so")
-    profiles.keep(packs={"b": KnownRate(rate, ("x", "y"))})
-    assert cached_rates(data, VALUES, 1000, outcome, profiles) == {"b": rate}
+    assert cached_rates(1, data, VALUES, 1000, outcome, profiles) is None  # they are worth trying
+    rate = PackRate(3, 123.0, "as if it were so")
+    profiles.keep(packs={"b": KnownRate(rate, ("x", "y", "z"))})
+    assert cached_rates(1, data, VALUES, 1000, outcome, profiles) == {"b": rate}
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
     outfit = Outfit(Recipe(model_fn, loss_fn), 0, paths[0], paths[1], tmp_path / "logs")
     pool = open_pool(Cluster.inline(1, device="cpu").sized(4), outfit)

@@ -283,9 +283,8 @@ class Broker:
         """Start a maker where readers wait for longer than that takes; end one that is not needed."""
         now, waiting = time.monotonic(), self._ledger.waiting()
         free = sum(maker.job is None for maker in self._makers)  # one that starts is as good as idle
-        known = self._decided or (self._measured is not None and self._pays())
-        if known and not self._makers and self._failed_starts < DEATHS:
-            self._hire(now)  # it is up by the time that the first block is asked for
+        if self._decided and not self._makers and self._failed_starts < DEATHS:
+            self._hire(now)  # it is up by the time that the first block is asked for; before, it would disturb pilots
         elif waiting <= free:
             self._waiting_since = None
         else:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
@@ -25,6 +25,7 @@ from regatta.engine.workers.hidden import hidden
 from regatta.engine.workers.kept import MOST, MOST_BYTES, Bench
 from regatta.errors import DiskError
 from regatta.frameworks.base import Indices, with_offered
+from regatta.plan.packs import EVERYTHING
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +33,11 @@ if TYPE_CHECKING:
     from regatta.engine.workers.trainer import Costs, Trainer
     from regatta.pack import Member, Pack
 
-WARM_STEPS, TIMED_STEPS = 24, 16  # of a pilot: a pack tries out on the first ones how to train its members
-PIECE = 4  # steps that are timed together
-ALONE_STEPS = 8
+WARM_STEPS = 24  # of a pilot: a pack tries out on the first ones how to train its members
+PIECES = ((8, 40), (4, 20))  # steps that are timed: what a call costs besides is in both; fewer where they are long
+LONG_STEP = 2e-3  # seconds
+FEW = 4  # members of one build whose steps alone tell of all
+ALONE_STEPS = 24
 
 
 def build_of(bench: Bench, recipe: Recipe, values: Mapping[str, Scalar], device: str) -> str:
@@ -46,7 +49,7 @@ def build_of(bench: Bench, recipe: Recipe, values: Mapping[str, Scalar], device:
     if bench.framework.NAME != "torch" or recipe.loss_fn is None or recipe.train_fn or trainee.optimizer is None:
         return ""
     if device.startswith("cuda"):
-        return "cuda"
+        return EVERYTHING
     shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainee.model.named_parameters()]
     optimizer, schedules = type(trainee.optimizer).__qualname__, sorted(trainee.schedules)
     parts = (repr(trainee.model), shapes, optimizer, schedules, values.get("batch_size"))
@@ -105,17 +108,25 @@ class Packs:
         trainer, pack = self._trainer, self._pack_of_its_own()
         benches = [trainer.build(each.values) for each in tasks]
         data = trainer.partition("train", task.partition, benches[0].framework, task=task)
-        alone = sum(self._alone(trainer.build(each.values), data, each) for each in tasks)
+        build = build_of(benches[0], trainer.outfit.recipe, task.values, trainer.device)
+        timed = tasks if build == EVERYTHING else tasks[:FEW]
+        alone = fmean(self._alone(trainer.build(each.values), data, each) for each in timed) * len(tasks)
+        self._fill(pack, benches, tasks, data)
+        together = _step(pack, data)
+        failed = next((member.error for member in pack.members if member.error is not None), None)
+        if failed is not None:
+            return PackPilot(build, len(tasks), 1.0, f"a member fails: {failed}")
+        benches = [trainer.build(each.values) for each in tasks]
+        start = time.perf_counter()
+        self._fill(self._pack_of_its_own(), benches, tasks, data)  # as the next unit will find them
+        fixed = max(0.0, time.perf_counter() - start - WARM_STEPS * together) / len(tasks)
+        return PackPilot(build, len(tasks), alone / together, pack.plan()[0].reason, fixed)
+
+    def _fill(self, pack: Pack, benches: Sequence[Bench], tasks: Sequence[Task], data: Any) -> None:
         for bench, each in zip(benches, tasks, strict=True):
             self._load(pack, bench, each, partial(_plain_order, _size(each)))
         pack.train(data, steps=WARM_STEPS)
         _wait(pack)
-        together = median(_seconds(pack, data, PIECE) / PIECE for _ in range(TIMED_STEPS // PIECE))
-        build = build_of(benches[0], trainer.outfit.recipe, task.values, trainer.device)
-        failed = next((member.error for member in pack.members if member.error is not None), None)
-        if failed is not None:
-            return PackPilot(build, len(tasks), 1.0, f"a member fails: {failed}")
-        return PackPilot(build, len(tasks), alone / together, pack.plan()[0].reason)
 
     def _judge(self, task: Task) -> TaskDone | TaskFailed:
         """Judge a member: as it sits here, if it has the state in question."""
@@ -261,6 +272,13 @@ def _changed(seat: _Seat, before: Sequence[torch.Tensor], values: Sequence[torch
     if [tensor.data_ptr() for tensor in now] != [tensor.data_ptr() for tensor in before]:
         return True
     return not all(map(same_bits, now, values))
+
+
+def _step(pack: Pack, data: Any) -> float:
+    """Seconds of a step, without what a call to train costs however many it takes."""
+    few, many = PIECES[_seconds(pack, data, 4) / 4 > LONG_STEP]
+    short, long = (fmean(_seconds(pack, data, steps) for _ in range(2)) for steps in (few, many))
+    return max((long - short) / (many - few), long / many / 2)
 
 
 def _seconds(pack: Pack, data: Any, steps: int) -> float:
