@@ -70,33 +70,35 @@ def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[Ro
     busy = sum(unit.seconds * unit.width for unit in units)
     workers = root.workers
     yield Row("the whole", "seconds", plan.estimate.seconds, span)
-    yield from _unit_rows("units of single models", root.units, root.unit, [u for u in units if _is_single(u)])
+    shares = any(isinstance(part, Share) for part in root.parts)
+    if shares:  # waiting for data has a row of its own
+        units = [replace(unit, end=unit.end - unit.load_seconds) for unit in units]
+    shares = any(isinstance(part, Share) for part in root.parts)  # then waiting for data has a row of its own
+    singles = [unit for unit in units if unit.kind == "train" and unit.pack is None]
+    yield from _unit_rows("units of single models", root.units, root.unit, singles, shares)
     packs = [part for part in root.parts if isinstance(part, Pack)]
     count = sum(part.units for part in packs)
     mean = sum(part.units * part.unit for part in packs) / count if count else 0.0
-    yield from _unit_rows("units of packs", count, mean, _joined(units))
+    yield from _unit_rows("units of packs", count, mean, _joined(units), shares)
     judged = next((part for part in root.parts if isinstance(part, Evaluate)), None)
     evaluated = [unit for unit in units if unit.kind == "eval"]
     yield from _unit_rows("evaluations", judged.units if judged else 0, judged.unit if judged else 0.0, evaluated)
     if any(unit.width > 1 for unit in units) or any(isinstance(part, Group) for part in root.parts):
         yield Row("exchanging gradients", "seconds", None, sum(unit.sync_seconds for unit in units))
-    if any(isinstance(part, Share) for part in root.parts):
+    if shares:
         yield Row("waiting for data", "seconds", None, sum(unit.load_seconds for unit in units) / workers)
     yield Row("workers busy", "share", plan.utilisation, busy / (workers * span) if span else None)
     yield Row("states moved", "bytes", plan.estimate.moved, float(spent.bytes_hopped))
     yield Row("device hours", "hours", plan.device_hours, workers * span / 3600)
 
 
-def _unit_rows(what: str, count: int, seconds: float, units: list[UnitRecord]) -> Iterable[Row]:
+def _unit_rows(what: str, count: int, seconds: float, units: list[UnitRecord], shares: bool = False) -> Iterable[Row]:
     if not count and not units:
         return
     yield Row(what, "count", float(count), float(len(units)))
-    mean = sum(unit.seconds for unit in units) / len(units) if units else None
+    took = [unit.seconds - unit.load_seconds if shares else unit.seconds for unit in units]
+    mean = sum(took) / len(took) if took else None
     yield Row("  each of them", "seconds", seconds if count else None, mean)
-
-
-def _is_single(unit: UnitRecord) -> bool:
-    return unit.kind == "train" and unit.pack is None
 
 
 def _joined(units: Iterable[UnitRecord]) -> list[UnitRecord]:
@@ -105,8 +107,10 @@ def _joined(units: Iterable[UnitRecord]) -> list[UnitRecord]:
     for unit in units:
         if unit.kind == "train" and unit.pack is not None:
             key = unit.pack, unit.epoch, unit.partition
-            known = found.get(key, unit)
-            found[key] = replace(known, start=min(known.start, unit.start), end=max(known.end, unit.end))
+            known = found.get(key)
+            start, end = (unit.start, unit.end) if known is None else (known.start, known.end)
+            waited = unit.load_seconds + (0.0 if known is None else known.load_seconds)
+            found[key] = replace(unit, start=min(start, unit.start), end=max(end, unit.end), load_seconds=waited)
     return list(found.values())
 
 

@@ -125,6 +125,7 @@ class Planner:
         if not profile.known():
             return present
         now = profile.choice(present.packs, present.width, present.share)
+        force = replace(force, start=0.0) if present.share else force  # what shares is there
         try:
             chosen, plan = self._choose(profile, force)
             goes_on = self._plan_of(now, replace(profile, packs_forced=True), force)  # though they may not pay any more

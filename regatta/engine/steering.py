@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from regatta.cluster import Cluster
 from regatta.engine.chronicle import Chronicle
@@ -98,6 +99,12 @@ class Steering:
         self._packer.builds = self._findings.builds
         self.pool.share(decision.share)
         self.estimates.shared = decision.share
+        self.estimates.hands = self._hands(decision.width)
+
+    def _hands(self, width: int) -> float:
+        """So many times as fast as one worker is a group that the plan has made."""
+        links = self._findings.links.values()
+        return width / (1 + fmean(link.ratio(width) for link in links)) if links and width > 1 else 1.0
 
     def _too_few(self, models: int, workers: int) -> str:
         """Whether models have become fewer than workers since that was last looked at."""
