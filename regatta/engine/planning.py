@@ -148,7 +148,7 @@ class Planner:
         chosen, plan = choose(
             work, site, numerics=self.wishes.numerics, forced=forced, effort=min(max(effort, LEAST_PLAYED), EFFORT)
         )
-        unpacked = profile.why_not_packed() if forced.pack is None else None
+        unpacked = profile.why_not_packed() if forced.pack is None and force.packs else None
         return chosen, plan if unpacked is None else replace(plan, rejected=(*plan.rejected, unpacked))
 
     def groups_may_pay(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> bool:

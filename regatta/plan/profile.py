@@ -83,13 +83,17 @@ class Profile:
         return Choice(tuple(sizes) if any(size > 1 for size in sizes) else (), width, share)
 
     def why_not_packed(self) -> Rejected | None:
-        """What packs were tried and do not pay; None where some do, or none could be."""
-        slow = [rate for rate in self.rates.values() if rate.gain < WORTHWHILE]
-        if not slow or any(kind.packed for kind in self.work().kinds):
+        """What is to be said of packs where none are offered; None where some are, or none could be."""
+        kinds = self.work().kinds
+        if any(kind.packed for kind in kinds):
             return None
-        best = max(slow, key=lambda rate: rate.gain)
-        told = f"{best.members} models side by side are {best.gain:.1f} times as fast as one after another"
-        return Rejected(f"packs of {best.members}", told)
+        if self.rates:
+            best = max(self.rates.values(), key=lambda rate: rate.gain)
+            told = f"{best.members} models side by side are {best.gain:.1f} times as fast as one after another"
+            return Rejected(f"packs of {best.members}", told)
+        several = any(len(members) > 1 and self.models[members[0]].build for members in self.alike())
+        untried = "not tried: too little to train, or each model keeps its device busy by itself"
+        return Rejected("packs", untried) if several else None
 
     def _kind(self, name: str, members: Sequence[str]) -> Kind:
         first = self.models[members[0]]
