@@ -51,7 +51,11 @@ class Cluster:
                 hint=f"Use Cluster.local(workers=..., group={self.group}), or Cluster.ray.",
             )
         if self.workers is not None and self.workers % self.group:
-            raise UsageError(f"Cluster: {self.workers} workers do not make groups of {self.group} without a rest.")
+            widths = [width for width in range(1, self.workers + 1) if self.workers % width == 0]
+            raise UsageError(
+                f"Cluster: {self.workers} workers do not make groups of {self.group} without a rest.",
+                hint=f"{self.workers} workers make groups of {', '.join(map(str, widths))}.",
+            )
 
     @classmethod
     def inline(cls, workers: int = 1, device: str = "auto") -> Cluster:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -204,10 +205,18 @@ class Sweep:
 
     def explain(self) -> Plan:
         """The plan, from a few batches of each configuration; nothing is trained or kept."""
-        plan = self._piloted()[1].plan
-        if plan is None:
+        found, decision = self._piloted()
+        if decision.plan is None:
             raise UsageError("There is nothing to make a plan of: no configuration was tried.")
-        return plan
+        return replace(decision.plan, notes=tuple(self._notes(found)))
+
+    def _notes(self, found: Findings) -> Iterator[str]:
+        outcome = found.outcome
+        if outcome.failed:
+            first = next(iter(outcome.failed.values()))
+            yield f"not in it: {len(outcome.failed)} configurations that fail; {first.task.config}: {first.error}"
+        if outcome.cached and not outcome.ready:
+            yield "nothing was tried: it was measured earlier; delete the repository's folder profiles to measure anew"
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""

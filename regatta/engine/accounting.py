@@ -60,7 +60,7 @@ class Account:
 
 def resources(record: RunRecord) -> Resources:
     units = record.units
-    wall = _wall(units, record.sessions)
+    wall = worked(units, record.sessions)
     sums = {kind: sum(u.seconds for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
     there = sum(present(record).values())
     return Resources(
@@ -88,7 +88,7 @@ def present(record: RunRecord) -> dict[str, float]:
     spans = {worker: record.presence.get(worker) or [(start, end)] for worker in {u.worker for u in units}}
     pilots = {worker: min(u.start for u in units if u.worker == worker) for worker in spans}
     return {
-        worker: _within(start, end, [(min(found[0][0], pilots[worker]), found[0][1]), *found[1:]])
+        worker: within(start, end, [(min(found[0][0], pilots[worker]), found[0][1]), *found[1:]])
         for worker, found in spans.items()
     }
 
@@ -117,12 +117,12 @@ def _until_counted(unit: UnitRecord) -> float:
     return max(0.0, unit.counted - unit.end) if unit.counted else 0.0
 
 
-def _wall(units: Sequence[UnitRecord], sessions: Spans) -> float:
-    """From the first unit to the last, without the time in which nobody was at work."""
+def worked(units: Sequence[UnitRecord], sessions: Spans) -> float:
+    """Seconds from the first unit to the last, without the time in which nobody was at work."""
     if not units:
         return 0.0
     start, end = min(u.start for u in units), max(u.end for u in units)
-    return _within(start, end, sessions) if len(sessions) > 1 else end - start
+    return within(start, end, sessions) if len(sessions) > 1 else end - start
 
 
 def _waited(units: Iterable[UnitRecord], sessions: Spans) -> float:
@@ -130,11 +130,11 @@ def _waited(units: Iterable[UnitRecord], sessions: Spans) -> float:
     waited, busy_until = 0.0, None
     for unit in ordered:
         if busy_until is not None and unit.start > busy_until:
-            waited += _within(busy_until, unit.start, sessions)
+            waited += within(busy_until, unit.start, sessions)
         busy_until = max(unit.end, busy_until or unit.end)
     return waited
 
 
-def _within(start: float, end: float, sessions: Spans) -> float:
+def within(start: float, end: float, sessions: Spans) -> float:
     """How much of a span lies in sessions."""
     return sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in sessions)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from regatta.engine.accounting import within, worked
 from regatta.engine.record import RunRecord, UnitRecord
 from regatta.errors import NotFoundError
 from regatta.plan.tree import Evaluate, Group, Pack, Plan, Share
@@ -42,10 +43,16 @@ class Analysis:
     plan: Plan
     rows: tuple[Row, ...]
     later: tuple[Replanning, ...]
+    status: str = "done"  # of the run; what is not done was estimated too
 
     def to_json(self) -> dict[str, Any]:
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
-        return {"plan": self.plan.to_json(), "rows": rows, "later": [asdict(other) for other in self.later]}
+        return {
+            "status": self.status,
+            "plan": self.plan.to_json(),
+            "rows": rows,
+            "later": [asdict(other) for other in self.later],
+        }
 
 
 def analyze(record: RunRecord) -> Analysis:
@@ -57,22 +64,24 @@ def analyze(record: RunRecord) -> Analysis:
     units = [unit for unit in record.units if unit.kind != "pilot"]
     first = min((unit.start for unit in units), default=record.now)
     later = [
-        Replanning(line["time"] - first, line["reason"], line["changed"], (line["plan"] or {}).get("name", ""))
+        Replanning(
+            within(first, line["time"], record.sessions),
+            line["reason"],
+            line["changed"],
+            (line["plan"] or {}).get("name", ""),
+        )
         for line in record.plans
         if line["reason"]
     ]
-    return Analysis(plan, tuple(_rows(plan, record, units)), tuple(later))
+    return Analysis(plan, tuple(_rows(plan, record, units)), tuple(later), record.status)
 
 
 def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[Row]:
     spent, root = record.resources(), plan.root
-    span = _span(units)
+    span = worked(units, record.sessions)
     busy = sum(unit.seconds * unit.width for unit in units)
     workers = root.workers
     yield Row("the whole", "seconds", plan.estimate.seconds, span)
-    shares = any(isinstance(part, Share) for part in root.parts)
-    if shares:  # waiting for data has a row of its own
-        units = [replace(unit, end=unit.end - unit.load_seconds) for unit in units]
     shares = any(isinstance(part, Share) for part in root.parts)  # then waiting for data has a row of its own
     singles = [unit for unit in units if unit.kind == "train" and unit.pack is None]
     yield from _unit_rows("units of single models", root.units, root.unit, singles, shares)
@@ -98,7 +107,7 @@ def _unit_rows(what: str, count: int, seconds: float, units: list[UnitRecord], s
     yield Row(what, "count", float(count), float(len(units)))
     took = [unit.seconds - unit.load_seconds if shares else unit.seconds for unit in units]
     mean = sum(took) / len(took) if took else None
-    yield Row("  each of them", "seconds", seconds if count else None, mean)
+    yield Row(f"{what}, each", "seconds", seconds if count else None, mean)
 
 
 def _joined(units: Iterable[UnitRecord]) -> list[UnitRecord]:
@@ -112,7 +121,3 @@ def _joined(units: Iterable[UnitRecord]) -> list[UnitRecord]:
             waited = unit.load_seconds + (0.0 if known is None else known.load_seconds)
             found[key] = replace(unit, start=min(start, unit.start), end=max(end, unit.end), load_seconds=waited)
     return list(found.values())
-
-
-def _span(units: list[UnitRecord]) -> float:
-    return max(unit.end for unit in units) - min(unit.start for unit in units) if units else 0.0

@@ -38,14 +38,14 @@ def run_group_pilots(
             break  # nobody is there
         task = Task("pilot", config, configs[config], 0, train[name][0])
         groups.submit(name, task)
-        begun(name)
+        begun(groups.first_of(name))  # whoever ends that one ends the group
         answer = _await(groups, name, between)
         if isinstance(answer, TaskDone) and answer.pilot is not None:
-            alone = findings.outcome.results[config].train_seconds_per_row
+            alone = max(findings.outcome.results[config].train_seconds_per_row, 1e-12)
             ratio = max(0.0, WIDTH * answer.pilot.train_seconds_per_row / alone - 1)
             found[build] = Communication(ratio)
             answer = replace(answer, pilot=None, grouped=GroupPilot(build, WIDTH, ratio))
-        heard(answer)
+        heard(replace(answer, worker=groups.first_of(name)))
         if isinstance(answer, WorkerLost):
             break
     findings.outcome.ready = groups.release()

@@ -72,7 +72,8 @@ def run_pilots(
         between()
         for worker, task in pilots.dispatch():
             pool.submit(worker, task)
-            begun(worker)
+            if worker not in pilots.company:
+                begun(worker)
     pilots.check(metric)
     if profiles is not None:
         profiles.keep(pilots.news())
@@ -107,9 +108,9 @@ def recalled_pilots(dataset: Dataset, history: Iterable[Record]) -> PilotOutcome
 
 
 def _nothing_known(dataset: Dataset) -> PilotOutcome:
-    return PilotOutcome(
-        Estimates([part.rows or 1 for part in dataset.train], [part.rows or 1 for part in dataset.eval])
-    )
+    known = all(part.rows is not None for part in dataset.train + dataset.eval)
+    train, judged = ([part.rows or 0 if known else 1 for part in parts] for parts in (dataset.train, dataset.eval))
+    return PilotOutcome(Estimates(train, judged))
 
 
 def _learn(outcome: PilotOutcome, config: str, result: PilotResult, known_rows: bool) -> None:

@@ -14,7 +14,7 @@ from regatta.engine.findings import Findings
 from regatta.engine.journal import Record
 from regatta.engine.pilot import PilotOutcome
 from regatta.engine.workers.base import WorkerPool
-from regatta.errors import UsageError
+from regatta.errors import RegattaError
 from regatta.plan.choose import EFFORT, Forced, Numerics, choose
 from regatta.plan.groups import Communication
 from regatta.plan.packs import PackRate
@@ -24,8 +24,7 @@ from regatta.plan.tree import Plan
 from regatta.search.base import Train
 
 UNIT_SECONDS = 0.002  # from the end of a unit to the beginning of the next
-MAKERS = 1.5  # times the start of a worker until data is prepared by others: all wait for one, and then there are more
-START = 2.0  # seconds of that, where nobody was started
+START = 2.0  # seconds until a process is there that prepares data, where it is not known how long workers take
 PLAYED = 40.0  # units that may be played to compare plans, for each second that the run will take
 LEAST_PLAYED = 200
 CHAIN_BOUND = 1.05  # a model's way is so much longer than a worker's work: then groups may pay
@@ -45,6 +44,13 @@ class Wishes:
 
     def forced(self) -> Forced:
         return Forced(self.pack, self.group, self.share)
+
+    def kept_to(self, decision: Decision, pool: WorkerPool) -> Decision:
+        """What an earlier controller decided, as far as it is what is asked for now, and can be done with this pool."""
+        fits = self.numerics == "fast" and pool.groupable and decision.width <= len(pool.workers)
+        width = self.group or (decision.width if fits else 1)
+        share = decision.share if self.share is None else self.share
+        return replace(decision, width=width, share=share, packs={} if self.pack is False else decision.packs)
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Work
     infos = [event.info for event in ready.values()]
     memory = min((float(info["memory"]) for info in infos if info.get("memory")), default=math.inf)
     groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers)  # only Ray finds out by itself
+    groups = 1 if cluster.kind == "inline" else groups  # they take turns
     width = max((int(info.get("width", 1)) for info in infos), default=cluster.group or 1)
     return Workforce(
         groups * width, cluster.threads or 1, cluster.kind != "ray", pool.packs, pool.groupable, memory, start=start
@@ -129,7 +136,7 @@ class Planner:
         try:
             chosen, plan = self._choose(profile, force)
             goes_on = self._plan_of(now, replace(profile, packs_forced=True), force)  # though they may not pay any more
-        except UsageError:
+        except (ArithmeticError, ValueError, RegattaError):
             return present  # of a model that came later nothing may be known
         if chosen == now or goes_on.estimate.seconds < SWITCH * plan.estimate.seconds:
             return replace(present, plan=goes_on)
@@ -139,7 +146,8 @@ class Planner:
         """The plan with that choice and no other."""
         forced = Forced(width=choice.width)
         site = self.site(force, profile)
-        return choose(profile.work(), site, forced=forced, rules=(lambda work, site, forced: iter([choice]),))[1]
+        plan = choose(profile.work(), site, forced=forced, rules=(lambda work, site, forced: iter([choice]),))[1]
+        return replace(plan, why="as before")
 
     def _choose(self, profile: Profile, force: Workforce) -> tuple[Choice, Plan]:
         work, site = profile.work(), self.site(force, profile)
@@ -182,7 +190,7 @@ class Planner:
         peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]
         return Site(
             force.workers, force.each, max([force.memory, *peaks]), UNIT_SECONDS, cores=_free_cores(force),
-            share_start=MAKERS * force.start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
+            share_start=force.start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
         )  # fmt: skip
 
     # -- watching ----------------------------------------------------------------------------------------
@@ -216,6 +224,7 @@ class Planner:
             train=pilot.train * rows * width, evaluate=evaluate * width,
             fixed=pilot.fixed, prepare=pilot.prepare * rows, state_bytes=result.state_bytes,
             peak_bytes=result.peak_bytes, build=result.build,
+            fetch=min(pilot.fixed, result.eval_fixed_seconds or 0.0),
         )  # fmt: skip
 
 

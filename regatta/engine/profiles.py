@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import re
@@ -26,11 +25,13 @@ from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
 from regatta.engine.events import PilotResult
+from regatta.errors import RegattaError
 from regatta.plan.packs import EVERYTHING, Builds, PackRate
 
 VERSION = 2
 FILES = 256  # those not used for longest go first
 CONFIGS = 1000  # of one file, the newest
+MOST = 1e15  # of bytes, rows or seconds: no pilot has found more
 ALIKE = 1.5  # configurations of one structure tell of another if their times differ by no more than this factor
 _PACKAGES = {
     "torch": ("torch",),
@@ -66,6 +67,7 @@ class Profiles:
     path: Path
     configs: dict[str, Known] = field(default_factory=dict)  # by id
     packs: dict[str, KnownRate] = field(default_factory=dict)  # by build
+    _builds: tuple[Builds, dict[str, list[Known]]] | None = None
 
     @classmethod
     def open(cls, folder: Path, key: str) -> Profiles:
@@ -106,24 +108,31 @@ class Profiles:
         self.configs = {**{name: known for name, known in self.configs.items() if name not in new}, **new}
         self.configs = dict(list(self.configs.items())[-CONFIGS:])
         self.packs.update(packs or {})
+        self._builds = None
         with contextlib.suppress(OSError):
             self._write()
             _forget_oldest(self.path.parent)
 
     def _like(self, values: Values) -> Known | None:
         """Of equal decisive values; what else differs must be known not to matter, to the build nor to the time."""
-        told = [known for known in self.configs.values() if known.pilot.build not in ("", EVERYTHING)]
-        builds = Builds()
-        for known in told:
-            builds.learn(config_id(known.values), known.values, known.pilot.build)
-        build = builds.of(config_id(values), values)
-        alike = [known for known in told if known.pilot.build == build]
+        builds, kinds = self._builds or self._learnt()
+        alike = kinds.get(builds.of(config_id(values), values), [])
         varied = {name for name in values if len({repr(known.values.get(name)) for known in alike}) > 1}
         near = [known for known in alike if _same_but_for(known.values, values, varied)]
         times = [known.pilot.train_seconds_per_row for known in near]
         if not times or max(times) > ALIKE * min(times):
             return None
         return sorted(near, key=lambda known: known.pilot.train_seconds_per_row)[len(near) // 2]
+
+    def _learnt(self) -> tuple[Builds, dict[str, list[Known]]]:
+        """The builds of all that are known, and who is of which; once, for it takes its time."""
+        builds, kinds = Builds(), dict[str, list[Known]]()
+        for name, known in self.configs.items():
+            if known.pilot.build not in ("", EVERYTHING):
+                builds.learn(name, known.values, known.pilot.build)
+                kinds.setdefault(known.pilot.build, []).append(known)
+        self._builds = builds, kinds
+        return self._builds
 
     def _read(self) -> None:
         try:
@@ -132,10 +141,10 @@ class Profiles:
                 return
             configs = [_known(line) for line in found["configs"]]
             packs = {line["build"]: _known_rate(line) for line in found["packs"]}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            named = {config_id(known.values): known for known in configs}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, RegattaError):
             return  # not there, not ours, or damaged
-        self.configs = {config_id(known.values): known for known in configs}
-        self.packs = packs
+        self.configs, self.packs, self._builds = named, packs, None
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -171,6 +180,8 @@ def _known(line: Mapping[str, Any]) -> Known:
 def _known_rate(line: Mapping[str, Any]) -> KnownRate:
     rate = line["rate"]
     found = PackRate(int(_number(rate["members"])), _number(rate["gain"]), str(rate["reason"]), _number(rate["fixed"]))
+    if found.gain <= 0:
+        raise ValueError(f"A gain of {found.gain}.")
     return KnownRate(found, tuple(map(str, line["configs"])))
 
 
@@ -190,8 +201,8 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{value!r} is no number from 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+        raise ValueError(f"{value!r} is no number from 0 to {MOST:g}")
     return float(value)
 
 

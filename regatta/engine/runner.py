@@ -256,6 +256,8 @@ class Runner:
             self._dispatch()
 
     def _hear(self, event: Event) -> None:
+        if isinstance(event, TaskDone | TaskFailed) and event.task.kind == "pilot":
+            return  # of a group that was given up
         if isinstance(event, TaskDone | PackDone):
             self._finish(event)
         elif isinstance(event, StateDurable):
@@ -460,6 +462,9 @@ class Runner:
             self._hopper.give_back(event.worker)
             self._pause(event.traceback)
             return
+        if event.task.kind != "pilot" and self._steering.blames_groups(event.error):
+            self._hopper.give_back(event.worker)
+            return
         place = {"worker": event.worker, **_task_place(event.task)}
         self._give_up(self._courses[event.task.config], place, event.error, event.traceback)
         if event.task.kind != "pilot":
@@ -494,7 +499,8 @@ class Runner:
 
     # -- workers -------------------------------------------------------------------------------------------
 
-    def _add_worker(self, worker: str, info: Mapping[str, Any]) -> None:
+    def _add_worker(self, worker: str, info: dict[str, Any]) -> None:
+        self._steering.came(worker, info)
         train, held = self._holdings.of(worker)
         self._chronicle.write("worker", None, worker=worker, state="up", **info, train=train, eval=held)
         self._hopper.add_worker(worker, train, held)
@@ -502,6 +508,7 @@ class Runner:
     def _lose(self, event: WorkerLost) -> None:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
         self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
+        self._steering.left(event.worker)
         self._hinted.discard(event.worker)
         courses = self._end_unit(event.worker)
         unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from regatta.cluster import Cluster
 from regatta.engine.chronicle import Chronicle
@@ -16,6 +18,7 @@ from regatta.engine.packing import Packer
 from regatta.engine.planning import Decision, Planner, workforce
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
+from regatta.errors import RegattaError
 from regatta.plan.estimates import Estimates
 from regatta.plan.hop import Hopper
 from regatta.plan.units import Unit
@@ -34,6 +37,7 @@ class Steering:
         self._chronicle, self._packer, self.meetings = chronicle, packer, meetings
         self._decision = Decision()
         self._alone = pool  # the workers, each by itself
+        self._there: dict[str, WorkerReady] = {}  # workers by themselves that are there
         self._few = 0  # models, when groups were last thought of
         self.regroups = False  # once nothing is under way
 
@@ -45,14 +49,30 @@ class Steering:
         self, findings: Findings, wanted: Mapping[str, Train], history: Sequence[Record]
     ) -> Mapping[str, WorkerReady]:
         """Decide, or remember what was decided; the workers that are there, in groups if the plan says so."""
-        self._findings = findings
-        ready = findings.outcome.ready
+        self._findings, self._there = findings, dict(findings.outcome.ready)
         decision = Decision.recalled(history)
         if decision is None:
-            decision = self.planner.decide(findings, wanted, workforce(self.pool, self.cluster, findings.outcome))
+            decision = self._decided(findings, wanted)
             self._chronicle.write("plan", None, **decision.to_record(), reason="", changed=True)
+        else:
+            decision = self.planner.wishes.kept_to(decision, self.pool)
         self._take(decision)
-        return self._formed(ready) if self.pool.groupable and decision.width > 1 else ready
+        return self._formed() if self.pool.groupable and decision.width > 1 else self._there
+
+    def _decided(self, findings: Findings, wanted: Mapping[str, Train]) -> Decision:
+        """What the planner says; figures that it can make nothing of must not keep a run from being trained."""
+        try:
+            return self.planner.decide(findings, wanted, workforce(self.pool, self.cluster, findings.outcome))
+        except (ArithmeticError, ValueError, RegattaError) as error:
+            self._chronicle.note("warning", f"No plan could be made ({error}): models hop one by one.")
+            return Decision(self.planner.wishes.group or 1, bool(self.planner.wishes.share))
+
+    def came(self, worker: str, info: dict[str, Any]) -> None:
+        if self.pool is self._alone:
+            self._there[worker] = WorkerReady(worker, info)
+
+    def left(self, worker: str) -> None:
+        self._there.pop(worker, None)
 
     def hear(self, unit: Unit, seconds: float, waited: float, members: int) -> None:
         """A unit took so long, some of it for its data; the planner compares that with its estimate."""
@@ -62,15 +82,19 @@ class Steering:
 
     def reconsider(self, hopper: Hopper, courses: Iterable[Course]) -> bool:
         """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
+        if self.regroups:
+            return False
         workers = hopper.worker_count()
         reason = self.planner.doubts(workers) or self._too_few(hopper.models_left(), workers)
-        if not reason or self.regroups:
+        if not reason:
             return False
         active = [course for course in courses if not course.stopped and not course.failed]
         epochs = {course.id: course.epochs - self._chronicle.record.configs[course.id].epoch for course in active}
         left = {course.id: Train(dict(course.values), epochs[course.id]) for course in active}
         force = workforce(self._alone, self.cluster, self._findings.outcome)
         decision = self.planner.revise(self._findings, left, force, self._decision)
+        if decision.width != self._decision.width and not self._can_regroup():
+            decision = replace(decision, width=self._decision.width)
         self.planner.settle()
         changed = not decision.same_way(self._decision)
         self._chronicle.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
@@ -80,18 +104,37 @@ class Steering:
         self._take(decision)
         return True
 
+    def blames_groups(self, error: str) -> bool:
+        """Something failed in a group that nobody asked for: it is tried again by one worker, and so are the others."""
+        if self.pool is self._alone or self.regroups:
+            return False
+        self._findings.links = {}  # no groups any more
+        self._take(replace(self._decision, width=1, plan=None))
+        self.regroups = True
+        reason = f"a group of workers failed ({error})"
+        self._chronicle.write("plan", None, **self._decision.to_record(), reason=reason, changed=True)
+        self._chronicle.note("warning", f"{reason}: from here on models are trained by one worker each.")
+        return True
+
     def regroup(self) -> Mapping[str, WorkerReady]:
         """Put workers, all of them idle, into groups as the plan says; who is there then."""
         self.regroups = False
-        if isinstance(self.pool, GroupPool):
-            self._findings.outcome.ready = self.pool.release()
+        if isinstance(self.pool, GroupPool) and self.pool is not self._alone:
+            self._there = self.pool.release()
             self.pool = self._alone
-        there = self._findings.outcome.ready
-        return self._formed(there) if self._decision.width > 1 else there
+        if self._decision.width > 1 and not self._can_regroup():  # somebody is gone since
+            self._take(replace(self._decision, width=1))
+        return self._formed() if self._decision.width > 1 else self._there
 
-    def _formed(self, ready: Mapping[str, WorkerReady]) -> dict[str, WorkerReady]:
+    def _can_regroup(self) -> bool:
+        """Whether all workers are there, and nobody else, so that groups can be made of them, or taken apart."""
+        if self.pool is not self._alone:
+            return True
+        return self.pool.groupable and self._there.keys() == set(self.pool.workers)
+
+    def _formed(self) -> dict[str, WorkerReady]:
         self.pool = GroupPool(self._alone, self._decision.width, self.meetings, patient=self.cluster.kind == "ray")
-        return {event.worker: event for event in self.pool.adopt(ready) if isinstance(event, WorkerReady)}
+        return {event.worker: event for event in self.pool.adopt(self._there) if isinstance(event, WorkerReady)}
 
     def _take(self, decision: Decision) -> None:
         self._decision = decision

@@ -73,7 +73,7 @@ def meet(store: Any, rank: int, width: int, backend: str, device: str, address: 
     if dist.is_initialized():
         dist.destroy_process_group()
     if device.startswith("cuda"):
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(torch.device(device).index or 0)
     with reaching(), _through(address):
         dist.init_process_group(backend, store=store, rank=rank, world_size=width, timeout=PATIENCE)
 

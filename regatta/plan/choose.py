@@ -24,6 +24,7 @@ from regatta.plan.strategies import (
     best_packs,
     best_widths,
     estimate,
+    evaluations,
     fits,
     load_and_chain,
     units,
@@ -137,7 +138,8 @@ def choose(
     rejected = [Rejected(c.name, _why_not(e, c, chosen, estimates), e) for c, e in estimates.items() if c != chosen]
     rejected += [Rejected(choice.name, why) for choice, why in refused.items() if why]
     plan = _explained(work, site, chosen, estimates, _told_once(chosen, rejected))
-    return chosen, replace(plan, why="as was asked for") if len(estimates) == 1 and wishes != Forced() else plan
+    asked = wishes.pack or (wishes.width or 1) > 1 or wishes.share or (len(estimates) == 1 and wishes != Forced())
+    return chosen, replace(plan, why="as was asked for") if asked else plan
 
 
 def _told_once(chosen: Choice, rejected: Sequence[Rejected]) -> tuple[Rejected, ...]:
@@ -250,7 +252,7 @@ def _parts(work: Work, site: Site, chosen: Choice, found: Estimate) -> Iterator[
         yield Share(site.cores, work.data.prepare, work.data.bytes, took)
     judged = sum(kind.models * kind.epochs for kind in work.kinds if kind.evaluate)
     if judged:
-        seconds = sum(kind.evaluate * kind.models * kind.epochs for kind in work.kinds)
+        seconds = float((evaluations(work, site, chosen) * work.counts * work.epochs).sum())
         count = judged * (site.evals or groups)
         yield Evaluate(count, Estimate(seconds / site.workers), seconds / count / chosen.width)
 
@@ -258,16 +260,20 @@ def _parts(work: Work, site: Site, chosen: Choice, found: Estimate) -> Iterator[
 def lower_bound(work: Work, site: Site) -> tuple[float, str]:
     """No choice ends before this: all workers busy at the cheapest rate of each kind, or one model at its widest."""
     fewest = site.partitions or 1  # units of an epoch
-    load = sum(k.models * k.epochs * (_least(k) + k.fixed * fewest) for k in work.kinds) / site.workers
-    chains = {k.name: k.epochs * (k.seconds * _fastest(k, site) + k.fixed * fewest) for k in work.kinds}
+    load = (
+        sum(k.models * k.epochs * (_least(k, site) + (k.fixed - k.fetch) * fewest) for k in work.kinds) / site.workers
+    )
+    chains = {k.name: k.epochs * (k.seconds * _fastest(k, site) + (k.fixed - k.fetch) * fewest) for k in work.kinds}
     slowest = max(chains, key=lambda name: chains[name])
     return (load, "all workers") if load >= chains[slowest] else (chains[slowest], f"a model {slowest}")
 
 
-def _least(kind: Kind) -> float:
+def _least(kind: Kind, site: Site) -> float:
     """Seconds of a worker that an epoch of one model takes at the very least."""
     together = kind.curve[: kind.models]
-    return kind.seconds * float((together / np.arange(1, len(together) + 1)).min()) + kind.evaluate
+    return kind.seconds * float((together / np.arange(1, len(together) + 1)).min()) + max(
+        kind.evaluate - kind.fetch * (site.evals or site.workers), 0.0
+    )
 
 
 def _fastest(kind: Kind, site: Site) -> float:

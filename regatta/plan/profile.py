@@ -25,6 +25,7 @@ class Measured:
     state_bytes: float = 0.0
     peak_bytes: float = 0.0
     build: str = ""  # models of one build may be trained as a pack
+    fetch: float = 0.0  # of `fixed`, and of each evaluation, what it takes to bring a state
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Profile:
             packed=self._packed(first.build, len(members)),
             communication=self.links.get(first.build),
             fixed=fmean(measured.fixed for measured in known),
+            fetch=fmean(measured.fetch for measured in known),
             pack_fixed=self.rates[first.build].fixed if first.build in self.rates else 0.0,
         )  # fmt: skip
 

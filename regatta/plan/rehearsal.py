@@ -18,7 +18,7 @@ from regatta.plan.estimates import Times
 from regatta.plan.groups import Communication
 from regatta.plan.hop import Hopper
 from regatta.plan.simulate import simulate, spread
-from regatta.plan.strategies import Choice, Site, Work, pack_sizes, unit_seconds
+from regatta.plan.strategies import Choice, Site, Work, evaluations, pack_sizes, unit_seconds
 from regatta.plan.units import Unit
 
 
@@ -44,7 +44,9 @@ def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, 
         slower = luck[index].lognormvariate(0.0, strays.models / math.sqrt(members))
         expected[name] = _unit(Work((kind,), work.data), site, choice, members, share)
         trained[name] = _unit(Work((true,), real.data), site, choice, members, share, slower)
-        evaluated[name] = members * kind.evaluate / (evals * choice.width)
+        alone = Choice((members,), choice.width, choice.share)
+        seconds = float(evaluations(Work((kind,), work.data), site, alone)[0])
+        evaluated[name] = members * seconds / (evals * choice.width)
         epochs[name] = kind.epochs
     hopper = _hopper((groups, parts, evals), _Expected(expected, evaluated, strays.units), epochs, effort)
     prepare = real.data.prepare / parts / max(site.cores, 1)

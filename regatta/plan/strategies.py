@@ -39,6 +39,7 @@ class Kind:
     communication: Communication | None = None  # None: it cannot be trained by a group
     fixed: float = 0.0  # seconds of a unit to fetch its state and to leave the new one
     pack_fixed: float = 0.0  # and, in a pack, to put it among the others
+    fetch: float = 0.0  # of both, and of an evaluation, what a pack need not do that stays where it is
 
     def __post_init__(self) -> None:
         if self.models < 1 or self.epochs < 1 or self.seconds <= 0:
@@ -126,6 +127,10 @@ class Work:
     @cached_property
     def pack_fixed(self) -> Floats:
         return np.array([kind.pack_fixed for kind in self.kinds], dtype=float)
+
+    @cached_property
+    def fetches(self) -> Floats:
+        return np.array([kind.fetch for kind in self.kinds], dtype=float)
 
     @cached_property
     def longest(self) -> int:
@@ -223,7 +228,8 @@ def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: f
     `slower` is a factor on the training alone, for models that are not quite as their kind.
     """
     train = work.seconds * slower * work.together(members) * (1 + work.ratios(choice.width)) * share
-    fixed = work.fixed + work.pack_fixed * (members > 1)
+    stays = site.workers == choice.width  # there is nowhere to hop to
+    fixed = np.where(members > 1, work.fixed + (-work.fetches if stays else work.pack_fixed), work.fixed)
     around = site.unit + members * (fixed + work.states / site.bandwidth)
     whole = share * choice.width  # each of a group has all rows of a partition, and trains on its part of them
     if choice.share:
@@ -243,10 +249,17 @@ def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
 def load_and_chain(work: Work, site: Site, choice: Choice) -> tuple[float, float]:
     """Seconds that each worker is busy if all share the work evenly, and those that the longest model goes through."""
     found = units(work, site, choice)
-    evaluate = work.evaluations * work.counts / (found.groups * choice.width)
+    evaluate = evaluations(work, site, choice) * work.counts / (found.groups * choice.width)
     load = float(((found.packs * found.seconds * found.each + evaluate) * work.epochs).sum())
     chain = float((found.longest * work.epochs).max() * found.parts)
     return _prepared(found, site, work.longest, load, chain) if choice.share else (load, chain)
+
+
+def evaluations(work: Work, site: Site, choice: Choice) -> Floats:
+    """By kind, the seconds of all evaluations of an epoch."""
+    stays = np.array(choice.packs or (1,)) > 1 if site.workers == choice.width else np.array([False])
+    saved = work.fetches * (site.evals or site.workers // choice.width) * stays
+    return np.maximum(work.evaluations - saved, 0.0)
 
 
 def _end_of(load: float, chain: float, found: Units) -> float:

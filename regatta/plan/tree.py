@@ -100,6 +100,7 @@ class Plan:
     bound_by: str
     utilisation: float  # of the devices, at best
     rejected: tuple[Rejected, ...]
+    notes: tuple[str, ...] = ()  # what else people should know
 
     @property
     def estimate(self) -> Estimate:
@@ -115,6 +116,7 @@ class Plan:
             **asdict(self),
             "root": {"node": "hop", **asdict(self.root), "parts": parts},
             "rejected": [asdict(other) for other in self.rejected],
+            "notes": list(self.notes),
             "device_hours": self.device_hours,
         }
 
@@ -126,11 +128,12 @@ class Plan:
         rejected = tuple(Rejected(r["name"], r["why"], _estimate(r["estimate"])) for r in told["rejected"])
         fields = {name: told[name] for name in ("name", "why", "bound", "bound_by", "utilisation")}
         estimate = Estimate(**root.pop("estimate"))
-        return cls(root=Hop(estimate=estimate, parts=parts, **root), rejected=rejected, **fields)
+        notes = tuple(told.get("notes", ()))
+        return cls(root=Hop(estimate=estimate, parts=parts, **root), rejected=rejected, notes=notes, **fields)
 
     def text(self) -> str:
         """The tree for people."""
-        return "\n".join([f"{self.name}: {self.why}", *self._tree(), *self._figures(), *self._others()])
+        return "\n".join([f"{self.name}: {self.why}", *self._tree(), *self._figures(), *self._others(), *self.notes])
 
     def _tree(self) -> list[str]:
         rows = [(describe_root(self.root), brief(self.root.estimate))]

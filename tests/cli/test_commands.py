@@ -145,7 +145,8 @@ def test_explain_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) 
 def test_simulate_a_file_or_a_run(ran: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", target, "--workers", "1,2,4"]) == 0
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows[-3:]] == ["1", "2", "4"]
+    assert [row.split()[0] for row in rows[-4:-1]] == ["1", "2", "4"]
+    assert rows[-1].startswith("by hops alone")
     assert main(["simulate", target, "--workers", "1,4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["workers"] for row in document["workers"]] == [1, 4]

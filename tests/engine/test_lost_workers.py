@@ -32,7 +32,7 @@ class Unlucky(InlinePool):
     def __init__(self, cluster: Cluster, outfit: Outfit, luck: random.Random, share: float, fair: bool) -> None:
         super().__init__(cluster, outfit)
         self.luck = luck
-        self.share = share
+        self.chance = share
         self.fair = fair  # strikes a model again only after it has got on
         self.got_on: set[str] = set()
         self.lost: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class Unlucky(InlinePool):
         done = found[0]
         if not isinstance(done, TaskDone) or done.task.kind == "pilot":
             return found
-        if self.luck.random() < self.share and (done.task.config in self.got_on or not self.fair):
+        if self.luck.random() < self.chance and (done.task.config in self.got_on or not self.fair):
             self.got_on.discard(done.task.config)
             return self._strike(done, found)
         if done.task.kind == "train":

@@ -136,3 +136,31 @@ def test_a_decision_is_read_back_from_a_journal(data: Dataset, tmp_path: Path) -
     line = {"event": "plan", **decision.to_record(), "reason": "", "changed": True}
     assert Decision.recalled([{"event": "run"}, line]) == decision
     assert Decision.recalled([{"event": "run"}]) is None
+
+
+class _Pool:
+    """What a decision must know of workers."""
+
+    packs, workers = True, ("w0", "w1")
+
+    def __init__(self, groupable: bool = True) -> None:
+        self.groupable = groupable
+
+
+@pytest.mark.parametrize(
+    ("wishes", "groupable", "width", "expected"),
+    [
+        (Wishes(numerics="fast"), True, 2, (2, True, {"b": 4})),
+        (Wishes(), True, 2, (1, True, {"b": 4})),  # rounding is not allowed any more
+        (Wishes(group=1, numerics="fast"), True, 2, (1, True, {"b": 4})),
+        (Wishes(group=2), False, 1, (2, True, {"b": 4})),
+        (Wishes(numerics="fast"), True, 4, (1, True, {"b": 4})),  # there are two workers now
+        (Wishes(numerics="fast"), False, 2, (1, True, {"b": 4})),
+        (Wishes(pack=False, share=False), True, 1, (1, False, {})),
+    ],
+)
+def test_what_was_decided_earlier_holds_as_far_as_it_is_wanted_and_can_be(
+    wishes: Wishes, groupable: bool, width: int, expected: tuple[int, bool, dict[str, int]]
+) -> None:
+    kept = wishes.kept_to(Decision(width, True, {"b": 4}), _Pool(groupable))  # type: ignore[arg-type]
+    assert (kept.width, kept.share, kept.packs) == expected

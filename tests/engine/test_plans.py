@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -22,6 +24,8 @@ from regatta.engine.journal import read_journal
 from regatta.engine.planning import Decision, Planner, Workforce
 from regatta.engine.replay import replay
 from regatta.errors import NotFoundError, UsageError
+from regatta.launching import new_folder
+from regatta.location import ensure_repository
 from regatta.search.base import Train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,7 +56,7 @@ def model_fn(config: dict[str, Any]) -> Any:
 
 def loss_fn(model: nn.Module, batch: Any, config: dict[str, Any]) -> torch.Tensor:
     time.sleep(config.get("sleeps", 0.0) * len(batch[0]))
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction=config.get("loss", "mean"))
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +140,9 @@ def test_dear_preparation_is_shared_and_free_is_not(data: Dataset, tmp_path: Pat
     assert first["plan"]["name"] == ("hop + share" if shares else "hop")
 
 
-def test_one_model_gets_a_group_only_where_rounding_is_allowed(data: Dataset, tmp_path: Path) -> None:
-    space = search.configs([{"lr": 0.05, "batch_size": 16, "sleeps": 2e-3}])
+def test_one_model_gets_a_group_only_where_rounding_is_allowed(tmp_path: Path) -> None:
+    data = small_data(tmp_path / "data", rows=1200)
+    space = search.configs([{"lr": 0.05, "batch_size": 32, "sleeps": 5e-4}])
     exact = swept(data, tmp_path, space, cluster=PAIR).explain()
     assert exact.name == "hop"
     assert any("numerics='fast'" in other.why for other in exact.rejected)
@@ -221,6 +226,36 @@ def test_workers_go_into_groups_and_out_of_them(data: Dataset, tmp_path: Path, m
     assert replay(swept(data, tmp_path, space, cluster=PAIR, epochs=5), run.record).ok
 
 
+def test_a_worker_that_dies_while_groups_are_to_be_formed(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nobody to form them with: it stays as it is, and nothing is lost."""
+    sweep = swept(data, tmp_path, search.grid(lr=RATES[:2], batch_size=[8], sleeps=[2e-3]), cluster=PAIR, epochs=3)
+    planner = Scripted(sweep._planner(), [lambda found: Decision(1), lambda found: Decision(2)])
+    monkeypatch.setattr(sweep, "_planner", lambda: planner)
+
+    def kill(record: Any, line: Mapping[str, Any]) -> None:
+        if line["event"] == "plan" and line["width"] == 2:
+            os.kill(record.workers["w1"].info["pid"], signal.SIGKILL)
+
+    folder = new_folder(ensure_repository(tmp_path) / "runs", None, "killed")
+    record = sweep.execute(folder, listeners=(kill,))
+    assert record.status == "done"
+    assert sum(unit.kind == "train" for unit in record.units) == 2 * 3 * len(data.train)
+
+
+def test_what_a_planned_group_cannot_train_is_trained_by_one_worker(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss of a batch must be a mean over its rows to be shared out; nobody asked for that to be done."""
+    space = search.configs([{"lr": 0.001, "batch_size": 8, "loss": "sum"}])
+    sweep = swept(data, tmp_path, space, cluster=PAIR, numerics="fast")
+    run = scripted(sweep, monkeypatch, [lambda found: Decision(2)])
+    assert run.record.status == "done"
+    assert {unit.width for unit in run.record.units if unit.kind == "train"} == {1}
+    assert any("a group of workers failed" in text for _, text in run.record.notes)
+
+
 def test_a_resumed_run_keeps_to_its_plan(data: Dataset, tmp_path: Path) -> None:
     """It is interrupted after some units; the journal says how it is trained, and no pilot is needed."""
     sweep = swept(data, tmp_path, search.grid(lr=RATES, batch_size=[8], sleeps=[1e-4]), pack=2, epochs=4)
@@ -230,9 +265,6 @@ def test_a_resumed_run_keeps_to_its_plan(data: Dataset, tmp_path: Path) -> None:
         counted.append(line["event"])
         if counted.count("unit") == 6:
             raise KeyboardInterrupt
-
-    from regatta.launching import new_folder
-    from regatta.location import ensure_repository
 
     folder = new_folder(ensure_repository(tmp_path) / "runs", None, "again")
     with pytest.raises(KeyboardInterrupt):

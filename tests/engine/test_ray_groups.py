@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def waiting_loss(model: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor
             return loss_fn(model, batch, config)
         threading.Event().wait(120)
     return loss_fn(model, batch, config)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_nodes_again(ray_nodes: RayNodes) -> Iterator[None]:
+    """What comes after finds the nodes as they were."""
+    yield
+    ray_nodes.resize(2)
 
 
 @pytest.fixture(scope="module")

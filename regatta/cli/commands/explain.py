@@ -35,7 +35,10 @@ def run(args: argparse.Namespace) -> int:
     if not looks_like_file(args.target):
         return _explain_run(args)
     if args.analyze:
-        raise UsageError(f"{args.target} is a file; there is nothing to analyze before it is trained.")
+        raise UsageError(
+            f"{args.target} is a file; there is nothing to analyze before it is trained.",
+            hint=f"`regatta run {args.target}` trains it; give --analyze the name of the run.",
+        )
     plan = load_sweep(args.target).explain()
     if args.json:
         ui.write_json(document(**plan.to_json()))
@@ -69,6 +72,8 @@ def _table(found: Analysis) -> Table:
         + (f"from there on {other.name}" if other.changed else f"it stayed with {other.name}")
         for other in found.later
     ]
+    if found.status != "done":
+        later.insert(0, f"it is {found.status}: actual is what it took so far, estimated is all of it")
     return Table(columns, cells, above=(*found.plan.text().splitlines(), ""), below=("", *later) if later else ())
 
 

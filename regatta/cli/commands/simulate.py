@@ -97,4 +97,5 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    return Table([*(Column(name, right=True) for name in names), Column("bound by")], cells)
+    below = ("by hops alone: packs, groups and sharing are not played",)
+    return Table([*(Column(name, right=True) for name in names), Column("bound by")], cells, below=below)

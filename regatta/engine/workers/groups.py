@@ -158,8 +158,14 @@ class GroupPool:
         self._awaited = set(ready)
         return [made for event in ready.values() for made in self._hear(event, set())]
 
+    def first_of(self, group: str) -> str:
+        """The member of a group that begins its tasks."""
+        members = self._groups[group].members
+        return members[0] if members else group
+
     def release(self) -> dict[str, WorkerReady]:
         """Give the pool back, with idle workers that are in no group; those who are there."""
+        self._silence()
         shutil.rmtree(self._meetings, ignore_errors=True)
         there = dict(self._loose)
         for group in self._groups.values():
@@ -203,7 +209,7 @@ class GroupPool:
             gone = {event.worker for event in heard if isinstance(event, WorkerLost)}
             found = [made for event in heard for made in self._hear(event, gone)]
             self._end_silent()
-            if found or self._woken:
+            if found or self._woken or not heard:  # somebody may have woken the members
                 self._woken = False
                 return found
 
@@ -212,11 +218,14 @@ class GroupPool:
         self._pool.wake()
 
     def close(self) -> None:
+        self._silence()
+        self._pool.close()
+        shutil.rmtree(self._meetings, ignore_errors=True)
+
+    def _silence(self) -> None:
         for alarm in self._alarms:
             alarm.cancel()
             alarm.join()
-        self._pool.close()
-        shutil.rmtree(self._meetings, ignore_errors=True)
 
     def _meeting(self, group: _Group) -> Path | Address:
         """Where the members find each other: at the first of them, if others can reach it, or through a file."""
