@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from regatta.configuration import Scalar
 from regatta.data import Dataset
@@ -65,15 +65,14 @@ def run_pilots(
     begin = time.perf_counter()
     while not pilots.over():
         for event in pool.events():
-            if pilots.take(event):
-                heard(event)
+            counts = pilots.take(event)
+            heard(replace(event, pilot=None) if isinstance(event, TaskDone) and not counts else event)
         if pilots.outcome.ready and pilots.outcome.start_seconds is None:
             pilots.outcome.start_seconds = time.perf_counter() - begin
         between()
         for worker, task in pilots.dispatch():
             pool.submit(worker, task)
-            if worker not in pilots.company:
-                begun(worker)
+            begun(worker)
     pilots.check(metric)
     if profiles is not None:
         profiles.keep(pilots.news())
@@ -166,7 +165,7 @@ class _Pilots:
         self.spent = profiles.spent(self.outcome.cached)
 
     def take(self, event: Event) -> bool:
-        """Learn from an event; whether it is of interest to others."""
+        """Learn from an event; whether it tells something, and is not of a worker that only keeps others company."""
         if isinstance(event, WorkerReady):
             self.outcome.ready[event.worker] = event
         elif isinstance(event, WorkerLost):

@@ -171,6 +171,7 @@ class Runner:
         """The search, the courses, the workers and the scheduler: new, or as the journal says they were."""
         if not history:
             self._chronicle.write("run", None, **self._header())
+        asked = foreseen(self._search, self._goal, FORESEEN)  # before it begins: to start again would make it forget
         self._courses.start()
         for line, size in history:
             self.record.apply(line, size)
@@ -184,7 +185,6 @@ class Runner:
             self._declare(course)
         lines = [line for line, _ in history]
         self._bundles.count_from(line["pack"] for line in lines if line.get("pack") is not None)
-        asked = foreseen(self._search, self._goal, FORESEEN)
         found = self._try_out.run(self._courses, lines, asked, self._steering, self._profiles)
         self._estimates = found.outcome.estimates
         self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)

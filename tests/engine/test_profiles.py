@@ -163,7 +163,7 @@ def piloted(folder: Path, data: Dataset, profiles: Profiles, recipe: Recipe, con
         outcome = run_pilots(pool, data, configs, 1, "loss", heard.append, profiles=profiles)
     finally:
         pool.close()
-    return outcome, [event.task.config for event in heard if isinstance(event, TaskDone)]
+    return outcome, [event.task.config for event in heard if isinstance(event, TaskDone) and event.pilot]
 
 
 def test_what_is_known_is_not_tried_again_but_by_each_worker_once(tmp_path: Path) -> None:
