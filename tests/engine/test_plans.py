@@ -151,7 +151,7 @@ def test_one_model_gets_a_group_only_where_rounding_is_allowed(tmp_path: Path) -
     width = plans(run)[0]["width"]
     if not 0.6 < tried["ratio"] < 1.2:  # on a busy machine it is what it is
         assert width == (2 if tried["ratio"] < 1 else 1)
-    assert [unit.width for unit in run.record.units if unit.kind == "train"][0] == width
+    assert next(unit.width for unit in run.record.units if unit.kind == "train") == width
     assert run.replay().ok
 
 
