@@ -37,12 +37,6 @@ class PilotOutcome:
     start_seconds: float | None = None  # until the first worker was there
     cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
 
-    def state_bytes(self, config: str) -> int:
-        """The size of a configuration's state: measured, or the mean of those that were."""
-        if config in self.results:
-            return self.results[config].state_bytes
-        return round(sum(r.state_bytes for r in self.results.values()) / max(1, len(self.results)))
-
 
 def run_pilots(
     pool: WorkerPool,

@@ -90,7 +90,6 @@ class Workforce:
     packs: bool = True
     groups: bool = True
     memory: float = math.inf
-    each: int = 0  # workers of a node
     start: float = START  # seconds until one is there
 
 
@@ -189,7 +188,7 @@ class Planner:
     def site(self, force: Workforce, profile: Profile) -> Site:
         peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]
         return Site(
-            force.workers, force.each, max([force.memory, *peaks]), UNIT_SECONDS, cores=_free_cores(force),
+            force.workers, memory=max([force.memory, *peaks]), unit=UNIT_SECONDS, cores=_free_cores(force),
             share_start=force.start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
         )  # fmt: skip
 

@@ -76,7 +76,6 @@ class Hop:
     parts: tuple[Part, ...] = ()
     units: int = 0  # of models that are in no pack
     unit: float = 0.0  # seconds, on average
-    rule: str = ""  # by which the next unit is chosen, and why
 
 
 Part = Pack | Group | Share | Evaluate
@@ -144,8 +143,6 @@ class Plan:
         return [f"{words.ljust(wide)}  {figures}" for words, figures in rows]
 
     def _figures(self) -> Iterator[str]:
-        if self.root.rule:
-            yield f"order     {self.root.rule}"
         yield f"at least  {seconds(self.bound)}, bound by {self.bound_by}"
         yield f"expected  {seconds(self.estimate.seconds)}, workers busy {self.utilisation:.0%} of the time"
         yield f"cost      {self.device_hours:.3g} device hours"
