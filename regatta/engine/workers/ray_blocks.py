@@ -50,6 +50,14 @@ def boxed(block: RayBlock | None) -> list[Any]:
     return [] if block is None else [block.reference]
 
 
+def submitted(method: Any, *arguments: Any) -> Any:
+    """The call of an actor's method; an OSError where there is no such actor any more."""
+    try:
+        return method.remote(*arguments)
+    except Exception as error:  # Ray has no kind of its own for it
+        raise OSError(str(error)) from error
+
+
 class Inbox:
     """Where Ray's callbacks leave what they bring, with a file that can be waited for."""
 
@@ -101,7 +109,7 @@ class ReaderLine:
         return self._inbox.fileno()
 
     def send(self, message: Message, block: RayBlock | None = None) -> None:
-        self._actor.answer.options(concurrency_group="answer").remote(message, boxed(block))
+        submitted(self._actor.answer.options(concurrency_group="answer"), message, boxed(block))
 
     def receive(self) -> tuple[Message, None]:
         message, last = self._inbox.take()
@@ -115,7 +123,11 @@ class ReaderLine:
             self.send(_GONE)
 
     def _ask(self) -> None:
-        said = self._actor.ask.options(concurrency_group="ask").remote()
+        try:
+            said = submitted(self._actor.ask.options(concurrency_group="ask"))
+        except OSError:
+            self._inbox.put(None)
+            return
         self._inbox.expect(said, self._come, lambda error: self._inbox.put(None))
 
     def _come(self, messages: Sequence[Message]) -> None:

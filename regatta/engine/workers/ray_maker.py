@@ -33,7 +33,7 @@ from regatta.engine.workers.failures import headline, users_traceback
 from regatta.engine.workers.maker import NoRoomError, broker_of, makers_outfit
 from regatta.engine.workers.preparation import Preparation
 from regatta.engine.workers.ray_actor import write_log
-from regatta.engine.workers.ray_blocks import Inbox, RayBlock, ReaderLine, boxed
+from regatta.engine.workers.ray_blocks import Inbox, RayBlock, ReaderLine, boxed, submitted
 from regatta.engine.workers.ray_session import Session
 from regatta.engine.workers.trainer import limit_threads
 
@@ -117,7 +117,7 @@ class MakerLine:
 
     def send(self, message: Message, block: RayBlock | None = None) -> None:
         call = self._actor.make.options(num_returns=2, concurrency_group="make")
-        told, made = call.remote(message, boxed(block))
+        told, made = submitted(call, message, boxed(block))
         self._inbox.expect(told, lambda answer: self._inbox.put(answer, made), self._fail)
 
     def receive(self) -> tuple[Message, RayBlock | None]:
