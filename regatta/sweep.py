@@ -43,6 +43,7 @@ from regatta.run import JOURNAL, RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
 from regatta.search.foresee import foreseen
 from regatta.sinks import Sink, following, usable_sinks
+from regatta.spelling import count
 
 if TYPE_CHECKING:
     from regatta.engine.findings import Findings
@@ -203,9 +204,9 @@ class Sweep:
         codes = [code_of(getattr(self.recipe, name)) for name in _CALLS]
         return blake3(repr((parts, codes)).encode()).hexdigest()
 
-    def explain(self) -> Plan:
+    def explain(self, *, progress: bool = False) -> Plan:
         """The plan, from a few batches of each configuration; nothing is trained or kept."""
-        found, decision = self._piloted()
+        found, decision = self._piloted(progress)
         if decision.plan is None:
             raise UsageError("There is nothing to make a plan of: no configuration was tried.")
         return replace(decision.plan, notes=tuple(self._notes(found)))
@@ -217,6 +218,10 @@ class Sweep:
             yield f"not in it: {len(outcome.failed)} configurations that fail; {first.task.config}: {first.error}"
         if outcome.cached and not outcome.ready:
             yield "nothing was tried: it was measured earlier; delete the repository's folder profiles to measure anew"
+        if self.share.always and not any(self._prepares):
+            yield "share=True: there is neither an input_fn nor a transform_fn whose work could be shared"
+        if self.pack and self.visits == "seeded":
+            yield f"pack={self.pack}: nothing is packed, for with visits='seeded' each model has an order of its own"
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""
@@ -228,7 +233,7 @@ class Sweep:
         work = Workload(epochs, len(self.dataset.train), len(self.dataset.eval), found.outcome.estimates)
         return what_if(work, workers, self.rule, self.goal.seed)
 
-    def _piloted(self) -> tuple[Findings, Decision]:
+    def _piloted(self, progress: bool = False) -> tuple[Findings, Decision]:
         """What pilots find out, and what is decided by it."""
         from regatta.engine.planning import workforce
         from regatta.engine.tryout import known_already, try_out
@@ -241,6 +246,10 @@ class Sweep:
             pool = open_pool(cluster, outfit)
             found = known_already(pool, self.dataset, self.goal, configs, planner, profiles) if profiles else None
             if found is None or planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
+                if progress:
+                    from regatta.cli import ui
+
+                    ui.message(f"trying a few batches of {count(len(configs), 'configuration')}")
                 try:
                     found = try_out(
                         pool, self.dataset, self.goal, configs, wanted, planner, cluster, outfit.logs / "meetings",

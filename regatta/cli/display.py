@@ -38,7 +38,7 @@ STYLES = {"warning": "yellow", "error": "red", "failed": "red"}
 @contextmanager
 def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
     """A listener that shows a run on the stream (stderr) for as long as the context is open."""
-    console = Console(file=stream, stderr=stream is None, highlight=False)
+    console = _Console(file=stream, stderr=stream is None, highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield Lines(console)
         return
@@ -52,6 +52,12 @@ def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
     )
     with live, _refreshing(live):
         yield lambda record, line: _on_terminal(live, state, record, line)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody looks any more, as with `| head`; the run goes on."""
+        self.quiet = True
 
 
 @contextmanager
@@ -132,6 +138,8 @@ class Lines:
 
     def __call__(self, record: RunRecord, line: dict[str, Any]) -> None:
         self._pace.hear(line)
+        if line["event"] == "run":
+            self._say(Text(f"{record.name}: starting"))
         if not self._started and line["event"] in ("pilot", "start", "unit", "end"):
             self._started = True
             self._say(opening(record))

@@ -50,9 +50,26 @@ def midway(made: MadeRun, part: float = 0.5) -> RunRecord:
     return run
 
 
+class Closed(io.StringIO):
+    """A pipe whose reader has seen enough."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closed, "isatty", lambda self: terminal)
+    with open_display(Closed()) as listener:
+        assert play(listener, MadeRun(fails=(3,)).records).status == "done"
+
+
 def test_without_a_terminal_start_failures_and_end_are_said() -> None:
     said = lines_of(MadeRun(fails=(3,)))
-    assert said[0] == "made: 8 configurations, 4 partitions, 3 epochs on 2 workers"
+    assert said[:2] == ["made: starting", "made: 8 configurations, 4 partitions, 3 epochs on 2 workers"]
     assert any(line.startswith("failed: ") and line.endswith("ValueError: bad luck") for line in said)
     assert said[-1].startswith("made: done, ")
     assert said[-1].endswith("1 configuration failed")
