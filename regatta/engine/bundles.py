@@ -6,7 +6,7 @@ because it is stopped or has trained enough, leaves the bundle, and joins anothe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from regatta.engine.course import Course
@@ -112,6 +112,13 @@ class Bundles:
             if not course.stopped and not course.failed:
                 self.wait(course)
         bundle.courses, bundle.to_judge, bundle.ended = [], {}, True
+
+    def restart(self, left_of: Callable[[str], int]) -> None:
+        """All who have units left wait for a bundle, as at the beginning; nothing is under way."""
+        for bundle in self:
+            if bundle.everyone() and left_of(bundle.name):
+                self.disband(bundle)
+        self._by_name, self._of = {}, {}
 
     def count_from(self, names: Iterable[str]) -> None:
         """There were packs of these names before this controller."""

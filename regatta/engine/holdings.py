@@ -8,11 +8,17 @@ from regatta.data import Dataset
 
 
 class Holdings:
-    """Partitions by worker, for training and for evaluation."""
+    """Partitions by worker, for training and for evaluation; each team of workers holds all of them."""
 
-    def __init__(self, dataset: Dataset, workers: tuple[str, ...]) -> None:
+    def __init__(self, dataset: Dataset, *teams: tuple[str, ...]) -> None:
         self._dataset = dataset
-        self._train, self._eval = dataset.holders(workers)
+        self._teams = {worker: team for team in teams for worker in team}
+        self._train: dict[str, tuple[int, ...]] = {}
+        self._eval: dict[str, tuple[int, ...]] = {}
+        for team in teams:
+            train, held = dataset.holders(team)
+            self._train |= train
+            self._eval |= held
 
     def of(self, worker: str) -> tuple[list[int], list[int]]:
         """What a worker holds; one that joined holds everything: what others hold is in reach."""
@@ -22,10 +28,14 @@ class Holdings:
         return list(self._train[worker]), list(self._eval[worker])
 
     def hand_over(self, worker: str, left: Collection[str]) -> Iterable[str]:
-        """What a worker that will not come back was alone to hold, others read, if they can reach it.
+        """What a worker that will not come back was alone to hold, others of its team read, if they can reach it.
 
         What nobody can reach is told.
         """
+        mates = self._teams.get(worker, tuple(left))
+        left = [other for other in left if other in mates or other not in self._teams]
+        if not left:
+            return
         for kind, held, parts in (
             ("train", self._train, self._dataset.train),
             ("eval", self._eval, self._dataset.eval),

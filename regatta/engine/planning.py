@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from regatta.cluster import Cluster
@@ -18,7 +18,7 @@ from regatta.errors import RegattaError
 from regatta.plan.choose import EFFORT, Forced, Numerics, choose
 from regatta.plan.groups import Communication
 from regatta.plan.packs import PackRate
-from regatta.plan.profile import Measured, Model, Profile
+from regatta.plan.profile import Crew, Measured, Model, Profile, crew_of
 from regatta.plan.strategies import Choice, Site, estimate, load_and_chain
 from regatta.plan.tree import Plan
 from regatta.search.base import Train
@@ -47,27 +47,41 @@ class Wishes:
 
     def kept_to(self, decision: Decision, pool: WorkerPool) -> Decision:
         """What an earlier controller decided, as far as it is what is asked for now, and can be done with this pool."""
-        fits = self.numerics == "fast" and pool.groupable and decision.width <= len(pool.workers)
+        needed = sum(team.width * team.groups for team in decision.teams) or decision.width
+        fits = self.numerics == "fast" and pool.groupable and needed <= len(pool.workers)
         width = self.group or (decision.width if fits else 1)
+        teams = decision.teams if fits and self.group is None else ()
         share = decision.share if self.share is None else self.share
-        return replace(decision, width=width, share=share, packs={} if self.pack is False else decision.packs)
+        packs = {} if self.pack is False else decision.packs
+        return replace(decision, width=width, share=share, packs=packs, teams=teams)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """How a run is trained: the width of groups, whether data is shared, the most members of packs by build."""
+    """How a run is trained: the width of groups, whether data is shared, the most members of packs by build.
+
+    With teams, groups are of several widths, the largest of which is `width`.
+    """
 
     width: int = 1
     share: bool = False
     packs: Mapping[str, int] = field(default_factory=dict)
     plan: Plan | None = None
+    teams: tuple[Crew, ...] = ()
 
     def same_way(self, other: Decision) -> bool:
-        return (self.width, self.share, dict(self.packs)) == (other.width, other.share, dict(other.packs))
+        return self.same_groups(other) and (self.share, dict(self.packs)) == (other.share, dict(other.packs))
+
+    def same_groups(self, other: Decision) -> bool:
+        return (self.width, self.teams) == (other.width, other.teams)
+
+    def width_for(self, model: str) -> int:
+        return self.teams[crew_of(self.teams, model)].width if self.teams else self.width
 
     def to_record(self) -> dict[str, Any]:
         told = None if self.plan is None else self.plan.to_json()
-        return {"width": self.width, "share": self.share, "packs": dict(self.packs), "plan": told}
+        teams = [asdict(team) for team in self.teams]
+        return {"width": self.width, "share": self.share, "packs": dict(self.packs), "teams": teams, "plan": told}
 
     @classmethod
     def recalled(cls, history: Iterable[Record]) -> Decision | None:
@@ -77,7 +91,8 @@ class Decision:
             return None
         line = lines[-1]
         plan = None if line["plan"] is None else Plan.from_json(line["plan"])
-        return cls(line["width"], line["share"], line["packs"], plan)
+        teams = tuple(Crew(team["width"], team["groups"], tuple(team["models"])) for team in line.get("teams", ()))
+        return cls(line["width"], line["share"], line["packs"], plan, teams)
 
 
 @dataclass(frozen=True)
@@ -119,8 +134,7 @@ class Planner:
         profile = self.profile(findings, wanted)
         if not profile.known():
             return Decision(self.wishes.group or 1, bool(self.wishes.share))
-        chosen, plan = self._choose(profile, force)
-        return Decision(chosen.width, chosen.share, profile.pack_sizes(chosen), plan)
+        return _decision(profile, *self._choose(profile, force))
 
     def revise(self, findings: Findings, left: Mapping[str, Train], force: Workforce, present: Decision) -> Decision:
         """The best way to go on; the present one, unless another is clearly faster, for changing costs something.
@@ -130,7 +144,7 @@ class Planner:
         profile = replace(self.profile(findings, left), largest=present.packs)
         if not profile.known():
             return present
-        now = profile.choice(present.packs, present.width, present.share)
+        now = profile.choice(present.packs, present.width, present.share, present.teams)
         force = replace(force, start=0.0) if present.share else force  # what shares is there
         try:
             chosen, plan = self._choose(profile, force)
@@ -139,13 +153,14 @@ class Planner:
             return present  # of a model that came later nothing may be known
         if chosen == now or goes_on.estimate.seconds < SWITCH * plan.estimate.seconds:
             return replace(present, plan=goes_on)
-        return Decision(chosen.width, chosen.share, profile.pack_sizes(chosen), plan)
+        return _decision(profile, chosen, plan)
 
     def _plan_of(self, choice: Choice, profile: Profile, force: Workforce) -> Plan:
         """The plan with that choice and no other."""
-        forced = Forced(width=choice.width)
         site = self.site(force, profile)
-        plan = choose(profile.work(), site, forced=forced, rules=(lambda work, site, forced: iter([choice]),))[1]
+        only = (lambda work, site, forced: iter([choice]),)
+        forced = Forced() if choice.teams else Forced(width=choice.width)
+        plan = choose(profile.work(), site, numerics="fast", forced=forced, rules=only)[1]
         return replace(plan, why="as before")
 
     def _choose(self, profile: Profile, force: Workforce) -> tuple[Choice, Plan]:
@@ -225,6 +240,10 @@ class Planner:
             peak_bytes=result.peak_bytes, build=result.build,
             fetch=min(pilot.fixed, result.eval_fixed_seconds or 0.0),
         )  # fmt: skip
+
+
+def _decision(profile: Profile, chosen: Choice, plan: Plan) -> Decision:
+    return Decision(chosen.width, chosen.share, profile.pack_sizes(chosen), plan, profile.teams(chosen))
 
 
 class _Drift:

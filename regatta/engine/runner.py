@@ -44,7 +44,6 @@ from regatta.engine.journal import Journal, Record, read_lines
 from regatta.engine.lock import RunLock
 from regatta.engine.packing import Orders, Packer
 from regatta.engine.patience import Patience
-from regatta.engine.pilot import PilotOutcome
 from regatta.engine.planning import Planner
 from regatta.engine.profiles import Profiles
 from regatta.engine.record import RunRecord
@@ -54,6 +53,7 @@ from regatta.engine.whereabouts import Whereabouts
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError
 from regatta.plan.hop import Hopper
+from regatta.plan.teams import Teams
 from regatta.plan.units import Unit
 from regatta.search.base import Goal, Search
 from regatta.search.foresee import foreseen
@@ -188,7 +188,6 @@ class Runner:
         found = self._try_out.run(self._courses, lines, asked, self._steering, self._profiles)
         self._estimates = found.outcome.estimates
         self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
-        self._hopper = self._scheduler(found.outcome)
         self._seat(self._steering.begin(found, asked, lines))
         if history:
             self._where.clear_away(self.record)
@@ -198,8 +197,10 @@ class Runner:
         self._enlist()
 
     def _seat(self, ready: Mapping[str, WorkerReady]) -> None:
-        """These workers are there; others may come."""
-        self._holdings = Holdings(self._dataset, self._pool.workers)
+        """A scheduler for these workers, who are there, and for others, who may come."""
+        teams = self._steering.teams()
+        self._hopper = self._scheduler(teams)
+        self._holdings = Holdings(self._dataset, *teams)
         for worker, event in ready.items():
             self._add_worker(worker, event.info)
 
@@ -234,14 +235,15 @@ class Runner:
                 course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
             self._settle(course)
 
-    def _scheduler(self, outcome: PilotOutcome) -> Hopper:
-        return Hopper(
-            len(self._dataset.train),
-            len(self._dataset.eval),
-            estimates=outcome.estimates,
-            rule=self._rule,
-            seed=self._goal.seed,
-        )
+    def _scheduler(self, teams: Sequence[Sequence[str]]) -> Hopper | Teams:
+        parts, evals = len(self._dataset.train), len(self._dataset.eval)
+        hoppers = [
+            Hopper(parts, evals, estimates=self._estimates, rule=self._rule, seed=self._goal.seed) for _ in teams
+        ]
+        if len(hoppers) == 1:
+            return hoppers[0]
+        seats = {worker: place for place, team in enumerate(teams) for worker in team}
+        return Teams(hoppers, seats.__getitem__, self._steering.team_of)
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -508,7 +510,7 @@ class Runner:
     def _lose(self, event: WorkerLost) -> None:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
         self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
-        self._steering.left(event.worker)
+        self._steering.left(event.worker, event.for_good)
         self._hinted.discard(event.worker)
         courses = self._end_unit(event.worker)
         unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None
@@ -557,8 +559,9 @@ class Runner:
             return True
         for worker in self._hopper.workers():
             self._chronicle.write("worker", None, worker=worker, state="down", reason="groups change")
-            self._hopper.remove_worker(worker)
+        self._bundles.restart(self._hopper.left_of)
         self._seat(self._steering.regroup())
+        self._enlist()
         return False
 
     # -- people --------------------------------------------------------------------------------------------

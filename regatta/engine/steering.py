@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,6 +22,8 @@ from regatta.engine.workers.groups import GroupPool
 from regatta.errors import RegattaError
 from regatta.plan.estimates import Estimates
 from regatta.plan.hop import Hopper
+from regatta.plan.profile import crew_of
+from regatta.plan.teams import Teams
 from regatta.plan.units import Unit
 from regatta.search.base import Train
 from regatta.spelling import count
@@ -38,7 +41,9 @@ class Steering:
         self._decision = Decision()
         self._alone = pool  # the workers, each by itself
         self._there: dict[str, WorkerReady] = {}  # workers by themselves that are there
+        self._gone: set[str] = set()  # and those that will not come back
         self._few = 0  # models, when groups were last thought of
+        self._idle = 0  # workers, the same
         self.regroups = False  # once nothing is under way
 
     @property
@@ -70,9 +75,26 @@ class Steering:
     def came(self, worker: str, info: dict[str, Any]) -> None:
         if self.pool is self._alone:
             self._there[worker] = WorkerReady(worker, info)
+            self._gone.discard(worker)
 
-    def left(self, worker: str) -> None:
+    def left(self, worker: str, for_good: bool) -> None:
         self._there.pop(worker, None)
+        if not for_good:
+            return
+        if self.pool is self._alone:
+            self._gone.add(worker)
+        elif isinstance(self.pool, GroupPool) and any(map(self.pool.is_deserted, self.teams())):
+            self._give_up_groups(f"{worker} will not come back")  # who is left of it can train by himself
+
+    def teams(self) -> list[tuple[str, ...]]:
+        """The workers that there are to be, those of each team together."""
+        names = iter(self.pool.workers)
+        alone = tuple(worker for worker in self.pool.workers if worker not in self._gone)
+        return [tuple(islice(names, team.groups)) for team in self._decision.teams] or [alone]
+
+    def team_of(self, model: str) -> int:
+        """The number of the team that trains a model; a bundle's name says whose it is."""
+        return crew_of(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
 
     def hear(self, unit: Unit, seconds: float, waited: float, members: int) -> None:
         """A unit took so long, some of it for its data; the planner compares that with its estimate."""
@@ -80,12 +102,12 @@ class Steering:
             took = seconds - waited if self._decision.share else seconds  # others prepare it, which is not in a unit
             self.planner.hear(self.estimates.surprise(unit, took), members > 1)
 
-    def reconsider(self, hopper: Hopper, courses: Iterable[Course]) -> bool:
+    def reconsider(self, hopper: Hopper | Teams, courses: Iterable[Course]) -> bool:
         """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
         if self.regroups:
             return False
         workers = hopper.worker_count()
-        reason = self.planner.doubts(workers) or self._too_few(hopper.models_left(), workers)
+        reason = self.planner.doubts(workers) or self._too_few(hopper.models_left(), workers) or self._too_idle(hopper)
         if not reason:
             return False
         active = [course for course in courses if not course.stopped and not course.failed]
@@ -93,14 +115,14 @@ class Steering:
         left = {course.id: Train(dict(course.values), epochs[course.id]) for course in active}
         force = workforce(self._alone, self.cluster, self._findings.outcome)
         decision = self.planner.revise(self._findings, left, force, self._decision)
-        if decision.width != self._decision.width and not self._can_regroup():
-            decision = replace(decision, width=self._decision.width)
+        if not decision.same_groups(self._decision) and not self._can_regroup():
+            decision = replace(decision, width=self._decision.width, teams=self._decision.teams)
         self.planner.settle()
         changed = not decision.same_way(self._decision)
         self._chronicle.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
         if changed and decision.plan is not None:
             self._chronicle.note("info", f"{reason}: from here on {decision.plan.name}.")
-        self.regroups = decision.width != self._decision.width
+        self.regroups = not decision.same_groups(self._decision)
         self._take(decision)
         return True
 
@@ -109,21 +131,26 @@ class Steering:
         if self.pool is self._alone or self.regroups:
             return False
         self._findings.links = {}  # no groups any more
-        self._take(replace(self._decision, width=1, plan=None))
+        self._give_up_groups(f"a group of workers failed ({error})")
+        return True
+
+    def _give_up_groups(self, reason: str) -> None:
+        if self.regroups and self._decision.width == 1:
+            return
+        self._take(replace(self._decision, width=1, teams=(), plan=None))
         self.regroups = True
-        reason = f"a group of workers failed ({error})"
         self._chronicle.write("plan", None, **self._decision.to_record(), reason=reason, changed=True)
         self._chronicle.note("warning", f"{reason}: from here on models are trained by one worker each.")
-        return True
 
     def regroup(self) -> Mapping[str, WorkerReady]:
         """Put workers, all of them idle, into groups as the plan says; who is there then."""
         self.regroups = False
         if isinstance(self.pool, GroupPool) and self.pool is not self._alone:
+            self._gone |= self.pool.gone()
             self._there = self.pool.release()
             self.pool = self._alone
         if self._decision.width > 1 and not self._can_regroup():  # somebody is gone since
-            self._take(replace(self._decision, width=1))
+            self._take(replace(self._decision, width=1, teams=()))
         return self._formed() if self._decision.width > 1 else self._there
 
     def _can_regroup(self) -> bool:
@@ -133,7 +160,8 @@ class Steering:
         return self.pool.groupable and self._there.keys() == set(self.pool.workers)
 
     def _formed(self) -> dict[str, WorkerReady]:
-        self.pool = GroupPool(self._alone, self._decision.width, self.meetings, patient=self.cluster.kind == "ray")
+        widths = [team.width for team in self._decision.teams for _ in range(team.groups)]
+        self.pool = GroupPool(self._alone, widths or self._decision.width, self.meetings, patient=True)
         return {event.worker: event for event in self.pool.adopt(self._there) if isinstance(event, WorkerReady)}
 
     def _take(self, decision: Decision) -> None:
@@ -142,12 +170,16 @@ class Steering:
         self._packer.builds = self._findings.builds
         self.pool.share(decision.share)
         self.estimates.shared = decision.share
-        self.estimates.hands = self._hands(decision.width)
+        self.estimates.hands = self._hands(decision)
 
-    def _hands(self, width: int) -> float:
-        """So many times as fast as one worker is a group that the plan has made."""
+    def _hands(self, decision: Decision) -> Callable[[str], float]:
+        """So many times as fast as one worker is the group that the plan has made for a model."""
         links = self._findings.links.values()
-        return width / (1 + fmean(link.ratio(width) for link in links)) if links and width > 1 else 1.0
+        widths = {decision.width, *(team.width for team in decision.teams)} if links else set()
+        faster = {width: width / (1 + fmean(link.ratio(width) for link in links)) for width in widths}
+        wide = {model: team.width for team in decision.teams for model in team.models}
+        usual = decision.width_for("")
+        return lambda model: faster.get(wide.get(model, usual), 1.0)
 
     def _too_few(self, models: int, workers: int) -> str:
         """Whether models have become fewer than workers since that was last looked at."""
@@ -155,3 +187,11 @@ class Steering:
             return ""
         self._few = models
         return f"{count(models, 'model')} for {count(workers, 'worker')}"
+
+    def _too_idle(self, hopper: Hopper | Teams) -> str:
+        """Whether a team has nothing left to do since that was last looked at."""
+        idle = hopper.idle() if isinstance(hopper, Teams) else 0
+        if idle in (0, self._idle):
+            return ""
+        self._idle = idle
+        return f"{count(idle, 'worker')} without anything left to train"

@@ -22,6 +22,7 @@ from regatta.plan.strategies import (
     Site,
     Work,
     best_packs,
+    best_teams,
     best_widths,
     estimate,
     evaluations,
@@ -30,6 +31,7 @@ from regatta.plan.strategies import (
     units,
 )
 from regatta.plan.tree import Estimate, Evaluate, Group, Hop, Pack, Part, Plan, Rejected, Share
+from regatta.spelling import count
 
 TIE = 0.02  # a plan must be faster than a simpler one by more than this
 CLOSE = 1.5  # what is not slower than that by the formula is played
@@ -54,7 +56,7 @@ class Forced:
     def allows(self, choice: Choice, kinds: Sequence[Kind]) -> bool:
         return (
             self._allows_packs(choice, kinds)
-            and self.width in (None, choice.width)
+            and (self.width is None or (self.width == choice.width and not choice.teams))
             and self.share in (None, choice.share)
         )
 
@@ -86,6 +88,12 @@ def group(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
     yield from (Choice(width=width) for width in _widths(work, site, forced, share=False))
 
 
+def team(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
+    """Groups of several widths, for kinds that differ; where it was measured what they cost."""
+    if len(work.kinds) > 1 and site.workers > 2 and all(kind.communication is not None for kind in work.kinds):
+        yield from best_teams(work, site, WIDTHS)
+
+
 def share(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
     """The others with shared data; packs and widths are then others than without."""
     if work.data.prepare > 0 or forced.share:
@@ -110,7 +118,7 @@ def _widths(work: Work, site: Site, forced: Forced, share: bool) -> list[int]:
     return [forced.width] if forced.width else best_widths(work, site, share, WIDTHS)
 
 
-RULES: tuple[Rule, ...] = (hop, pack, group, share)
+RULES: tuple[Rule, ...] = (hop, pack, group, team, share)
 
 
 def choose(
@@ -172,7 +180,7 @@ def _played(
 
 
 def _tidy(choice: Choice) -> Choice:
-    return choice if choice.packs_any else Choice((), choice.width, choice.share)
+    return choice if choice.packs_any else replace(choice, packs=())
 
 
 def _refusal(work: Work, site: Site, choice: Choice, numerics: Numerics, forced: Forced) -> str:
@@ -225,36 +233,58 @@ def _explained(
 
 def _root(work: Work, site: Site, chosen: Choice, found: Estimate) -> Hop:
     epochs = sum(kind.models * kind.epochs for kind in work.kinds)
-    of_units = units(work, site, chosen)
-    alone = np.array([chosen.size(index) == 1 for index in range(len(work.kinds))])
-    counts = work.counts * work.epochs * of_units.parts * alone
-    count = int(counts.sum())
-    mean = float((counts * of_units.seconds).sum()) / count if count else 0.0
+    counts, busy = 0.0, 0.0
+    for kinds, its, way in chosen.parts(work, site):
+        part, of_units = work.only(kinds), units(work.only(kinds), its, way)
+        alone = np.array([way.size(index) == 1 for index in range(len(kinds))])
+        each = part.counts * part.epochs * of_units.parts * alone
+        counts, busy = counts + float(each.sum()), busy + float((each * of_units.seconds).sum())
     parts = tuple(_parts(work, site, chosen, found))
-    return Hop(work.models, epochs, site.workers, of_units.parts, found, parts, count, mean)
+    mean = busy / counts if counts else 0.0
+    return Hop(work.models, epochs, site.workers, site.parts(chosen), found, parts, int(counts), mean)
 
 
 def _parts(work: Work, site: Site, chosen: Choice, found: Estimate) -> Iterator[Part]:
-    groups, of_units = site.workers // chosen.width, units(work, site, chosen)
+    yield from _packs(work, site, chosen)
+    yield from _groups(work, site, chosen)
+    if chosen.share:
+        once = work.data.prepare * work.longest / site.workers
+        took = Estimate(once / site.cores if site.cores else once)
+        yield Share(site.cores, work.data.prepare, work.data.bytes, took)
+    judged, busy, seconds = 0, 0.0, 0.0
+    for kinds, its, way in chosen.parts(work, site):
+        part = work.only(kinds)
+        judged += sum(k.models * k.epochs for k in part.kinds if k.evaluate) * (its.evals or its.workers // way.width)
+        took_all = float((evaluations(part, its, way) * part.counts * part.epochs).sum())
+        busy, seconds = busy + took_all, seconds + took_all / way.width
+    if judged:
+        yield Evaluate(judged, Estimate(busy / site.workers), seconds / judged)
+
+
+def _packs(work: Work, site: Site, chosen: Choice) -> Iterator[Pack]:
+    if not chosen.packs_any:
+        return
+    of_units = units(work, site, chosen)
     for index, kind in enumerate(work.kinds):
         size = chosen.size(index)
         if size > 1:
             took = estimate(Work((kind,), work.data), site, Choice((size,), share=chosen.share))
             packs = -(-kind.models // size)
-            count = packs * kind.epochs * of_units.parts
-            yield Pack(kind.name, kind.models, packs, size, took, count, float(of_units.seconds[index]))
-    if chosen.width > 1:
-        nodes = -(-chosen.width // site.each) if site.each else 1
-        yield Group(groups, chosen.width, nodes, site.workers % chosen.width, found)
-    if chosen.share:
-        once = work.data.prepare * work.longest / site.workers
-        took = Estimate(once / site.cores if site.cores else once)
-        yield Share(site.cores, work.data.prepare, work.data.bytes, took)
-    judged = sum(kind.models * kind.epochs for kind in work.kinds if kind.evaluate)
-    if judged:
-        seconds = float((evaluations(work, site, chosen) * work.counts * work.epochs).sum())
-        count = judged * (site.evals or groups)
-        yield Evaluate(count, Estimate(seconds / site.workers), seconds / count / chosen.width)
+            every = packs * kind.epochs * of_units.parts
+            yield Pack(kind.name, kind.models, packs, size, took, every, float(of_units.seconds[index]))
+
+
+def _groups(work: Work, site: Site, chosen: Choice) -> Iterator[Group]:
+    """One for each team; nothing to be said where all workers are by themselves."""
+    if chosen.width == 1:
+        return
+    idle = site.workers - sum(its.workers // way.width * way.width for _, its, way in chosen.parts(work, site))
+    for kinds, its, way in chosen.parts(work, site):
+        nodes = -(-way.width // site.each) if site.each else 1
+        names = ", ".join(f"{count(work.kinds[k].models, 'model')} {work.kinds[k].name}" for k in kinds)
+        took = estimate(work.only(kinds), its, way) if chosen.teams else estimate(work, site, chosen)
+        yield Group(its.workers // way.width, way.width, nodes, idle, took, names if chosen.teams else "")
+        idle = 0  # said once
 
 
 def lower_bound(work: Work, site: Site) -> tuple[float, str]:

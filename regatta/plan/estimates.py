@@ -9,7 +9,7 @@ for a slow worker.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,7 +70,7 @@ class Estimates:
         self._workers: dict[str, _Correction] = {}
         self._mean: Pilot | None = None
         self.shared = False  # data is prepared once for all models: no unit pays for it
-        self.hands = 1.0  # a unit is done so many times as fast as its pilot was: by a group of workers
+        self.hands: Callable[[str], float] = lambda model: 1.0  # so many times as fast as its pilot: by a group
         self._square = self.NOISE**2  # of surprises, a running mean that forgets
 
     @property
@@ -155,7 +155,7 @@ class Estimates:
     def _base(self, unit: Unit) -> float:
         pilot = self._pilots.get(unit.model) or self._mean_pilot()
         rate = self._per_row(pilot) if unit.kind == "train" else pilot.eval
-        return self._rows[unit.kind][unit.partition] * rate / self.hands + pilot.fixed
+        return self._rows[unit.kind][unit.partition] * rate / self.hands(unit.model) + pilot.fixed
 
     def _per_row(self, pilot: Pilot) -> float:
         return pilot.train if self.shared else pilot.train + pilot.prepare

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from regatta.plan.groups import Communication
 from regatta.plan.packs import LARGEST, WORTHWHILE, PackRate
-from regatta.plan.strategies import Choice, Data, Kind, Work
+from regatta.plan.strategies import Choice, Data, Kind, Team, Work
 from regatta.plan.tree import Rejected
 
 NAMED = 3  # values that tell a kind from the others, at most
@@ -36,6 +36,20 @@ class Model:
     values: Mapping[str, object]
     measured: Measured | None = None
     build: str = ""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """A team of workers in groups of one width, and the names of the models that only they train."""
+
+    width: int
+    groups: int
+    models: tuple[str, ...]
+
+
+def crew_of(teams: Sequence[Crew], model: str) -> int:
+    """The number of a model's team; one that nobody had heard of goes to the last, the narrowest."""
+    return next((place for place, team in enumerate(teams) if model in team.models), len(teams) - 1)
 
 
 @dataclass(frozen=True)
@@ -78,10 +92,24 @@ class Profile:
             sizes[build] = max(sizes.get(build, 1), choice.size(index))
         return sizes
 
-    def choice(self, packs: Mapping[str, int], width: int, share: bool) -> Choice:
+    def teams(self, choice: Choice) -> tuple[Crew, ...]:
+        """The teams of a choice, with the names of their models."""
+        alike = self.alike()
+        return tuple(
+            Crew(team.width, team.groups, tuple(name for kind in team.kinds for name in alike[kind]))
+            for team in choice.teams
+        )
+
+    def choice(self, packs: Mapping[str, int], width: int, share: bool, teams: Sequence[Crew] = ()) -> Choice:
         """The choice that comes to such packs by build, in which a kind may have fewer models than its packs could."""
-        sizes = [min(packs.get(self.models[members[0]].build, 1), len(members)) for members in self.alike()]
-        return Choice(tuple(sizes) if any(size > 1 for size in sizes) else (), width, share)
+        alike = self.alike()
+        sizes = [min(packs.get(self.models[members[0]].build, 1), len(members)) for members in alike]
+        of_kinds = [crew_of(teams, members[0]) for members in alike] if teams else []
+        found = tuple(
+            Team(crew.width, crew.groups, tuple(kind for kind, of in enumerate(of_kinds) if of == place))
+            for place, crew in enumerate(teams)
+        )
+        return Choice(tuple(sizes) if any(size > 1 for size in sizes) else (), width, share, found)
 
     def why_not_packed(self) -> Rejected | None:
         """What is to be said of packs where none are offered; None where some are, or none could be."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,13 +33,22 @@ class Strays:
 
 def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, effort: int | None = 0) -> float:
     """The makespan of a choice when all goes as it does; `effort` is what the scheduler may spend on looking ahead."""
+    real = strayed(work, strays.profile, seed)
+    parts = choice.parts(work, site)
+    return max(_play(work, real, kinds, its, way, strays, seed, effort) for kinds, its, way in parts)
+
+
+def _play(
+    work: Work, real: Work, kinds: Sequence[int], site: Site, choice: Choice, strays: Strays, seed: int,
+    effort: int | None,
+) -> float:  # fmt: skip
+    """The same of one team, which trains these kinds."""
     groups, parts = site.workers // choice.width, site.parts(choice)
     evals = site.evals or groups
     share = 1 / (parts * choice.width)
-    real = strayed(work, strays.profile, seed)
-    luck = [random.Random(f"models {seed} {index}") for index in range(len(work.kinds))]  # the same for all choices
+    luck = {index: random.Random(f"models {seed} {index}") for index in kinds}  # the same for all choices
     expected, trained, evaluated, epochs = {}, {}, {}, {}
-    for name, index, members in _packs(work, choice):
+    for name, index, members in _packs(work, kinds, choice):
         kind, true = work.kinds[index], real.kinds[index]
         slower = luck[index].lognormvariate(0.0, strays.models / math.sqrt(members))
         expected[name] = _unit(Work((kind,), work.data), site, choice, members, share)
@@ -57,8 +66,11 @@ def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, 
 
 def count_units(work: Work, site: Site, choice: Choice) -> int:
     """How many units a play has to go through."""
-    packs = (-(-kind.models // choice.size(index)) * kind.epochs for index, kind in enumerate(work.kinds))
-    return sum(packs) * site.parts(choice)
+    found = 0
+    for kinds, its, way in choice.parts(work, site):
+        packs = (-(-work.kinds[index].models // choice.size(index)) * work.kinds[index].epochs for index in kinds)
+        found += sum(packs) * its.parts(way)
+    return found
 
 
 def strayed(work: Work, deviation: float, seed: int) -> Work:
@@ -82,10 +94,10 @@ def _scaled(link: Communication, factor: float) -> Communication:
     return Communication(link.inside * factor, across, link.each)
 
 
-def _packs(work: Work, choice: Choice) -> Iterator[tuple[str, int, int]]:
-    """All packs: their names, the numbers of their kinds, their members."""
-    for index, kind in enumerate(work.kinds):
-        for number, members in enumerate(pack_sizes(kind.models, choice.size(index))):
+def _packs(work: Work, kinds: Sequence[int], choice: Choice) -> Iterator[tuple[str, int, int]]:
+    """All packs of these kinds: their names, the numbers of their kinds, their members."""
+    for index in kinds:
+        for number, members in enumerate(pack_sizes(work.kinds[index].models, choice.size(index))):
             yield f"{index}/{number}", index, members
 
 

@@ -2,14 +2,15 @@
 
 A choice says how many models of each kind go into a pack, how many workers form a group, and whether prepared data is
 shared. Its time is the larger of what the groups have to do and what the longest model has to go through, because the
-hop scheduler comes within a few thousandths of that.
+hop scheduler comes within a few thousandths of that. Kinds that differ much may want groups of different widths: then
+the workers are in teams, each with groups of one width and kinds of its own, and the last team to end counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +22,8 @@ from regatta.plan.tree import Estimate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+TRIES = 24  # ends between the bound and what one width takes, for which teams are looked for
+NARROW = 32  # up to that, groups of every width are looked at
 TIGHT = 0.08  # what is lost where the load of a worker and the chain of a model are equal, as plays show
 
 
@@ -80,6 +83,11 @@ class Site:
     def parts(self, choice: Choice) -> int:
         return self.partitions or self.workers // choice.width
 
+    @property
+    def widths(self) -> list[int]:
+        """Of groups; of those that make the same number of groups, the widest."""
+        return sorted({self.workers // groups for groups in range(1, self.workers + 1)})
+
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise UsageError(f"A plan for {self.workers} workers: there must be one at least.")
@@ -95,6 +103,9 @@ class Work:
     @property
     def models(self) -> int:
         return int(self.counts.sum())
+
+    def only(self, kinds: Sequence[int]) -> Work:
+        return self if len(kinds) == len(self.kinds) else Work(tuple(self.kinds[index] for index in kinds), self.data)
 
     @cached_property
     def counts(self) -> Ints:
@@ -158,12 +169,30 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Team:
+    """Some of the workers, in groups of one width, and the kinds of models, by number, that only they train."""
+
+    width: int
+    groups: int
+    kinds: tuple[int, ...]
+
+    @property
+    def workers(self) -> int:
+        return self.width * self.groups
+
+
+@dataclass(frozen=True)
 class Choice:
-    """One way to do it. `packs` are the sizes by kind; empty: nobody is packed."""
+    """One way to do it. `packs` are the sizes by kind; empty: nobody is packed. Without teams, all are in one."""
 
     packs: tuple[int, ...] = ()
-    width: int = 1
+    width: int = 1  # the largest, where teams have several
     share: bool = False
+    teams: tuple[Team, ...] = ()
+
+    @classmethod
+    def of_teams(cls, teams: tuple[Team, ...]) -> Choice:
+        return cls(width=max(team.width for team in teams), teams=teams)
 
     @property
     def packs_any(self) -> bool:
@@ -173,16 +202,26 @@ class Choice:
     def name(self) -> str:
         sizes = sorted({size for size in self.packs if size > 1})
         packs = [f"packs of {sizes[0]}" if len(sizes) == 1 else f"packs of {sizes[0]} to {sizes[-1]}"] if sizes else []
-        groups = [f"groups of {self.width}"] if self.width > 1 else []
+        widths = [str(team.width) for team in self.teams] or [str(self.width)]
+        several = [f"{', '.join(widths[:-1])} and {widths[-1]}"] if len(widths) > 1 else widths
+        groups = [f"groups of {several[0]}"] if self.width > 1 else []
         return " + ".join([*(packs or groups or ["hop"]), *(["share"] if self.share else [])])
 
     @property
     def complexity(self) -> int:
         """How much there is to it beyond hopping; groups count twice, because they are not exact."""
-        return self.packs_any + 2 * (self.width > 1) + self.share
+        return self.packs_any + 2 * (self.width > 1) + self.share + bool(self.teams)
 
     def size(self, kind: int) -> int:
         return self.packs[kind] if self.packs else 1
+
+    def parts(self, work: Work, site: Site) -> Iterator[tuple[Sequence[int], Site, Choice]]:
+        """What goes on side by side: of each team its kinds, its workers and its way; else, the whole as it is."""
+        if not self.teams:
+            yield range(len(work.kinds)), site, self
+        for team in self.teams:
+            if team.kinds:
+                yield team.kinds, replace(site, workers=team.workers), Choice(width=team.width, share=self.share)
 
 
 @dataclass(frozen=True)
@@ -239,6 +278,10 @@ def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: f
 
 
 def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
+    if choice.teams:
+        ends = [estimate(work.only(kinds), its, way) for kinds, its, way in choice.parts(work, site)]
+        memory, moved = max(end.memory for end in ends), sum(end.moved for end in ends)
+        return Estimate(max(end.seconds for end in ends), memory, moved, exact=False)
     found = units(work, site, choice)
     load, chain = load_and_chain(work, site, choice)
     start = site.share_start if choice.share else 0.0
@@ -248,6 +291,11 @@ def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
 
 def load_and_chain(work: Work, site: Site, choice: Choice) -> tuple[float, float]:
     """Seconds that each worker is busy if all share the work evenly, and those that the longest model goes through."""
+    if choice.teams:
+        parts = [
+            (its.workers, *load_and_chain(work.only(kinds), its, way)) for kinds, its, way in choice.parts(work, site)
+        ]
+        return sum(workers * load for workers, load, _ in parts) / site.workers, max(chain for _, _, chain in parts)
     found = units(work, site, choice)
     evaluate = evaluations(work, site, choice) * work.counts / (found.groups * choice.width)
     load = float(((found.packs * found.seconds * found.each + evaluate) * work.epochs).sum())
@@ -341,20 +389,75 @@ def _later(load: float, chain: float, slack: float) -> float:
 
 
 def best_widths(work: Work, site: Site, share: bool, count: int = 1) -> list[int]:
-    """The widths of groups that end first, the best first; the narrowest of those that tie.
-
-    Of widths that make the same number of groups, only the widest is looked at.
-    """
-    widths = sorted({site.workers // groups for groups in range(1, site.workers + 1)})
-    times = {width: estimate(work, site, Choice(width=width, share=share)).seconds for width in widths}
+    """The widths of groups that end first, the best first; the narrowest of those that tie."""
+    times = {width: estimate(work, site, Choice(width=width, share=share)).seconds for width in site.widths}
     return sorted(times, key=lambda width: times[width])[:count]
+
+
+def best_teams(work: Work, site: Site, count: int = 1) -> list[Choice]:
+    """Teams of different widths that end first, the best first; none where one width serves all kinds as well.
+
+    If all is to end by some time, each kind needs the narrowest groups that bring its models there, and as many of
+    those as have the time for them. The earliest time for which there are workers enough is looked for.
+    """
+    widths = sorted({*site.widths, *range(1, min(site.workers, NARROW + 1))})
+    loads, chains = _by_width(work, site, widths)
+    latest = min(estimate(work, site, Choice(width=width)).seconds for width in site.widths)
+    earliest = max(float(chains.min(axis=1).max()), float(loads[:, 0].sum()) / site.workers)
+    found = {}
+    for end in np.geomspace(earliest, max(latest, earliest), TRIES):
+        teams = _teams_by(float(end), work, widths, loads, chains)
+        if len(teams) > 1 and sum(team.workers for team in teams) <= site.workers:
+            choice = Choice.of_teams(_filled(teams, work, site))
+            found[choice] = estimate(work, site, choice).seconds
+    return sorted(found, key=lambda choice: found[choice])[:count]
+
+
+def _by_width(work: Work, site: Site, widths: Sequence[int]) -> tuple[Floats, Floats]:
+    """By kind and width, the seconds of a group that a kind needs in all, and those that each of its models takes."""
+    loads, chains = [], []
+    for width in widths:
+        choice = Choice(width=width)
+        found = units(work, site, choice)
+        evaluate = evaluations(work, site, choice) * work.counts / width
+        loads.append((found.packs * found.seconds * found.parts + evaluate) * work.epochs)
+        chains.append(found.longest * work.epochs * found.parts)
+    return np.stack(loads, axis=1), np.stack(chains, axis=1)
+
+
+def _teams_by(end: float, work: Work, widths: Sequence[int], loads: Floats, chains: Floats) -> tuple[Team, ...]:
+    """The teams that would end by then, the widest first."""
+    soon = chains <= end * (1 + 1e-9)
+    columns = np.where(soon.any(axis=1), np.argmax(soon, axis=1), np.argmin(chains, axis=1))
+    teams = []
+    for column in sorted(set(columns.tolist()), reverse=True):
+        kinds = tuple(np.flatnonzero(columns == column).tolist())
+        needed = math.ceil(float(loads[list(kinds), column].sum()) / end - 1e-9)
+        models = int(work.counts[list(kinds)].sum())
+        teams.append(Team(widths[column], min(max(needed, 1), models), kinds))
+    return tuple(teams)
+
+
+def _filled(teams: tuple[Team, ...], work: Work, site: Site) -> tuple[Team, ...]:
+    """Workers that are left over make further groups in the team that ends last, as long as there are enough."""
+    while True:
+        spare = site.workers - sum(team.workers for team in teams)
+        ends = [
+            estimate(work.only(kinds), its, way).seconds for kinds, its, way in Choice.of_teams(teams).parts(work, site)
+        ]
+        last = int(np.argmax(ends))
+        if teams[last].width > spare:
+            return teams
+        more = replace(teams[last], groups=teams[last].groups + 1)
+        teams = (*teams[:last], more, *teams[last + 1 :])
 
 
 def fits(work: Work, site: Site, choice: Choice) -> str:
     """Why a choice cannot be; empty when it can."""
-    if choice.width > 1 and any(kind.communication is None for kind in work.kinds):
-        names = [kind.name for kind in work.kinds if kind.communication is None]
-        return f"{names[0]} was not tried in a group"
+    for kinds, _, way in choice.parts(work, site):
+        untried = [work.kinds[index].name for index in kinds if work.kinds[index].communication is None]
+        if way.width > 1 and untried:
+            return f"{untried[0]} was not tried in a group"
     for index, kind in enumerate(work.kinds):
         if choice.size(index) > len(kind.curve):
             return f"packs of {kind.name} were measured up to {len(kind.curve)}, not {choice.size(index)}"

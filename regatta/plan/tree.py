@@ -45,6 +45,7 @@ class Group:
     nodes: int  # that a group lies on
     idle: int  # workers left over
     estimate: Estimate
+    models: str = ""  # that are trained here and nowhere else; empty where all are
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +180,17 @@ def describe(part: Part) -> str:
         case Group():
             spare = f", {part.idle} idle" if part.idle else ""
             nodes = "inside a node" if part.nodes == 1 else f"over {part.nodes} nodes"
-            return f"group    {part.groups} of {count(part.width, 'worker')} {nodes}{spare}"
+            where = f"{part.groups} of {count(part.width, 'worker')} {nodes}" if part.width > 1 else _alone(part.groups)
+            return f"group    {where}{f' for {part.models}' if part.models else ''}{spare}"
         case Share():
             where = count(part.processes, "process", "processes") + " a worker" if part.processes else "by the trainers"
             return f"share    {seconds(part.prepared)} of preparation an epoch, once for all models, {where}"
         case Evaluate():
             return f"evaluate {count(part.units, 'unit')}"
+
+
+def _alone(workers: int) -> str:
+    return "1 worker by itself" if workers == 1 else f"{workers} workers by themselves"
 
 
 def brief(estimate: Estimate) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
@@ -22,10 +23,12 @@ from regatta.engine.analysis import analyze
 from regatta.engine.findings import Findings
 from regatta.engine.journal import read_journal
 from regatta.engine.planning import Decision, Planner, Workforce
+from regatta.engine.record import RunRecord
 from regatta.engine.replay import replay
 from regatta.errors import NotFoundError, UsageError
 from regatta.launching import new_folder
 from regatta.location import ensure_repository
+from regatta.plan.profile import Crew
 from regatta.search.base import Train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -176,7 +179,7 @@ class Scripted(Planner):
         return self.script.pop(0)(findings)
 
     def revise(self, findings: Findings, left: Mapping[str, Train], force: Workforce, present: Decision) -> Decision:
-        return self.script.pop(0)(findings)
+        return self.script.pop(0)(findings) if self.script else present
 
     def hear(self, surprise: float, packed: bool) -> None:
         self.heard += 1
@@ -227,6 +230,123 @@ def test_workers_go_into_groups_and_out_of_them(data: Dataset, tmp_path: Path, m
     assert {worker for worker, record in run.record.workers.items() if record.up} <= {"w0", "w1"}
     monkeypatch.undo()
     assert replay(swept(data, tmp_path, space, cluster=PAIR, epochs=5), run.record).ok
+
+
+TRIO = Cluster.local(3, threads=1, device="cpu")
+MIXED = [{"lr": rate, "batch_size": 8} for rate in RATES[:3]]
+
+
+def teamed(long: int, found: Findings) -> Decision:
+    """The first configurations by a group of two, the others by one worker."""
+    names = sorted(found.outcome.results)
+    return Decision(2, teams=(Crew(2, 1, tuple(names[:long])), Crew(1, 1, tuple(names[long:]))))
+
+
+def widths_by_config(record: RunRecord) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for unit in record.units:
+        if unit.kind == "train":
+            found.setdefault(unit.config, set()).add(unit.width)
+    return found
+
+
+def test_models_have_groups_of_different_widths_at_once(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = search.configs(MIXED)
+    sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=2, numerics="fast")
+    run = scripted(sweep, monkeypatch, [partial(teamed, 1)])
+    assert run.record.status == "done"
+    wide, *narrow = [widths for _, widths in sorted(widths_by_config(run.record).items())]
+    assert wide == {2} and narrow == [{1}, {1}]
+    assert len(hashes(run)) == sum(u.kind == "train" for u in run.record.units) == 3 * 2 * len(data.train)
+    assert all(config.epoch == 2 for config in run.record.configs.values())
+    (line,) = [line for line in plans(run) if not line["reason"]]
+    assert [(team["width"], team["groups"], len(team["models"])) for team in line["teams"]] == [(2, 1, 1), (1, 1, 2)]
+
+
+def test_models_go_from_team_to_team(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between epochs or within one: each goes on from its state, and nothing is done twice."""
+    space = search.configs(MIXED)
+    sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=4, numerics="fast")
+    run = scripted(sweep, monkeypatch, [lambda found: Decision(1), partial(teamed, 1), partial(teamed, 2)])
+    assert run.record.status == "done"
+    assert {1, 2} in widths_by_config(run.record).values()
+    assert len(hashes(run)) == sum(u.kind == "train" for u in run.record.units) == 3 * 4 * len(data.train)
+    assert sum(u.kind == "eval" for u in run.record.units) == 3 * 4 * len(data.eval)
+    monkeypatch.undo()
+    assert replay(swept(data, tmp_path, space, cluster=TRIO, epochs=4), run.record).ok
+
+
+def test_teams_are_there_again_when_a_run_is_resumed(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = search.configs([{**config, "sleeps": 1e-3} for config in MIXED])
+    sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=2, numerics="fast")
+    planner = Scripted(sweep._planner(), [partial(teamed, 1)])
+    monkeypatch.setattr(sweep, "_planner", lambda: planner)
+
+    def halt(record: Any, line: Mapping[str, Any]) -> None:
+        if sum(unit.kind == "train" for unit in record.units) == 4:
+            raise KeyboardInterrupt
+
+    folder = new_folder(ensure_repository(tmp_path) / "runs", None, "again")
+    with pytest.raises(KeyboardInterrupt):
+        sweep.execute(folder, listeners=(halt,))
+    record = sweep.execute(folder)
+    assert record.status == "done"
+    wide, *narrow = [widths for _, widths in sorted(widths_by_config(record).items())]
+    assert wide == {2} and narrow == [{1}, {1}]
+    assert sum(unit.kind == "train" for unit in record.units) == 3 * 2 * len(data.train)
+
+
+FRAIL = """
+import os, time, torch
+from pathlib import Path
+from torch import nn
+
+if Path(__file__).with_name("mark").exists() and os.readlink("/proc/self/fd/2").endswith("w1.log"):
+    raise RuntimeError("w1 cannot be started any more")
+
+def model_fn(config):
+    net = nn.Linear(6, 3)
+    return net, torch.optim.SGD(net.parameters(), lr=config["lr"])
+
+def loss_fn(model, batch, config):
+    time.sleep(0.005)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+"""
+
+
+@pytest.mark.parametrize("cluster", [PAIR, TRIO], ids=["all in it", "another team"])
+def test_a_planned_group_that_will_not_come_back_is_given_up(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
+) -> None:
+    """Who is left of it trains by himself what there is to train, though nobody is left of its team."""
+    mark, name = tmp_path / "mark", f"frail_{cluster.workers}"
+    (tmp_path / f"{name}.py").write_text(FRAIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
+    sweep = Sweep(
+        data, search.configs(MIXED[: cluster.workers - 1]), module.model_fn, loss_fn=module.loss_fn, epochs=4,
+        cluster=cluster, numerics="fast", repo=tmp_path,
+    )  # fmt: skip
+    way = partial(teamed, 1) if cluster is TRIO else lambda found: Decision(2)
+    monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [way]))
+
+    def kill(record: Any, line: Mapping[str, Any]) -> None:
+        if line["event"] == "unit" and line["worker"] == "g0" and not mark.exists():
+            mark.touch()
+            os.kill(record.workers["g0"].info["members"]["w1"], signal.SIGKILL)
+
+    folder = new_folder(ensure_repository(tmp_path) / "runs", None, "bereft")
+    record = sweep.execute(folder, listeners=(kill,))
+    assert record.status == "done"
+    units = [unit for unit in record.units if unit.kind == "train"]
+    assert len(units) == len(record.configs) * 4 * len(data.train)
+    widths = [unit.width for unit in units if unit.config == min(record.configs)]
+    assert (widths[0], widths[-1]) == (2, 1)
+    assert any("will not come back" in text for _, text in record.notes)
 
 
 def test_a_worker_that_dies_while_groups_are_to_be_formed(

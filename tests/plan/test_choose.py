@@ -7,13 +7,27 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from regatta.errors import UsageError
 from regatta.plan.choose import Forced, choose, lower_bound
 from regatta.plan.groups import Communication
 from regatta.plan.regimes import STRATEGIES, Regime, compare, grid, single
 from regatta.plan.rehearsal import Strays, play, strayed
-from regatta.plan.strategies import Choice, Data, Kind, Site, Work, best_packs, best_widths, estimate, pack_sizes
+from regatta.plan.strategies import (
+    Choice,
+    Data,
+    Kind,
+    Site,
+    Team,
+    Work,
+    best_packs,
+    best_teams,
+    best_widths,
+    estimate,
+    pack_sizes,
+)
 from regatta.plan.suites import run_suite
 from regatta.plan.tree import Evaluate, Group, Pack, Plan, Share
 
@@ -189,3 +203,67 @@ def test_work_that_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="0 workers"):
         Site(0)
     assert Regime(4, 2, "tiny", "dear").work().models == 4
+
+
+# -- teams ---------------------------------------------------------------------------------------------------
+
+SLOW = Kind("slow", 1, 2, 100.0, communication=Communication(0.2))
+QUICK = Kind("quick", 8, 2, 10.0, communication=Communication(3.0))
+
+
+def test_a_long_model_has_a_group_while_short_ones_hop() -> None:
+    """On four workers: hopping takes the 200 s of the long one; in groups of two, the short ones exchange too much."""
+    work, site = Work((QUICK, SLOW)), Site(4)
+    (best,) = best_teams(work, site)
+    assert best.teams == (Team(2, 1, (1,)), Team(1, 2, (0,)))
+    assert best.name == "groups of 2 and 1"
+    assert estimate(work, site, best).seconds == pytest.approx(200 * 1.2 / 2, rel=0.05)
+    chosen, plan = choose(work, site, numerics="fast")
+    assert chosen == best and not plan.estimate.exact
+    wide, narrow = [part for part in plan.root.parts if isinstance(part, Group)]
+    assert (wide.groups, wide.width, wide.models) == (1, 2, "1 model slow")
+    assert (narrow.groups, narrow.width, narrow.models) == (2, 1, "8 models quick")
+    assert "1 of 2 workers inside a node for 1 model slow" in plan.text()
+    assert "2 workers by themselves for 8 models quick" in plan.text()
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_teams_are_not_taken_where_they_do_not_pay_or_are_not_allowed() -> None:
+    alike = Work((replace(SLOW, name="a", models=4), replace(SLOW, name="b", models=4)))
+    assert not choose(alike, Site(4), numerics="fast")[0].teams
+    assert choose(Work((QUICK, SLOW)), Site(4))[0] == Choice()
+    assert not choose(Work((QUICK, SLOW)), Site(4), numerics="fast", forced=Forced(width=2))[0].teams
+    assert not choose(Work((QUICK, replace(SLOW, communication=None))), Site(4), numerics="fast")[0].teams
+
+
+@given(
+    st.lists(
+        st.builds(
+            Kind,
+            st.text("abc", min_size=1),
+            st.integers(1, 9),
+            st.integers(1, 5),
+            st.floats(0.1, 1000.0),
+            st.floats(0.0, 50.0),
+            communication=st.builds(Communication, st.floats(0.0, 4.0)),
+        ),
+        min_size=2,
+        max_size=5,
+    ),
+    st.integers(3, 24),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_kind_has_one_team_and_no_worker_is_in_two(kinds: list[Kind], workers: int) -> None:
+    work, site = Work(tuple(kinds)), Site(workers, unit=0.01)
+    for choice in best_teams(work, site, 3):
+        assert sorted(kind for team in choice.teams for kind in team.kinds) == list(range(len(kinds)))
+        assert sum(team.workers for team in choice.teams) <= workers
+        assert len({team.width for team in choice.teams}) == len(choice.teams) > 1
+        assert all(team.groups >= 1 for team in choice.teams)
+        assert estimate(work, site, choice).seconds >= lower_bound(work, site)[0] * (1 - 1e-9)
+
+
+def test_what_is_estimated_of_teams_is_what_comes_of_them() -> None:
+    work, site = Work((QUICK, SLOW)), Site(4, unit=0.01, partitions=4)
+    (best,) = best_teams(work, site)
+    assert play(work, site, best, STILL) == pytest.approx(estimate(work, site, best).seconds, rel=0.08)

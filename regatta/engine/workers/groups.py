@@ -45,6 +45,7 @@ GRACE = 30.0  # seconds that the others of a group may be silent when one has fa
 @dataclass
 class _Group:
     name: str
+    width: int  # members that it has when it is full
     members: tuple[str, ...] = ()  # none: nobody has been found for it yet
     ready: dict[str, WorkerReady] = field(default_factory=dict)
     ending: set[str] = field(default_factory=set)  # members that were told to end, and have not yet
@@ -114,9 +115,10 @@ class _Group:
 
 
 class GroupPool:
-    """Groups of `width` workers of a pool; `widths` says of a task how many of them do it, if not all.
+    """Groups of workers of a pool: all of one width, or one of each that is given, the widest first.
 
-    `patient`: who was lost for good may come back all the same, as when a cluster gets another node.
+    `widths` says of a task how many of a group's members do it, if not all. `patient`: that no group is left is for
+    others to mend; who was lost for good may come back all the same, as when a cluster gets another node.
     """
 
     packs = False
@@ -125,24 +127,24 @@ class GroupPool:
     def __init__(
         self,
         members: WorkerPool,
-        width: int,
+        width: int | Sequence[int],
         meetings: Path,
         widths: Widths | None = None,
         *,
         patient: bool = False,
     ) -> None:
-        names = [f"g{number}" for number in range(max(1, len(members.workers) // width))]
-        self._groups = {name: _Group(name) for name in names}
+        self._width = width if isinstance(width, int) else None  # of all, also of those that come later
+        several = [width] * max(1, len(members.workers) // width) if isinstance(width, int) else width
+        self._groups = {f"g{number}": _Group(f"g{number}", each) for number, each in enumerate(several)}
         self._of: dict[str, _Group] = {}
         self._loose: dict[str, WorkerReady] = {}  # workers that are in no group
         self._awaited = set(members.workers)  # that are in no group, and will be there
         self._reasons: dict[str, str] = {}  # why workers are gone for good
         self.workers = tuple(self._groups)
         self._pool = members
-        self._width = width
         self._patient = patient
         self._meetings = meetings
-        self._widths = widths or (lambda task: width)
+        self._widths = widths
         self._woken = False
         self._alarms: list[threading.Timer] = []
 
@@ -155,13 +157,21 @@ class GroupPool:
         """Form groups of workers that are there already, and idle; instead of `start`."""
         shutil.rmtree(self._meetings, ignore_errors=True)
         self._meetings.mkdir(parents=True)
-        self._awaited = set(ready)
+        self._awaited = set(ready) or set(self._pool.workers)
         return [made for event in ready.values() for made in self._hear(event, set())]
+
+    def is_deserted(self, groups: Sequence[str]) -> bool:
+        """Whether none of these will come back."""
+        return all(self._groups[group].over for group in groups)
 
     def first_of(self, group: str) -> str:
         """The member of a group that begins its tasks."""
         members = self._groups[group].members
         return members[0] if members else group
+
+    def gone(self) -> set[str]:
+        """Workers that will not come back."""
+        return set(self._reasons)
 
     def release(self) -> dict[str, WorkerReady]:
         """Give the pool back, with idle workers that are in no group; those who are there."""
@@ -177,7 +187,7 @@ class GroupPool:
 
     def submit(self, worker: str, task: Task) -> None:
         group = self._groups[worker]
-        width = min(self._widths(task), len(group.members))
+        width = len(group.members) if self._widths is None else min(self._widths(task), len(group.members))
         crew = group.members[:width]
         if crew != group.crew:
             group.forget_meeting()
@@ -284,20 +294,25 @@ class GroupPool:
         if self._awaited:
             return []
         found: list[Event] = []
-        for members in seated({worker: _node(ready) for worker, ready in self._loose.items()}, self._width):
-            group = self._vacant()
-            group.members, group.over = members, False
-            for member in members:
-                self._of[member] = group
-                found += self._seat(group, self._loose.pop(member))
+        for width in sorted({group.width for group in self._groups.values()}, reverse=True):
+            for members in seated({worker: _node(ready) for worker, ready in self._loose.items()}, width):
+                group = self._vacant(width)
+                if group is None:
+                    break
+                group.members, group.over = members, False
+                for member in members:
+                    self._of[member] = group
+                    found += self._seat(group, self._loose.pop(member))
         return [*found, *self._give_up_vacant()]
 
-    def _vacant(self) -> _Group:
+    def _vacant(self, width: int) -> _Group | None:
         for group in self._groups.values():
-            if not group.members:
+            if not group.members and group.width == width:
                 return group
+        if self._width is None:
+            return None
         name = f"g{len(self._groups)}"
-        return self._groups.setdefault(name, _Group(name))
+        return self._groups.setdefault(name, _Group(name, width))
 
     def _give_up_vacant(self) -> list[Event]:
         """Nobody is left for these; who holds the same data is to do their work."""
@@ -311,7 +326,7 @@ class GroupPool:
         return "; ".join([*(f"{worker} {reason}" for worker, reason in self._reasons.items()), *idle])
 
     def _check_some_left(self, lost: WorkerLost) -> None:
-        hopeful = len(self._loose) + len(self._awaited) >= self._width
+        hopeful = len(self._loose) + len(self._awaited) >= min(group.width for group in self._groups.values())
         if not self._patient and not hopeful and all(group.over for group in self._groups.values()):
             raise RegattaError(f"No group of workers is left: {lost.worker} {lost.reason}.")
 
