@@ -246,7 +246,7 @@ def _root(work: Work, site: Site, chosen: Choice, found: Estimate) -> Hop:
 
 def _parts(work: Work, site: Site, chosen: Choice, found: Estimate) -> Iterator[Part]:
     yield from _packs(work, site, chosen)
-    yield from _groups(work, site, chosen)
+    yield from _groups(work, site, chosen, found)
     if chosen.share:
         once = work.data.prepare * work.longest / site.workers
         took = Estimate(once / site.cores if site.cores else once)
@@ -274,7 +274,7 @@ def _packs(work: Work, site: Site, chosen: Choice) -> Iterator[Pack]:
             yield Pack(kind.name, kind.models, packs, size, took, every, float(of_units.seconds[index]))
 
 
-def _groups(work: Work, site: Site, chosen: Choice) -> Iterator[Group]:
+def _groups(work: Work, site: Site, chosen: Choice, found: Estimate) -> Iterator[Group]:
     """One for each team; nothing to be said where all workers are by themselves."""
     if chosen.width == 1:
         return
@@ -282,7 +282,8 @@ def _groups(work: Work, site: Site, chosen: Choice) -> Iterator[Group]:
     for kinds, its, way in chosen.parts(work, site):
         nodes = -(-way.width // site.each) if site.each else 1
         names = ", ".join(f"{count(work.kinds[k].models, 'model')} {work.kinds[k].name}" for k in kinds)
-        took = estimate(work.only(kinds), its, way) if chosen.teams else estimate(work, site, chosen)
+        took = estimate(work.only(kinds), its, way)
+        took = replace(took, seconds=min(took.seconds, found.seconds))  # the whole may have been played
         yield Group(its.workers // way.width, way.width, nodes, idle, took, names if chosen.teams else "")
         idle = 0  # said once
 

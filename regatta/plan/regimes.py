@@ -11,7 +11,7 @@ from itertools import product
 from statistics import fmean
 
 from regatta.errors import UsageError, nearest
-from regatta.plan.choose import choose
+from regatta.plan.choose import RULES, Rule, choose
 from regatta.plan.groups import Communication
 from regatta.plan.rehearsal import Strays, play
 from regatta.plan.strategies import Choice, Data, Kind, Site, Work, best_packs, best_widths
@@ -89,11 +89,11 @@ def single(work: Work, site: Site, strategy: str) -> Choice:
     raise UsageError(f"There is no strategy {strategy!r}.", candidates=nearest(strategy, STRATEGIES))
 
 
-def compare(regime: Regime) -> dict[str, float]:
-    """Mean makespans of the strategies by themselves, and of the planner's choice as `plan`."""
+def compare(regime: Regime, rules: Sequence[Rule] = RULES) -> dict[str, float]:
+    """Mean makespans of the strategies by themselves, and of the planner's choice, by these rules, as `plan`."""
     work, site = regime.work(), regime.site()
     seeds = SEEDS if work.models * regime.workers <= LARGE else SEEDS[:1]
     choices = {strategy: single(work, site, strategy) for strategy in STRATEGIES}
-    choices["plan"] = choose(work, site, numerics="fast")[0]
+    choices["plan"] = choose(work, site, numerics="fast", rules=rules)[0]
     played = {choice: fmean(play(work, site, choice, TRUTH, seed) for seed in seeds) for choice in choices.values()}
     return {name: played[choice] for name, choice in choices.items()}
