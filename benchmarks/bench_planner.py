@@ -4,8 +4,8 @@
 models of two sizes at once, with and without cores of their own for the preparation (`mixed`). Each strategy
 has its best parameters by the formulas: `pack` the sizes of packs, `group` the width of groups. `plan, one width` is
 what the planner would choose if all groups of a run had to have one width, for models of two sizes. Makespans are
-played by the hop scheduler, without looking ahead, with truths that stray from the profile by 2%, models from their kind by 5%,
-units by 5%; the planner plays with other noise, and does not know the truth.
+played by the hop scheduler, without looking ahead, with truths that stray from the profile by 2%, models from their
+kind by 5%, units by 5%; the planner plays with other noise, and does not know the truth.
 
     python benchmarks/bench_planner.py [--few]      # about ten minutes; --few: a quarter of the sizes
 """
