@@ -16,14 +16,12 @@ import numpy as np
 
 from regatta.errors import UsageError
 from regatta.plan.rehearsal import Strays, count_units, play
+from regatta.plan.sizing import best_packs, best_teams, best_widths
 from regatta.plan.strategies import (
     Choice,
     Kind,
     Site,
     Work,
-    best_packs,
-    best_teams,
-    best_widths,
     estimate,
     evaluations,
     fits,

@@ -14,7 +14,8 @@ from regatta.errors import UsageError, nearest
 from regatta.plan.choose import RULES, Rule, choose
 from regatta.plan.groups import Communication
 from regatta.plan.rehearsal import Strays, play
-from regatta.plan.strategies import Choice, Data, Kind, Site, Work, best_packs, best_widths
+from regatta.plan.sizing import best_packs, best_widths
+from regatta.plan.strategies import Choice, Data, Kind, Site, Work
 
 SIZES = {  # seconds of an epoch, bytes of a state, share of a device that a model fills, largest pack, communication
     "tiny": (2.0, 1e5, 0.03, 64, 8.0),

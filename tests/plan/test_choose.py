@@ -15,6 +15,7 @@ from regatta.plan.choose import Forced, choose, lower_bound
 from regatta.plan.groups import Communication
 from regatta.plan.regimes import STRATEGIES, Regime, compare, grid, single
 from regatta.plan.rehearsal import Strays, play, strayed
+from regatta.plan.sizing import best_packs, best_teams, best_widths
 from regatta.plan.strategies import (
     Choice,
     Data,
@@ -22,9 +23,6 @@ from regatta.plan.strategies import (
     Site,
     Team,
     Work,
-    best_packs,
-    best_teams,
-    best_widths,
     estimate,
     pack_sizes,
 )
