@@ -88,7 +88,7 @@ def group(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
 
 def team(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
     """Groups of several widths, for kinds that differ; where it was measured what they cost."""
-    if len(work.kinds) > 1 and site.workers > 2 and all(kind.communication is not None for kind in work.kinds):
+    if len(work.kinds) > 1 and site.workers > 2 and any(kind.communication is not None for kind in work.kinds):
         yield from best_teams(work, site, WIDTHS)
 
 
@@ -186,7 +186,7 @@ def _refusal(work: Work, site: Site, choice: Choice, numerics: Numerics, forced:
         return "something else was asked for"
     if choice.width > 1 and forced.width is None:
         unknown = any(kind.communication is None for kind in work.kinds)
-        least, plain = (estimate(work, site, way).seconds for way in (choice, replace(choice, width=1)))
+        least, plain = (estimate(work, site, way).seconds for way in (choice, replace(choice, width=1, teams=())))
         if unknown and least >= plain:  # nothing is counted for exchanges that were not measured
             return "no faster than hopping, even if gradients were exchanged in no time"
         if numerics == "exact":

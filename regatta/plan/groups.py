@@ -7,8 +7,10 @@ the S models of a round take
     max(S, G) / G * (1 + rho(g)) / g
 
 so that width 1 is plain hopping, max(S / p, 1), and width p is data-parallel training of one model after the other.
-Groups win as soon as S < p / (1 + rho). The Cerebro paper (section 12) takes half the workers for that line whatever
-rho is, and HOHO makes as many groups as there are models; both are here by name.
+A batch stays as large as it is whatever the width: each of g workers computes 1 / g of a step, while a ring sends
+2 (g - 1) / g of the gradients, so that rho(g) is g - 1 times rho(2). Groups win as soon as S < p / (1 + rho). The
+Cerebro paper (section 12) takes half the workers for that line whatever rho is, and HOHO makes as many groups as there
+are models; both are here by name.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ class Communication:
             raise UsageError(f"Ratios of communication to computation of {self.inside} and {self.across}: below zero.")
 
     def ratio(self, width: int) -> float:
-        """rho(width), by the share of the gradients that a ring of so many sends: 2 (g - 1) / g, which is 1 for two."""
+        """rho(width): a ring of so many sends 2 (g - 1) / g of the gradients, and each computes 1 / g of the batch."""
         crosses = self.each and width > self.each and self.across is not None
         link = self.across if crosses and self.across is not None else self.inside
-        return link * 2 * (width - 1) / width
+        return link * (width - 1)
 
 
 def round_time(models: int, workers: int, width: int, communication: Communication) -> float:

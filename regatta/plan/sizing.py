@@ -98,14 +98,18 @@ def best_teams(work: Work, site: Site, count: int = 1) -> list[Choice]:
 
 
 def _by_width(work: Work, site: Site, widths: Sequence[int]) -> tuple[Floats, Floats]:
-    """By kind and width, the seconds of a group that a kind needs in all, and those that each of its models takes."""
+    """By kind and width, the seconds of a group that a kind needs in all, and those that each of its models takes.
+
+    Kinds that were not tried in groups take for ever there.
+    """
+    tried = np.array([kind.communication is not None for kind in work.kinds])
     loads, chains = [], []
     for width in widths:
         choice = Choice(width=width)
         found = units(work, site, choice)
         evaluate = evaluations(work, site, choice) * work.counts / width
         loads.append((found.packs * found.seconds * found.parts + evaluate) * work.epochs)
-        chains.append(found.longest * work.epochs * found.parts)
+        chains.append(np.where(tried | (width == 1), found.longest * work.epochs * found.parts, np.inf))
     return np.stack(loads, axis=1), np.stack(chains, axis=1)
 
 

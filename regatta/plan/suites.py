@@ -17,7 +17,7 @@ from regatta.plan.fleet.machines import Machines
 from regatta.plan.groups import WIDTH_RULES, Communication, round_time, width_rule
 from regatta.plan.regimes import STRATEGIES, WORKERS, compare, grid
 
-RATIOS = (0.02, 0.1, 0.5, 1.2, 1.8, 4.0)  # 1.2 and 1.8: what the Cerebro paper's ImageNet and Criteo runs come to
+RATIOS = (0.02, 0.1, 0.3, 0.45, 1.0, 4.0)  # 0.3, 0.45: what the Cerebro paper's ImageNet and Criteo runs come to
 
 
 @dataclass(frozen=True)

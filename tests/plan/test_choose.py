@@ -50,8 +50,8 @@ def test_packs_cost_what_was_measured_and_are_evened_out() -> None:
 
 def test_groups_cost_communication_and_leave_workers_over() -> None:
     work = Work((Kind("a", 1, 1, 100.0, communication=Communication(0.5)),))
-    assert estimate(work, Site(4), Choice(width=4)).seconds == pytest.approx(100 / 4 * 1.75)
-    assert estimate(work, Site(5), Choice(width=4)).seconds == pytest.approx(100 / 4 * 1.75)
+    assert estimate(work, Site(4), Choice(width=4)).seconds == pytest.approx(100 / 4 * 2.5)
+    assert estimate(work, Site(5), Choice(width=4)).seconds == pytest.approx(100 / 4 * 2.5)
     assert not estimate(work, Site(4), Choice(width=4)).exact
 
 
@@ -232,6 +232,12 @@ def test_teams_are_not_taken_where_they_do_not_pay_or_are_not_allowed() -> None:
     assert choose(Work((QUICK, SLOW)), Site(4))[0] == Choice()
     assert not choose(Work((QUICK, SLOW)), Site(4), numerics="fast", forced=Forced(width=2))[0].teams
     assert not choose(Work((QUICK, replace(SLOW, communication=None))), Site(4), numerics="fast")[0].teams
+
+
+def test_kinds_that_were_not_tried_in_groups_stay_out_of_them() -> None:
+    """Only the longest are tried; the others can be beside them."""
+    chosen, _ = choose(Work((replace(QUICK, communication=None), SLOW)), Site(4), numerics="fast")
+    assert chosen.teams == (Team(2, 1, (1,)), Team(1, 2, (0,)))
 
 
 @given(
