@@ -346,8 +346,7 @@ class Runner:
         if not done:
             self._hopper.give_back(event.worker)
             return
-        waited = sum(part.load_seconds for part in done)  # for data, which is told apart
-        self._steering.hear(self._hopper.running()[event.worker], event.end - event.start, waited, len(parts))
+        self._steering.hear(self._hopper.running()[event.worker], event)
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
         packed = {"pack": bundle.name} if isinstance(event, PackDone) else {}
         courses = [self._enter(part, packed) for part in done]

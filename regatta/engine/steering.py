@@ -12,7 +12,7 @@ from typing import Any
 from regatta.cluster import Cluster
 from regatta.engine.chronicle import Chronicle
 from regatta.engine.course import Course
-from regatta.engine.events import WorkerReady
+from regatta.engine.events import PackDone, TaskDone, WorkerReady
 from regatta.engine.findings import Findings
 from regatta.engine.journal import Record
 from regatta.engine.packing import Packer
@@ -21,6 +21,7 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.errors import RegattaError
 from regatta.plan.estimates import Estimates
+from regatta.plan.groups import Exchanges
 from regatta.plan.hop import Hopper
 from regatta.plan.profile import crew_of
 from regatta.plan.teams import Teams
@@ -42,6 +43,8 @@ class Steering:
         self._alone = pool  # the workers, each by itself
         self._there: dict[str, WorkerReady] = {}  # workers by themselves that are there
         self._gone: set[str] = set()  # and those that will not come back
+        self._nodes: dict[str, int] = {}  # that a group lies on
+        self._exchanges: dict[str, Exchanges] = {}  # by build
         self._few = 0  # models, when groups were last thought of
         self._idle = 0  # workers, the same
         self.regroups = False  # once nothing is under way
@@ -73,6 +76,7 @@ class Steering:
             return Decision(self.planner.wishes.group or 1, bool(self.planner.wishes.share))
 
     def came(self, worker: str, info: dict[str, Any]) -> None:
+        self._nodes[worker] = int(info.get("nodes", 1))
         if self.pool is self._alone:
             self._there[worker] = WorkerReady(worker, info)
             self._gone.discard(worker)
@@ -96,11 +100,26 @@ class Steering:
         """The number of the team that trains a model; a bundle's name says whose it is."""
         return crew_of(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
 
-    def hear(self, unit: Unit, seconds: float, waited: float, members: int) -> None:
-        """A unit took so long, some of it for its data; the planner compares that with its estimate."""
-        if unit.kind == "train":
-            took = seconds - waited if self._decision.share else seconds  # others prepare it, which is not in a unit
-            self.planner.hear(self.estimates.surprise(unit, took), members > 1)
+    def hear(self, unit: Unit, event: TaskDone | PackDone) -> None:
+        """A unit is done; the planner compares what it took with its estimate."""
+        parts = event.parts if isinstance(event, PackDone) else (event,)
+        done = [part for part in parts if isinstance(part, TaskDone)]
+        seconds, waited = event.end - event.start, sum(part.load_seconds for part in done)  # for data, told apart
+        if unit.kind != "train":
+            return
+        took = seconds - waited if self._decision.share else seconds  # others prepare it, which is not in a unit
+        self.planner.hear(self.estimates.surprise(unit, took), len(parts) > 1)
+        if done[0].width > 1:
+            build = self._findings.build(done[0].task.config, done[0].task.values)
+            nodes = self._nodes.get(event.worker, 1)
+            self._exchanges.setdefault(build, Exchanges()).hear(done[0].width, nodes, took, done[0].sync_seconds)
+
+    def _learn_exchanges(self) -> None:
+        """What units of groups have shown of exchanges, before another plan is made with it."""
+        links = self._findings.links
+        known = {build: links[build] for build in self._exchanges if build in links}
+        links.update({build: self._exchanges[build].corrected(link) for build, link in known.items()})
+        self.estimates.set_hands(self._hands(self._decision))
 
     def reconsider(self, hopper: Hopper | Teams, courses: Iterable[Course]) -> bool:
         """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
@@ -114,6 +133,7 @@ class Steering:
         epochs = {course.id: course.epochs - self._chronicle.record.configs[course.id].epoch for course in active}
         left = {course.id: Train(dict(course.values), epochs[course.id]) for course in active}
         force = workforce(self._alone, self.cluster, self._findings.outcome)
+        self._learn_exchanges()
         decision = self.planner.revise(self._findings, left, force, self._decision)
         if not decision.same_groups(self._decision) and not self._can_regroup():
             decision = replace(decision, width=self._decision.width, teams=self._decision.teams)

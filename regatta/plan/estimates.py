@@ -61,6 +61,7 @@ class Estimates:
     """Seconds of units from pilots, corrected as units finish. A model without a pilot gets the mean of the others."""
 
     MODEL, WORKER, NOISE = 0.3, 0.3, 0.1  # deviations expected of pilots, of worker speeds, from unit to unit
+    NEWS = 0.1  # a logarithm: groups that are so much faster or slower than was thought
     FORGET = 0.02  # the last fifty units or so tell how noisy times are
 
     def __init__(self, train_rows: Sequence[int], eval_rows: Sequence[int] = ()) -> None:
@@ -108,6 +109,16 @@ class Estimates:
         train, judged, fixed = (sum(parts) for parts in zip(*((p.train, p.eval, p.fixed) for p in known), strict=True))
         fixed += fixed_seconds * len(members)
         self.set_pilot(model, train / gain, judged, fixed, max(p.prepare for p in known))
+
+    def set_hands(self, hands: Callable[[str], float]) -> None:
+        """Groups are so many times as fast: if that is news, what models and workers were blamed for is forgotten."""
+        wrong = [key for key in self._models if abs(math.log(hands(key[1]) / self.hands(key[1]))) > self.NEWS]
+        self.hands = hands
+        if wrong:
+            self._workers.clear()
+        for key in wrong:
+            del self._models[key]
+        self._mean = None
 
     def pilot(self, model: str) -> Pilot:
         """What is known of a model now: its pilot, corrected by its units; the mean of all where it has none."""

@@ -16,10 +16,12 @@ are models; both are here by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from regatta.errors import UsageError, nearest
 
+SEEN = 4  # units that tell more than a pilot does
 SIMPLE = 0.01  # groups must win by more than this: hopping is exact, and simpler
 
 
@@ -40,6 +42,27 @@ class Communication:
         crosses = self.each and width > self.each and self.across is not None
         link = self.across if crosses and self.across is not None else self.inside
         return link * (width - 1)
+
+
+class Exchanges:
+    """What exchanges of a group really cost, by the units that it has done."""
+
+    def __init__(self) -> None:
+        self._sums: dict[bool, list[float]] = {}  # by whether it lies on several nodes: ratios of two, and their number
+
+    def hear(self, width: int, nodes: int, seconds: float, exchanging: float) -> None:
+        """A unit took so long, of which so much went into exchanges."""
+        if width > 1 and seconds > exchanging > 0:
+            sums = self._sums.setdefault(nodes > 1, [0.0, 0.0])
+            sums[0] += exchanging / (seconds - exchanging) / (width - 1)
+            sums[1] += 1
+
+    def corrected(self, link: Communication) -> Communication:
+        """A link with what was seen of it in at least so many units."""
+        found = {across: total / units for across, (total, units) in self._sums.items() if units >= SEEN}
+        if not link.each:  # all are on one node, or all links are alike
+            return replace(link, inside=fmean(found.values())) if found else link
+        return replace(link, inside=found.get(False, link.inside), across=found.get(True, link.across))
 
 
 def round_time(models: int, workers: int, width: int, communication: Communication) -> float:

@@ -28,6 +28,7 @@ from regatta.engine.replay import replay
 from regatta.errors import NotFoundError, UsageError
 from regatta.launching import new_folder
 from regatta.location import ensure_repository
+from regatta.plan.groups import Communication
 from regatta.plan.profile import Crew
 from regatta.search.base import Train
 
@@ -347,6 +348,30 @@ def test_a_planned_group_that_will_not_come_back_is_given_up(
     widths = [unit.width for unit in units if unit.config == min(record.configs)]
     assert (widths[0], widths[-1]) == (2, 1)
     assert any("will not come back" in text for _, text in record.notes)
+
+
+def test_what_exchanges_cost_is_learned_from_the_units_of_groups(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pilot was quite wrong: the next plan is made with what was seen, and no model is taken to be slower for it."""
+    pilots: list[float] = []
+
+    def misled(found: Findings) -> Decision:
+        (result,) = found.outcome.results.values()
+        found.links[result.build] = Communication(50.0)
+        pilots.append(result.train_seconds_per_row)
+        return Decision(2)
+
+    def learned(found: Findings) -> Decision:
+        (link,) = found.links.values()
+        assert 0 < link.inside < 25
+        (config,) = found.outcome.results
+        assert 0.2 < found.outcome.estimates.pilot(config).train / pilots[0] < 5
+        return Decision(2)
+
+    space = search.configs([{"lr": 0.1, "batch_size": 8, "sleeps": 1e-3}])
+    sweep = swept(data, tmp_path, space, cluster=PAIR, epochs=3, numerics="fast")
+    assert scripted(sweep, monkeypatch, [misled, learned]).record.status == "done"
 
 
 def test_a_worker_that_dies_while_groups_are_to_be_formed(

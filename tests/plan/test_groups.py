@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regatta.errors import UsageError
-from regatta.plan.groups import WIDTH_RULES, Communication, half, hoho, measured, round_time, width_rule
+from regatta.plan.groups import WIDTH_RULES, Communication, Exchanges, half, hoho, measured, round_time, width_rule
 
 
 def test_two_have_the_measured_ratio_and_wider_groups_compute_less_for_each_exchange() -> None:
@@ -62,3 +62,18 @@ def test_names_and_ratios_are_checked() -> None:
     assert caught.value.candidates == ("measured",)
     with pytest.raises(UsageError, match="below zero"):
         Communication(-0.1)
+
+
+def test_units_of_groups_tell_what_exchanges_cost() -> None:
+    """A group of three that computes for 2 s and exchanges for 1 s: a ratio of 0.25 for two."""
+    seen, link = Exchanges(), Communication(1.0)
+    for _ in range(3):
+        seen.hear(3, 1, 3.0, 1.0)
+    assert seen.corrected(link) == link, "too few"
+    seen.hear(3, 1, 3.0, 1.0)
+    assert seen.corrected(link).inside == pytest.approx(0.25)
+    nodes = Communication(1.0, 4.0, each=2)
+    assert seen.corrected(nodes) == Communication(0.25, 4.0, each=2)
+    for _ in range(4):
+        seen.hear(2, 2, 2.0, 1.0)
+    assert seen.corrected(nodes) == Communication(0.25, 1.0, each=2)
