@@ -209,19 +209,24 @@ class Sweep:
         found, decision = self._piloted(progress)
         if decision.plan is None:
             raise UsageError("There is nothing to make a plan of: no configuration was tried.")
-        return replace(decision.plan, notes=tuple(self._notes(found)))
+        return replace(decision.plan, notes=tuple(self._notes(found, decision.plan)))
 
-    def _notes(self, found: Findings) -> Iterator[str]:
+    def _notes(self, found: Findings, plan: Plan) -> Iterator[str]:
+        from regatta.plan.tree import Pack
+
         outcome = found.outcome
         if outcome.failed:
             first = next(iter(outcome.failed.values()))
-            yield f"not in it: {len(outcome.failed)} configurations that fail; {first.task.config}: {first.error}"
+            failing = count(len(outcome.failed), "configuration")
+            yield f"not in it: {failing}, for training fails; {first.task.config}: {first.error}"
         if outcome.cached and not outcome.ready:
             yield "nothing was tried: it was measured earlier; delete the repository's folder profiles to measure anew"
         if self.share.always and not any(self._prepares):
             yield "share=True: there is neither an input_fn nor a transform_fn whose work could be shared"
         if self.pack and self.visits == "seeded":
             yield f"pack={self.pack}: nothing is packed, for with visits='seeded' each model has an order of its own"
+        elif self.pack and not any(isinstance(part, Pack) for part in plan.root.parts):
+            yield f"pack={self.pack}: nothing is packed, for no two models are of one build and as long"
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""

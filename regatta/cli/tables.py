@@ -104,7 +104,7 @@ def last_value(config: ConfigRecord, metric: str) -> float | None:
 def resources(record: RunRecord) -> Table:
     """Where the workers' time went, and what travelled."""
     used = record.resources()
-    workers = len({unit.worker for unit in record.units})
+    workers = record.most_workers() or len({unit.worker for unit in record.units})
     total = used.workers
     training = sum(unit.kind == "train" for unit in record.units)
     evaluating = sum(unit.kind == "eval" for unit in record.units)

@@ -61,7 +61,7 @@ class Account:
 def resources(record: RunRecord) -> Resources:
     units = record.units
     wall = worked(units, record.sessions)
-    sums = {kind: sum(u.seconds for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
+    sums = {kind: sum(u.seconds * u.width for u in units if u.kind == kind) for kind in ("train", "eval", "pilot")}
     there = sum(present(record).values())
     return Resources(
         wall=wall,
@@ -80,17 +80,34 @@ def resources(record: RunRecord) -> Resources:
 
 
 def present(record: RunRecord) -> dict[str, float]:
-    """Seconds for which each worker that did something was there, from the run's first unit to its last."""
+    """Seconds for which each worker that did something was there, from the run's first unit to its last.
+
+    Those of a group count as often as it has members. Who was never told of, for groups were made of the workers that
+    had tried something, was there for that.
+    """
     units = record.units
     if not units:
         return {}
     start, end = min(u.start for u in units), max(u.end for u in units)
-    spans = {worker: record.presence.get(worker) or [(start, end)] for worker in {u.worker for u in units}}
-    pilots = {worker: min(u.start for u in units if u.worker == worker) for worker in spans}
-    return {
-        worker: within(start, end, [(min(found[0][0], pilots[worker]), found[0][1]), *found[1:]])
-        for worker, found in spans.items()
-    }
+    found = {}
+    for worker in {u.worker for u in units}:
+        own = [u for u in units if u.worker == worker]
+        first, last = min(u.start for u in own), max(u.end for u in own)
+        (begin, until, width), *others = record.presence.get(worker) or [(first, last, 1)]
+        spans = [(min(begin, first), until, width), *others]
+        found[worker] = sum(width * within(start, end, [(begin, until)]) for begin, until, width in spans)
+    return found
+
+
+def most_workers(record: RunRecord) -> int:
+    """How many workers were there at once, at most; each of a group counted."""
+    comes = [(begin, width) for spans in record.presence.values() for begin, _, width in spans]
+    goes = [(until, -width) for spans in record.presence.values() for _, until, width in spans]
+    there = most = 0
+    for _, change in sorted([*comes, *goes]):  # who goes at a moment goes first
+        there += change
+        most = max(most, there)
+    return most
 
 
 def account(record: RunRecord, config: str) -> Account:

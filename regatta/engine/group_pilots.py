@@ -48,6 +48,7 @@ def run_group_pilots(
         heard(replace(answer, worker=groups.first_of(name)))
         if isinstance(answer, WorkerLost):
             break
+    findings.outcome.lost |= groups.gone()
     findings.outcome.ready = groups.release()
     return found
 

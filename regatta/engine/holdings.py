@@ -12,7 +12,7 @@ class Holdings:
 
     def __init__(self, dataset: Dataset, *teams: tuple[str, ...]) -> None:
         self._dataset = dataset
-        self._teams = {worker: team for team in teams for worker in team}
+        self._teams = {worker: set(team) for team in teams for worker in team}
         self._train: dict[str, tuple[int, ...]] = {}
         self._eval: dict[str, tuple[int, ...]] = {}
         for team in teams:
@@ -27,15 +27,16 @@ class Holdings:
             self._eval[worker] = tuple(range(len(self._dataset.eval)))
         return list(self._train[worker]), list(self._eval[worker])
 
-    def hand_over(self, worker: str, left: Collection[str]) -> Iterable[str]:
+    def hand_over(self, worker: str, here: Collection[str]) -> Iterable[str]:
         """What a worker that will not come back was alone to hold, others of its team read, if they can reach it.
 
-        What nobody can reach is told.
+        Those that are here, if there are any, else those that will be. What nobody can reach is told.
         """
-        mates = self._teams.get(worker, tuple(left))
-        left = [other for other in left if other in mates or other not in self._teams]
-        if not left:
-            return
+        mates = self._teams.pop(worker, set())
+        for team in self._teams.values():
+            team.discard(worker)
+        guests = [other for other in here if other not in self._teams]
+        left = [*(other for other in here if other in mates), *guests] or sorted(mates - {worker})
         for kind, held, parts in (
             ("train", self._train, self._dataset.train),
             ("eval", self._eval, self._dataset.eval),
@@ -44,6 +45,6 @@ class Holdings:
             gone = [j for j in alone if not parts[j].path.exists()]
             if gone:
                 yield f"{kind} partitions {gone} were held by {worker} alone and cannot be read from here"
-            for place, j in enumerate(j for j in alone if j not in gone):
+            for place, j in enumerate(j for j in alone if left and j not in gone):
                 other = sorted(left, key=lambda name: len(held[name]))[place % len(left)]
                 held[other] = (*held[other], j)

@@ -153,9 +153,9 @@ def _await(
         for event in pool.events():
             heard(event)
             if isinstance(event, WorkerReady):
-                outcome.ready[event.worker] = event
+                outcome.came(event)
             elif isinstance(event, WorkerLost):
-                outcome.ready.pop(event.worker, None)
+                outcome.left(event)
             if isinstance(event, TaskDone | TaskFailed | WorkerLost):
                 waits.discard(event.worker)
             if isinstance(event, TaskDone) and event.packed is not None:

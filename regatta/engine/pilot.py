@@ -36,6 +36,16 @@ class PilotOutcome:
     ready: dict[str, WorkerReady] = field(default_factory=dict)
     start_seconds: float | None = None  # until the first worker was there
     cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
+    lost: set[str] = field(default_factory=set)  # workers that will not come back
+
+    def came(self, event: WorkerReady) -> None:
+        self.ready[event.worker] = event
+        self.lost.discard(event.worker)
+
+    def left(self, event: WorkerLost) -> None:
+        self.ready.pop(event.worker, None)
+        if event.for_good:
+            self.lost.add(event.worker)
 
 
 def run_pilots(
@@ -132,7 +142,6 @@ class _Pilots:
         self.configs = configs
         self.known_rows = all(part.rows is not None for part in dataset.train + dataset.eval)
         self.outcome = _nothing_known(dataset)
-        self.lost: set[str] = set()
         self.eval_partitions = len(dataset.eval)
         self.visits = epochs * len(dataset.train)
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
@@ -161,7 +170,7 @@ class _Pilots:
     def take(self, event: Event) -> bool:
         """Learn from an event; whether it tells something, and is not of a worker that only keeps others company."""
         if isinstance(event, WorkerReady):
-            self.outcome.ready[event.worker] = event
+            self.outcome.came(event)
         elif isinstance(event, WorkerLost):
             self.company.discard(event.worker)
             self._lose(event)
@@ -209,7 +218,7 @@ class _Pilots:
         return Task("pilot", config, self.configs[config], 0, self.train[worker][0], judge_on=judge_on)
 
     def over(self) -> bool:
-        everyone = set(self.workers) <= self.outcome.ready.keys() | self.lost  # who was lost may not come back
+        everyone = set(self.workers) <= self.outcome.ready.keys() | self.outcome.lost  # who was lost may not come back
         unproved = [worker for worker in self.outcome.ready if self.train.get(worker) and worker not in self.proved]
         idle = not self.busy and not self.company and not self.wants_more() and not (self.known and unproved)
         return everyone and bool(self.outcome.ready) and idle
@@ -242,9 +251,7 @@ class _Pilots:
 
     def _lose(self, event: WorkerLost) -> None:
         """The configuration that was tried gets no estimate; whether it is to blame, its units will show."""
-        self.outcome.ready.pop(event.worker, None)
-        if event.for_good:
-            self.lost.add(event.worker)
+        self.outcome.left(event)
         if event.worker not in self.busy:
             return
         self.busy.discard(event.worker)

@@ -18,7 +18,7 @@ from regatta.errors import RegattaError
 from regatta.plan.choose import EFFORT, Forced, Numerics, choose
 from regatta.plan.groups import Communication
 from regatta.plan.packs import PackRate
-from regatta.plan.profile import Crew, Measured, Model, Profile, crew_of
+from regatta.plan.profile import Measured, Model, Profile, Squad, squad_of
 from regatta.plan.strategies import Choice, Site, estimate, load_and_chain
 from regatta.plan.tree import Plan
 from regatta.search.base import Train
@@ -48,7 +48,9 @@ class Wishes:
     def kept_to(self, decision: Decision, pool: WorkerPool) -> Decision:
         """What an earlier controller decided, as far as it is what is asked for now, and can be done with this pool."""
         needed = sum(team.width * team.groups for team in decision.teams) or decision.width
-        fits = self.numerics == "fast" and pool.groupable and needed <= len(pool.workers)
+        spare = len(pool.workers) - needed
+        narrowest = min((team.width for team in decision.teams), default=len(pool.workers) + 1)  # more would idle
+        fits = self.numerics == "fast" and pool.groupable and 0 <= spare < narrowest
         width = self.group or (decision.width if fits else 1)
         teams = decision.teams if fits and self.group is None else ()
         share = decision.share if self.share is None else self.share
@@ -67,7 +69,7 @@ class Decision:
     share: bool = False
     packs: Mapping[str, int] = field(default_factory=dict)
     plan: Plan | None = None
-    teams: tuple[Crew, ...] = ()
+    teams: tuple[Squad, ...] = ()
 
     def same_way(self, other: Decision) -> bool:
         return self.same_groups(other) and (self.share, dict(self.packs)) == (other.share, dict(other.packs))
@@ -76,7 +78,7 @@ class Decision:
         return (self.width, self.teams) == (other.width, other.teams)
 
     def width_for(self, model: str) -> int:
-        return self.teams[crew_of(self.teams, model)].width if self.teams else self.width
+        return self.teams[squad_of(self.teams, model)].width if self.teams else self.width
 
     def to_record(self) -> dict[str, Any]:
         told = None if self.plan is None else self.plan.to_json()
@@ -91,7 +93,7 @@ class Decision:
             return None
         line = lines[-1]
         plan = None if line["plan"] is None else Plan.from_json(line["plan"])
-        teams = tuple(Crew(team["width"], team["groups"], tuple(team["models"])) for team in line.get("teams", ()))
+        teams = tuple(Squad(team["width"], team["groups"], tuple(team["models"])) for team in line.get("teams", ()))
         return cls(line["width"], line["share"], line["packs"], plan, teams)
 
 
@@ -113,7 +115,7 @@ def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Work
     ready, start = outcome.ready, START if outcome.start_seconds is None else outcome.start_seconds
     infos = [event.info for event in ready.values()]
     memory = min((float(info["memory"]) for info in infos if info.get("memory")), default=math.inf)
-    groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers)  # only Ray finds out by itself
+    groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers) - len(outcome.lost)
     groups = 1 if cluster.kind == "inline" else groups  # they take turns
     width = max((int(info.get("width", 1)) for info in infos), default=cluster.group or 1)
     return Workforce(
@@ -175,7 +177,7 @@ class Planner:
 
     def groups_may_pay(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> bool:
         """Whether it is worth finding out what exchanges cost: models take longer than workers have work."""
-        free = self.wishes.numerics == "fast" and self.wishes.group is None
+        free = self.wishes.numerics == "fast" and self.wishes.group is None and not self._dataset.availability
         if not (free and force.groups and force.workers > 1):
             return False
         profile = self.profile(findings, wanted)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regatta.configuration import Scalar
-from regatta.engine.accounting import Account, Resources, account, present, resources
+from regatta.engine.accounting import Account, Resources, account, most_workers, present, resources
 from regatta.engine.journal import Record, read_lines
 from regatta.errors import CorruptError
 
@@ -135,7 +135,7 @@ class RunRecord:
     started: float = 0.0
     now: float = 0.0  # the time of the last record
     sessions: list[tuple[float, float]] = field(default_factory=list)  # when each controller began and was last heard
-    presence: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # when each worker came and went
+    presence: dict[str, list[tuple[float, float, int]]] = field(default_factory=dict)  # came, went, and how many it is
     requests: dict[str, Record] = field(default_factory=dict)  # what people asked for, by id, with the answers
     plans: list[Record] = field(default_factory=list)  # the first, and those that were made later, with reasons
 
@@ -207,6 +207,9 @@ class RunRecord:
     def present(self) -> dict[str, float]:
         return present(self)
 
+    def most_workers(self) -> int:
+        return most_workers(self)
+
     def account(self, config: str) -> Account:
         return account(self, config)
 
@@ -229,7 +232,7 @@ class RunRecord:
         info = {k: v for k, v in record.items() if k not in ("event", "time", "worker", "state")}
         worker = WorkerRecord(record["worker"], up=record["state"] == "up", info=info, since=record["time"])
         self.workers[worker.name] = worker
-        self._see(worker.name, record["time"], worker.up)
+        self._see(worker.name, record["time"], worker.up, int(info.get("width", 1)))
         if not worker.up:
             for config in self.configs.values():
                 config.running.pop(worker.name, None)
@@ -298,13 +301,13 @@ class RunRecord:
         self.error = record.get("error")
         self._halt()
 
-    def _see(self, worker: str, now: float, up: bool) -> None:
-        """A worker came or went; one that is here has no end yet."""
+    def _see(self, worker: str, now: float, up: bool, width: int = 1) -> None:
+        """A worker, or a group of so many, came or went; one that is here has no end yet."""
         spans = self.presence.setdefault(worker, [])
         if spans and spans[-1][1] == math.inf:
-            spans[-1] = (spans[-1][0], now)
+            spans[-1] = (spans[-1][0], now, spans[-1][2])
         if up:
-            spans.append((now, math.inf))
+            spans.append((now, math.inf, width))
 
     def _halt(self) -> None:
         for worker in self.workers.values():

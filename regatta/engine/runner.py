@@ -203,6 +203,8 @@ class Runner:
         self._holdings = Holdings(self._dataset, *teams)
         for worker, event in ready.items():
             self._add_worker(worker, event.info)
+        for worker in self._steering.gone():
+            self._hand_over(worker)
 
     def _enlist(self) -> None:
         """Give the scheduler what waits for it: packs where they pay, single courses otherwise."""
@@ -463,7 +465,7 @@ class Runner:
             self._hopper.give_back(event.worker)
             self._pause(event.traceback)
             return
-        if event.task.kind != "pilot" and self._steering.blames_groups(event.error):
+        if event.task.kind != "pilot" and self._steering.blames_groups(event.worker, event.error):
             self._hopper.give_back(event.worker)
             return
         place = {"worker": event.worker, **_task_place(event.task)}
@@ -534,7 +536,7 @@ class Runner:
     def _hand_over(self, worker: str) -> None:
         """Others go on with what a worker held that will not come back."""
         left = self._hopper.workers()
-        for missing in self._holdings.hand_over(worker, left) if left else ():
+        for missing in self._holdings.hand_over(worker, left):
             self._chronicle.note("warning", f"{missing}: the run waits for a worker that has them.")
         for other in left:
             self._hopper.hold(other, *self._holdings.of(other))
@@ -557,7 +559,7 @@ class Runner:
         if self._hopper.running() or self._awaited:
             return True
         for worker in self._hopper.workers():
-            self._chronicle.write("worker", None, worker=worker, state="down", reason="groups change")
+            self._chronicle.write("worker", None, worker=worker, state="down", regroups=True)
         self._bundles.restart(self._hopper.left_of)
         self._seat(self._steering.regroup())
         self._enlist()

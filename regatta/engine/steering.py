@@ -23,7 +23,7 @@ from regatta.errors import RegattaError
 from regatta.plan.estimates import Estimates
 from regatta.plan.groups import Exchanges
 from regatta.plan.hop import Hopper
-from regatta.plan.profile import crew_of
+from regatta.plan.profile import squad_of
 from regatta.plan.teams import Teams
 from regatta.plan.units import Unit
 from regatta.search.base import Train
@@ -43,29 +43,47 @@ class Steering:
         self._alone = pool  # the workers, each by itself
         self._there: dict[str, WorkerReady] = {}  # workers by themselves that are there
         self._gone: set[str] = set()  # and those that will not come back
-        self._nodes: dict[str, int] = {}  # that a group lies on
+        self._infos: dict[str, dict[str, Any]] = {}  # of workers, or groups of them
         self._exchanges: dict[str, Exchanges] = {}  # by build
         self._few = 0  # models, when groups were last thought of
-        self._idle = 0  # workers, the same
-        self.regroups = False  # once nothing is under way
+        self._idle: list[int] = []  # teams, the same
+        self._next: Decision | None = None  # with other groups, once nothing is under way
 
     @property
     def estimates(self) -> Estimates:
         return self._findings.outcome.estimates
+
+    @property
+    def regroups(self) -> bool:
+        """Whether workers are to be in other groups."""
+        return self._next is not None
 
     def begin(
         self, findings: Findings, wanted: Mapping[str, Train], history: Sequence[Record]
     ) -> Mapping[str, WorkerReady]:
         """Decide, or remember what was decided; the workers that are there, in groups if the plan says so."""
         self._findings, self._there = findings, dict(findings.outcome.ready)
+        self._gone = set(findings.outcome.lost)
         decision = Decision.recalled(history)
         if decision is None:
             decision = self._decided(findings, wanted)
             self._chronicle.write("plan", None, **decision.to_record(), reason="", changed=True)
         else:
             decision = self.planner.wishes.kept_to(decision, self.pool)
+        return self._settled(decision if not self._gone or not self.pool.groupable else _alone(decision))
+
+    def _settled(self, decision: Decision) -> Mapping[str, WorkerReady]:
+        """Workers as a decision has them; who is there."""
         self._take(decision)
-        return self._formed() if self.pool.groupable and decision.width > 1 else self._there
+        if not self.pool.groupable or decision.width == 1:
+            return self._there
+        formed = self._formed()
+        if isinstance(self.pool, GroupPool) and not any(map(self.pool.is_deserted, self.teams())):
+            return formed
+        self._dissolve()  # somebody is gone meanwhile
+        self._write(_alone(decision), "not all workers are there")
+        self._take(_alone(decision))
+        return self._there
 
     def _decided(self, findings: Findings, wanted: Mapping[str, Train]) -> Decision:
         """What the planner says; figures that it can make nothing of must not keep a run from being trained."""
@@ -76,7 +94,7 @@ class Steering:
             return Decision(self.planner.wishes.group or 1, bool(self.planner.wishes.share))
 
     def came(self, worker: str, info: dict[str, Any]) -> None:
-        self._nodes[worker] = int(info.get("nodes", 1))
+        self._infos[worker] = info
         if self.pool is self._alone:
             self._there[worker] = WorkerReady(worker, info)
             self._gone.discard(worker)
@@ -91,14 +109,17 @@ class Steering:
             self._give_up_groups(f"{worker} will not come back")  # who is left of it can train by himself
 
     def teams(self) -> list[tuple[str, ...]]:
-        """The workers that there are to be, those of each team together."""
+        """The workers that there are to be, those of each team together: groups are in the order of teams."""
         names = iter(self.pool.workers)
-        alone = tuple(worker for worker in self.pool.workers if worker not in self._gone)
-        return [tuple(islice(names, team.groups)) for team in self._decision.teams] or [alone]
+        return [tuple(islice(names, team.groups)) for team in self._decision.teams] or [self.pool.workers]
+
+    def gone(self) -> list[str]:
+        """Workers that will not come back."""
+        return [worker for worker in self.pool.workers if worker in self._gone]
 
     def team_of(self, model: str) -> int:
         """The number of the team that trains a model; a bundle's name says whose it is."""
-        return crew_of(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
+        return squad_of(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
 
     def hear(self, unit: Unit, event: TaskDone | PackDone) -> None:
         """A unit is done; the planner compares what it took with its estimate."""
@@ -111,7 +132,7 @@ class Steering:
         self.planner.hear(self.estimates.surprise(unit, took), len(parts) > 1)
         if done[0].width > 1:
             build = self._findings.build(done[0].task.config, done[0].task.values)
-            nodes = self._nodes.get(event.worker, 1)
+            nodes = int(self._infos[event.worker].get("nodes", 1))
             self._exchanges.setdefault(build, Exchanges()).hear(done[0].width, nodes, took, done[0].sync_seconds)
 
     def _learn_exchanges(self) -> None:
@@ -139,39 +160,50 @@ class Steering:
             decision = replace(decision, width=self._decision.width, teams=self._decision.teams)
         self.planner.settle()
         changed = not decision.same_way(self._decision)
-        self._chronicle.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
+        self._write(decision, reason, changed)
         if changed and decision.plan is not None:
             self._chronicle.note("info", f"{reason}: from here on {decision.plan.name}.")
-        self.regroups = not decision.same_groups(self._decision)
-        self._take(decision)
+        if decision.same_groups(self._decision):
+            self._take(decision)
+        else:
+            self._next = decision
         return True
 
-    def blames_groups(self, error: str) -> bool:
+    def blames_groups(self, worker: str, error: str) -> bool:
         """Something failed in a group that nobody asked for: it is tried again by one worker, and so are the others."""
-        if self.pool is self._alone or self.regroups:
+        if self.pool is self._alone or self._infos[worker].get("width", 1) == 1:
             return False
-        self._findings.links = {}  # no groups any more
-        self._give_up_groups(f"a group of workers failed ({error})")
+        if self._next is None or self._next.width > 1:
+            self._findings.links = {}  # no groups any more
+            self._give_up_groups(f"a group of workers failed ({error})")
         return True
 
     def _give_up_groups(self, reason: str) -> None:
-        if self.regroups and self._decision.width == 1:
+        if self._next is not None and self._next.width == 1:
             return
-        self._take(replace(self._decision, width=1, teams=(), plan=None))
-        self.regroups = True
-        self._chronicle.write("plan", None, **self._decision.to_record(), reason=reason, changed=True)
+        self._next = _alone(self._decision)
+        self._write(self._next, reason)
         self._chronicle.note("warning", f"{reason}: from here on models are trained by one worker each.")
+
+    def _write(self, decision: Decision, reason: str, changed: bool = True) -> None:
+        self._chronicle.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
 
     def regroup(self) -> Mapping[str, WorkerReady]:
         """Put workers, all of them idle, into groups as the plan says; who is there then."""
-        self.regroups = False
+        assert self._next is not None
+        decision, self._next = self._next, None
+        self._few, self._idle = 0, []
+        self._dissolve()
+        if decision.width > 1 and not self._can_regroup():
+            decision = _alone(decision)
+            self._write(decision, "not all workers are there")
+        return self._settled(decision)
+
+    def _dissolve(self) -> None:
         if isinstance(self.pool, GroupPool) and self.pool is not self._alone:
             self._gone |= self.pool.gone()
             self._there = self.pool.release()
             self.pool = self._alone
-        if self._decision.width > 1 and not self._can_regroup():  # somebody is gone since
-            self._take(replace(self._decision, width=1, teams=()))
-        return self._formed() if self._decision.width > 1 else self._there
 
     def _can_regroup(self) -> bool:
         """Whether all workers are there, and nobody else, so that groups can be made of them, or taken apart."""
@@ -182,7 +214,9 @@ class Steering:
     def _formed(self) -> dict[str, WorkerReady]:
         widths = [team.width for team in self._decision.teams for _ in range(team.groups)]
         self.pool = GroupPool(self._alone, widths or self._decision.width, self.meetings, patient=True)
-        return {event.worker: event for event in self.pool.adopt(self._there) if isinstance(event, WorkerReady)}
+        awaited = () if self.cluster.kind == "ray" else self._alone.workers  # there may be no room for all on Ray
+        events = self.pool.adopt(self._there, awaited)
+        return {event.worker: event for event in events if isinstance(event, WorkerReady)}
 
     def _take(self, decision: Decision) -> None:
         self._decision = decision
@@ -199,7 +233,7 @@ class Steering:
         faster = {width: width / (1 + fmean(link.ratio(width) for link in links)) for width in widths}
         wide = {model: team.width for team in decision.teams for model in team.models}
         usual = decision.width_for("")
-        return lambda model: faster.get(wide.get(model, usual), 1.0)
+        return lambda model: faster.get(wide.get(model.rstrip("+"), usual), 1.0)
 
     def _too_few(self, models: int, workers: int) -> str:
         """Whether models have become fewer than workers since that was last looked at."""
@@ -209,9 +243,14 @@ class Steering:
         return f"{count(models, 'model')} for {count(workers, 'worker')}"
 
     def _too_idle(self, hopper: Hopper | Teams) -> str:
-        """Whether a team has nothing left to do since that was last looked at."""
-        idle = hopper.idle() if isinstance(hopper, Teams) else 0
-        if idle in (0, self._idle):
+        """Whether other teams than when that was last looked at have nothing left to do."""
+        before, self._idle = self._idle, hopper.idle() if isinstance(hopper, Teams) else []
+        if not self._idle or self._idle == before:
             return ""
-        self._idle = idle
-        return f"{count(idle, 'worker')} without anything left to train"
+        workers = sum(len(self.teams()[team]) * self._decision.teams[team].width for team in self._idle)
+        return f"{count(workers, 'worker')} without anything left to train"
+
+
+def _alone(decision: Decision) -> Decision:
+    """The same by workers that are in no group."""
+    return replace(decision, width=1, teams=(), plan=None)

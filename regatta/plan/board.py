@@ -406,8 +406,8 @@ class Board:
         was_stopped, model.stopped = model.stopped, False
         begun = model.epoch if model.worker >= 0 or self._begun(model) else model.epoch - 1
         model.epochs = max(epochs, begun)
-        if model.epoch <= model.epochs and not model.rest and model.worker < 0:
-            model.rest = set(range(self.partitions))
+        if model.worker < 0 and not self._begun(model):  # its next epoch is wanted as a whole, or not at all
+            model.rest = set(range(self.partitions)) if model.epoch <= model.epochs else set()
         self._count_wanted(index)
         self.reopen(index)
         self.recount(index)

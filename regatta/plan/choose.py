@@ -144,7 +144,9 @@ def choose(
     rejected = [Rejected(c.name, _why_not(e, c, chosen, estimates), e) for c, e in estimates.items() if c != chosen]
     rejected += [Rejected(choice.name, why) for choice, why in refused.items() if why]
     plan = _explained(work, site, chosen, estimates, _told_once(chosen, rejected))
-    asked = wishes.pack or (wishes.width or 1) > 1 or wishes.share or (len(estimates) == 1 and wishes != Forced())
+    packed = wishes.pack and chosen.packs_any
+    asked = packed or (wishes.width or 1) > 1 or wishes.share or (len(estimates) == 1 and wishes != Forced())
+    asked = asked and (packed or not wishes.pack)  # what could not be done was not asked for
     return chosen, replace(plan, why="as was asked for") if asked else plan
 
 

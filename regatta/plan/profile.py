@@ -11,6 +11,7 @@ from regatta.plan.packs import LARGEST, WORTHWHILE, PackRate
 from regatta.plan.strategies import Choice, Data, Kind, Team, Work
 from regatta.plan.tree import Rejected
 
+GAP = 2.0  # models of one build that take so many times as long are of another kind
 NAMED = 3  # values that tell a kind from the others, at most
 
 
@@ -39,7 +40,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Crew:
+class Squad:
     """A team of workers in groups of one width, and the names of the models that only they train."""
 
     width: int
@@ -47,7 +48,7 @@ class Crew:
     models: tuple[str, ...]
 
 
-def crew_of(teams: Sequence[Crew], model: str) -> int:
+def squad_of(teams: Sequence[Squad], model: str) -> int:
     """The number of a model's team; one that nobody had heard of goes to the last, the narrowest."""
     return next((place for place, team in enumerate(teams) if model in team.models), len(teams) - 1)
 
@@ -77,12 +78,30 @@ class Profile:
         return Work(tuple(kinds), Data(prepare=fmean(prepares) if prepares else 0.0))
 
     def alike(self) -> list[list[str]]:
-        """The names of models, those together that make one kind: of one build, and with as long a way to go."""
+        """The names of models, those together that make one kind: of one build, as long a way to go, and about as slow.
+
+        A build may be much slower for some values than for others; those that were not tried are with the most.
+        """
         kinds: dict[Hashable, list[str]] = {}
         for name, model in self.models.items():
             alone = name if model.measured is not None else ""
             kinds.setdefault((model.build or alone, bool(model.build), model.epochs), []).append(name)
-        return list(kinds.values())
+        return [part for members in kinds.values() for part in self._about_as_slow(members)]
+
+    def _about_as_slow(self, members: Sequence[str]) -> list[list[str]]:
+        """The same members in several lists where there is a gap between what they take."""
+        seconds = {name: measured.train for name in members if (measured := self.models[name].measured) is not None}
+        parts: list[list[str]] = []
+        for name in sorted(seconds, key=lambda name: seconds[name]):
+            if not parts or seconds[name] > GAP * seconds[parts[-1][-1]]:
+                parts.append([])
+            parts[-1].append(name)
+        if len(parts) < 2:
+            return [list(members)]
+        most = max(parts, key=len)
+        untried = [name for name in members if name not in seconds]
+        wanted = [set([*part, *untried] if part is most else part) for part in parts]
+        return [[name for name in members if name in part] for part in wanted]
 
     def pack_sizes(self, choice: Choice) -> dict[str, int]:
         """The most members of a pack, by build."""
@@ -92,22 +111,22 @@ class Profile:
             sizes[build] = max(sizes.get(build, 1), choice.size(index))
         return sizes
 
-    def teams(self, choice: Choice) -> tuple[Crew, ...]:
+    def teams(self, choice: Choice) -> tuple[Squad, ...]:
         """The teams of a choice, with the names of their models."""
         alike = self.alike()
         return tuple(
-            Crew(team.width, team.groups, tuple(name for kind in team.kinds for name in alike[kind]))
+            Squad(team.width, team.groups, tuple(name for kind in team.kinds for name in alike[kind]))
             for team in choice.teams
         )
 
-    def choice(self, packs: Mapping[str, int], width: int, share: bool, teams: Sequence[Crew] = ()) -> Choice:
+    def choice(self, packs: Mapping[str, int], width: int, share: bool, teams: Sequence[Squad] = ()) -> Choice:
         """The choice that comes to such packs by build, in which a kind may have fewer models than its packs could."""
         alike = self.alike()
         sizes = [min(packs.get(self.models[members[0]].build, 1), len(members)) for members in alike]
-        of_kinds = [crew_of(teams, members[0]) for members in alike] if teams else []
+        of_kinds = [squad_of(teams, members[0]) for members in alike] if teams else []
         found = tuple(
-            Team(crew.width, crew.groups, tuple(kind for kind, of in enumerate(of_kinds) if of == place))
-            for place, crew in enumerate(teams)
+            Team(squad.width, squad.groups, tuple(kind for kind, of in enumerate(of_kinds) if of == place))
+            for place, squad in enumerate(teams)
         )
         return Choice(tuple(sizes) if any(size > 1 for size in sizes) else (), width, share, found)
 

@@ -18,10 +18,10 @@ from regatta.plan.sizing import best_packs, best_widths
 from regatta.plan.strategies import Choice, Data, Kind, Site, Work
 
 SIZES = {  # seconds of an epoch, bytes of a state, share of a device that a model fills, largest pack, communication
-    "tiny": (2.0, 1e5, 0.03, 64, 8.0),
-    "small": (20.0, 5e6, 0.25, 32, 1.0),
-    "medium": (200.0, 1e8, 0.75, 8, 0.3),
-    "large": (2000.0, 2e9, 1.03, 2, 0.08),
+    "tiny": (2.0, 1e5, 0.03, 64, 2.0),
+    "small": (20.0, 5e6, 0.25, 32, 0.25),
+    "medium": (200.0, 1e8, 0.75, 8, 0.075),
+    "large": (2000.0, 2e9, 1.03, 2, 0.02),
 }
 PREPARATIONS = {"cheap": 0.01, "even": 0.5, "dear": 4.0}  # over the training of an epoch
 MODELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -92,9 +92,9 @@ def best_teams(work: Work, site: Site, count: int = 1) -> list[Choice]:
     for end in np.geomspace(earliest, max(latest, earliest), TRIES):
         teams = _teams_by(float(end), work, widths, loads, chains)
         if len(teams) > 1 and sum(team.workers for team in teams) <= site.workers:
-            choice = Choice.of_teams(_filled(teams, work, site))
-            found[choice] = estimate(work, site, choice).seconds
-    return sorted(found, key=lambda choice: found[choice])[:count]
+            found[teams] = estimate(work, site, Choice.of_teams(teams)).seconds
+    best = sorted(found, key=lambda teams: found[teams])[:count]
+    return list(dict.fromkeys(Choice.of_teams(_filled(teams, work, site)) for teams in best))
 
 
 def _by_width(work: Work, site: Site, widths: Sequence[int]) -> tuple[Floats, Floats]:
@@ -127,14 +127,20 @@ def _teams_by(end: float, work: Work, widths: Sequence[int], loads: Floats, chai
 
 
 def _filled(teams: tuple[Team, ...], work: Work, site: Site) -> tuple[Team, ...]:
-    """Workers that are left over make further groups in the team that ends last, as long as there are enough."""
+    """Workers that are left over make further groups in the teams that end last and have models for them."""
+    grown = list(teams)
+    parts = [(work.only(team.kinds), work.only(team.kinds).models) for team in teams]
+    ends = [_end(team, part, site) for team, (part, _) in zip(grown, parts, strict=True)]
+    spare = site.workers - sum(team.workers for team in teams)
     while True:
-        spare = site.workers - sum(team.workers for team in teams)
-        ends = [
-            estimate(work.only(kinds), its, way).seconds for kinds, its, way in Choice.of_teams(teams).parts(work, site)
-        ]
-        last = int(np.argmax(ends))
-        if teams[last].width > spare:
-            return teams
-        more = replace(teams[last], groups=teams[last].groups + 1)
-        teams = (*teams[:last], more, *teams[last + 1 :])
+        able = [n for n, team in enumerate(grown) if team.width <= spare and team.groups < parts[n][1]]
+        if not able:
+            return tuple(grown)
+        last = max(able, key=lambda n: ends[n])
+        grown[last] = replace(grown[last], groups=grown[last].groups + 1)
+        ends[last] = _end(grown[last], parts[last][0], site)
+        spare -= grown[last].width
+
+
+def _end(team: Team, work: Work, site: Site) -> float:
+    return estimate(work, replace(site, workers=team.workers), Choice(width=team.width)).seconds

@@ -283,7 +283,9 @@ def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
     found = units(work, site, choice)
     load, chain = load_and_chain(work, site, choice)
     start = site.share_start if choice.share else 0.0
-    moved = float((work.states * work.counts * work.epochs).sum()) * found.parts if found.groups > 1 else 0.0
+    fetched = found.parts + (site.evals or found.groups) * (work.evaluations > 0)  # times an epoch
+    stays = found.groups == found.packs.sum() == 1  # a model, or a pack, that has its worker to itself
+    moved = 0.0 if stays else float((work.states * work.counts * work.epochs * fetched).sum())
     return Estimate(start + _end_of(load, chain, found), _memory(work, choice), moved, choice.width == 1)
 
 

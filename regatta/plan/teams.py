@@ -93,6 +93,6 @@ class Teams:
     def done(self) -> bool:
         return all(hopper.done() for hopper in self._hoppers)
 
-    def idle(self) -> int:
-        """Workers of teams that have nothing left to do, while others have."""
-        return 0 if self.done() else sum(hopper.worker_count() for hopper in self._hoppers if hopper.done())
+    def idle(self) -> list[int]:
+        """The numbers of teams that have nothing left to do, while others have."""
+        return [] if self.done() else [team for team, hopper in enumerate(self._hoppers) if hopper.done()]

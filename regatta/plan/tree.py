@@ -122,8 +122,8 @@ class Plan:
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Plan:
-        """A plan as a journal tells it."""
-        root = {name: value for name, value in told["root"].items() if name != "node"}
+        """A plan as a journal tells it; what an older one told besides is passed over."""
+        root = {name: value for name, value in told["root"].items() if name in Hop.__dataclass_fields__}
         parts = tuple(_part(part) for part in root.pop("parts"))
         rejected = tuple(Rejected(r["name"], r["why"], _estimate(r["estimate"])) for r in told["rejected"])
         fields = {name: told[name] for name in ("name", "why", "bound", "bound_by", "utilisation")}
@@ -158,8 +158,9 @@ class Plan:
 
 
 def _part(told: Mapping[str, Any]) -> Part:
-    fields = {name: value for name, value in told.items() if name not in ("node", "estimate")}
-    return _PARTS[told["node"]](estimate=Estimate(**told["estimate"]), **fields)
+    kind = _PARTS[told["node"]]
+    fields = {name: value for name, value in told.items() if name in kind.__dataclass_fields__ and name != "estimate"}
+    return kind(estimate=Estimate(**told["estimate"]), **fields)
 
 
 def _estimate(told: Mapping[str, Any] | None) -> Estimate | None:

@@ -175,7 +175,7 @@ def _time(record: RunRecord) -> dict[str, Any]:
         spent = sums[unit.worker]
         inside = {"hop": unit.hop_seconds, "load": unit.load_seconds, "save": unit.save_seconds}
         for part, seconds in {**inside, unit.kind: unit.seconds - sum(inside.values())}.items():
-            spent[part] += max(0.0, seconds)
+            spent[part] += unit.width * max(0.0, seconds)
     for worker, spent in sums.items():
         spent["idle"] = max(0.0, present[worker] - sum(spent.values()))
     names = sorted(sums, key=lambda name: (len(name), name))  # w2 before w10

@@ -29,7 +29,7 @@ from regatta.errors import NotFoundError, UsageError
 from regatta.launching import new_folder
 from regatta.location import ensure_repository
 from regatta.plan.groups import Communication
-from regatta.plan.profile import Crew
+from regatta.plan.profile import Squad
 from regatta.search.base import Train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -240,7 +240,7 @@ MIXED = [{"lr": rate, "batch_size": 8} for rate in RATES[:3]]
 def teamed(long: int, found: Findings) -> Decision:
     """The first configurations by a group of two, the others by one worker."""
     names = sorted(found.outcome.results)
-    return Decision(2, teams=(Crew(2, 1, tuple(names[:long])), Crew(1, 1, tuple(names[long:]))))
+    return Decision(2, teams=(Squad(2, 1, tuple(names[:long])), Squad(1, 1, tuple(names[long:]))))
 
 
 def widths_by_config(record: RunRecord) -> dict[str, set[int]]:

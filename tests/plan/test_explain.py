@@ -48,6 +48,15 @@ def test_the_plan_in_words(name: str) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
+def test_models_of_one_build_that_take_much_longer_are_another_kind() -> None:
+    """Else a plan would promise less than the longest of them takes."""
+    seconds = {"a": 1.0, "b": 1.4, "c": 1.1, "slow": 9.0, "slower": 15.0}
+    tried = {name: Model(2, {"name": name}, Measured(took, build="b"), "b") for name, took in seconds.items()}
+    profile = Profile({**tried, "untried": Model(2, {}, None, "b")})
+    assert profile.alike() == [["a", "b", "c", "untried"], ["slow", "slower"]]
+    assert [kind.seconds for kind in profile.work().kinds] == pytest.approx([3.5 / 3, 12.0])
+
+
 def test_models_of_one_build_and_as_many_epochs_are_one_kind() -> None:
     measured = Measured(2.0, build="b")
     profile = Profile(

@@ -224,3 +224,16 @@ def test_what_may_have_a_long_way_to_go_is_begun_first() -> None:
     alone.add_model("m1", 1)
     alone.add_model("m2", 1, most=9)
     assert "m2" in {assignment.unit.model for assignment in alone.assign()}
+
+
+def test_fewer_epochs_are_wanted_between_two() -> None:
+    """The next one, which waits to begin, is not trained, and nothing waits for it."""
+    hopper = two_workers(models=1)  # two epochs
+    for _ in range(2):
+        (assignment,) = hopper.assign()
+        hopper.finish(assignment.worker)
+    hopper.extend_model("m0", 1)
+    assert hopper.done() and hopper.assign() == []
+    hopper.validate()
+    hopper.extend_model("m0", 2)
+    assert [assignment.unit.epoch for assignment in hopper.assign()] == [2]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from multiprocessing.connection import Connection
@@ -153,11 +153,11 @@ class GroupPool:
         self._meetings.mkdir(parents=True)
         self._pool.start()
 
-    def adopt(self, ready: Mapping[str, WorkerReady]) -> list[Event]:
-        """Form groups of workers that are there already, and idle; instead of `start`."""
+    def adopt(self, ready: Mapping[str, WorkerReady], awaited: Iterable[str] = ()) -> list[Event]:
+        """Form groups of workers that are there already, and idle, and of others once they are; instead of `start`."""
         shutil.rmtree(self._meetings, ignore_errors=True)
         self._meetings.mkdir(parents=True)
-        self._awaited = set(ready) or set(self._pool.workers)
+        self._awaited = {*ready, *awaited}
         return [made for event in ready.values() for made in self._hear(event, set())]
 
     def is_deserted(self, groups: Sequence[str]) -> bool:
