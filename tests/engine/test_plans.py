@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.analysis import analyze
 from regatta.engine.findings import Findings
 from regatta.engine.journal import read_journal
-from regatta.engine.planning import Decision, Planner, Workforce
+from regatta.engine.planning import Decision, Planner, Workforce, workforce
 from regatta.engine.record import RunRecord
 from regatta.engine.replay import replay
 from regatta.errors import NotFoundError, UsageError
@@ -60,6 +61,8 @@ def model_fn(config: dict[str, Any]) -> Any:
 
 def loss_fn(model: nn.Module, batch: Any, config: dict[str, Any]) -> torch.Tensor:
     time.sleep(config.get("sleeps", 0.0) * len(batch[0]))
+    if config.get("fails") and int(getattr(model, "steps", 0)) > 60:
+        raise ValueError("my own fault")
     return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction=config.get("loss", "mean"))
 
 
@@ -134,7 +137,13 @@ def test_wishes_that_make_no_sense(data: Dataset, tmp_path: Path, pack: Any, num
 
 
 @pytest.mark.parametrize(("sleeps", "shares"), [(0.25, True), (0.0, False)])
-def test_dear_preparation_is_shared_and_free_is_not(data: Dataset, tmp_path: Path, sleeps: float, shares: bool) -> None:
+def test_dear_preparation_is_shared_and_free_is_not(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps: float, shares: bool
+) -> None:
+    def soon(*given: Any) -> Workforce:
+        return replace(workforce(*given), start=1.0)  # on a busy machine it takes longer than all there is to share
+
+    monkeypatch.setattr("regatta.engine.steering.workforce", soon)
     dear = partial(transforms.noisy, sleeps=sleeps)
     run = launched(
         data, tmp_path, search.grid(lr=RATES, batch_size=[8]), transform_fn=dear, cluster=PAIR, epochs=4, pack=False
@@ -319,19 +328,43 @@ def loss_fn(model, batch, config):
 """
 
 
-@pytest.mark.parametrize("cluster", [PAIR, TRIO], ids=["all in it", "another team"])
+def frail(data: Dataset, folder: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster, configs: int) -> Sweep:
+    """A sweep whose second worker cannot be started any more once there is a file `mark`."""
+    name = f"frail_{folder.name}"
+    (folder / f"{name}.py").write_text(FRAIL)
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module(name)
+    return Sweep(
+        data, search.configs(MIXED[:configs]), module.model_fn, loss_fn=module.loss_fn, epochs=4, cluster=cluster,
+        numerics="fast", repo=folder,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "way", [lambda found: Decision(1), pytest.param(partial(teamed, 1), marks=pytest.mark.slow)], ids=["hop", "teams"]
+)
+def test_a_worker_that_is_lost_for_good_during_pilots(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Findings], Decision]
+) -> None:
+    """What it would hold is held by others, who are in no groups."""
+    sweep = frail(data, tmp_path, monkeypatch, TRIO, 2)
+    (tmp_path / "mark").touch()
+    monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [way]))
+    record = sweep.execute(new_folder(ensure_repository(tmp_path) / "runs", None, "two"))
+    assert record.status == "done"
+    units = [unit for unit in record.units if unit.kind == "train"]
+    assert len(units) == 2 * 4 * len(data.train)
+    assert {(unit.worker, unit.width) for unit in units} == {("w0", 1), ("w2", 1)}
+
+
+@pytest.mark.parametrize(
+    "cluster", [pytest.param(PAIR, marks=pytest.mark.slow), TRIO], ids=["all in it", "another team"]
+)
 def test_a_planned_group_that_will_not_come_back_is_given_up(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
 ) -> None:
     """Who is left of it trains by himself what there is to train, though nobody is left of its team."""
-    mark, name = tmp_path / "mark", f"frail_{cluster.workers}"
-    (tmp_path / f"{name}.py").write_text(FRAIL)
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module(name)
-    sweep = Sweep(
-        data, search.configs(MIXED[: cluster.workers - 1]), module.model_fn, loss_fn=module.loss_fn, epochs=4,
-        cluster=cluster, numerics="fast", repo=tmp_path,
-    )  # fmt: skip
+    mark, sweep = tmp_path / "mark", frail(data, tmp_path, monkeypatch, cluster, 1 + (cluster is TRIO))
     way = partial(teamed, 1) if cluster is TRIO else lambda found: Decision(2)
     monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [way]))
 
@@ -396,12 +429,27 @@ def test_what_a_planned_group_cannot_train_is_trained_by_one_worker(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loss of a batch must be a mean over its rows to be shared out; nobody asked for that to be done."""
-    space = search.configs([{"lr": 0.001, "batch_size": 8, "loss": "sum"}])
-    sweep = swept(data, tmp_path, space, cluster=PAIR, numerics="fast")
-    run = scripted(sweep, monkeypatch, [lambda found: Decision(2)])
-    assert run.record.status == "done"
+    space = search.configs([{"lr": rate, "batch_size": 8, "loss": "sum"} for rate in (0.001, 0.002)])
+    four = Cluster.local(4, threads=1, device="cpu")  # both fail at once
+    run = scripted(
+        swept(data, tmp_path, space, cluster=four, numerics="fast"), monkeypatch, [lambda found: Decision(2)]
+    )
+    assert run.record.status == "done" and not any(config.error for config in run.record.configs.values())
     assert {unit.width for unit in run.record.units if unit.kind == "train"} == {1}
     assert any("a group of workers failed" in text for _, text in run.record.notes)
+
+
+def test_a_model_that_fails_by_itself_is_not_blamed_on_groups(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was trained by one worker, beside a group."""
+    space = search.configs([{**MIXED[0], "sleeps": 1e-3}, {**MIXED[1], "tires": True, "fails": True}])
+    sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=5, numerics="fast")
+    names = {bool(values.get("fails")): name for name, values in sweep.configs().items()}
+    teams = (Squad(2, 1, (names[False],)), Squad(1, 1, (names[True],)))
+    run = scripted(sweep, monkeypatch, [lambda found: Decision(2, teams=teams)])
+    assert run.record.configs[names[True]].error == "ValueError: my own fault"
+    assert widths_by_config(run.record) == {names[False]: {2}, names[True]: {1}}
 
 
 def test_a_resumed_run_keeps_to_its_plan(data: Dataset, tmp_path: Path) -> None:

@@ -97,3 +97,15 @@ def test_kinds_are_named_by_what_tells_them_apart() -> None:
 
 if __name__ == "__main__":
     print(explained(sys.argv[1]).text())
+
+
+def test_what_an_older_journal_tells_besides_is_passed_over() -> None:
+    plan = explained("one_long_beside_short_ones")
+    told = plan.to_json()
+    told["root"]["rule"] = ""
+    for part in told["root"]["parts"]:
+        part["since"] = "long ago"
+    assert Plan.from_json(told) == plan
+    for part in told["root"]["parts"]:
+        part.pop("models", None)
+    assert Plan.from_json(told).name == plan.name
