@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -170,13 +172,20 @@ def _seconds(other: Rejected) -> float:
 def _played(
     work: Work, site: Site, estimates: dict[Choice, Estimate], strays: Strays, effort: int
 ) -> dict[Choice, Estimate]:
-    """All that may be the best after all, with the times of plays; nothing where they take too many units."""
+    """What may be the best after all, with the times of plays: the best by the formulas, as many as may be played.
+
+    The others that come close are taken to be as much slower than their formulas as those are on average.
+    """
     limit = min(found.seconds for found in estimates.values()) * CLOSE
-    close = [choice for choice, found in estimates.items() if found.seconds <= limit]
-    if len(close) < 2 or PLAYS * sum(count_units(work, site, choice) for choice in close) > effort:
+    close = sorted((c for c, found in estimates.items() if found.seconds <= limit), key=lambda c: estimates[c].seconds)
+    units = accumulate(PLAYS * count_units(work, site, choice) for choice in close)
+    playable = [choice for choice, needed in zip(close, units, strict=True) if needed <= effort]
+    if len(playable) < 2:
         return {}
-    means = {c: sum(play(work, site, c, strays, seed) for seed in range(1, PLAYS + 1)) / PLAYS for c in close}
-    return {choice: replace(estimates[choice], seconds=mean) for choice, mean in means.items()}
+    means = {c: fmean(play(work, site, c, strays, seed) for seed in range(1, PLAYS + 1)) for c in playable}
+    slower = fmean(mean / estimates[choice].seconds for choice, mean in means.items())
+    seconds = {choice: means.get(choice, slower * estimates[choice].seconds) for choice in close}
+    return {choice: replace(estimates[choice], seconds=taken) for choice, taken in seconds.items()}
 
 
 def _tidy(choice: Choice) -> Choice:
