@@ -179,6 +179,7 @@ def heavy_fn(config: dict[str, Any]) -> Any:
     return net, optimizer
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_pauses_the_run(nodes: RayNodes, data: Dataset, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

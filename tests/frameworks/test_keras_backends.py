@@ -19,6 +19,7 @@ def run_on(backend: str, *options: str) -> None:
     assert done.returncode == 0, done.stdout  # not so where nothing was found to run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 def test_hops_are_exact_on_other_backends(backend: str) -> None:
     run_on(backend, "-k", "plain_loop")
