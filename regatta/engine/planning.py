@@ -18,7 +18,7 @@ from regatta.errors import RegattaError
 from regatta.plan.choose import EFFORT, Forced, Numerics, choose
 from regatta.plan.groups import Communication
 from regatta.plan.packs import PackRate
-from regatta.plan.profile import Measured, Model, Profile, Squad, squad_of
+from regatta.plan.profile import Measured, Model, Profile, Squad
 from regatta.plan.strategies import Choice, Site, estimate, load_and_chain
 from regatta.plan.tree import Plan
 from regatta.search.base import Train
@@ -76,9 +76,6 @@ class Decision:
 
     def same_groups(self, other: Decision) -> bool:
         return (self.width, self.teams) == (other.width, other.teams)
-
-    def width_for(self, model: str) -> int:
-        return self.teams[squad_of(self.teams, model)].width if self.teams else self.width
 
     def to_record(self) -> dict[str, Any]:
         told = None if self.plan is None else self.plan.to_json()

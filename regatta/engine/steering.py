@@ -232,7 +232,7 @@ class Steering:
         widths = {decision.width, *(team.width for team in decision.teams)} if links else set()
         faster = {width: width / (1 + fmean(link.ratio(width) for link in links)) for width in widths}
         wide = {model: team.width for team in decision.teams for model in team.models}
-        usual = decision.width_for("")
+        usual = decision.teams[-1].width if decision.teams else decision.width  # of models that came later
         return lambda model: faster.get(wide.get(model.rstrip("+"), usual), 1.0)
 
     def _too_few(self, models: int, workers: int) -> str:

@@ -146,9 +146,8 @@ def choose(
     rejected = [Rejected(c.name, _why_not(e, c, chosen, estimates), e) for c, e in estimates.items() if c != chosen]
     rejected += [Rejected(choice.name, why) for choice, why in refused.items() if why]
     plan = _explained(work, site, chosen, estimates, _told_once(chosen, rejected))
-    packed = wishes.pack and chosen.packs_any
-    asked = packed or (wishes.width or 1) > 1 or wishes.share or (len(estimates) == 1 and wishes != Forced())
-    asked = asked and (packed or not wishes.pack)  # what could not be done was not asked for
+    asked = chosen.packs_any if wishes.pack else (wishes.width or 1) > 1 or wishes.share or len(estimates) == 1
+    asked = asked and wishes != Forced()
     return chosen, replace(plan, why="as was asked for") if asked else plan
 
 
