@@ -181,7 +181,7 @@ def test_evaluations_are_not_charged_for_leaving_a_state(tmp_path: Path) -> None
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux counts it")
 def test_the_most_memory_that_a_model_takes(tmp_path: Path) -> None:
-    """Weights, gradients and momentum of 16 MiB each; not what an earlier, larger model has taken."""
+    """Weights, gradients and momentum of 16 MiB each; not what an earlier, larger model or others like it take."""
 
     def large(config: Any) -> Any:
         net = torch.nn.Sequential(torch.nn.Linear(6, config["width"]), torch.nn.Linear(config["width"], 2048))
@@ -196,8 +196,8 @@ def test_the_most_memory_that_a_model_takes(tmp_path: Path) -> None:
         pilot_of(tmp_path, recipe, {"batch_size": 10, "width": width}, data).peak_bytes / 2**20
         for width in (4096, 2048)
     )
-    assert 3 * 16 * 0.9 < found < 8 * 16
-    assert larger > 3 * 32 * 0.9
+    assert 3 * 16 * 0.9 < found < 6 * 16
+    assert 3 * 32 * 0.9 < larger < 6 * 32
 
 
 def test_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ class _Found:
     each: float = 0.0
     start: float = 0.0
     metrics: tuple[str, ...] = ()
+    pace: Pace | None = None  # of training by batches
 
 
 class Pilots:
@@ -93,6 +94,7 @@ class Pilots:
         forgotten = tuple(name for name, value in framework.loose(trainee).items() if loose.get(name) != value)
         judged = self._judge(bench, task, costs)
         peak_bytes = peak()
+        trained = self._train_others(trained, bench, data, task)
         save, fetch, fetched = self._carry(bench, task)
         start = self._start(fetched, data, task, trained.each)
         build = build_of(bench, trainer.outfit.recipe, task.values, trainer.device)
@@ -110,25 +112,33 @@ class Pilots:
         )  # fmt: skip
 
     def _train(self, bench: Bench, data: Any, task: Task) -> _Found:
-        trainer, rows = self._trainer, bench.framework.rows(data)
-        with bench.framework.seeded(derive_seed(trainer.outfit.seed, "pilot")):
-            if trainer.outfit.recipe.train_fn is not None:
+        """No more batches than a unit has, for a schedule may end with them."""
+        with bench.framework.seeded(derive_seed(self._trainer.outfit.seed, "pilot")):
+            if self._trainer.outfit.recipe.train_fn is not None:
                 return self._train_opaque(bench, data, task)
-            pace = self._train_batches(bench, data, task)
-        total = (trainer.supplies.sampled or (rows,))[0]
-        per_row = pace.each * steps_of(total, _size(task)) / max(1, total)
-        return _Found(rows, per_row, pace.each, metrics=tuple(map(_train_name, pace.found)))
+            order = _shuffled(bench.framework.rows(data), task)
+            most = min(MOST, len(order) - 1)
+            pace = paced(self._steps("train", bench, data, task), order, self._agree(task), most)
+        return self._trained(pace, bench, data, task)
 
-    def _train_batches(self, bench: Bench, data: Any, task: Task) -> Pace:
-        """No more batches than a unit has, for a schedule may end with them; where they are few, of several models."""
-        order = _shuffled(bench.framework.rows(data), task)
-        most, began = min(MOST, len(order) - 1), time.perf_counter()
-        pace = paced(self._steps("train", bench, data, task), order, self._agree(task), most)
-        alone = task.crew is None and not bench.framework.COMPILES
-        while alone and len(pace.later) < COUNTED and most < COUNTED and time.perf_counter() - began < ROUND_BUDGET:
-            another = self._trainer.build(task.values)
-            pace.later.extend(paced(self._steps("train", another, data, task), order, most=most).later)
-        return pace
+    def _train_others(self, found: _Found, bench: Bench, data: Any, task: Task) -> _Found:
+        """Where a unit has few batches, those of more such models count too; of the memory, only the first's."""
+        order, pace = _shuffled(bench.framework.rows(data), task), found.pace
+        most = min(MOST, len(order) - 1)
+        if pace is None or task.crew is not None or bench.framework.COMPILES or most >= COUNTED:
+            return found
+        began = time.perf_counter()
+        with bench.framework.seeded(derive_seed(self._trainer.outfit.seed, "pilot")):
+            while len(pace.later) < COUNTED and time.perf_counter() - began < ROUND_BUDGET:
+                another = self._trainer.build(task.values)
+                pace.later.extend(paced(self._steps("train", another, data, task), order, most=most).later)
+        return self._trained(pace, bench, data, task)
+
+    def _trained(self, pace: Pace, bench: Bench, data: Any, task: Task) -> _Found:
+        rows = bench.framework.rows(data)
+        total = (self._trainer.supplies.sampled or (rows,))[0]
+        per_row = pace.each * steps_of(total, _size(task)) / max(1, total)
+        return _Found(rows, per_row, pace.each, metrics=tuple(map(_train_name, pace.found)), pace=pace)
 
     def _train_opaque(self, bench: Bench, data: Any, task: Task) -> _Found:
         """A train_fn trains on some rows, and on more of them if that was quick; on all, if they cannot be cut."""
