@@ -238,6 +238,7 @@ def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any
     assert equal(call(reader, "get", KEYS[5], ["m0"])[0], desk.right(KEYS[5]))
 
 
+@pytest.mark.slow
 def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNodes, tmp_path: Path) -> None:
     """One that is transformed, and the one that it was made from."""
     log, reads = tmp_path / "made", tmp_path / "read"
