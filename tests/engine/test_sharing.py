@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,17 @@ def test_there_are_as_many_makers_as_are_waited_for(opened: Any) -> None:
         reader.get(key, ["m0"])
         reader.release(key)
     assert len(desk.broker.makers()) == 1
+
+
+def test_two_that_wait_for_the_first_maker_do_not_make_it_two(opened: Any) -> None:
+    """Blocks are made sooner than another maker would be up; that the first had to start does not count."""
+    before = children(os.getpid())
+    desk = opened(partial(noisy, sleeps=0.03), most=2)
+    readers = [desk.reader(name) for name in ("r0", "r1")]
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(lambda reader, key: reader.get(key, ["m0"]), readers, KEYS))
+    assert all(equal(block, desk.right(key)) for block, key in zip(found, KEYS, strict=False))
+    assert len(children(os.getpid()) - before) == 1
 
 
 def test_sharing_begins_where_it_pays(data: Dataset, tmp_path: Path) -> None:

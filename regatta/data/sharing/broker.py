@@ -222,6 +222,7 @@ class Broker:
         if "ready" in message:
             maker.pid, self._failed_starts = message["ready"], 0
             self._start_seconds = now - maker.begun
+            self._waiting_since = None  # until now, nobody could have been served
         elif job is not None:
             self._take(job, message, block, busy)
 
