@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,15 @@ from regatta.data.sharing.broker import Broker
 from regatta.data.sharing.ledger import Key
 from regatta.data.sharing.lines import SocketLine
 from regatta.data.sharing.reader import PreparationError, Reader
-from regatta.engine.events import Outfit, Recipe, SharingPlan
+from regatta.engine.events import Outfit, Recipe, SharingPlan, WorkerReady
+from regatta.engine.pilot import PilotOutcome
+from regatta.engine.planning import workforce
 from regatta.engine.replay import replay
 from regatta.engine.workers.maker import open_broker
 from regatta.engine.workers.preparation import ROWS, Preparation
+from regatta.engine.workers.process import ProcessPool
 from regatta.errors import UsageError
+from regatta.plan.estimates import Estimates
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LOCAL = Cluster.local(workers=2, threads=1)
@@ -351,6 +356,24 @@ def test_two_that_wait_for_the_first_maker_do_not_make_it_two(opened: Any) -> No
         found = list(both.map(lambda reader, key: reader.get(key, ["m0"]), readers, KEYS))
     assert all(equal(block, desk.right(key)) for block, key in zip(found, KEYS, strict=False))
     assert len(children(os.getpid()) - before) == 1
+
+
+def test_workers_tell_how_soon_a_maker_would_be_there(opened: Any) -> None:
+    """Which need not import what models need: the first does long before the first worker is there."""
+    desk = opened()
+    outfit = replace(desk.outfit, sealed=replace(desk.outfit.recipe, model_fn=recipes.model_fn))
+    pool, outcome, begin = ProcessPool(LOCAL.sized(2), outfit), PilotOutcome(Estimates([1])), time.perf_counter()
+    try:
+        pool.start()
+        while len(outcome.ready) < 2:
+            for event in pool.events():
+                assert isinstance(event, WorkerReady)
+                outcome.came(event)
+        seconds = [event.info["maker_seconds"] for event in outcome.ready.values()]
+        assert 0 < min(seconds) < 0.7 * (time.perf_counter() - begin)
+        assert workforce(pool, LOCAL, outcome).start == min(seconds)
+    finally:
+        pool.close()
 
 
 def test_sharing_begins_where_it_pays(data: Dataset, tmp_path: Path) -> None:

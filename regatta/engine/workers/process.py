@@ -20,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import cloudpickle
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerLost, WorkerReady, published
+from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerLost, WorkerReady, published, unsealed
 from regatta.errors import RegattaError
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class _Hello:
     threads: int
     outfit: bytes
     workers: int  # that are on this machine
+    begun: float = 0.0  # when it was started
+    maker: bytes | None = None  # what those are given that prepare data, where that may be shared
 
 
 @dataclass
@@ -108,13 +111,15 @@ class ProcessPool:
         self._guests = 0
         self._woken, self._waker = Pipe(duplex=False)
         self._broker: Broker | None = None
+        self._maker: bytes | None = None
         self._given = outfit
 
     def start(self) -> None:
         if self._given.sharing is not None:
-            from regatta.engine.workers.maker import open_broker
+            from regatta.engine.workers.maker import makers_outfit, open_broker
 
             self._broker = open_broker(self._given, self._cluster.threads or 1, sys.path)
+            self._maker = cloudpickle.dumps(makers_outfit(self._given))
         for name in self.workers:
             self._spawn(name)
 
@@ -176,6 +181,7 @@ class ProcessPool:
         threads = self._cluster.threads or 1
         blocks = self._broker.seat(name) if self._broker is not None else None
         files = [theirs.fileno()] if blocks is None else [theirs.fileno(), blocks.fileno()]
+        begun = time.time()
         with self._log(name).open("ab") as log:
             process = started(_MAIN, files, threads, sys.path, stdout=log, stderr=log)
         theirs.close()
@@ -184,7 +190,8 @@ class ProcessPool:
         end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
         self._members[name] = _Member(process, ours, end, pid=process.pid)
         index = self.workers.index(name)
-        self._send(name, _Hello(name, index, self._cluster.device, threads, self._outfit, len(self.workers)))
+        told = self._outfit, len(self.workers), begun, self._maker
+        self._send(name, _Hello(name, index, self._cluster.device, threads, *told))
 
     def _send(self, worker: str, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its death is heard of as an event
@@ -281,6 +288,7 @@ def serve(file: int, blocks: int | None = None) -> None:
     from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, memory_of, warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    maker_seconds = _as_a_maker(hello)
     outfit: Outfit = cloudpickle.loads(hello.outfit)  # first, for it may fail
     limit_threads(hello.threads)
     warm_up()
@@ -297,13 +305,21 @@ def serve(file: int, blocks: int | None = None) -> None:
     threading.Thread(target=live_by, args=(_listen, side, trainer, tasks), daemon=True).start()
     threading.Thread(target=live_by, args=(_keep, side, trainer.worker, fresh), daemon=True).start()
     memory = memory_of(trainer.device, hello.device, hello.workers)
-    info = {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads, "memory": memory}
+    info = {"pid": os.getpid(), "device": trainer.device, "threads": hello.threads, "memory": memory, **maker_seconds}
     side.say(WorkerReady(hello.worker, info))
     while True:
         done = trainer.run(tasks.get())
         side.say(done)
         for path in published(done):
             fresh.put(path)
+
+
+def _as_a_maker(hello: _Hello) -> dict[str, float]:
+    """After how many seconds a process is there that only prepares data: it need not import what models need."""
+    if hello.maker is None:
+        return {}
+    unsealed(cloudpickle.loads(hello.maker).sealed)
+    return {"maker_seconds": max(0.0, time.time() - hello.begun)}
 
 
 def die_with_parent() -> None:
