@@ -249,8 +249,10 @@ class Sweep:
         with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
             outfit = self._outfit(Path(folder))
             pool = open_pool(cluster, outfit)
-            found = known_already(pool, self.dataset, self.goal, configs, planner, profiles) if profiles else None
-            if found is None or planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
+            found = None
+            if profiles:
+                found = known_already(pool, self.dataset, self.goal, configs, wanted, planner, cluster, profiles)
+            if found is None:
                 if progress:
                     from regatta.cli import ui
 

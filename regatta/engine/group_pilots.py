@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from regatta.data import Dataset
 from regatta.engine.events import Event, GroupPilot, Task, TaskDone, TaskFailed, WorkerLost
 from regatta.engine.findings import Findings
 from regatta.engine.pilot import Configs
+from regatta.engine.profiles import Profiles
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.plan.groups import Communication
@@ -27,13 +28,23 @@ def run_group_pilots(
     heard: Callable[[Event], None] = lambda event: None,
     begun: Callable[[str], None] = lambda worker: None,
     between: Callable[[], None] = lambda: None,
+    profiles: Profiles | None = None,
 ) -> dict[str, Communication]:
-    """Communication over computation in a group of two, by build; the pool's workers are there and idle."""
+    """Communication over computation in a group of two, by build; the pool's workers are there and idle.
+
+    What `profiles` know is not tried again.
+    """
+    wanted = _longest(configs, findings)
+    found = _cached(wanted, profiles)
+    if set(found) == set(wanted):
+        return found
     groups = GroupPool(pool, WIDTH, meetings)
     ready = groups.adopt(findings.outcome.ready)
-    train, found = dataset.holders(groups.workers)[0], dict[str, Communication]()
+    train, news = dataset.holders(groups.workers)[0], dict[str, float]()
     name = next((event.worker for event in ready if train.get(event.worker)), None)
-    for build, config in _longest(configs, findings).items():
+    for build, config in wanted.items():
+        if build in found:
+            continue
         if name is None:
             break  # nobody is there
         task = Task("pilot", config, configs[config], 0, train[name][0])
@@ -43,14 +54,28 @@ def run_group_pilots(
         if isinstance(answer, TaskDone) and answer.pilot is not None:
             alone = max(findings.outcome.results[config].train_seconds_per_row, 1e-12)
             ratio = max(0.0, WIDTH * answer.pilot.train_seconds_per_row / alone - 1)
-            found[build] = Communication(ratio)
+            found[build], news[build] = Communication(ratio), ratio
             answer = replace(answer, pilot=None, grouped=GroupPilot(build, WIDTH, ratio))
         heard(replace(answer, worker=groups.first_of(name)))
         if isinstance(answer, WorkerLost):
             break
     findings.outcome.lost |= groups.gone()
     findings.outcome.ready = groups.release()
+    if profiles is not None:
+        profiles.keep(ratios=news)
     return found
+
+
+def known_links(configs: Configs, findings: Findings, profiles: Profiles) -> dict[str, Communication] | None:
+    """What `profiles` know of groups, if nothing would be tried besides."""
+    wanted = _longest(configs, findings)
+    found = _cached(wanted, profiles)
+    return found if set(found) == set(wanted) else None
+
+
+def _cached(builds: Iterable[str], profiles: Profiles | None) -> dict[str, Communication]:
+    ratios = {} if profiles is None else profiles.ratios
+    return {build: Communication(ratios[build]) for build in builds if build in ratios}
 
 
 def _longest(configs: Configs, findings: Findings) -> Mapping[str, str]:

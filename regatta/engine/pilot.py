@@ -34,13 +34,16 @@ class PilotOutcome:
     results: dict[str, PilotResult] = field(default_factory=dict)
     failed: dict[str, TaskFailed] = field(default_factory=dict)
     ready: dict[str, WorkerReady] = field(default_factory=dict)
-    start_seconds: float | None = None  # until the first worker was there
+    start_seconds: float | None = None  # until a process is there that prepares data, or else the first worker
     cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
     lost: set[str] = field(default_factory=set)  # workers that will not come back
 
     def came(self, event: WorkerReady) -> None:
         self.ready[event.worker] = event
         self.lost.discard(event.worker)
+        if "maker_seconds" in event.info:
+            told = float(event.info["maker_seconds"])
+            self.start_seconds = told if self.start_seconds is None else min(told, self.start_seconds)
 
     def left(self, event: WorkerLost) -> None:
         self.ready.pop(event.worker, None)
@@ -79,7 +82,7 @@ def run_pilots(
             begun(worker)
     pilots.check(metric)
     if profiles is not None:
-        profiles.keep(pilots.news())
+        profiles.keep(pilots.news(), start_seconds=pilots.outcome.start_seconds)
     return pilots.outcome
 
 
@@ -88,6 +91,7 @@ def cached_pilots(
 ) -> PilotOutcome | None:
     """What `profiles` know of these configurations, if it is as much as pilots would find out; no worker is needed."""
     pilots = _Pilots(workers, dataset, configs, epochs, profiles)
+    pilots.outcome.start_seconds = profiles.start_seconds
     return None if pilots.wants_more() else pilots.outcome
 
 

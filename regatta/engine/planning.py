@@ -24,7 +24,7 @@ from regatta.plan.tree import Plan
 from regatta.search.base import Train
 
 UNIT_SECONDS = 0.002  # from the end of a unit to the beginning of the next
-START = 2.0  # seconds until a process is there that prepares data, where no worker has told
+START = 2.0  # seconds until a process is there that prepares data, where that is not known
 PLAYED = 40.0  # units that may be played to compare plans, for each second that the run will take
 LEAST_PLAYED = 200
 CHAIN_BOUND = 1.05  # a model's way is so much longer than a worker's work: then groups may pay
@@ -110,8 +110,7 @@ class Workforce:
 def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Workforce:
     """The workers of a pool, each of a group counted; what those that are there say of themselves holds for all."""
     ready, infos = outcome.ready, [event.info for event in outcome.ready.values()]
-    known = START if outcome.start_seconds is None else outcome.start_seconds
-    start = min((float(info["maker_seconds"]) for info in infos if "maker_seconds" in info), default=known)
+    start = START if outcome.start_seconds is None else outcome.start_seconds
     memory = min((float(info["memory"]) for info in infos if info.get("memory")), default=math.inf)
     groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers) - len(outcome.lost)
     groups = 1 if cluster.kind == "inline" else groups  # they take turns

@@ -67,6 +67,8 @@ class Profiles:
     path: Path
     configs: dict[str, Known] = field(default_factory=dict)  # by id
     packs: dict[str, KnownRate] = field(default_factory=dict)  # by build
+    ratios: dict[str, float] = field(default_factory=dict)  # of communication to computation in groups, by build
+    start_seconds: float | None = None  # until a process is there that prepares data
     _builds: tuple[Builds, dict[str, list[Known]]] | None = None
 
     @classmethod
@@ -99,15 +101,23 @@ class Profiles:
         same = bool(members) and set(members) <= set(known.configs)
         return known.rate if same or build != EVERYTHING else None
 
-    def keep(self, configs: Iterable[Known] = (), packs: Mapping[str, KnownRate] | None = None) -> None:
+    def keep(
+        self,
+        configs: Iterable[Known] = (),
+        packs: Mapping[str, KnownRate] | None = None,
+        ratios: Mapping[str, float] | None = None,
+        start_seconds: float | None = None,
+    ) -> None:
         """Remember what was measured; a folder that cannot be written to keeps nothing, and nobody is worse off."""
         new = {config_id(known.values): known for known in configs}
-        if not new and not packs:
+        if not (new or packs or ratios):
             return
         self._read()  # another run may have written since
         self.configs = {**{name: known for name, known in self.configs.items() if name not in new}, **new}
         self.configs = dict(list(self.configs.items())[-CONFIGS:])
         self.packs.update(packs or {})
+        self.ratios.update(ratios or {})
+        self.start_seconds = self.start_seconds if start_seconds is None else start_seconds
         self._builds = None
         with contextlib.suppress(OSError):
             self._write()
@@ -141,16 +151,20 @@ class Profiles:
                 return
             configs = [_known(line) for line in found["configs"]]
             packs = {line["build"]: _known_rate(line) for line in found["packs"]}
+            ratios = {str(build): _number(ratio) for build, ratio in found.get("ratios", {}).items()}
+            start = found.get("start_seconds")
+            start = None if start is None else _number(start)
             named = {config_id(known.values): known for known in configs}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, RegattaError):
             return  # not there, not ours, or damaged
-        self.configs, self.packs, self._builds = named, packs, None
+        self.configs, self.packs, self.ratios, self.start_seconds, self._builds = named, packs, ratios, start, None
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         configs = [{**asdict(known), "values": dict(known.values)} for known in self.configs.values()]
         packs = [{"build": build, **asdict(known)} for build, known in self.packs.items()]
-        text = json.dumps({"version": VERSION, "configs": configs, "packs": packs})
+        others = {"ratios": self.ratios, "start_seconds": self.start_seconds}
+        text = json.dumps({"version": VERSION, "configs": configs, "packs": packs, **others})
         handle, written = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".new")
         try:
             with os.fdopen(handle, "w") as file:

@@ -12,7 +12,7 @@ from regatta.engine.chronicle import Chronicle
 from regatta.engine.course import Courses
 from regatta.engine.events import Event, TaskDone, TaskFailed, WorkerLost
 from regatta.engine.findings import Findings, recalled
-from regatta.engine.group_pilots import run_group_pilots
+from regatta.engine.group_pilots import WIDTH, known_links, run_group_pilots
 from regatta.engine.journal import Record
 from regatta.engine.pack_pilots import cached_rates, run_pack_pilots
 from regatta.engine.patience import Patience
@@ -50,12 +50,19 @@ def try_out(
     if planner.wishes.pack is not False and pool.packs:
         found.rates = run_pack_pilots(pool, dataset, configs, goal.epochs, found.outcome, *hooks, profiles=profiles)
     if planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
-        found.links = run_group_pilots(pool, dataset, configs, found, meetings, *hooks)
+        found.links = run_group_pilots(pool, dataset, configs, found, meetings, *hooks, profiles=profiles)
     return found
 
 
 def known_already(
-    pool: WorkerPool, dataset: Dataset, goal: Goal, configs: Configs, planner: Planner, profiles: Profiles
+    pool: WorkerPool,
+    dataset: Dataset,
+    goal: Goal,
+    configs: Configs,
+    wanted: Mapping[str, Train],
+    planner: Planner,
+    cluster: Cluster,
+    profiles: Profiles,
 ) -> Findings | None:
     """The same without a worker, where all of it is known."""
     outcome = cached_pilots(pool.workers, dataset, configs, goal.epochs, profiles) if pool.workers else None
@@ -68,6 +75,11 @@ def known_already(
         if rates is None:
             return None
         found.rates = rates
+    if planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
+        links = known_links(configs, found, profiles)
+        if links is None:
+            return None
+        found.links = links
     return found
 
 
@@ -82,6 +94,7 @@ class TryOut:
         self._chronicle, self._patience = chronicle, patience
         self._interrupted = interrupted
         self._packed: set[str] = set()  # builds of which packs were tried now
+        self._grouped: set[str] = set()  # and groups
         self.under_way = False
 
     def run(
@@ -124,6 +137,7 @@ class TryOut:
             self._packed.add(event.packed.build)
             self._write("packs", event, **vars(event.packed))
         elif isinstance(event, TaskDone) and event.grouped is not None:
+            self._grouped.add(event.grouped.build)
             self._write("groups", event, **vars(event.grouped))
         elif isinstance(event, WorkerLost):
             self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
@@ -135,6 +149,9 @@ class TryOut:
         for build, rate in found.rates.items():
             if build not in self._packed:
                 self._chronicle.write("packs", None, build=build, cached=True, **vars(rate))
+        for build, link in found.links.items():
+            if build not in self._grouped:
+                self._chronicle.write("groups", None, build=build, cached=True, width=WIDTH, ratio=link.inside)
 
     def _write(self, kind: str, event: TaskDone, **found: object) -> None:
         place = {"config": event.task.config, "worker": event.worker, "start": event.start, "end": event.end}

@@ -165,6 +165,9 @@ def test_one_model_gets_a_group_only_where_rounding_is_allowed(tmp_path: Path) -
     if not 0.6 < tried["ratio"] < 1.2:  # on a busy machine it is what it is
         assert width == (2 if tried["ratio"] < 1 else 1)
     assert next(unit.width for unit in run.record.units if unit.kind == "train") == width
+    again = swept(data, tmp_path, space, cluster=PAIR, numerics="fast").explain()
+    assert again.name == plans(run)[0]["plan"]["name"]
+    assert any("nothing was tried" in note for note in again.notes)  # of groups neither
     assert run.replay().ok
 
 

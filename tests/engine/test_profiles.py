@@ -78,6 +78,19 @@ def test_rates_hold_for_as_many_members_and_on_a_gpu_for_the_same(tmp_path: Path
     assert found.rate("cuda", []) is None
 
 
+def test_what_groups_and_processes_took_is_found_again(tmp_path: Path) -> None:
+    kept(tmp_path, known(8, 0.1)).keep(ratios={"h8": 0.25}, start_seconds=0.5)
+    kept(tmp_path, known(8, 0.01)).keep(ratios={"h16": 0.0})
+    found = Profiles.open(tmp_path, "key")
+    assert (found.ratios, found.start_seconds, len(found.configs)) == ({"h8": 0.25, "h16": 0.0}, 0.5, 2)
+    text = json.loads(found.path.read_text())
+    for name, wrong in {"ratios": [1], "start_seconds": -1, "version": 99}.items():
+        found.path.write_text(json.dumps({**text, name: wrong}))
+        assert Profiles.open(tmp_path, "key").configs == {}
+    found.path.write_text(json.dumps({name: text[name] for name in ("version", "configs", "packs")}))
+    assert Profiles.open(tmp_path, "key").configs == found.configs  # an older one has neither
+
+
 @pytest.mark.parametrize(
     "damage",
     [
