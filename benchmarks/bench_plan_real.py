@@ -261,7 +261,7 @@ def bars_of(found: Iterable[Mapping[str, list[Took]]]) -> list[Bar]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", type=int, choices=[case.number for case in CASES])
     parser.add_argument("--forced", action="store_true")
     parser.add_argument("--quick", action="store_true")

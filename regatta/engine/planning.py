@@ -201,9 +201,10 @@ class Planner:
 
     def site(self, force: Workforce, profile: Profile) -> Site:
         peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]
+        start = 0.0 if self.wishes.share else force.start  # what is asked for is started beside the workers
         return Site(
             force.workers, memory=max([force.memory, *peaks]), unit=UNIT_SECONDS, cores=_free_cores(force),
-            share_start=force.start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
+            share_start=start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
         )  # fmt: skip
 
     # -- watching ----------------------------------------------------------------------------------------

@@ -358,6 +358,24 @@ def test_two_that_wait_for_the_first_maker_do_not_make_it_two(opened: Any) -> No
     assert len(children(os.getpid()) - before) == 1
 
 
+def test_short_waits_add_up_to_another_maker(opened: Any) -> None:
+    """Each is shorter than the start of a maker, but there is one for every block."""
+    desk = opened(partial(noisy, sleeps=0.02), most=2)
+    readers = [desk.reader(name) for name in ("r0", "r1")]
+
+    def read(reader: Reader, partition: int) -> None:
+        for epoch in range(1, 1000):
+            key = Key("train", partition, epoch)
+            assert reader.get(key, [f"m{partition}"]) is not None
+            reader.release(key)
+            if len(desk.broker.makers()) == 2:
+                break
+
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(read, readers, (0, 1)))
+    assert len(desk.broker.makers()) == 2
+
+
 def test_workers_tell_how_soon_a_maker_would_be_there(opened: Any) -> None:
     """Which need not import what models need: the first does long before the first worker is there."""
     desk = opened()

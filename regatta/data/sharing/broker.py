@@ -1,9 +1,9 @@
 """The thread of a controller that has blocks made and hands them out.
 
 It decides nothing but how many makers there are; the ledger does. Makers are processes: one is started when it is
-known that blocks will be asked for, another when blocks are waited for longer than it takes to start one, and one that
-has had nothing to do for a while is ended. One that dies is replaced, and its block made again. Where they are, and how
-blocks come from them and go to readers, is the business of lines.
+known that blocks will be asked for, another when blocks have been waited for, all in all, for longer than it takes to
+start one, and one that has had nothing to do for a while is ended. One that dies is replaced, and its block made again.
+Where they are, and how blocks come from them and go to readers, is the business of lines.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ class Broker:
         self._start_seconds = START_SECONDS
         self._failed_starts = 0
         self._waiting_since: float | None = None
+        self._waited = 0.0  # seconds before that, since the last maker was started
         self._selector = selectors.DefaultSelector()
         self._new: list[tuple[str, WatchedLine]] = []
         self._lock = threading.Lock()
@@ -278,30 +279,34 @@ class Broker:
     def _pays(self) -> bool:
         return self._worth.pays(self._measured) if self._decided is None else self._decided
 
+    def _is_certain(self) -> bool:
+        return self._worth.always if self._decided is None else self._decided
+
     # -- how many makers ---------------------------------------------------------------------------------
 
     def _staff(self) -> None:
         """Start a maker where readers wait for longer than that takes; end one that is not needed."""
         now, waiting = time.monotonic(), self._ledger.waiting()
         free = sum(maker.job is None for maker in self._makers)  # one that starts is as good as idle
-        if self._decided and not self._makers and self._failed_starts < DEATHS:
-            self._hire(now)  # it is up by the time that the first block is asked for; before, it would disturb pilots
+        if self._is_certain() and not self._makers and self._failed_starts < DEATHS:
+            self._hire(now)  # beside the workers; where the plan decides, after the pilots, which it would disturb
         elif waiting <= free:
+            self._waited += 0.0 if self._waiting_since is None else now - self._waiting_since
             self._waiting_since = None
         else:
             self._waiting_since = self._waiting_since or now
             if self._is_slow(now) and len(self._makers) < self._most and self._failed_starts < DEATHS:
                 self._hire(now)
-                self._waiting_since = None
+                self._waiting_since, self._waited = None, 0.0
         idle = [maker for maker in self._makers if maker.idle and now - maker.since > IDLE_SECONDS]
         if idle and len(self._makers) > 1:
             self._dismiss(idle[-1])
 
     def _is_slow(self, now: float) -> bool:
-        """Whether what waits would wait for longer than a maker takes to start."""
+        """Whether what waits would wait, or all has waited so far, for longer than a maker takes to start."""
         assert self._waiting_since is not None
         usual = sum(self._made) / len(self._made) if self._made else self._measured or 0.0
-        return not self._makers or max(usual, now - self._waiting_since) > self._start_seconds
+        return not self._makers or max(usual, self._waited + now - self._waiting_since) > self._start_seconds
 
     def _hire(self, now: float) -> None:
         maker = _Maker(self._start(), now, since=now)
@@ -334,7 +339,7 @@ class Broker:
         """Until when nothing need happen for something to be done."""
         now, moments = time.monotonic(), list[float]()
         if self._waiting_since is not None and len(self._makers) < self._most:
-            moments.append(self._waiting_since + self._start_seconds)
+            moments.append(self._waiting_since + self._start_seconds - self._waited)
         if len(self._makers) > 1:
             moments += [maker.since + IDLE_SECONDS for maker in self._makers if maker.idle]
         return max(0.0, min(moments) - now) + 0.01 if moments else None
