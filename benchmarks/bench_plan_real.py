@@ -1,6 +1,6 @@
 """Six sweeps of different character on two cores: every way to train each of them, and the one that the plan takes.
 
-    python benchmarks/bench_plan_real.py [--rounds 3] [--only 4] [--forced] [--quick]
+    python benchmarks/bench_plan_real.py [--rounds 5] [--only 4] [--forced] [--quick]
 
 Two worker processes with a thread each train real networks on scikit-learn's digits. A sweep is launched once in each
 way that is possible (by hops, as packs, with shared preprocessing, by a group of two workers, and what of it goes
