@@ -74,8 +74,11 @@ class Profile:
         alike = self.alike()
         names = kind_names([[self.models[name].values for name in members] for members in alike])
         kinds = [self._kind(name, members) for name, members in zip(names, alike, strict=True)]
-        prepares = [model.measured.prepare for model in self.models.values() if model.measured is not None]
-        return Work(tuple(kinds), Data(prepare=fmean(prepares) if prepares else 0.0))
+        known = [model.measured for model in self.models.values() if model.measured is not None]
+        if not any(measured.prepare for measured in known):
+            return Work(tuple(kinds))
+        prepare, train = fmean(each.prepare for each in known), fmean(each.train for each in known)
+        return Work(tuple(kinds), Data.shared(prepare, train))
 
     def alike(self) -> list[list[str]]:
         """The names of models, those together that make one kind: of one build, as long a way to go, and about as slow.

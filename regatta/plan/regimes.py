@@ -47,7 +47,7 @@ class Regime:
         seconds = SIZES[self.size][0]
         prepare = PREPARATIONS[self.preparation] * seconds
         kinds = (_kind(size, models, self.epochs) for size, models in ((self.size, self.models), *self.beside))
-        return Work(tuple(kinds), Data(prepare, 0.01 * seconds + 0.02 * prepare, 1e9))
+        return Work(tuple(kinds), Data.shared(prepare, seconds, 1e9))
 
     def site(self) -> Site:
         return Site(self.workers, EACH, 16e9, unit=0.005, bandwidth=1e9, cores=self.cores, share_start=1.0)

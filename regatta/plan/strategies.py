@@ -54,6 +54,9 @@ class Kind:
         return np.interp(np.arange(1, sizes[-1] + 1), sizes, [known[size] for size in sizes])
 
 
+READ_PREPARED, READ_TRAINED = 0.02, 0.01  # reading what others prepared, of the time to prepare and to train on it
+
+
 @dataclass(frozen=True)
 class Data:
     """What the models read: seconds to prepare an epoch of it on one core, and to read it prepared by others."""
@@ -61,6 +64,11 @@ class Data:
     prepare: float = 0.0
     read: float = 0.0
     bytes: float = 0.0
+
+    @classmethod
+    def shared(cls, prepare: float, train: float, bytes: float = 0.0) -> Data:
+        """With the usual price of reading: to map it takes its time, and rows out of another's memory come slower."""
+        return cls(prepare, READ_PREPARED * prepare + READ_TRAINED * train, bytes)
 
 
 @dataclass(frozen=True)

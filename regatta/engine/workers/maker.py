@@ -94,6 +94,7 @@ def main(file: int, hello: int) -> None:
 def _serve(file: int, hello: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from regatta.engine.workers.memory import keep_freed
     from regatta.engine.workers.preparation import Preparation
     from regatta.engine.workers.trainer import limit_threads
 
@@ -101,6 +102,7 @@ def _serve(file: int, hello: int) -> None:
         threads, outfit = cloudpickle.loads(told.read())
     maker = _Maker(Preparation(outfit), socket.socket(fileno=file))
     limit_threads(threads)
+    keep_freed()
     assert outfit.recipe
     maker.say({"ready": os.getpid()})
     while True:

@@ -7,11 +7,21 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from regatta.data.sharing.settings import machine_memory
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _FORGET_PEAK = "5"
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # names of the GNU library
+_KEPT, _LARGE = 128 * 2**20, 32 * 2**20
+
+
+def keep_freed() -> None:
+    """Let a unit have what the one before has freed: else it is given back, and comes anew page by page."""
+    if (choose := _c_function("mallopt")) is not None:
+        choose(_M_MMAP_THRESHOLD, _LARGE)
+        choose(_M_TRIM_THRESHOLD, _KEPT)
 
 
 def device_memory(device: str, sharers: int = 1) -> int:
@@ -51,10 +61,13 @@ def _process_growth() -> Callable[[], int]:
 
 def _give_back() -> None:
     """What was freed and is still held for later would make the next model look smaller than it is."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of the GNU library alone
-        if trim is not None:
-            trim(0)
+    if (trim := _c_function("malloc_trim")) is not None:
+        trim(0)
+
+
+def _c_function(name: str) -> Any:
+    """One that the GNU library alone has."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def _resident(name: str) -> int:

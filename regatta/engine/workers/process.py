@@ -285,9 +285,11 @@ def serve(file: int, blocks: int | None = None) -> None:
     side = _Side(Connection(file))
     hello: _Hello = side.hear()  # before the imports, for the controller may wait until a large one is taken
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
+    from regatta.engine.workers.memory import keep_freed
     from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, memory_of, warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed()
     maker_seconds = _as_a_maker(hello)
     outfit: Outfit = cloudpickle.loads(hello.outfit)  # first, for it may fail
     limit_threads(hello.threads)

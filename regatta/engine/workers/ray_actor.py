@@ -38,6 +38,7 @@ from regatta.engine.events import (
     TaskReturned,
     WorkerReady,
 )
+from regatta.engine.workers.memory import keep_freed
 from regatta.engine.workers.ray_blocks import WorkerLine
 from regatta.engine.workers.ray_storage import Storage, name_of
 from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, warm_up
@@ -197,6 +198,7 @@ class RayWorker:
         outfit: Outfit = cloudpickle.loads(hello.outfit)
         write_log(outfit.logs / f"{hello.worker}.log")
         limit_threads(hello.threads)
+        keep_freed()
         warm_up()
         self._shelf = Shelf(Storage(hello.run, hello.storage), hello.run)
         outfit = replace(outfit, sealed=outfit.recipe, logs=self._shelf.folder)  # unsealed now, for it may fail

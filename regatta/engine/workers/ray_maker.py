@@ -31,6 +31,7 @@ from regatta.data.sharing.wire import Message
 from regatta.engine.events import Outfit
 from regatta.engine.workers.failures import headline, users_traceback
 from regatta.engine.workers.maker import NoRoomError, broker_of, makers_outfit
+from regatta.engine.workers.memory import keep_freed
 from regatta.engine.workers.preparation import Preparation
 from regatta.engine.workers.ray_actor import write_log
 from regatta.engine.workers.ray_blocks import Inbox, RayBlock, ReaderLine, boxed, submitted
@@ -155,6 +156,7 @@ class _Maker:
         outfit: Outfit = cloudpickle.loads(self._hello.outfit)
         write_log(outfit.logs / "preprocessing.log")
         limit_threads(self._hello.threads)
+        keep_freed()
         assert outfit.recipe  # unsealed now, for it may fail
         self._preparation = Preparation(outfit)
         return {"ready": os.getpid()}
