@@ -237,6 +237,7 @@ def _kill_one_under_a_pack(run: Run) -> None:
     raise AssertionError("no pack was ever trained")
 
 
+@pytest.mark.slow
 def test_a_run_with_packs_is_resumed(whole: Dataset, tmp_path: Path) -> None:
     space = search.configs([{"lr": lr, "batch_size": 7, "sleeps": 0.01} for lr in RATES])
     alone = launched(whole, space, tmp_path, False)

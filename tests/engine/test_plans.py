@@ -278,6 +278,7 @@ def test_models_have_groups_of_different_widths_at_once(
     assert [(team["width"], team["groups"], len(team["models"])) for team in line["teams"]] == [(2, 1, 1), (1, 1, 2)]
 
 
+@pytest.mark.slow
 def test_models_go_from_team_to_team(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between epochs or within one: each goes on from its state, and nothing is done twice."""
     space = search.configs(MIXED)

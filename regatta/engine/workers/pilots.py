@@ -123,11 +123,13 @@ class Pilots:
 
     def _train_others(self, found: _Found, bench: Bench, data: Any, task: Task) -> _Found:
         """Where a unit has few batches, those of more such models count too; of the memory, only the first's."""
-        order, pace = _shuffled(bench.framework.rows(data), task), found.pace
-        most = min(MOST, len(order) - 1)
-        if pace is None or task.crew is not None or bench.framework.COMPILES or most >= COUNTED:
+        pace = found.pace
+        if pace is None or task.crew is not None or bench.framework.COMPILES:
             return found
-        began = time.perf_counter()
+        order, began = _shuffled(bench.framework.rows(data), task), time.perf_counter()
+        most = min(MOST, len(order) - 1)
+        if most >= COUNTED:
+            return found
         with bench.framework.seeded(derive_seed(self._trainer.outfit.seed, "pilot")):
             while len(pace.later) < COUNTED and time.perf_counter() - began < ROUND_BUDGET:
                 another = self._trainer.build(task.values)
