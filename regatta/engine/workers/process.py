@@ -119,7 +119,8 @@ class ProcessPool:
             from regatta.engine.workers.maker import makers_outfit, open_broker
 
             self._broker = open_broker(self._given, self._cluster.threads or 1, sys.path)
-            self._maker = cloudpickle.dumps(makers_outfit(self._given))
+            if self._broker is not None:
+                self._maker = cloudpickle.dumps(makers_outfit(self._given))
         for name in self.workers:
             self._spawn(name)
 
