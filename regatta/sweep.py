@@ -241,27 +241,23 @@ class Sweep:
     def _piloted(self, progress: bool = False) -> tuple[Findings, Decision]:
         """What pilots find out, and what is decided by it."""
         from regatta.engine.planning import workforce
-        from regatta.engine.tryout import known_already, try_out
+        from regatta.engine.tryout import Inquiry
         from regatta.engine.workers import open_pool
 
         cluster, planner, configs = self.cluster.sized(len(self.dataset.train)), self._planner(), self.configs()
-        wanted, profiles = foreseen(self.search, self.goal), self._profiles(cluster)
+        wanted = foreseen(self.search, self.goal)
+        inquiry = Inquiry(self.dataset, self.goal, configs, wanted, planner, cluster, self._profiles(cluster))
         with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
             outfit = self._outfit(Path(folder))
             pool = open_pool(cluster, outfit)
-            found = None
-            if profiles:
-                found = known_already(pool, self.dataset, self.goal, configs, wanted, planner, cluster, profiles)
+            found = inquiry.known(pool)
             if found is None:
                 if progress:
                     from regatta.cli import ui
 
                     ui.message(f"trying a few batches of {count(len(configs), 'configuration')}")
                 try:
-                    found = try_out(
-                        pool, self.dataset, self.goal, configs, wanted, planner, cluster, outfit.logs / "meetings",
-                        profiles,
-                    )  # fmt: skip
+                    found = inquiry.try_out(pool, outfit.logs / "meetings")
                 finally:
                     pool.close()
         return found, planner.decide(found, wanted, workforce(pool, cluster, found.outcome))

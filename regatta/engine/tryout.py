@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from regatta.engine.group_pilots import WIDTH, known_links, run_group_pilots
 from regatta.engine.journal import Record
 from regatta.engine.pack_pilots import cached_rates, run_pack_pilots
 from regatta.engine.patience import Patience
-from regatta.engine.pilot import Configs, cached_pilots, run_pilots, told
+from regatta.engine.pilot import Configs, PilotOutcome, cached_pilots, run_pilots, told
 from regatta.engine.planning import Planner, workforce
 from regatta.engine.profiles import Profiles
 from regatta.engine.steering import Steering
@@ -29,58 +30,63 @@ Hooks = tuple[Callable[[Event], None], Callable[[str], None], Callable[[], None]
 NO_HOOKS: Hooks = (lambda event: None, lambda worker: None, lambda: None)
 
 
-def try_out(
-    pool: WorkerPool,
-    dataset: Dataset,
-    goal: Goal,
-    configs: Configs,
-    wanted: Mapping[str, Train],
-    planner: Planner,
-    cluster: Cluster,
-    meetings: Path,
-    profiles: Profiles | None = None,
-    hooks: Hooks = NO_HOOKS,
-) -> Findings:
-    """Start the workers and find out what a plan needs to know: of packs and groups only where they may pay.
+@dataclass(frozen=True)
+class Inquiry:
+    """What a plan needs to know of the models that a search begins with; of packs and groups only where they may pay.
 
-    What `profiles` know is not found out again, but for one pilot of each worker.
+    What the profiles know is not found out again, but for one pilot of each worker.
     """
-    found = Findings(run_pilots(pool, dataset, configs, goal.epochs, goal.metric, *hooks, profiles=profiles))
-    found.learn_builds(configs)
-    if planner.wishes.pack is not False and pool.packs:
-        found.rates = run_pack_pilots(pool, dataset, configs, goal.epochs, found.outcome, *hooks, profiles=profiles)
-    if planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
-        found.links = run_group_pilots(pool, dataset, configs, found, meetings, *hooks, profiles=profiles)
-    return found
 
+    dataset: Dataset
+    goal: Goal
+    configs: Configs
+    wanted: Mapping[str, Train]
+    planner: Planner
+    cluster: Cluster
+    profiles: Profiles | None = None
 
-def known_already(
-    pool: WorkerPool,
-    dataset: Dataset,
-    goal: Goal,
-    configs: Configs,
-    wanted: Mapping[str, Train],
-    planner: Planner,
-    cluster: Cluster,
-    profiles: Profiles,
-) -> Findings | None:
-    """The same without a worker, where all of it is known."""
-    outcome = cached_pilots(pool.workers, dataset, configs, goal.epochs, profiles) if pool.workers else None
-    if outcome is None:
-        return None
-    found = Findings(outcome)
-    found.learn_builds(configs)
-    if planner.wishes.pack is not False and pool.packs:
-        rates = cached_rates(len(pool.workers), dataset, configs, goal.epochs, outcome, profiles)
-        if rates is None:
+    def known(self, pool: WorkerPool) -> Findings | None:
+        """The answer without a worker, where profiles know all of it."""
+        if self.profiles is None or not pool.workers:
             return None
-        found.rates = rates
-    if planner.groups_may_pay(found, wanted, workforce(pool, cluster, found.outcome)):
-        links = known_links(configs, found, profiles)
-        if links is None:
+        outcome = cached_pilots(pool.workers, self.dataset, self.configs, self.goal.epochs, self.profiles)
+        if outcome is None:
             return None
-        found.links = links
-    return found
+        found = self._begun(outcome)
+        if self._packs(pool):
+            rates = cached_rates(
+                len(pool.workers), self.dataset, self.configs, self.goal.epochs, outcome, self.profiles
+            )
+            if rates is None:
+                return None
+            found.rates = rates
+        if self._groups(pool, found):
+            links = known_links(self.configs, found, self.profiles)
+            if links is None:
+                return None
+            found.links = links
+        return found
+
+    def try_out(self, pool: WorkerPool, meetings: Path, hooks: Hooks = NO_HOOKS) -> Findings:
+        """The answer of the workers, which are started for it."""
+        dataset, configs, goal, profiles = self.dataset, self.configs, self.goal, self.profiles
+        found = self._begun(run_pilots(pool, dataset, configs, goal.epochs, goal.metric, *hooks, profiles=profiles))
+        if self._packs(pool):
+            found.rates = run_pack_pilots(pool, dataset, configs, goal.epochs, found.outcome, *hooks, profiles=profiles)
+        if self._groups(pool, found):
+            found.links = run_group_pilots(pool, dataset, configs, found, meetings, *hooks, profiles=profiles)
+        return found
+
+    def _begun(self, outcome: PilotOutcome) -> Findings:
+        found = Findings(outcome)
+        found.learn_builds(self.configs)
+        return found
+
+    def _packs(self, pool: WorkerPool) -> bool:
+        return self.planner.wishes.pack is not False and pool.packs
+
+    def _groups(self, pool: WorkerPool, found: Findings) -> bool:
+        return self.planner.groups_may_pay(found, self.wanted, workforce(pool, self.cluster, found.outcome))
 
 
 class TryOut:
@@ -113,10 +119,9 @@ class TryOut:
         hooks = self._hear, partial(self._patience.begin, units=FIRST_UNITS), self._attend
         self.under_way = True
         try:
-            found = try_out(
-                self._pool, self._dataset, self._goal, configs, wanted, steering.planner, steering.cluster,
-                steering.meetings, profiles, hooks,
-            )  # fmt: skip
+            planner, cluster = steering.planner, steering.cluster
+            inquiry = Inquiry(self._dataset, self._goal, configs, wanted, planner, cluster, profiles)
+            found = inquiry.try_out(self._pool, steering.meetings, hooks)
             self._write_cached(found)
             return found
         finally:
