@@ -121,9 +121,10 @@ class Pace:
             return None
         return (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
 
-    def left(self, units: int, now: float) -> float | None:
+    def left(self, units: int, longest: float, now: float) -> float | None:
+        """For so many units, of which one after another take `longest` seconds."""
         rate = self.rate
-        return None if rate is None else max(0.0, units / rate - max(0.0, now - self._ends[-1]))
+        return None if rate is None else max(0.0, max(units / rate, longest) - max(0.0, now - self._ends[-1]))
 
 
 class Lines:
@@ -216,6 +217,6 @@ def report_line(record: RunRecord, line: dict[str, Any], pace: Pace) -> str:
     done, wanted = record.progress()
     value = figures.metric(line["metrics"].get(record.metric))
     text = f"{done}/{wanted} units, {config.id} epoch {line['epoch']}/{config.epochs}: {record.metric} {value}"
-    left = pace.left(wanted - done, line["time"])
+    left = pace.left(wanted - done, record.longest_way(), line["time"])
     trouble = remark(config, record.metric)
     return text + (f", {figures.seconds(left)} left" if left is not None else "") + (f" ({trouble})" if trouble else "")

@@ -24,7 +24,7 @@ class PaceLike(Protocol):
     @property
     def rate(self) -> float | None: ...
 
-    def left(self, units: int, now: float) -> float | None: ...
+    def left(self, units: int, longest: float, now: float) -> float | None: ...
 
 
 def picture(record: RunRecord, pace: PaceLike, now: float, width: int, height: int) -> RenderableType:
@@ -60,7 +60,7 @@ def _overall(record: RunRecord, pace: PaceLike, now: float, width: int) -> Rende
     words = [f"{done}/{wanted} units"]
     if pace.rate is not None:
         words.append(f"{pace.rate:.3g}/s")
-    left = pace.left(wanted - done, now)
+    left = pace.left(wanted - done, record.longest_way(), now)
     if left is not None:
         words.append(f"{figures.seconds(left)} left")
     grid = Table.grid(padding=(0, 2, 0, 0))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from regatta.configuration import Scalar
@@ -200,6 +201,20 @@ class RunRecord:
         active = (c for c in self.configs.values() if c.status not in ("failed", "stopped"))
         open_units = sum(c.epochs * partitions - sum(u.kind == "train" for u in c.units) for c in active)
         return done, done + max(0, open_units)
+
+    def longest_way(self) -> float:
+        """Seconds of units that some model has still before it, each as long as those of its last epoch.
+
+        A model's units come one after another, however many workers there are.
+        """
+        partitions = len(self.header["dataset"]["train"])
+        ways = [0.0]
+        for config in self.configs.values():
+            trained = [unit.seconds for unit in config.units if unit.kind == "train"]
+            if trained and config.status in ("training", "waiting"):
+                left = config.epochs * partitions - len(trained)
+                ways.append(left * fmean(trained[-partitions:]))
+        return max(ways)
 
     def resources(self) -> Resources:
         return resources(self)

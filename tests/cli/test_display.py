@@ -165,14 +165,15 @@ def test_before_the_first_record_there_is_something_to_see() -> None:
 def test_pace_needs_two_units_and_counts_down_between_them() -> None:
     pace = Pace()
     assert pace.rate is None
-    assert pace.left(10, 0.0) is None
+    assert pace.left(10, 0.0, 0.0) is None
     for second in range(5):
         pace.hear({"event": "unit", "kind": "train", "time": float(second)})
     pace.hear({"event": "unit", "kind": "eval", "time": 100.0})
     assert pace.rate == 1.0
-    assert pace.left(10, 4.0) == 10.0
-    assert pace.left(10, 7.0) == 7.0
-    assert pace.left(1, 50.0) == 0.0
+    assert pace.left(10, 0.0, 4.0) == 10.0
+    assert pace.left(10, 3.0, 7.0) == 7.0
+    assert pace.left(1, 0.0, 50.0) == 0.0
+    assert pace.left(1, 12.0, 6.0) == 10.0  # one model has a long way
 
 
 def test_a_display_may_join_a_run_that_has_begun() -> None:

@@ -185,3 +185,15 @@ def test_a_worker_that_joins_for_a_while_is_idle_only_while_it_is_there() -> Non
         record.apply(line)
     used = record.resources()
     assert (used.wall, used.workers, used.idle) == (100.0, 105.0, 2.0)
+
+
+def test_the_longest_way_is_that_of_one_model_and_ends_with_it(journal: list[dict[str, Any]]) -> None:
+    seen = []
+    for record, _ in prefixes(journal):
+        going = [config for config in record.configs.values() if config.status == "training" and config.units]
+        way = record.longest_way() if record.header else 0.0
+        slowest = max((unit.seconds for config in going for unit in config.units), default=0.0)
+        assert 0 <= way <= 8 * slowest + 1e-9
+        seen.append(way)
+    assert max(seen) > 0
+    assert seen[-1] == 0
