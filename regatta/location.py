@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from regatta.errors import UsageError
+from regatta.errors import NotFoundError, UsageError
 
 FOLDER = ".regatta"
 
@@ -14,6 +14,17 @@ def find_repository(start: str | Path | None = None) -> Path | None:
     """The `.regatta` of this folder or of the nearest one above it."""
     here = Path(os.path.abspath(start if start is not None else Path.cwd()))
     return next((folder / FOLDER for folder in (here, *here.parents) if (folder / FOLDER).is_dir()), None)
+
+
+def repository(path: str | Path | None = None) -> Path:
+    """The repository folder, which must be there: `path`, else the one found upward."""
+    folder = Path(path) if path is not None else find_repository()
+    if folder is None or not folder.is_dir():
+        raise NotFoundError(
+            f"There is no repository {'here or above' if path is None else f'at {path}'}.",
+            hint="The first run makes one: `regatta demo`, or regatta.launch(...).",
+        )
+    return folder
 
 
 def ensure_repository(path: str | Path | None = None) -> Path:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, UsageError, nearest
-from regatta.location import find_repository
+from regatta.location import repository
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -257,7 +257,10 @@ class Run:
         from regatta.engine.trace import workload
         from regatta.plan.what_if import what_if
 
-        return what_if(workload(self.record), workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
+        work = workload(self.record)
+        if not work.epochs:
+            raise UsageError(f"No model of the run {self.name} has seen all data yet: there are no times to go by.")
+        return what_if(work, workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
 
     def analyze(self) -> Analysis:
         """What it took, beside what its plan expected; of a run that goes on, what it took so far."""
@@ -362,10 +365,4 @@ def _read_or_say(path: Path) -> RunRecord:
 
 
 def _runs_folder(repo: str | Path | None) -> Path:
-    folder = Path(repo) if repo is not None else find_repository()
-    if folder is None or not folder.is_dir():
-        raise NotFoundError(
-            f"There is no repository {'here or above' if repo is None else 'at ' + str(repo)}.",
-            hint="The first run makes one: `regatta demo`, or regatta.launch(...).",
-        )
-    return folder / "runs"
+    return repository(repo) / "runs"

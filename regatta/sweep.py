@@ -226,7 +226,9 @@ class Sweep:
         if self.pack and self.visits == "seeded":
             yield f"pack={self.pack}: nothing is packed, for with visits='seeded' each model has an order of its own"
         elif self.pack and not any(isinstance(part, Pack) for part in plan.root.parts):
-            yield f"pack={self.pack}: nothing is packed, for no two models are of one build and as long"
+            of_one = self.pack == 1 and self.pack is not True
+            why = "a pack of 1 is none" if of_one else "no two models are of one build and as long"
+            yield f"pack={self.pack}: nothing is packed, for {why}"
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""

@@ -15,6 +15,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from regatta.errors import RegattaError, UsageError, nearest
+from regatta.location import repository
 
 if TYPE_CHECKING:
     from regatta.sweep import Sweep
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 DEFAULT_NAME = "sweep"
 
 
-def load_sweep(target: str) -> Sweep:
-    """The sweep of FILE or FILE:name."""
+def load_sweep(target: str, repo: str | None = None) -> Sweep:
+    """The sweep of FILE or FILE:name, with another repository if one is given."""
     path, name = split_target(target)
     names = vars(load_file(path))
-    return _pick(names, name, path)
+    sweep = _pick(names, name, path)
+    if repo is not None:
+        sweep.repo = repository(repo)
+    return sweep
 
 
 def split_target(target: str) -> tuple[Path, str]:

@@ -34,7 +34,7 @@ class PilotOutcome:
     results: dict[str, PilotResult] = field(default_factory=dict)
     failed: dict[str, TaskFailed] = field(default_factory=dict)
     ready: dict[str, WorkerReady] = field(default_factory=dict)
-    start_seconds: float | None = None  # until a process is there that prepares data, or else the first worker
+    start_seconds: float | None = None  # until a process is there that prepares data
     cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
     lost: set[str] = field(default_factory=set)  # workers that will not come back
 
@@ -69,13 +69,13 @@ def run_pilots(
     """
     pilots = _Pilots(pool.workers, dataset, configs, epochs, profiles)
     pool.start()
-    begin = time.perf_counter()
+    begin, first = time.perf_counter(), None
     while not pilots.over():
         for event in pool.events():
             counts = pilots.take(event)
             heard(replace(event, pilot=None) if isinstance(event, TaskDone) and not counts else event)
-        if pilots.outcome.ready and pilots.outcome.start_seconds is None:
-            pilots.outcome.start_seconds = time.perf_counter() - begin
+        if pilots.outcome.ready and first is None:
+            first = time.perf_counter() - begin
         between()
         for worker, task in pilots.dispatch():
             pool.submit(worker, task)
@@ -83,6 +83,9 @@ def run_pilots(
     pilots.check(metric)
     if profiles is not None:
         profiles.keep(pilots.news(), start_seconds=pilots.outcome.start_seconds)
+        pilots.outcome.start_seconds = profiles.start_seconds
+    if pilots.outcome.start_seconds is None:  # no worker has tried: as long as the first of them took
+        pilots.outcome.start_seconds = first
     return pilots.outcome
 
 

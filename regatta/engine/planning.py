@@ -218,7 +218,8 @@ class Planner:
         for packed, drift in self._drift.items():
             if drift.count >= max(ENOUGH, 2 * workers) * 2**self._plans and abs(drift.since_plan()) > DRIFT:
                 what = "units of packs" if packed else "units"
-                return f"{what} take {math.exp(drift.since_plan()):.2f} times as long as estimated"
+                when = "at the last plan" if self._plans else "estimated"
+                return f"{what} take {math.exp(drift.since_plan()):.2f} times as long as {when}"
         return ""
 
     def settle(self) -> None:

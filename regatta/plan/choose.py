@@ -297,11 +297,13 @@ def _groups(work: Work, site: Site, chosen: Choice, found: Estimate) -> Iterator
 
 
 def lower_bound(work: Work, site: Site) -> tuple[float, str]:
-    """No choice ends before this: all workers busy at the cheapest rate of each kind, or one model at its widest."""
+    """No choice ends before this: all cores busy at the cheapest rate of each kind, or one model at its widest."""
     fewest = site.partitions or 1  # units of an epoch
     load = (
         sum(k.models * k.epochs * (_least(k, site) + (k.fixed - k.fetch) * fewest) for k in work.kinds) / site.workers
     )
+    prepared = work.data.prepare * work.longest / site.workers  # once for all models at the very least
+    load = max(load, (load + prepared) / (1 + site.cores))
     chains = {k.name: k.epochs * (k.seconds * _fastest(k, site) + (k.fixed - k.fetch) * fewest) for k in work.kinds}
     slowest = max(chains, key=lambda name: chains[name])
     return (load, "all workers") if load >= chains[slowest] else (chains[slowest], f"a model {slowest}")

@@ -89,7 +89,12 @@ class Profile:
         for name, model in self.models.items():
             alone = name if model.measured is not None else ""
             kinds.setdefault((model.build or alone, bool(model.build), model.epochs), []).append(name)
-        return [part for members in kinds.values() for part in self._about_as_slow(members)]
+        return [part for members in kinds.values() for part in self._told_apart(members)]
+
+    def _told_apart(self, members: Sequence[str]) -> list[list[str]]:
+        """By what they take; but whoever goes into packs goes by build alone."""
+        packed = self._packed(self.models[members[0]].build, len(members))
+        return [list(members)] if packed else self._about_as_slow(members)
 
     def _about_as_slow(self, members: Sequence[str]) -> list[list[str]]:
         """The same members in several lists where there is a gap between what they take."""

@@ -177,7 +177,9 @@ def describe_root(root: Hop) -> str:
 def describe(part: Part) -> str:
     match part:
         case Pack():
-            return f"pack     {count(part.models, 'model')} {part.kind} in {count(part.packs, 'pack')} of {part.size}"
+            least, most = part.models // part.packs, -(-part.models // part.packs)  # as near to each other as can be
+            sizes = str(most) if least == most else f"{least} or {most}"
+            return f"pack     {count(part.models, 'model')} {part.kind} in {count(part.packs, 'pack')} of {sizes}"
         case Group():
             spare = f", {part.idle} idle" if part.idle else ""
             nodes = "inside a node" if part.nodes == 1 else f"over {part.nodes} nodes"

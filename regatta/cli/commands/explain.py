@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.target} is a file; there is nothing to analyze before it is trained.",
             hint=f"`regatta run {args.target}` trains it; give --analyze the name of the run.",
         )
-    plan = load_sweep(args.target).explain(progress=True)
+    plan = load_sweep(args.target, args.repo).explain(progress=True)
     if args.json:
         ui.write_json(document(**plan.to_json()))
     else:

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from regatta.cli.tables import Table
 
 
+MOST_WORKERS = 10_000
+FROM_PILOTS = "by hops alone: packs, groups and sharing are not played"
+FROM_UNITS = "by hops alone, every unit as long as it was in this run, with its packs, groups and shared data"
+
+
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "simulate",
@@ -28,8 +33,8 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser.add_argument("--workers", metavar="N,N,...", type=worker_counts, help="default: 1,2,4,8,16, or the suite's")
     suite = parser.add_argument_group("of a suite")
     suite.add_argument("--policies", metavar="NAME,NAME,...", type=names, help="default: the main ones of the suite")
-    suite.add_argument("--node", metavar="N", type=int, default=4, help="devices of a node (default: 4)")
-    suite.add_argument("--draws", metavar="N", type=int, default=3, help="random draws to average over (default: 3)")
+    suite.add_argument("--node", metavar="N", type=int, help="devices of a node (default: 4)")
+    suite.add_argument("--draws", metavar="N", type=int, help="random draws to average over (default: 3)")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -37,8 +42,10 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def worker_counts(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers from 1, such as 4,8,16")
+    if not all(word.isdecimal() and 0 < int(word) <= MOST_WORKERS for word in words):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers from 1 to {MOST_WORKERS:,}, such as 4,8,16"
+        )
     return [int(word) for word in words]
 
 
@@ -51,14 +58,19 @@ def run(args: argparse.Namespace) -> int:
         return _run_suite(args)
     from regatta.cli.documents import document
     from regatta.cli.loading import load_sweep, looks_like_file
+    from regatta.errors import UsageError
     from regatta.run import open_run
 
-    source = load_sweep(args.target) if looks_like_file(args.target) else open_run(args.target, repo=args.repo)
+    of_suites = [f"--{name}" for name in ("policies", "node", "draws") if getattr(args, name) is not None]
+    if of_suites:
+        raise UsageError(f"{', '.join(of_suites)}: only for a --suite; a sweep or a run is played by hops.")
+    is_file = looks_like_file(args.target)
+    source = load_sweep(args.target, args.repo) if is_file else open_run(args.target, repo=args.repo)
     rows = source.what_if(args.workers or [1, 2, 4, 8, 16])
     if args.json:
         ui.write_json(document(target=args.target, workers=rows))
     else:
-        ui.write_table(_table(rows))
+        ui.write_table(_table(rows, FROM_PILOTS if is_file else FROM_UNITS))
     return 0
 
 
@@ -70,7 +82,8 @@ def _run_suite(args: argparse.Namespace) -> int:
     from regatta.cli.tables import Column, Table
     from regatta.plan.suites import run_suite
 
-    rows = run_suite(args.suite, devices=args.workers, each=args.node, policies=args.policies, draws=args.draws)
+    node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
+    rows = run_suite(args.suite, devices=args.workers, each=node, policies=args.policies, draws=draws)
     if args.json:
         ui.write_json(document(suite=args.suite, rows=[asdict(row) for row in rows]))
         return 0
@@ -80,7 +93,7 @@ def _run_suite(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
     from regatta.cli.figures import seconds
     from regatta.cli.tables import Column, Table
 
@@ -97,5 +110,4 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    below = ("by hops alone: packs, groups and sharing are not played",)
-    return Table([*(Column(name, right=True) for name in names), Column("bound by")], cells, below=below)
+    return Table([*(Column(name, right=True) for name in names), Column("bound by")], cells, below=(below,))
