@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from functools import partial
+import sys
+import sysconfig
+from functools import cache, partial
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from regatta.engine.journal import read_journal
@@ -15,6 +17,16 @@ from regatta.engine.record import find_journals
 from regatta.errors import ConflictError, CorruptError
 from regatta.location import writable_folder
 from regatta.run import Run, read_run
+
+_UNTOLD = {
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__qualname__",
+    "__firstlineno__",
+    "__static_attributes__",
+}
 
 
 def new_folder(runs: Path, name: str | None, stem: str) -> Path:
@@ -104,13 +116,30 @@ def _function(function: FunctionType, module: str | None, seen: set[int]) -> obj
     defaults = [function.__defaults__, function.__kwdefaults__]
     used = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
     own = [_told(value, module, seen) for value in used.values() if _is_plain(value) or _is_of(value, module)]
+    for value in used.values():  # helpers.build(...): what is called for of a module
+        if isinstance(value, ModuleType) and _is_own(value.__name__):
+            parts = {name: vars(value)[name] for name in _names(function.__code__) if name in vars(value)}
+            own += [_told(part, module, seen) for part in parts.values() if _is_plain(part) or _is_of(part, module)]
     return [_code(function.__code__), _told(cells, module, seen), _told(defaults, module, seen), own]
 
 
 def _class(kind: type, module: str | None, seen: set[int]) -> object:
-    """The functions of a class of the same module; another's is known by its name."""
-    methods = [value for value in vars(kind).values() if isinstance(value, FunctionType)]
-    return [kind.__qualname__, *(_told(method, module, seen) for method in methods if _is_of(kind, module))]
+    """The functions and plain values of a class of the user's and of its bases; another's is known by its name."""
+    if not _is_of(kind, module):
+        return [kind.__qualname__]
+    held = {name: _unwrapped(value) for name, value in vars(kind).items() if name not in _UNTOLD}
+    told = [
+        (name, _told(value, module, seen))
+        for name, value in held.items()
+        if isinstance(value, FunctionType) or _is_plain(value)
+    ]
+    return [kind.__qualname__, told, [_told(base, module, seen) for base in kind.__bases__]]
+
+
+def _unwrapped(value: object) -> object:
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
 
 
 def _values(attributes: dict[str, object], module: str | None, seen: set[int]) -> object:
@@ -129,13 +158,28 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list | set | frozenset):
         return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
     return isinstance(value, str | bytes | int | float | bool | None)
 
 
 def _is_of(value: object, module: str | None) -> bool:
-    return isinstance(value, FunctionType | type) and value.__module__ == module
+    return isinstance(value, FunctionType | type) and (value.__module__ == module or _is_own(value.__module__))
+
+
+@cache
+def _is_own(module: str | None) -> bool:
+    """Whether a module is the user's: neither installed, nor Python's, nor ours, which have versions."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if file is None or (module or "").partition(".")[0] == "regatta":
+        return False
+    parts = Path(os.path.abspath(file)).parts
+    libraries = (sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+    return not {"site-packages", "dist-packages"} & set(parts) and not any(
+        Path(os.path.abspath(file)).is_relative_to(library) for library in libraries
+    )
 
 
 def _is_set(cell: Any) -> bool:

@@ -176,6 +176,7 @@ class PilotResult:
     prepare_seconds_per_row: float = 0.0  # of transform_fn
     peak_bytes: int = 0  # that it takes of its device at most
     eval_fixed_seconds: float | None = None  # what evaluating a partition costs besides; None: as much as training
+    unsharable: bool = False  # what is transformed is such that no block holds it
 
 
 @dataclass(frozen=True)

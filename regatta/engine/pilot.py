@@ -6,6 +6,7 @@ estimated by the mean of the others.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, RegattaError, UsageError, nearest
 from regatta.plan.estimates import Estimates
 from regatta.plan.units import Unit
+from regatta.search.base import Goal
 
 SHARE = 0.02  # of the work that is foreseen
 
@@ -35,12 +37,15 @@ class PilotOutcome:
     failed: dict[str, TaskFailed] = field(default_factory=dict)
     ready: dict[str, WorkerReady] = field(default_factory=dict)
     start_seconds: float | None = None  # until a process is there that prepares data
+    memory: float | None = None  # bytes of a device for each worker, the least of any
     cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
     lost: set[str] = field(default_factory=set)  # workers that will not come back
 
     def came(self, event: WorkerReady) -> None:
         self.ready[event.worker] = event
         self.lost.discard(event.worker)
+        if event.info.get("memory"):
+            self.memory = min(float(event.info["memory"]), self.memory or math.inf)
         if "maker_seconds" in event.info:
             told = float(event.info["maker_seconds"])
             self.start_seconds = told if self.start_seconds is None else min(told, self.start_seconds)
@@ -82,7 +87,7 @@ def run_pilots(
             begun(worker)
     pilots.check(metric)
     if profiles is not None:
-        profiles.keep(pilots.news(), start_seconds=pilots.outcome.start_seconds)
+        profiles.keep(pilots.news(), start_seconds=pilots.outcome.start_seconds, memory=pilots.outcome.memory)
         pilots.outcome.start_seconds = profiles.start_seconds
     if pilots.outcome.start_seconds is None:  # no worker has tried: as long as the first of them took
         pilots.outcome.start_seconds = first
@@ -90,12 +95,15 @@ def run_pilots(
 
 
 def cached_pilots(
-    workers: Sequence[str], dataset: Dataset, configs: Configs, epochs: int, profiles: Profiles
+    workers: Sequence[str], dataset: Dataset, configs: Configs, goal: Goal, profiles: Profiles
 ) -> PilotOutcome | None:
     """What `profiles` know of these configurations, if it is as much as pilots would find out; no worker is needed."""
-    pilots = _Pilots(workers, dataset, configs, epochs, profiles)
-    pilots.outcome.start_seconds = profiles.start_seconds
-    return None if pilots.wants_more() else pilots.outcome
+    pilots = _Pilots(workers, dataset, configs, goal.epochs, profiles)
+    pilots.outcome.start_seconds, pilots.outcome.memory = profiles.start_seconds, profiles.memory
+    if pilots.wants_more():
+        return None
+    pilots.check(goal.metric)
+    return pilots.outcome
 
 
 def told(result: PilotResult) -> dict[str, object]:

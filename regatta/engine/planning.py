@@ -111,7 +111,7 @@ def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Work
     """The workers of a pool, each of a group counted; what those that are there say of themselves holds for all."""
     ready, infos = outcome.ready, [event.info for event in outcome.ready.values()]
     start = START if outcome.start_seconds is None else outcome.start_seconds
-    memory = min((float(info["memory"]) for info in infos if info.get("memory")), default=math.inf)
+    memory = math.inf if outcome.memory is None else outcome.memory
     groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers) - len(outcome.lost)
     groups = 1 if cluster.kind == "inline" else groups  # they take turns
     width = max((int(info.get("width", 1)) for info in infos), default=cluster.group or 1)
@@ -170,7 +170,8 @@ class Planner:
             work, site, numerics=self.wishes.numerics, forced=forced, effort=min(max(effort, LEAST_PLAYED), EFFORT)
         )
         unpacked = profile.why_not_packed() if forced.pack is None and force.packs else None
-        return chosen, plan if unpacked is None else replace(plan, rejected=(*plan.rejected, unpacked))
+        unshared = profile.why_not_shared() if forced.share is None else None
+        return chosen, replace(plan, rejected=(*plan.rejected, *filter(None, (unpacked, unshared))))
 
     def groups_may_pay(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> bool:
         """Whether it is worth finding out what exchanges cost: models take longer than workers have work."""
@@ -197,7 +198,10 @@ class Planner:
         }
         slower = self._drift[True].since_first() - self._drift[False].since_first()
         rates = {build: _corrected(rate, math.exp(slower)) for build, rate in findings.rates.items()}
-        return Profile(models, rates, links, packs_forced=bool(self.wishes.pack))
+        sharable = not any(result.unsharable for result in findings.outcome.results.values())
+        return Profile(
+            models, rates, links, packs_forced=bool(self.wishes.pack), sharable=sharable or bool(self.wishes.share)
+        )
 
     def site(self, force: Workforce, profile: Profile) -> Site:
         peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]

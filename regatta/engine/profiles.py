@@ -32,6 +32,7 @@ VERSION = 2
 FILES = 256  # those not used for longest go first
 CONFIGS = 1000  # of one file, the newest
 MOST = 1e15  # of bytes, rows or seconds: no pilot has found more
+BEYOND = 2.0  # numbers that are so many times as large as any that was seen are tried
 ALIKE = 1.5  # configurations of one structure tell of another if their times differ by no more than this factor
 _PACKAGES = {
     "torch": ("torch",),
@@ -69,6 +70,7 @@ class Profiles:
     packs: dict[str, KnownRate] = field(default_factory=dict)  # by build
     ratios: dict[str, float] = field(default_factory=dict)  # of communication to computation in groups, by build
     start_seconds: float | None = None  # until a process is there that prepares data
+    memory: float | None = None  # bytes of a device for each worker
     _builds: tuple[Builds, dict[str, list[Known]]] | None = None
 
     @classmethod
@@ -107,6 +109,7 @@ class Profiles:
         packs: Mapping[str, KnownRate] | None = None,
         ratios: Mapping[str, float] | None = None,
         start_seconds: float | None = None,
+        memory: float | None = None,
     ) -> None:
         """Remember what was measured; a folder that cannot be written to keeps nothing, and nobody is worse off."""
         new = {config_id(known.values): known for known in configs}
@@ -118,6 +121,7 @@ class Profiles:
         self.packs.update(packs or {})
         self.ratios.update(ratios or {})
         self.start_seconds = self.start_seconds if start_seconds is None else start_seconds
+        self.memory = self.memory if memory is None else memory
         self._builds = None
         with contextlib.suppress(OSError):
             self._write()
@@ -129,6 +133,8 @@ class Profiles:
         alike = kinds.get(builds.of(config_id(values), values), [])
         varied = {name for name in values if len({repr(known.values.get(name)) for known in alike}) > 1}
         near = [known for known in alike if _same_but_for(known.values, values, varied)]
+        if not all(_is_near(values[name], [known.values.get(name) for known in near]) for name in varied):
+            return None
         times = [known.pilot.train_seconds_per_row for known in near]
         if not times or max(times) > ALIKE * min(times):
             return None
@@ -152,18 +158,20 @@ class Profiles:
             configs = [_known(line) for line in found["configs"]]
             packs = {line["build"]: _known_rate(line) for line in found["packs"]}
             ratios = {str(build): _number(ratio) for build, ratio in found.get("ratios", {}).items()}
-            start = found.get("start_seconds")
-            start = None if start is None else _number(start)
+            start, memory = (
+                None if found.get(name) is None else _number(found[name]) for name in ("start_seconds", "memory")
+            )
             named = {config_id(known.values): known for known in configs}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, RegattaError):
             return  # not there, not ours, or damaged
-        self.configs, self.packs, self.ratios, self.start_seconds, self._builds = named, packs, ratios, start, None
+        self.configs, self.packs, self.ratios, self._builds = named, packs, ratios, None
+        self.start_seconds, self.memory = start, memory
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         configs = [{**asdict(known), "values": dict(known.values)} for known in self.configs.values()]
         packs = [{"build": build, **asdict(known)} for build, known in self.packs.items()]
-        others = {"ratios": self.ratios, "start_seconds": self.start_seconds}
+        others = {"ratios": self.ratios, "start_seconds": self.start_seconds, "memory": self.memory}
         text = json.dumps({"version": VERSION, "configs": configs, "packs": packs, **others})
         handle, written = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".new")
         try:
@@ -183,6 +191,14 @@ def _forget_oldest(folder: Path) -> None:
 
 def _same_but_for(values: Values, others: Values, names: set[str]) -> bool:
     return all(repr(values.get(name)) == repr(others.get(name)) for name in (values.keys() | others.keys()) - names)
+
+
+def _is_near(value: object, seen: Sequence[object]) -> bool:
+    """Whether a value is one of those that were seen, or a number among them or not far outside."""
+    numbers = [abs(float(other)) for other in seen if isinstance(other, int | float) and not isinstance(other, bool)]
+    if isinstance(value, bool) or not isinstance(value, int | float) or len(numbers) < len(seen):
+        return any(repr(value) == repr(other) for other in seen)
+    return min(numbers, default=1.0) / BEYOND <= abs(value) <= max(numbers, default=0.0) * BEYOND
 
 
 def _known(line: Mapping[str, Any]) -> Known:
@@ -207,6 +223,8 @@ def _plain(name: str, value: Any) -> Any:
     """A field of a pilot as it was written; anything else is a ValueError."""
     if name in _WORDS:
         return str(value)
+    if name == "unsharable":
+        return bool(value)
     if name in _LISTS:
         return tuple(map(str, value))
     if name in _COUNTS:
@@ -226,12 +244,21 @@ def profile_key(codes: Sequence[object], dataset: Dataset, framework: str, clust
     `codes` are those of the sweep's functions (`launching.code_of`), `cluster` is sized.
     """
     columns = [(column.name, column.dtype, tuple(column.shape)) for column in dataset.columns]
-    data = columns, len(dataset.train), len(dataset.eval)
+    unknown = [_size(part.path) for part in (*dataset.train, *dataset.eval) if part.rows is None]
+    data = columns, len(dataset.train), len(dataset.eval), unknown
     packages = _PACKAGES.get(framework) or tuple(name for names in _PACKAGES.values() for name in names)
     versions = [_version(package) for package in ("regatta", *packages)]
     place = sorted((name, repr(value)) for name, value in cluster.describe().items())
     parts = (VERSION, codes, data, framework, place, device_names(cluster.device), versions)
     return blake3(repr(parts).encode()).hexdigest(length=16)
+
+
+def _size(path: Path) -> int | None:
+    """Of a file whose rows nobody knows before it is read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def device_names(device: str) -> list[str]:

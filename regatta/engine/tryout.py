@@ -49,7 +49,7 @@ class Inquiry:
         """The answer without a worker, where profiles know all of it."""
         if self.profiles is None or not pool.workers:
             return None
-        outcome = cached_pilots(pool.workers, self.dataset, self.configs, self.goal.epochs, self.profiles)
+        outcome = cached_pilots(pool.workers, self.dataset, self.configs, self.goal, self.profiles)
         if outcome is None:
             return None
         found = self._begun(outcome)

@@ -96,7 +96,7 @@ def team(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
 
 def share(work: Work, site: Site, forced: Forced) -> Iterator[Choice]:
     """The others with shared data; packs and widths are then others than without."""
-    if work.data.prepare > 0 or forced.share:
+    if (work.data.prepare > 0 and work.data.sharable) or forced.share:
         yield Choice(share=True)
         yield from (Choice(sizes, share=True) for sizes in _packings(work, site, forced, share=True))
         yield from (Choice(width=width, share=True) for width in _widths(work, site, forced, share=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from regatta.plan.groups import Communication
@@ -65,6 +65,7 @@ class Profile:
     links: Mapping[str, Communication] = field(default_factory=dict)
     packs_forced: bool = False  # then packs may be slower than one by one
     largest: Mapping[str, int] | None = None  # packs by build, where they can only become smaller
+    sharable: bool = True
 
     def known(self) -> bool:
         """Whether there is anything to make a plan of."""
@@ -78,7 +79,7 @@ class Profile:
         if not any(measured.prepare for measured in known):
             return Work(tuple(kinds))
         prepare, train = fmean(each.prepare for each in known), fmean(each.train for each in known)
-        return Work(tuple(kinds), Data.shared(prepare, train))
+        return Work(tuple(kinds), replace(Data.shared(prepare, train), sharable=self.sharable))
 
     def alike(self) -> list[list[str]]:
         """The names of models, those together that make one kind: of one build, as long a way to go, and about as slow.
@@ -150,6 +151,11 @@ class Profile:
         several = any(len(members) > 1 and self.models[members[0]].build for members in self.alike())
         untried = "not tried: too little to train, or each model keeps its device busy by itself"
         return Rejected("packs", untried) if several else None
+
+    def why_not_shared(self) -> Rejected | None:
+        """What is to be said of sharing where it is not offered, and could pay."""
+        told = "not possible: what input_fn returns is not made of arrays of numbers"
+        return None if self.sharable else Rejected("share", told)
 
     def _kind(self, name: str, members: Sequence[str]) -> Kind:
         first = self.models[members[0]]

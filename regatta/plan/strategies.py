@@ -64,6 +64,7 @@ class Data:
     prepare: float = 0.0
     read: float = 0.0
     bytes: float = 0.0
+    sharable: bool = True
 
     @classmethod
     def shared(cls, prepare: float, train: float, bytes: float = 0.0) -> Data:

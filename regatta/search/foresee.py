@@ -1,4 +1,4 @@
-"""How far a search will train each configuration, on one way that it may go: by telling it made-up results."""
+"""How far a search will train each configuration, on one way that it may go: by telling a copy made-up results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,21 @@ def foreseen(search: Search, goal: Goal, most: int = MOST) -> dict[str, Train]:
     begun = {config_id(action.config): action for action in asked if isinstance(action, Train)}
     if all(action.epochs >= goal.epochs for action in begun.values()):
         return begun
-    return _Play(copy.deepcopy(search), goal).play(most)
+    try:
+        return _Play(copy.deepcopy(search), goal).play(most) or begun
+    except Exception:  # noqa: BLE001 (a search of the user's own may make nothing of what was made up)
+        return begun
+
+
+class _Any(dict[str, float]):
+    """Metrics that have every name that is asked for."""
+
+    def __init__(self, known: dict[str, float], value: float) -> None:
+        super().__init__(known)
+        self._value = value
+
+    def __missing__(self, name: str) -> float:
+        return self._value
 
 
 class _Play:
@@ -41,7 +55,7 @@ class _Play:
             if self._done[name] < self._wanted[name]:
                 self._due.append(name)
             value = Random(derive_seed(self._goal.seed, "foreseen", name)).random() + 1.0 / self._done[name]
-            report = Report(name, self._values[name], self._done[name], {self._goal.metric: value})
+            report = Report(name, self._values[name], self._done[name], _Any({self._goal.metric: value}, value))
             self._act(self._search.hear(report))
         return {name: Train(self._values[name], done) for name, done in self._done.items() if done}
 

@@ -139,6 +139,8 @@ def test_explain_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["explain", "line.py", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == 1
     assert not list(here.glob(".regatta/runs/*"))
+    assert main(["explain", "line.py", "--repo", "elsewhere"]) == 3
+    assert "no repository at elsewhere" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["line.py", "line-1"])

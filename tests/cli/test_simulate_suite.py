@@ -29,7 +29,14 @@ def test_the_nodes_of_the_cluster_can_be_others(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    "words", [["--suite", "fleat"], ["--suite", "fleet", "--policies", "wine"], [], ["a", "--suite", "fleet"]]
+    "words",
+    [
+        ["--suite", "fleat"],
+        ["--suite", "fleet", "--policies", "wine"],
+        [],
+        ["a", "--suite", "fleet"],
+        ["x.py", "--draws", "2"],
+    ],
 )
 def test_what_cannot_be_simulated(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2

@@ -22,6 +22,9 @@ from regatta.engine.workers import open_pool
 from regatta.errors import UsageError
 from regatta.launching import code_of
 from regatta.plan.packs import PackRate
+from regatta.search.base import Goal
+
+ONE = Goal("loss", "min", 1, 0)
 
 
 def result(seconds: float = 0.01, build: str = "b", **more: Any) -> PilotResult:
@@ -49,10 +52,12 @@ def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
 
 def test_a_configuration_that_is_built_like_another_is_as_good_as_known(tmp_path: Path) -> None:
     found = kept(tmp_path, known(8, 0.1), known(8, 0.01, 0.011), known(16, 0.1, 0.02), known(16, 0.01, 0.021))
-    assert found.find({"hidden": 8, "lr": 0.5}) == result(0.011, "h8")
-    assert found.find({"hidden": 16, "lr": 0.5}) == result(0.021, "h16")
+    assert found.find({"hidden": 8, "lr": 0.15}) == result(0.011, "h8")
+    assert found.find({"hidden": 16, "lr": 0.005}) == result(0.021, "h16")
     assert found.find({"hidden": 32, "lr": 0.1}) is None  # nobody knows what it is like
-    assert found.find({"hidden": 8, "lr": 0.5, "depth": 3}) is None
+    assert found.find({"hidden": 8, "lr": 0.05, "depth": 3}) is None
+    assert found.find({"hidden": 8, "lr": 40.0}) is None  # far from all that was seen
+    assert found.find({"hidden": 8, "lr": "high"}) is None
 
 
 @pytest.mark.parametrize(
@@ -182,7 +187,7 @@ def piloted(folder: Path, data: Dataset, profiles: Profiles, recipe: Recipe, con
 def test_what_is_known_is_not_tried_again_but_by_each_worker_once(tmp_path: Path) -> None:
     data, recipe = small_data(tmp_path / "data"), Recipe(model_fn, loss_fn)
     profiles = Profiles.open(tmp_path / "profiles", "key")
-    assert cached_pilots(("w0", "w1"), data, VALUES, 1, profiles) is None
+    assert cached_pilots(("w0", "w1"), data, VALUES, ONE, profiles) is None
     first, tried = piloted(tmp_path, data, profiles, recipe)
     assert sorted(tried) == sorted(VALUES)
     assert first.cached == set()
@@ -193,17 +198,18 @@ def test_what_is_known_is_not_tried_again_but_by_each_worker_once(tmp_path: Path
     (config,) = again.cached
     assert again.results[config] == first.results[config]
 
-    found = cached_pilots(("w0", "w1"), data, VALUES, 1, Profiles.open(tmp_path / "profiles", "key"))
+    found = cached_pilots(("w0", "w1"), data, VALUES, ONE, Profiles.open(tmp_path / "profiles", "key"))
     assert found is not None
+    assert found.memory == again.memory
     assert found.cached == found.results.keys() == VALUES.keys()
     more = {**VALUES, "new": {"batch_size": 5, "epoch_steps": 1000, "fails": "never", "lr": 0.1}}
-    assert cached_pilots(("w0", "w1"), data, more, 1, profiles) is None
+    assert cached_pilots(("w0", "w1"), data, more, ONE, profiles) is None
 
 
 def test_packs_that_are_known_are_not_tried_again(tmp_path: Path) -> None:
     data, profiles = small_data(tmp_path / "data"), Profiles.open(tmp_path / "profiles", "key")
     profiles.keep([Known(values, result(1e-5, "b"), 0.1) for values in VALUES.values()])
-    outcome = cached_pilots(("w0",), data, VALUES, 1000, profiles)
+    outcome = cached_pilots(("w0",), data, VALUES, Goal("loss", "min", 1000, 0), profiles)
     assert outcome is not None
     assert cached_rates(1, data, VALUES, 1000, outcome, profiles) is None  # they are worth trying
     rate = PackRate(3, 123.0, "as if it were so")
@@ -246,3 +252,33 @@ def test_the_journal_tells_what_an_earlier_run_measured_and_counts_no_time_for_i
     record.apply(line)
     assert record.units == []
     json.dumps(line)
+
+
+def test_files_of_unknown_length_are_told_apart_by_their_sizes(tmp_path: Path) -> None:
+    files = [tmp_path / "a.raw", tmp_path / "b.raw"]
+
+    def key(size: int) -> str:
+        for file in files:
+            file.write_bytes(bytes(size))
+        return profile_key([], Dataset.from_paths(files), "auto", Cluster.inline(1).sized(2))
+
+    assert key(100) == key(100) != key(10_000)
+
+
+def test_a_metric_that_nobody_reports_is_found_out_without_a_worker(tmp_path: Path) -> None:
+    data, profiles = small_data(tmp_path / "data"), Profiles.open(tmp_path / "profiles", "key")
+    profiles.keep([Known(values, result(1e-5, "b"), 0.1) for values in VALUES.values()])
+    with pytest.raises(UsageError, match="No model reports the metric 'los'"):
+        cached_pilots(("w0",), data, VALUES, Goal("los", "min", 1, 0), profiles)
+
+
+def test_workers_that_prepare_nothing_do_not_say_how_long_those_take_that_do(tmp_path: Path) -> None:
+    """They import a framework, which takes several times as long."""
+    data, recipe = small_data(tmp_path / "data"), Recipe(model_fn, loss_fn)
+    profiles = Profiles.open(tmp_path / "profiles", "key")
+    outcome, _ = piloted(tmp_path, data, profiles, recipe)
+    assert outcome.start_seconds is not None
+    assert Profiles.open(tmp_path / "profiles", "key").start_seconds is None
+    profiles.keep([known(8, 0.1)], start_seconds=0.5)
+    outcome, _ = piloted(tmp_path, data, Profiles.open(tmp_path / "profiles", "key"), recipe)
+    assert outcome.start_seconds == 0.5

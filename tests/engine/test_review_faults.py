@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -315,3 +316,52 @@ def test_changed_functions_are_told_apart(before: str, after: str, changed: set[
     found = {place for place, (old, new) in pairs if old != new}
     assert found >= changed
     assert found <= changed | {3, 4, 5}, "an object is known by its class"
+
+
+OWN = """
+class Base:
+    WIDTH = 3
+    @staticmethod
+    def scale(): return 5
+class Model(Base):
+    def build(self, config): return self.WIDTH
+TABLE = {"wide": 7}
+def helper(config): return 9
+"""
+USER = """
+import own_helpers
+from own_helpers import Model, helper
+LAYERS = {"deep": 11}
+def uses_class(config): return Model().build(config)
+def uses_table(config): return LAYERS["deep"]
+def uses_other(config): return own_helpers.helper(config) + own_helpers.TABLE["wide"]
+functions = [uses_class, uses_table, uses_other]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("WIDTH = 3", "WIDTH = 4", {0}),
+        ("return 5", "return 6", {0}),
+        ('"wide": 7', '"wide": 8', {2}),
+        ("return 9", "return 10", {2}),
+        ('"deep": 11', '"deep": 12', {1}),
+    ],
+)
+def test_what_functions_use_of_other_modules_and_tables_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, changed: set[int]
+) -> None:
+    def found(own: str, user: str) -> list[str]:
+        monkeypatch.delitem(sys.modules, "own_helpers", raising=False)
+        (tmp_path / "own_helpers.py").write_text(own)
+        importlib.invalidate_caches()
+        return codes(user)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    first, again = found(OWN, USER), found(OWN, USER)
+    assert first == again
+    pairs = enumerate(zip(first, found(OWN.replace(before, after), USER.replace(before, after)), strict=True))
+    assert {place for place, (old, new) in pairs if old != new} == changed
+    monkeypatch.delitem(sys.modules, "own_helpers", raising=False)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -27,10 +29,11 @@ from transforms import linear_fn, noisy, squares, told
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
-from regatta.data.sharing.broker import Broker
-from regatta.data.sharing.ledger import Key
+from regatta.data.sharing.broker import Broker, Hired, Worth
+from regatta.data.sharing.ledger import DEATHS, Key, Ledger
 from regatta.data.sharing.lines import SocketLine
 from regatta.data.sharing.reader import PreparationError, Reader
+from regatta.data.sharing.wire import receive, send
 from regatta.engine.events import Outfit, Recipe, SharingPlan, WorkerReady
 from regatta.engine.pilot import PilotOutcome
 from regatta.engine.planning import workforce
@@ -40,6 +43,7 @@ from regatta.engine.workers.preparation import ROWS, Preparation
 from regatta.engine.workers.process import ProcessPool
 from regatta.errors import UsageError
 from regatta.plan.estimates import Estimates
+from regatta.plan.tree import Share
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LOCAL = Cluster.local(workers=2, threads=1)
@@ -480,3 +484,83 @@ def wait_for(sign: Callable[[], Any], seconds: float = 120.0) -> None:
     while not sign():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
+
+
+def packed_rows(path: Path) -> Any:
+    """Rows as bytes, which no block holds."""
+    rows = np.empty(300, object)
+    rows[:] = [np.float32([row, 1]).tobytes() for row in range(len(rows))]
+    return rows, np.arange(len(rows)) % 3
+
+
+def unpacked(batch: Any, seed: int) -> Any:
+    time.sleep(0.15)
+    x = np.stack([np.frombuffer(row, np.float32) for row in batch[0]])
+    return np.concatenate([x, x, x], axis=1), batch[1]
+
+
+def test_what_no_block_can_hold_is_prepared_by_each_unless_sharing_is_asked_for(tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.raw" for number in range(2)]
+    for file in files:
+        file.touch()
+    many = {"input_fn": packed_rows, "metric": "train_loss", "epochs": 3}
+    found = sweep(Dataset.from_paths(files), tmp_path / "a", None, unpacked, **many)
+    run = found.launch(progress=False)
+    assert [config.error for config in run.record.configs.values()] == [None] * len(CONFIGS)
+    plan = found.explain()
+    assert not any(isinstance(part, Share) for part in plan.root.parts)
+    assert "what input_fn returns is not made of arrays" in plan.text()
+    with pytest.raises(UsageError, match="input_fn returned an array of dtype object"):
+        sweep(Dataset.from_paths(files), tmp_path / "b", True, unpacked, **many).launch(progress=False)
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_what_turns_out_to_be_unsharable_is_made_by_readers(always: bool) -> None:
+    """Of the later partitions, say, at which no pilot looked."""
+    here, there = socket.socketpair()
+    broker = Broker(_ledger(), lambda: Hired(SocketLine(here), here.close), Worth(always, 1), 1)
+    broker.decide(True)
+    with there, contextlib.closing(broker), ThreadPoolExecutor() as pool:
+        reader = Reader(SocketLine(broker.seat("w0")))
+        send(there, {"ready": 1})
+        answer = pool.submit(reader.get, Key("train", 0, 1), ["m"])
+        order, _ = receive(there)
+        assert order["make"] == ["train", 0, 1]
+        send(there, {"error": "no", "traceback": "no", "unsharable": True})
+        if always:
+            with pytest.raises(PreparationError):
+                answer.result(10)
+        else:
+            assert answer.result(10) is None
+            assert reader.get(Key("train", 0, 2), ["m"]) is None  # nobody is asked any more
+        reader.close()
+
+
+def test_where_nobody_can_be_started_readers_do_it_themselves() -> None:
+    starts = []
+
+    def start() -> Hired:
+        starts.append(1)
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    broker = Broker(_ledger(), start, Worth(True, 1), 1)
+    with contextlib.closing(broker), ThreadPoolExecutor() as pool:
+        for name in ("w0", "w0", "w1"):
+            reader = Reader(SocketLine(broker.seat(name)))
+            assert pool.submit(reader.get, Key("train", 0, 1), ["m"]).result(20) is None
+            reader.close()
+    assert len(starts) == DEATHS
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_reader_that_comes_after_the_end_is_not_kept_waiting() -> None:
+    broker = Broker(_ledger(), lambda: pytest.fail("nobody is needed"), Worth(False, 1), 1)
+    with contextlib.closing(broker), broker.seat("odd") as odd:
+        send(odd, {"nothing": "known"})  # or whatever the thread may die of
+        broker._thread.join(10)
+        assert not broker._thread.is_alive()
+        assert Reader(SocketLine(broker.seat("late"))).get(Key("train", 0, 1), ["m"]) is None
+
+
+def _ledger() -> Ledger:
+    return Ledger(10**6, 10**6, partitions=1, epochs=2, reads=False, transforms=True)

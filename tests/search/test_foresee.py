@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regatta import search
-from regatta.search.base import Goal
+from regatta.search.base import Action, Goal, Report, Train
 from regatta.search.foresee import foreseen
 
 GOAL = Goal("loss", "min", 9, seed=3)
@@ -33,3 +33,33 @@ def test_asha_promotes_at_most_a_third(n: int) -> None:
     found = epochs(search.asha(lr=search.loguniform(1e-3, 1e-1), batch_size=[8], n=n, R=9, eta=3), GOAL)
     assert len(found) == n
     assert 1 <= sum(epochs == 9 for epochs in found.values()) <= n // 3
+
+
+class Choosy:
+    """Reads a metric beside the goal's; asks for more later."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.heard = name, 0
+
+    def start(self, goal: Goal) -> list[Action]:
+        return [Train({"lr": 0.1, "batch_size": 8}, 1)]
+
+    def hear(self, report: Report) -> list[Action]:
+        self.heard += 1
+        if self.name == "broken":
+            raise ArithmeticError("no such result can be")
+        better = report.metrics[self.name] > 0 and report.epoch < 4
+        return [Train(report.values, report.epoch + 1)] if better else []
+
+    def describe(self) -> dict[str, object]:
+        return {"name": self.name}
+
+
+def test_a_search_may_read_any_metric() -> None:
+    of = Choosy("accuracy")
+    assert list(epochs(of, GOAL).values()) == [4]
+    assert of.heard == 0  # a copy was told
+
+
+def test_a_search_that_makes_nothing_of_made_up_results_is_taken_at_its_beginning() -> None:
+    assert list(epochs(Choosy("broken"), GOAL).values()) == [1]

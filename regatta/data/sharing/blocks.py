@@ -19,6 +19,7 @@ from regatta.errors import UsageError
 Array: TypeAlias = NDArray[Any]
 ALIGNED = 64
 CHUNK = 4 * 2**20
+_ALONE = ", or leave share=False: what each model prepares for itself may be anything."
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,12 @@ class Layout:
         return cls(told["tree"], leaves, told["bytes"])
 
 
+class UnsharableError(UsageError):
+    """Data that no block can hold, though a model may train on it."""
+
+
 def plain(data: Any, maker: str) -> Any:
-    """The same tuples and dicts with arrays of NumPy at their ends, which is what can be shared; says what cannot."""
+    """The same tuples and dicts with arrays of NumPy at their ends, of which blocks are made; says what is none."""
     if isinstance(data, tuple | list):
         return tuple(plain(part, maker) for part in data)
     if isinstance(data, dict):
@@ -47,9 +52,9 @@ def plain(data: Any, maker: str) -> Any:
     array = _array(data)
     if array is None or array.dtype.hasobject or array.ndim == 0:
         what = type(data).__name__ if array is None else f"an array of dtype {array.dtype} and shape {array.shape}"
-        raise UsageError(
-            f"{maker} returned {what}; what is shared are arrays with a row for each example, in tuples or dicts.",
-            hint="Return arrays of numbers, or leave share=False.",
+        raise UnsharableError(
+            f"{maker} returned {what}; needed are arrays with a row for each example, in tuples or dicts.",
+            hint=f"Return arrays of numbers{_ALONE if maker == 'input_fn' else '.'}",
         )
     return array
 
@@ -78,6 +83,8 @@ def layout_of(data: Any, rows: int | None = None) -> Layout:
     leaves: list[tuple[str, tuple[int, ...], int]] = []
     end = 0
     for array in leaves_of(data):
+        if array.dtype.fields is not None:
+            raise UnsharableError(f"An array of dtype {array.dtype} cannot be shared.", hint=f"Give columns{_ALONE}")
         shape = array.shape if rows is None else (rows, *array.shape[1:])
         leaves.append((array.dtype.str, shape, end))
         size = math.prod(shape) * array.dtype.itemsize
@@ -89,6 +96,10 @@ def _tree(data: Any, numbers: Iterator[int]) -> Any:
     if isinstance(data, tuple):
         return {"tuple": [_tree(part, numbers) for part in data]}
     if isinstance(data, dict):
+        for name in data:
+            if not isinstance(name, str | int):
+                told = f"A dict with the key {name!r} cannot be shared."
+                raise UnsharableError(told, hint=f"Use words or numbers as keys{_ALONE}")
         return {"dict": [[name, _tree(part, numbers)] for name, part in data.items()]}
     return next(numbers)
 

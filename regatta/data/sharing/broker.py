@@ -23,6 +23,7 @@ from regatta.data.sharing.lines import Block, SocketLine, WatchedLine
 from regatta.data.sharing.wire import Message
 
 START_SECONDS = 2.0  # what a maker's start is taken to cost before one was started
+AGAIN = 0.2  # seconds after a start that failed to the next
 IDLE_SECONDS = 20.0  # after which one of several makers is ended
 
 
@@ -92,6 +93,7 @@ class Broker:
         self._new: list[tuple[str, WatchedLine]] = []
         self._lock = threading.Lock()
         self._closing = False
+        self._over = False
         self._woken, self._waker = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
         self._thread = threading.Thread(target=self._serve, name="blocks", daemon=True)
@@ -106,6 +108,9 @@ class Broker:
     def admit(self, name: str, reader: WatchedLine) -> None:
         """Serve a new reader; it takes the place of one of that name."""
         with self._lock:
+            if self._over:  # nobody would ever answer it
+                reader.close()
+                return
             self._new.append((name, reader))
         self._waker.send(b"x")
 
@@ -154,7 +159,9 @@ class Broker:
     def _clear(self) -> None:
         for maker in self._makers:
             maker.end()
-        for _, reader in (*self._readers.items(), *self._new):
+        with self._lock:
+            self._over, new = True, self._new
+        for _, reader in (*self._readers.items(), *new):
             reader.close()
         for block, _ in self._blocks.values():
             block.close()
@@ -245,6 +252,10 @@ class Broker:
         elif "size" in message:
             for name in ledger.crowded(key, message["size"]):
                 self._tell(name, {"yourself": True})
+        elif message.get("unsharable") and not self._worth.always:  # nobody has asked for it
+            self._decided = False
+            for name in ledger.failed(key):
+                self._tell(name, {"yourself": True})
         else:
             self._fail(key, message)
 
@@ -263,12 +274,15 @@ class Broker:
         self._makers.remove(maker)
         maker.end()
         if not maker.ready:
-            self._failed_starts += 1
-        if self._failed_starts >= DEATHS and not self._makers:  # then workers do it themselves, and say what is wrong
-            self._send_away()
+            self._fail_to_start()
         if maker.job is not None and self._ledger.died(maker.job):
             text = f"Preparing {_told(maker.job.key)} took {DEATHS} processes with it."
             self._fail(maker.job.key, {"error": text, "traceback": text})
+
+    def _fail_to_start(self) -> None:
+        self._failed_starts += 1
+        if self._failed_starts >= DEATHS and not self._makers:  # then workers do it themselves, and say what is wrong
+            self._send_away()
 
     def _send_away(self) -> None:
         for name in list(self._readers):
@@ -309,7 +323,11 @@ class Broker:
         return not self._makers or max(usual, self._waited + now - self._waiting_since) > self._start_seconds
 
     def _hire(self, now: float) -> None:
-        maker = _Maker(self._start(), now, since=now)
+        try:
+            maker = _Maker(self._start(), now, since=now)
+        except Exception:  # noqa: BLE001 (no process, no memory, no file: whatever a start may lack)
+            self._fail_to_start()
+            return
         self._makers.append(maker)
         self._selector.register(maker.line, selectors.EVENT_READ, lambda: self._hear_maker(maker))
 
@@ -340,6 +358,8 @@ class Broker:
         now, moments = time.monotonic(), list[float]()
         if self._waiting_since is not None and len(self._makers) < self._most:
             moments.append(self._waiting_since + self._start_seconds - self._waited)
+        if not self._makers and 0 < self._failed_starts < DEATHS:
+            moments.append(now + AGAIN)
         if len(self._makers) > 1:
             moments += [maker.since + IDLE_SECONDS for maker in self._makers if maker.idle]
         return max(0.0, min(moments) - now) + 0.01 if moments else None

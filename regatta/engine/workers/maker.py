@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from regatta.data.sharing.blocks import Layout, copy_block, map_block, new_block
+from regatta.data.sharing.blocks import Layout, UnsharableError, copy_block, map_block, new_block
 from regatta.data.sharing.broker import Broker, Hired, Start, Worth
 from regatta.data.sharing.ledger import Job, Key, Ledger
 from regatta.data.sharing.lines import SocketLine
@@ -139,7 +139,7 @@ class _Maker:
         try:
             self._make(Job(Key(*order["make"]), memory=order["memory"], disk=order["disk"]), base)
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
-            self.say({"error": headline(error), "traceback": users_traceback(error)})
+            self.say(failure(error))
 
     def _spill(self, size: int, file: int) -> None:
         try:
@@ -163,6 +163,12 @@ class _Maker:
             raise
         assert block.file is not None and block.layout is not None
         self.say({"layout": block.layout.as_json(), "place": block.place}, block.file)
+
+
+def failure(error: BaseException) -> Message:
+    """What a maker says of a job that failed; `unsharable`: workers may do it for themselves."""
+    unsharable = isinstance(error, UnsharableError)
+    return {"error": headline(error), "traceback": users_traceback(error), "unsharable": unsharable}
 
 
 class NoRoomError(Exception):

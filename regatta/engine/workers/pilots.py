@@ -109,6 +109,7 @@ class Pilots:
             build=build,
             prepare_seconds_per_row=prepare,
             peak_bytes=peak_bytes,
+            unsharable=trainer.supplies.unsharable,
         )  # fmt: skip
 
     def _train(self, bench: Bench, data: Any, task: Task) -> _Found:

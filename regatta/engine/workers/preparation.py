@@ -49,8 +49,7 @@ class Preparation:
             stop = min(start + ROWS, rows(base))  # the last piece is the same, however few of its rows are wanted
             piece = self._piece(base, partition, epoch, start, stop)
             if result is None:
-                layout = layout_of(piece, total)
-                result = _empty(layout, piece, total) if allocate is None else allocate(layout)
+                result = _empty(piece, total) if allocate is None else allocate(layout_of(piece, total))
             _fill(result, piece, start, min(stop, total))
         return result
 
@@ -83,7 +82,7 @@ class Preparation:
         return piece
 
 
-def _empty(layout: Layout, piece: Any, total: int) -> Any:
+def _empty(piece: Any, total: int) -> Any:
     return mapped(lambda part: np.empty((total, *part.shape[1:]), part.dtype), piece)
 
 

@@ -29,8 +29,7 @@ from regatta.data.sharing.ledger import Key
 from regatta.data.sharing.lines import BlockLostError
 from regatta.data.sharing.wire import Message
 from regatta.engine.events import Outfit
-from regatta.engine.workers.failures import headline, users_traceback
-from regatta.engine.workers.maker import NoRoomError, broker_of, makers_outfit
+from regatta.engine.workers.maker import NoRoomError, broker_of, failure, makers_outfit
 from regatta.engine.workers.memory import keep_freed
 from regatta.engine.workers.preparation import Preparation
 from regatta.engine.workers.ray_actor import write_log
@@ -174,7 +173,7 @@ class _Maker:
         except NoRoomError as crowded:
             return {"size": crowded.size, "lost": lost}, None
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
-            return {"error": headline(error), "traceback": users_traceback(error), "lost": lost}, None
+            return {**failure(error), "lost": lost}, None
         assert block.layout is not None
         return {"layout": block.layout.as_json(), "place": "memory", "lost": lost}, block.room
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from regatta.data.sharing.blocks import UnsharableError, layout_of, plain
 from regatta.data.sharing.ledger import Key
 from regatta.data.sharing.reader import Reader
 from regatta.engine.events import Outfit
@@ -30,6 +31,7 @@ class Supplies:
     _data: dict[_Place, Any] = field(default_factory=dict)
     _sample: tuple[tuple[str, int, int], Any] | None = None
     sampled: tuple[int, float] | None = None  # the rows of the partition of the last sample, and seconds for each
+    unsharable: bool = False  # what it was made from
 
     def __post_init__(self) -> None:
         self._preparation = Preparation(self.outfit)
@@ -67,6 +69,7 @@ class Supplies:
             first = self._preparation.transform(base, index, 0, most)
             end, total = time.perf_counter(), rows(base)
             self.sampled = total, (end - read) / min(total, -(-most // ROWS) * ROWS)
+            self.unsharable = _is_unsharable(base)
             self._sample = place, framework.prepare(first, self.device)
             if costs is not None:
                 costs.load_seconds += end - start
@@ -125,6 +128,14 @@ class Supplies:
         if place not in self._data:
             self._data[place] = self._bring(key, ())
         return self._data[place]
+
+
+def _is_unsharable(base: Any) -> bool:
+    try:
+        layout_of(plain(base, "input_fn"))
+    except UnsharableError:
+        return True
+    return False
 
 
 def _kind(key: Key) -> Kind:
