@@ -41,7 +41,7 @@ from regatta.location import ensure_repository, find_repository
 from regatta.plan.hop import check_rule
 from regatta.run import JOURNAL, RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
-from regatta.search.foresee import foreseen
+from regatta.search.foresee import caveat, foreseen
 from regatta.sinks import Sink, following, usable_sinks
 from regatta.spelling import count
 
@@ -221,6 +221,8 @@ class Sweep:
             yield f"not in it: {failing}, for training fails; {first.task.config}: {first.error}"
         if outcome.cached and not outcome.ready:
             yield "nothing was tried: it was measured earlier; delete the repository's folder profiles to measure anew"
+        if unforeseen := caveat(self.search, self.goal, foreseen(self.search, self.goal)):
+            yield unforeseen
         if self.share.always and not any(self._prepares):
             yield "share=True: there is neither an input_fn nor a transform_fn whose work could be shared"
         if self.pack and self.visits == "seeded":

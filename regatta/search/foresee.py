@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Sized
 from random import Random
 
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
+from regatta.search.stopping import Stopping
 
 MOST = 20_000  # reports after which it is left at that
 
@@ -22,6 +24,18 @@ def foreseen(search: Search, goal: Goal, most: int = MOST) -> dict[str, Train]:
         return _Play(copy.deepcopy(search), goal).play(most) or begun
     except Exception:  # noqa: BLE001 (a search of the user's own may make nothing of what was made up)
         return begun
+
+
+def caveat(search: Search, goal: Goal, found: dict[str, Train], most: int = MOST) -> str:
+    """What is to be known of what was foreseen; nothing where that is all."""
+    if all(action.epochs >= goal.epochs for action in found.values()):
+        if isinstance(search, Stopping):
+            return "counted are all epochs; models may be stopped before"
+        if not isinstance(search, Sized):
+            return "counted is what the search begins with; it may ask for more later"
+        return "" if len(search) == len(found) else f"counted are the {len(found)} of {len(search)} that it begins with"
+    cut = sum(action.epochs for action in found.values()) >= most
+    return f"the search was followed for {most:,} epochs, and may go on" if cut else ""
 
 
 class _Any(dict[str, float]):

@@ -6,7 +6,7 @@ import pytest
 
 from regatta import search
 from regatta.search.base import Action, Goal, Report, Train
-from regatta.search.foresee import foreseen
+from regatta.search.foresee import caveat, foreseen
 
 GOAL = Goal("loss", "min", 9, seed=3)
 
@@ -63,3 +63,27 @@ def test_a_search_may_read_any_metric() -> None:
 
 def test_a_search_that_makes_nothing_of_made_up_results_is_taken_at_its_beginning() -> None:
     assert list(epochs(Choosy("broken"), GOAL).values()) == [1]
+
+
+def test_what_is_not_all_is_said_to_be_less() -> None:
+    def told(of: search.Search) -> str:
+        return caveat(of, GOAL, foreseen(of, GOAL))
+
+    grid = search.grid(lr=[0.1, 0.2], batch_size=[8])
+    assert told(grid) == ""
+    assert told(search.random(lr=search.uniform(0, 1), batch_size=[8], n=3)) == ""
+    assert "may be stopped" in told(search.stopping(grid, patience=2))
+    hyperband = search.hyperband(lr=search.loguniform(1e-3, 1e-1), batch_size=[8], R=9, eta=3)
+    assert told(hyperband) == ""
+    assert (
+        caveat(hyperband, GOAL, foreseen(hyperband, GOAL, 10), 10)
+        == "the search was followed for 10 epochs, and may go on"
+    )
+    whole = Choosy("loss")
+    assert "begins with" in caveat(whole, Goal("loss", "min", 1, 3), foreseen(whole, Goal("loss", "min", 1, 3)))
+
+
+def test_of_a_search_that_goes_on_asking_only_the_beginning_is_counted() -> None:
+    pytest.importorskip("optuna")
+    of = search.optuna(lr=search.uniform(0, 1), batch_size=[8], n=12, at_once=4)
+    assert caveat(of, GOAL, foreseen(of, GOAL)) == "counted are the 4 of 12 that it begins with"
