@@ -228,9 +228,14 @@ class Sweep:
         if self.pack and self.visits == "seeded":
             yield f"pack={self.pack}: nothing is packed, for with visits='seeded' each model has an order of its own"
         elif self.pack and not any(isinstance(part, Pack) for part in plan.root.parts):
-            of_one = self.pack == 1 and self.pack is not True
-            why = "a pack of 1 is none" if of_one else "no two models are of one build and as long"
-            yield f"pack={self.pack}: nothing is packed, for {why}"
+            yield f"pack={self.pack}: nothing is packed, for {self._why_unpacked()}"
+
+    def _why_unpacked(self) -> str:
+        if self.pack == 1 and self.pack is not True:
+            return "a pack of 1 is none"
+        if self.recipe.train_fn is not None:
+            return "a train_fn trains one model"
+        return "no two models are of one build and as long"
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""

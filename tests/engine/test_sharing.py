@@ -422,7 +422,7 @@ def test_workers_make_their_own_when_the_broker_is_gone(opened: Any) -> None:
 # -- what cannot be --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", ["yes", 2, 0.5])
+@pytest.mark.parametrize("share", ["yes", 2, 0.5, 1, 0])
 def test_share_is_yes_no_or_where_it_pays(data: Dataset, tmp_path: Path, share: Any) -> None:
     with pytest.raises(UsageError, match=f"share is {share!r}; it must be True, False, or None"):
         sweep(data, tmp_path, share)

@@ -26,7 +26,7 @@ class Sharing:
     processes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.always not in (True, False, None):
+        if not (self.always is None or isinstance(self.always, bool)):
             raise UsageError(f"Sharing: always is {self.always!r}; it is True, False, or None for where it pays.")
         for name, least in (("memory", 0), ("disk", 0), ("processes", 1)):
             value = getattr(self, name)
@@ -48,7 +48,7 @@ def sharing_of(share: object) -> Sharing:
     """What a sweep's `share` says."""
     if isinstance(share, Sharing):
         return share
-    if share in (True, False, None):
+    if share is None or isinstance(share, bool):
         return Sharing(always=share)
     raise UsageError(
         f"share is {share!r}; it must be True, False, or None for where it pays.",
