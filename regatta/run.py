@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, UsageError, nearest
-from regatta.location import repository
+from regatta.location import repository as repository
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,6 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from regatta.errors import RegattaError, UsageError, nearest
-from regatta.location import repository
 
 if TYPE_CHECKING:
     from regatta.sweep import Sweep
@@ -29,6 +28,8 @@ def load_sweep(target: str, repo: str | None = None) -> Sweep:
     names = vars(load_file(path))
     sweep = _pick(names, name, path)
     if repo is not None:
+        from regatta.run import repository
+
         sweep.repo = repository(repo)
     return sweep
 
