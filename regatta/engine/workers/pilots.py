@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 MOST, COUNTED = 48, 20  # batches of a pilot, and those of them, the last, that count
 PIECE = 4  # batches that are timed together, where they are not long
 LONG = 0.01  # seconds of a batch that is timed by itself
+GROUP_PIECE = 6  # the same in a group, which also agrees at the end of each piece, as at that of a unit
 BUDGET = 0.2  # seconds for batches beyond the first two
+GROUP_BUDGET = 0.5
 ROUND_BUDGET = 0.05  # the same, where there are so few that they come again
 TRIM = 5  # of so many batches, the quickest and the slowest are left out
 AGAIN, TIMES = 0.03, 3  # what takes less is measured again, so many times at most
@@ -119,7 +121,7 @@ class Pilots:
                 return self._train_opaque(bench, data, task)
             order = _shuffled(bench.framework.rows(data), task)
             most = min(MOST, len(order) - 1)
-            pace = paced(self._steps("train", bench, data, task), order, self._agree(task), most)
+            pace = paced(self._steps("train", bench, data, task), order, self._agree(task), most, task.crew is not None)
         return self._trained(pace, bench, data, task)
 
     def _train_others(self, found: _Found, bench: Bench, data: Any, task: Task) -> _Found:
@@ -209,7 +211,7 @@ class Pilots:
         return partial(self._trainer.membership.any, task)
 
 
-def paced(do: Steps, order: Sequence[Indices], agree: Agree = bool, most: int = MOST) -> Pace:
+def paced(do: Steps, order: Sequence[Indices], agree: Agree = bool, most: int = MOST, grouped: bool = False) -> Pace:
     """Take batches of full size, round and round, until they have told enough: few where they are long.
 
     Members of a group must take the same ones, so all that depends on time is agreed upon.
@@ -218,10 +220,10 @@ def paced(do: Steps, order: Sequence[Indices], agree: Agree = bool, most: int = 
     first, found = _timed(partial(do, full[:1]))
     second, _ = _timed(partial(do, full[1:2] or full[:1]))
     pieces, taken, begun = [second], 2, time.perf_counter()
-    size = 1 if agree(second > LONG) else PIECE
+    size = GROUP_PIECE if grouped else 1 if agree(second > LONG) else PIECE
     while taken < most:
         size = min(size, most - taken)
-        budget = BUDGET if taken < len(full) else ROUND_BUDGET
+        budget = GROUP_BUDGET if grouped else BUDGET if taken < len(full) else ROUND_BUDGET
         if agree(time.perf_counter() - begun + second * size > budget):
             break
         batches = [full[k % len(full)] for k in range(taken, taken + size)]
