@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pools import heard
 from processes import is_running, soon
 from recipes import model_fn, plain_fn, small_data, train_fn
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.engine.events import Outfit, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
+from regatta.engine.events import Outfit, Task, TaskDone, WorkerLost, WorkerReady
 from regatta.engine.journal import read_journal
 from regatta.engine.workers import groups, open_pool
 from regatta.engine.workers.base import WorkerPool
@@ -267,15 +268,6 @@ def test_a_task_may_be_for_fewer_than_all_and_a_group_is_ended_whole(data: Datas
         assert soon(lambda: not any(map(is_running, members.values())))
     finally:
         pool.close()
-
-
-def heard(pool: WorkerPool, kind: Any) -> Any:
-    """The next event of its kind."""
-    while True:
-        for event in pool.events():
-            assert not isinstance(event, TaskFailed), event
-            if isinstance(event, kind):
-                return event
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pools import heard
 from processes import is_running, soon
 from recipes import model_fn, small_data
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine import keeper
-from regatta.engine.events import Task, TaskDone, TaskFailed, WorkerReady
+from regatta.engine.events import Task, TaskDone, WorkerReady
 from regatta.engine.journal import read_journal
 from regatta.engine.workers import open_pool
-from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import _Group
 
 PAIR = Cluster.local(2, threads=1, device="cuda:0", group=2)
@@ -117,15 +117,6 @@ def test_a_task_may_be_for_fewer_than_all(data: Dataset, tmp_path: Path) -> None
             assert heard(pool, TaskDone).width == width
     finally:
         pool.close()
-
-
-def heard(pool: WorkerPool, kind: Any) -> Any:
-    """The next event of its kind."""
-    while True:
-        for event in pool.events():
-            assert not isinstance(event, TaskFailed), event
-            if isinstance(event, kind):
-                return event
 
 
 MEMBER = """
