@@ -30,7 +30,7 @@ test-gpu: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	$(PIP) atheris
 	$(BIN)/python tests/store/attacks/fuzz_pack.py -max_total_time=60 -artifact_prefix=/tmp/
-	$(BIN)/python tests/store/fuzz_encodings.py -max_total_time=60 -artifact_prefix=/tmp/
+	$(BIN)/python tests/store/format/fuzz_encodings.py -max_total_time=60 -artifact_prefix=/tmp/
 
 bench: $(VENV)/.bench
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

@@ -27,9 +27,9 @@ from typing import Literal
 import numpy as np
 from report import Bar, report
 
-from regatta.store.budgets import by_access, by_factor
-from regatta.store.graph import Edge, Floats, StorageGraph
-from regatta.store.planner import plan
+from regatta.store.archive.budgets import by_access, by_factor
+from regatta.store.archive.planner import plan
+from regatta.store.archive.storage_graph import Edge, Floats, StorageGraph
 
 CONVOLUTIONS = (1728, 36864, 73728, 147456, 294912, 589824, 589824, 1179648, *[2359296] * 5)
 DENSE = (25088 * 768, 768 * 2048, 2048 * 100)  # 36 million weights in all, as many as the paper's repository has

@@ -28,7 +28,7 @@ from pathlib import Path
 from report import Bar, report
 
 from regatta import Run, open_run
-from regatta.engine.journal import read_journal
+from regatta.journal.journal import read_journal
 
 WORKERS = 3
 PROGRAM = """

@@ -15,7 +15,7 @@ import time
 from hop_suites import Instance, drawn
 from report import Bar, report
 
-from regatta.plan.units import Unit
+from regatta.plan.schedule.units import Unit
 
 CASES = (("randomized", "xx"), ("longest", "xx"), ("longest", "hx"), ("match", "hh"), ("lrm", "xx"), ("lpt", "xx"))
 MODELS, WORKERS, RUNS = 256, 64, 5

@@ -1,10 +1,10 @@
 """100 unlike models on 20 to 160 simulated devices, epochs unknown: speedup over one device each.
 
-Ten draws of the calibrated suite (regatta/plan/fleet/suites.py) after section 6 of the FLEET paper (Guan et al., MLSys
-2020). The baseline takes models in a random order: its mean over 200 orders of each draw is the unit. `water` changes a
-model only at the ends of its own epochs; `water, any time` at the end of any model's epoch, by a checkpoint. FLEET-G
-and FLEET-L as published, FLEET-G also without its lockstep. The gap is the makespan over the malleable bound, which
-knows all epochs.
+Ten draws of the calibrated suite (regatta/plan/papers/fleet_suite.py) after section 6 of the FLEET paper (Guan et
+al., MLSys 2020). The baseline takes models in a random order: its mean over 200 orders of each draw is the unit.
+`water` changes a model only at the ends of its own epochs; `water, any time` at the end of any model's epoch, by a
+checkpoint. FLEET-G and FLEET-L as published, FLEET-G also without its lockstep. The gap is the makespan over the
+malleable bound, which knows all epochs.
 
     python benchmarks/bench_fleet.py [--few]      # about five minutes; --few: two draws
 """
@@ -16,8 +16,13 @@ import sys
 
 from report import Bar, report
 
-from regatta.plan.fleet.machines import Machines
-from regatta.plan.fleet.suites import DEVICES, EACH, SUITES, Problem
+from regatta.plan.fleet.nodes import Machines
+from regatta.plan.papers.fleet_suite import (
+    DEVICES,
+    EACH,
+    SUITES,
+    Problem,
+)
 
 BARS = dict(zip(DEVICES, (1.19, 1.42, 1.64, 1.85, 1.88, 2.2, 2.5, 2.8), strict=True))
 METHODS: dict[str, tuple[str, int | None]] = {

@@ -5,7 +5,7 @@
 First a network in double precision, trained for 3 epochs by a group of 2 and by 1 worker with the same batches, and by
 the group once more. Then a small and a larger network on 2 workers, one model and two, by hops and by a group of
 two, each way in turn: the time from the start of the first unit to the end of the last, what of it went into exchanges
-(waiting for the other included), and beside it what `regatta/plan/groups.py` foresees from that ratio.
+(waiting for the other included), and beside it what `regatta/plan/strategy/groups_or_hops.py` foresees from that ratio.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from report import Bar, report
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.engine import keeper
-from regatta.plan.groups import Communication, round_time
+from regatta.engine import archiver
+from regatta.plan.strategy.groups_or_hops import Communication, round_time
 
 WORKERS, EPOCHS = 2, 3
 SHAPES = {"small": (32,), "larger": (1024, 1024, 1024)}
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    keeper.STARTS = 0  # nobody archives states beside the runs
+    archiver.STARTS = 0  # nobody archives states beside the runs
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         apart, differ = _exactness(place, args.device)

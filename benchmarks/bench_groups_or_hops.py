@@ -18,9 +18,14 @@ from functools import cache
 
 from report import Bar, report
 
-from regatta.plan.groups import WIDTH_RULES, Communication
-from regatta.plan.rehearsal import Strays, play
-from regatta.plan.strategies import Choice, Kind, Site, Work
+from regatta.plan.strategy.costs import (
+    Choice,
+    Kind,
+    Site,
+    Work,
+)
+from regatta.plan.strategy.groups_or_hops import WIDTH_RULES, Communication
+from regatta.plan.strategy.simulate import Strays, play
 
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 STRAYS = Strays(models=0.0, units=0.02)

@@ -35,9 +35,9 @@ from report import Bar, report
 
 import regatta
 from regatta.engine import workers
-from regatta.engine.events import Task
-from regatta.engine.record import RunRecord, UnitRecord
+from regatta.engine.messages import Task
 from regatta.engine.workers.process import ProcessPool
+from regatta.journal.record import RunRecord, UnitRecord
 
 MEGABYTES = 40
 LIMIT_MS, LIMIT_COPIES = 60.0, 5.0

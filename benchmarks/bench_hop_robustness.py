@@ -26,10 +26,10 @@ from functools import partial
 from hop_suites import KINDS, Instance, drawn
 from report import Bar, report
 
-from regatta.plan.bounds import lower_bound
-from regatta.plan.estimates import Estimates, KnownTimes, Times
-from regatta.plan.hop import Hopper
-from regatta.plan.simulate import Outage, simulate, spread
+from regatta.plan.schedule.estimates import Estimates, KnownTimes, Times
+from regatta.plan.schedule.hopper import Hopper
+from regatta.plan.schedule.lower_bounds import lower_bound
+from regatta.plan.schedule.simulate import Outage, simulate, spread
 
 SIZES = ((16, 8), (64, 16), (12, 8), (16, 16))
 UNLIKE = ((64, 8), (64, 16), (128, 8), (128, 16), (256, 8), (256, 16))

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from hop_suites import Instance, grid, off_grid
 from report import Bar, report
 
-from regatta.plan.estimates import KnownTimes
-from regatta.plan.hop import FULL_EFFORT, Hopper
-from regatta.plan.simulate import simulate, spread
+from regatta.plan.schedule.estimates import KnownTimes
+from regatta.plan.schedule.hopper import FULL_EFFORT, Hopper
+from regatta.plan.schedule.simulate import simulate, spread
 
 METHODS = {
     "auto": ("auto", FULL_EFFORT),

@@ -21,9 +21,9 @@ from typing import Any
 from report import Bar, report
 
 from regatta.configuration import Scalar, config_id, derive_seed
-from regatta.plan.hop import Hopper
-from regatta.plan.simulate import Schedule, simulate, spread
-from regatta.plan.units import Finished, Unit
+from regatta.plan.schedule.hopper import Hopper
+from regatta.plan.schedule.simulate import Schedule, simulate, spread
+from regatta.plan.schedule.units import Finished, Unit
 from regatta.search import Action, Goal, Report, Search, Train, hyperband, hyperband_brackets, uniform
 from regatta.search.hyperband import Bracket
 

@@ -31,10 +31,10 @@ from blake3 import blake3
 from report import Bar, report
 
 import regatta
-from regatta.engine.keeper import Keeper
-from regatta.engine.record import RunRecord
-from regatta.store.archive import archive
-from regatta.store.kept import RunStates
+from regatta.engine.archiver import Keeper
+from regatta.journal.record import RunRecord
+from regatta.store.archive.archive import archive
+from regatta.store.states.state_archive import RunStates
 from regatta.store.store import ParameterStore
 
 LIMIT = 1.03

@@ -17,7 +17,7 @@ from pack_models import TINY, adam, batches_on_device, loaded, timed
 from report import Bar, report
 
 import regatta.pack
-from regatta.pack.state import changing, first_difference
+from regatta.pack.member_state import changing, first_difference
 
 MEMBERS, STEPS, TURNS = 32, 50, 15
 ALONE = {1: "one after another, 1 thread", 2: "one after another, 2 threads"}

@@ -23,7 +23,7 @@ from report import Bar, report
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.engine import keeper
+from regatta.engine import archiver
 
 WAYS: dict[str, bool | None] = {"unpacked": False, "as it decides": None}
 LIMIT = 2.0
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    keeper.STARTS = 0  # both ways keep their states as files: nobody archives them beside the run
+    archiver.STARTS = 0  # both ways keep their states as files: nobody archives them beside the run
     rows, ratios, differ = [], [], 0
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(args.repeats):

@@ -29,7 +29,14 @@ from torch import nn
 
 import regatta.pack
 from regatta.pack import Rates, capturable
-from regatta.pack.grouping import Candidate, at_random, by_batch_size, by_rate, measured_seconds, nearest
+from regatta.plan.papers.pack_grouping import (
+    Candidate,
+    at_random,
+    by_batch_size,
+    by_rate,
+    measured_seconds,
+    nearest,
+)
 
 R, ETA = 81, 3
 UNIT = int(os.environ.get("REGATTA_BENCH_UNIT", "1200"))  # images that stand for one epoch

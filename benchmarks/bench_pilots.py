@@ -25,10 +25,10 @@ from report import Bar, report
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.engine.journal import read_journal
-from regatta.engine.pilot import recalled_pilots
-from regatta.plan.estimates import Pilot
-from regatta.plan.units import Unit
+from regatta.engine.profiling.models import recalled_pilots
+from regatta.journal.journal import read_journal
+from regatta.plan.schedule.estimates import Pilot
+from regatta.plan.schedule.units import Unit
 
 LIMIT = 1.1
 COUNTS_PREPARATION = "prepare" in Pilot.__dataclass_fields__

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from report import Bar, report
 
 if TYPE_CHECKING:
-    from regatta.plan.hop import Hopper
+    from regatta.plan.schedule.hopper import Hopper
 
 MODELS, WORKERS, EACH = 10_000, 1_000, 8
 EVENTS = 5_000
@@ -41,9 +41,14 @@ def choose_kinds() -> str:
 
 
 def _choose(kinds: int) -> str:
-    from regatta.plan.choose import choose
-    from regatta.plan.groups import Communication
-    from regatta.plan.strategies import Data, Kind, Site, Work
+    from regatta.plan.strategy.choose import choose
+    from regatta.plan.strategy.costs import (
+        Data,
+        Kind,
+        Site,
+        Work,
+    )
+    from regatta.plan.strategy.groups_or_hops import Communication
 
     draw = random.Random(0)
     made = []
@@ -74,9 +79,9 @@ def hopper_replicas() -> str:
 
 
 def _hop(evals: int = 0, replicas: int = 1, spread: float = 1.0) -> str:
-    from regatta.plan.estimates import Estimates
-    from regatta.plan.hop import Hopper
-    from regatta.plan.simulate import spread as holdings
+    from regatta.plan.schedule.estimates import Estimates
+    from regatta.plan.schedule.hopper import Hopper
+    from regatta.plan.schedule.simulate import spread as holdings
 
     begin = time.process_time()
     draw = random.Random(0)
@@ -143,10 +148,10 @@ class Drive:
 def allocation() -> str:
     import numpy as np
 
-    from regatta.plan.fleet.machines import Machines
+    from regatta.plan.fleet.nodes import Machines
     from regatta.plan.fleet.policies import View
     from regatta.plan.fleet.simulate import malleable_bound
-    from regatta.plan.fleet.suites import calibrated, make_policy
+    from regatta.plan.papers.fleet_suite import calibrated, make_policy
 
     problem, machines = calibrated(0, MODELS), Machines.of(WORKERS, EACH)
     bound = malleable_bound(problem.tasks, machines, problem.truth)
@@ -157,8 +162,8 @@ def allocation() -> str:
 
 
 def voyage() -> str:
-    from regatta.plan.fleet.machines import Machines
-    from regatta.plan.fleet.suites import calibrated
+    from regatta.plan.fleet.nodes import Machines
+    from regatta.plan.papers.fleet_suite import calibrated
 
     problem, machines = calibrated(0, MODELS), Machines.of(WORKERS, EACH)
     found = problem.run("water", machines)

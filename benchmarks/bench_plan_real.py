@@ -34,8 +34,8 @@ from scipy import ndimage
 from torch import nn
 
 from regatta import Cluster, Dataset, Sweep, search
-from regatta.engine import keeper
-from regatta.engine.journal import read_lines
+from regatta.engine import archiver
+from regatta.journal.journal import read_lines
 from regatta.run import JOURNAL
 
 WORKERS, SIDE = 2, 16
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--forced", action="store_true")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    keeper.STARTS = 0  # nobody archives states beside the runs
+    archiver.STARTS = 0  # nobody archives states beside the runs
     cases = [case for case in CASES if args.only in (None, case.number)]
     if args.quick:
         cases = [case.shortened() for case in cases]

@@ -17,8 +17,16 @@ import sys
 
 from report import Bar, report
 
-from regatta.plan.choose import RULES, team
-from regatta.plan.regimes import MODELS, SIZES, STRATEGIES, WORKERS, compare, grid, mixed
+from regatta.plan.papers.regimes import (
+    MODELS,
+    SIZES,
+    STRATEGIES,
+    WORKERS,
+    compare,
+    grid,
+    mixed,
+)
+from regatta.plan.strategy.choose import RULES, team
 
 NAMES = (*STRATEGIES, "plan")
 NARROWER = "plan, one width"

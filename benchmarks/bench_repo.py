@@ -40,9 +40,9 @@ from safetensors.numpy import save_file
 
 from regatta.network import Edge, Network, Node
 from regatta.repo import Repo
-from regatta.repo.catalog import NewVersion
-from regatta.repo.networks import network_rows
-from regatta.repo.records import Link, SnapshotRecord
+from regatta.repo.catalog.catalog import NewVersion
+from regatta.repo.catalog.networks import network_rows
+from regatta.repo.catalog.records import Link, SnapshotRecord
 
 SWEEP, EPOCHS, NODES = 50, 20, 24
 VERSIONS: dict[str, str] = {}  # of peers that may be in another environment

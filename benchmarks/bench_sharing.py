@@ -29,7 +29,7 @@ from report import Bar, report
 from scipy import ndimage
 
 import regatta
-from regatta.engine import keeper
+from regatta.engine import archiver
 
 SIDE, CLASSES = 24, 5
 MODELS = [{"hidden": hidden, "lr": rate, "batch_size": 50} for hidden in (32, 64) for rate in (0.1, 0.01)]
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true")
     options = parser.parse_args()
     quick = options.quick
-    keeper.STARTS = 0  # nobody archives states beside the run
+    archiver.STARTS = 0  # nobody archives states beside the run
     cluster = on_ray() if options.ray else regatta.Cluster.local(workers=2, threads=1)
     ways = {"each its own": False, "shared": True, "where it pays": None}
     rows, bars = [], []

@@ -25,7 +25,7 @@ from report import Bar, report
 from store_corpus import Snapshot, pairs, series
 from store_peers import Codec
 
-from regatta.store.encodings import ENCODINGS
+from regatta.store.format.encodings import ENCODINGS
 
 SNAPSHOTS = ("A", "D", "MiniLM", "ABF", "DBF", "MiniLMBF")
 DELTAS = ("A", "ASGD", "B", "C", "D", "DFT", "ABF", "BBF", "DBF", "DFTBF")

@@ -32,9 +32,9 @@ from report import Bar, report
 from store_corpus import Snapshot, series
 from store_peers import Codec
 
-from regatta.store.archive import archive
-from regatta.store.candidates import lineage
-from regatta.store.dtypes import DTYPES
+from regatta.store.archive.archive import archive
+from regatta.store.archive.candidates import lineage
+from regatta.store.format.dtypes import DTYPES
 from regatta.store.store import ParameterStore
 
 GIT_SNAPSHOTS = 10

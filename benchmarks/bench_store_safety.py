@@ -30,9 +30,9 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 from report import Bar, print_table, report
 
-from regatta.store.dtypes import CHUNK, DTYPES
-from regatta.store.identity import as_tensor
-from regatta.store.planes import bounds, split
+from regatta.store.format.dtypes import CHUNK, DTYPES
+from regatta.store.format.planes import bounds, split
+from regatta.store.format.tensor_id import as_tensor
 from regatta.store.store import ParameterStore
 
 PLANES = (1, 2, 3, 4)

@@ -27,8 +27,8 @@ from report import Bar, report
 from store_corpus import Snapshot, pairs, series
 from store_peers import Codec, Stored, Words
 
-from regatta.store.dtypes import DType
-from regatta.store.encodings import CHUNK
+from regatta.store.format.dtypes import DType
+from regatta.store.format.encodings import CHUNK
 
 DIRECT = ("zstd-planes", "pcodec")
 DELTA = ("xor", "subtract", "subtract-grouped", "subtract-planes")

@@ -12,9 +12,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from regatta.plan.estimates import KnownTimes
-from regatta.plan.hop import Hopper
-from regatta.plan.simulate import spread
+from regatta.plan.schedule.estimates import KnownTimes
+from regatta.plan.schedule.hopper import Hopper
+from regatta.plan.schedule.simulate import spread
 
 MFLOPS = {
     "alexnet": 727, "caffenet": 724, "squeezenet1-0": 837, "squeezenet1-1": 360, "vgg-f": 727, "vgg-m": 2000,

@@ -16,8 +16,8 @@ import zstandard
 from numpy.typing import NDArray
 from store_corpus import Snapshot
 
-from regatta.store.dtypes import DTYPES, DType
-from regatta.store.encodings import CHUNK, Encoding, by_name
+from regatta.store.format.dtypes import DTYPES, DType
+from regatta.store.format.encodings import CHUNK, Encoding, by_name
 
 Words: TypeAlias = NDArray[Any]
 Stored: TypeAlias = Any  # what a codec's decoder takes

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.configuration import Scalar, check_configuration, config_id
-from regatta.engine.record import ConfigRecord, RunRecord, find_journals
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, UsageError, nearest
-from regatta.location import repository as repository
+from regatta.journal.record import ConfigRecord, RunRecord, find_journals
+from regatta.paths import repository as repository
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from regatta.engine.analysis import Analysis
+    from regatta.engine.controller.runner import Runner
     from regatta.engine.replay import ReplayReport
-    from regatta.engine.runner import Runner
-    from regatta.engine.trace import Efficiency
+    from regatta.journal.analysis import Analysis
+    from regatta.journal.trace import Efficiency
     from regatta.sinks import Sink
     from regatta.sweep import Sweep
 
@@ -98,14 +98,14 @@ class Run:
 
     def version(self, config: str) -> str | None:
         """What the repository calls the version of a configuration (its id); None while it is not one."""
-        from regatta.repo.sweep import version_of
+        from regatta.repo.commit_run import version_of
 
         return version_of(self.folder, config)
 
     def leave_versions(self, networks: Mapping[str, Any] | None = None) -> str | None:
         """Make a version of every configuration, with all epochs that are new; says why that failed, if it did."""
         from regatta.repo import Repo
-        from regatta.repo.sweep import commit_run
+        from regatta.repo.commit_run import commit_run
 
         if not (self.folder / JOURNAL).exists() or not self.record.units:
             return None
@@ -130,19 +130,19 @@ class Run:
 
     def trace(self) -> list[dict[str, Any]]:
         """A row per unit: kind, config, epoch, partition, worker, start, end, hop_bytes, hop_seconds."""
-        from regatta.engine.trace import rows
+        from regatta.journal.trace import rows
 
         return rows(self.record)
 
     def chrome_trace(self) -> dict[str, Any]:
         """The trace in the Trace Event Format, which Perfetto and chrome://tracing open."""
-        from regatta.engine.trace import chrome_trace
+        from regatta.journal.trace import chrome_trace
 
         return chrome_trace(self.record)
 
     def efficiency(self) -> Efficiency:
         """How long the run took against the least that its own units allow on its workers."""
-        from regatta.engine.trace import efficiency
+        from regatta.journal.trace import efficiency
 
         return efficiency(self.record)
 
@@ -154,13 +154,13 @@ class Run:
 
     def speeds(self) -> dict[str, float]:
         """How fast each worker was, the mean being 1: `proportions` for a data set on the same workers."""
-        from regatta.engine.trace import speeds
+        from regatta.journal.trace import speeds
 
         return speeds(self.record)
 
     def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
         """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""
-        from regatta.store.kept import RunStates
+        from regatta.store.states.state_archive import RunStates
 
         found = self.find(config)
         try:
@@ -173,8 +173,8 @@ class Run:
 
     def _stored_weights(self, config: ConfigRecord, epoch: int | None, storage: str) -> dict[str, Any]:
         """The same, of a run whose states are below a URL."""
-        from regatta.engine.workers.ray_storage import Storage
-        from regatta.store.states import read_weights
+        from regatta.engine.workers.ray.storage import Storage
+        from regatta.store.states.state_files import read_weights
 
         trained = (unit for unit in config.units if unit.kind == "train" and epoch in (None, unit.epoch))
         names = [unit.state for unit in trained if unit.state is not None]
@@ -234,17 +234,17 @@ class Run:
 
     def join(self, device: str | None = None, joined: Callable[[str], None] = lambda worker: None) -> None:
         """Be one more worker of the run, which is trained by another process of this machine, until it ends."""
-        from regatta.engine.workers.guest import join
+        from regatta.engine.workers.joining import join
 
         join(self.folder, device, joined)
 
     def _requests_wait(self) -> bool:
-        from regatta.engine.control import waiting
+        from regatta.engine.controller.control_server import waiting
 
         return waiting(self.folder) > 0
 
     def _ask(self, verb: str, config: str | Mapping[str, Scalar], **more: Any) -> dict[str, Any]:
-        from regatta.engine.control import ask
+        from regatta.engine.controller.control_server import ask
 
         wanted = config if isinstance(config, str) else config_id(check_configuration(config))
         answer = ask(self.folder, verb, wanted, **more)
@@ -254,8 +254,8 @@ class Run:
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What this run, with the unit times that it measured, would take on so many workers."""
-        from regatta.engine.trace import workload
-        from regatta.plan.what_if import what_if
+        from regatta.journal.trace import workload
+        from regatta.plan.strategy.what_if import what_if
 
         work = workload(self.record)
         if not work.epochs:
@@ -264,7 +264,7 @@ class Run:
 
     def analyze(self) -> Analysis:
         """What it took, beside what its plan expected; of a run that goes on, what it took so far."""
-        from regatta.engine.analysis import analyze
+        from regatta.journal.analysis import analyze
 
         return analyze(self.record)
 
@@ -279,11 +279,11 @@ class Run:
         path = self.folder / "sweep.pkl"
         if not path.is_file():
             raise NotFoundError(f"Run {self.name} came without its sweep, so that it can be read but not trained.")
-        import cloudpickle
+        from regatta.unpickle import unpickle
 
         self._reach_neighbours()
         try:
-            sweep: Sweep = cloudpickle.loads(path.read_bytes())
+            sweep: Sweep = unpickle(path.read_bytes())
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"The functions of run {self.name} need the module {error.name!r}, which is not found from here.",
@@ -302,7 +302,7 @@ class Run:
         return f"<Run {self.name}: {self.record.status}, {done} of {wanted} units, {len(self.record.configs)} models>"
 
     def _repr_html_(self) -> str:
-        from regatta.web.table import table_html
+        from regatta.web.notebook_table import table_html
 
         return table_html(self.name, self.record)
 
@@ -344,7 +344,7 @@ def read_run(folder: Path) -> Run:
 
 def _seen_from_outside(record: RunRecord, folder: Path) -> RunRecord:
     """A journal without an end tells of a run that goes on, or whose controller was killed."""
-    from regatta.engine.lock import is_live
+    from regatta.journal.lock import is_live
 
     if record.status == "running" and not is_live(folder):
         record.interrupt("its controller is gone")

@@ -26,30 +26,36 @@ from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
 from regatta.data.order import permutation
-from regatta.data.sharing.settings import Sharing, sharing_of
-from regatta.engine.chronicle import Listener
-from regatta.engine.events import Outfit, Recipe, SharingPlan, Task, unsealed
-from regatta.engine.journal import VERSION
-from regatta.engine.keeper import Keeper
-from regatta.engine.planning import Planner, Wishes
-from regatta.engine.record import RunRecord
-from regatta.engine.runner import Runner
+from regatta.data.sharing import Sharing, sharing_of
+from regatta.engine.archiver import Keeper
+from regatta.engine.controller.run_log import Listener
+from regatta.engine.controller.runner import Runner
+from regatta.engine.messages import (
+    Outfit,
+    Recipe,
+    SharingPlan,
+    Task,
+    unsealed,
+)
+from regatta.engine.planning.planner import Planner, Wishes
 from regatta.errors import UsageError, nearest
+from regatta.format import count
 from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
-from regatta.launching import code_of, find_unfinished, new_folder
-from regatta.location import ensure_repository, find_repository
-from regatta.plan.hop import check_rule
+from regatta.journal.journal import VERSION
+from regatta.journal.record import RunRecord
+from regatta.paths import ensure_repository, find_repository
+from regatta.plan.schedule.hopper import check_rule
 from regatta.run import JOURNAL, RUN_NAME, Run
+from regatta.run_folders import code_of, find_unfinished, new_folder
 from regatta.search.base import Goal, Search, Train
-from regatta.search.foresee import caveat, foreseen
+from regatta.search.predict import caveat, foreseen
 from regatta.sinks import Sink, following, usable_sinks
-from regatta.spelling import count
 
 if TYPE_CHECKING:
-    from regatta.engine.findings import Findings
-    from regatta.engine.planning import Decision
-    from regatta.engine.profiles import Profiles
-    from regatta.plan.tree import Plan
+    from regatta.engine.planning.planner import Decision
+    from regatta.engine.profiling.cache import Profiles
+    from regatta.engine.profiling.results import Findings
+    from regatta.plan.strategy.plan_tree import Plan
 
 OUTLINING, OUTLINING_SHARE = 0.25, 0.01  # seconds, or of a run's, that reading its networks may take when it ends
 COMPILER = 3.0  # seconds in which PyTorch loads its compiler
@@ -135,7 +141,7 @@ class Sweep:
             raise UsageError(
                 f"Packs are not trained {where}.", hint="Leave pack= out, or use Cluster.local(workers=...)."
             )
-        from regatta.repo.metrics import usual_mode
+        from regatta.repo.intake.metrics import usual_mode
 
         check_rule(rule)
         _check_solver(rule)
@@ -212,7 +218,7 @@ class Sweep:
         return replace(decision.plan, notes=tuple(self._notes(found, decision.plan)))
 
     def _notes(self, found: Findings, plan: Plan) -> Iterator[str]:
-        from regatta.plan.tree import Pack
+        from regatta.plan.strategy.plan_tree import Pack
 
         outcome = found.outcome
         if outcome.failed:
@@ -239,7 +245,7 @@ class Sweep:
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""
-        from regatta.plan.what_if import Workload, what_if
+        from regatta.plan.strategy.what_if import Workload, what_if
 
         found, _ = self._piloted()
         wanted = foreseen(self.search, self.goal).items()
@@ -249,8 +255,8 @@ class Sweep:
 
     def _piloted(self, progress: bool = False) -> tuple[Findings, Decision]:
         """What pilots find out, and what is decided by it."""
-        from regatta.engine.planning import workforce
-        from regatta.engine.tryout import Inquiry
+        from regatta.engine.planning.planner import workforce
+        from regatta.engine.profiling.session import Inquiry
         from regatta.engine.workers import open_pool
 
         cluster, planner, configs = self.cluster.sized(len(self.dataset.train)), self._planner(), self.configs()
@@ -273,7 +279,7 @@ class Sweep:
 
     def _profiles(self, cluster: Cluster) -> Profiles | None:
         """What earlier pilots of the same functions, data and devices have found out, if there is a repository."""
-        from regatta.engine.profiles import Profiles, profile_key
+        from regatta.engine.profiling.cache import Profiles, profile_key
 
         repository = find_repository() if self.repo is None else Path(self.repo)
         if repository is None or not repository.is_dir() or isinstance(self._sealed, bytes):
@@ -462,7 +468,7 @@ def _display(progress: bool) -> Iterator[tuple[Listener, ...]]:
     if not progress:
         yield ()
         return
-    from regatta.cli.display import open_display
+    from regatta.cli.output.live_display import open_display
 
     with open_display() as listener:
         yield (listener,)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import ortools.sat.python.cp_model  # noqa: F401 (before TensorFlow, which some tests import: after it, it crashes)
 import pytest
-from made_journal import MadeRun
+from fake_run import MadeRun
 
-from regatta.engine import keeper
-from regatta.engine.record import RunRecord
+from regatta.engine import archiver
+from regatta.journal.record import RunRecord
 
 
 @pytest.fixture
@@ -38,4 +38,4 @@ def one_thread() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """No keeper beside the runs of tests, but for those that are about it: it would work on after their end."""
-    keeper.STARTS = 3 if "keeper" in item.nodeid else 0
+    archiver.STARTS = 3 if "archiver" in item.nodeid else 0

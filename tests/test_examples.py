@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from locations import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHOWN = ("jax_digits.py", "keras_digits.py")  # docs/frameworks.md has their functions, and is run among the documents
 

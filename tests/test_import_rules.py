@@ -19,19 +19,20 @@ import pytest
 FRAMEWORKS = ("torch", "keras", "tensorflow", "jax")
 MAY_USE_FRAMEWORKS = (
     "regatta.frameworks", "regatta.pack", "regatta.engine.workers",
-    *(f"regatta.network.{part}" for part in ("from_torch", "torch_traces", "torch_layers", "to_torch", "from_keras")),
+    "regatta.network.torch", "regatta.network.from_keras",
 )  # fmt: skip
 LOWER = ("regatta.plan", "regatta.search", "regatta.dql", "regatta.store")
 FRONT = ("regatta.cli", "regatta.hub", "regatta.web")
 FRONT_MAY_USE = (
-    *FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors", "regatta.spelling", "regatta.plan.suites",
+    *FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors", "regatta.format",
+    "regatta.plan.papers.suites",
 )  # fmt: skip
 KNOW_THE_CLI = ("regatta.cli", "regatta.__main__", "regatta.sweep")  # a sweep opens the display, when it is launched
 IMPURE = (
     "asyncio", "datetime", "glob", "io", "logging", "multiprocessing", "os", "pathlib", "shutil", "signal", "socket",
     "sqlite3", "subprocess", "sys", "tempfile", "threading", "time", "urllib",
 )  # fmt: skip
-PROGRAMS = ("regatta.cli.digits",)  # written as users write theirs, executed by `demo`, never imported
+PROGRAMS = ("regatta.cli.demo_sweep",)  # written as users write theirs, executed by `demo`, never imported
 
 
 @dataclass(frozen=True)
@@ -168,18 +169,18 @@ def test_nothing_below_the_command_line_opens_files_in_plan(root: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("regatta.plan.x", "from regatta.engine import journal", "regatta.engine.journal is above it"),
+        ("regatta.plan.x", "from regatta.engine import replay", "regatta.engine.replay is above it"),
         ("regatta.search.x", "def f():\n    import regatta.cli.ui", "regatta.cli.ui is above it"),
-        ("regatta.store.x", "from regatta.engine.record import RunRecord", "is above it"),
-        ("regatta.plan.x", "from ..engine import journal", "regatta.engine.journal is above it"),
+        ("regatta.store.x", "from regatta.engine.replay import replay", "is above it"),
+        ("regatta.plan.x", "from ..engine import replay", "regatta.engine.replay is above it"),
         ("regatta.data.x", "def f():\n    import torch", "may import torch"),
-        ("regatta.engine.runner", "from torch import nn", "may import torch.nn"),
+        ("regatta.engine.controller.runner", "from torch import nn", "may import torch.nn"),
         ("regatta.plan.x", "import time", "plan is pure"),
         ("regatta.plan.x", "def f():\n    from os import path", "plan is pure"),
-        ("regatta.cli.x", "from regatta.engine.runner import Runner", "go through sweep, repo and errors"),
+        ("regatta.cli.x", "from regatta.engine.controller.runner import Runner", "go through sweep, repo and errors"),
         ("regatta.web.x", "import regatta.store", "go through sweep, repo and errors"),
         ("regatta.engine.x", "def f():\n    from regatta.cli import ui", "may know the command line"),
-        ("regatta.cli.x", "from regatta.cli.digits import sweep", "is a program"),
+        ("regatta.cli.x", "from regatta.cli.demo_sweep import sweep", "is a program"),
     ],
 )
 def test_a_broken_rule_is_found(module: str, source: str, complaint: str) -> None:
@@ -190,12 +191,12 @@ def test_a_broken_rule_is_found(module: str, source: str, complaint: str) -> Non
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("regatta.frameworks.torch", "import torch"),
+        ("regatta.frameworks.torch.framework", "import torch"),
         ("regatta.engine.workers.x", "def f():\n    import torch"),
         ("regatta.plan.x", "import math\nfrom scipy.optimize import milp\nfrom regatta.errors import UsageError"),
         ("regatta.plan.x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from regatta.engine import x"),
         ("regatta.cli.x", "from regatta import __version__\nfrom regatta.sweep import Run\nimport rich"),
-        ("regatta.sweep", "def f():\n    from regatta.cli.display import open_display"),
+        ("regatta.sweep", "def f():\n    from regatta.cli.output.live_display import open_display"),
         ("regatta.data.x", "import torchlike\nimport regatta.engines"),
     ],
 )
@@ -228,7 +229,7 @@ def test_help_imports_neither_torch_nor_numpy() -> None:
         "try:\n    main.main(['--help'])\nexcept SystemExit as ended:\n    assert ended.code == 0"
     )
     loaded = loaded_by(code)
-    assert "regatta.cli.commands.show" in loaded  # the command line was really there
+    assert "regatta.cli.commands.runs.show" in loaded  # the command line was really there
     assert loaded.isdisjoint({*FRAMEWORKS, "numpy", "scipy", "sklearn", "rich", "regatta.sweep"})
 
 

@@ -15,34 +15,38 @@ from typing import NoReturn, cast
 from regatta import __version__
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs
-from regatta.cli.commands import (
-    add,
+from regatta.cli.commands.repository import (
     archive,
-    checkout,
-    commit,
-    control,
-    copy,
-    delete,
-    demo,
-    desc,
-    diff,
     doctor,
-    evaluate,
-    explain,
     fsck,
     gc,
     init,
-    log,
+)
+from regatta.cli.commands.runs import (
+    control,
+    demo,
+    explain,
     replay,
     resume,
     run,
     runs,
     show,
     simulate,
-    tag,
     worker,
 )
-from regatta.cli.commands import list as list_
+from regatta.cli.commands.versions import (
+    add,
+    checkout,
+    commit,
+    copy,
+    delete,
+    desc,
+    diff,
+    evaluate,
+    log,
+    tag,
+)
+from regatta.cli.commands.versions import list as list_
 from regatta.errors import RegattaError, UsageError, nearest
 
 VERBS = (

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Task
-from regatta.engine.record import ConfigRecord, RunRecord, UnitRecord
+from regatta.engine.messages import Task
 from regatta.errors import UsageError
+from regatta.journal.record import ConfigRecord, RunRecord, UnitRecord
 from regatta.search.base import Action, Goal, Report, Train
 
 if TYPE_CHECKING:

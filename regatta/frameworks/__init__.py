@@ -44,7 +44,8 @@ def load_framework(name: str) -> Framework:
         raise UsageError(
             f"There is no framework {name!r}; known are {', '.join(NAMES)}.", candidates=nearest(name, NAMES)
         )
-    module: Framework = importlib.import_module(f"regatta.frameworks.{name}")
+    home = "regatta.frameworks.numpy" if name == "numpy" else f"regatta.frameworks.{name}.framework"
+    module: Framework = importlib.import_module(home)
     return module
 
 

@@ -24,7 +24,7 @@ from regatta.configuration import Scalar
 from regatta.errors import UsageError
 from regatta.frameworks.arrays import Arrays, read_arrays, read_only, rows, seeded, take, write_arrays
 from regatta.frameworks.base import Indices, LossFunction, described, with_offered
-from regatta.frameworks.tree import flatten, unflatten
+from regatta.frameworks.state_tree import flatten, unflatten
 
 NAME = "numpy"
 COMPILES = False

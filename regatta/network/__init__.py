@@ -4,16 +4,16 @@ Enters: a model or a file. Leaves: a `Network`, which holds no weights and needs
 build one import their framework inside functions; nothing here knows of repositories, runs or the command line.
 """
 
+from regatta.network.align import Alignment, align
 from regatta.network.canonical import canonical, structural_hash
 from regatta.network.expression import expression
 from regatta.network.from_keras import from_keras
-from regatta.network.from_onnx import from_onnx
-from regatta.network.from_torch import from_torch
 from regatta.network.graph import Edge, Network, Node, Parameter
+from regatta.network.json_form import from_json, to_json
 from regatta.network.kinds import KINDS
-from regatta.network.match import Alignment, align
-from regatta.network.reading import from_json, to_json
-from regatta.network.to_torch import load_weights, to_torch
+from regatta.network.onnx.from_onnx import from_onnx
+from regatta.network.torch.from_torch import from_torch
+from regatta.network.torch.to_torch import load_weights, to_torch
 
 __all__ = [
     "KINDS",

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import MissingExtraError, UsageError
-from regatta.network.building import Builder
+from regatta.network.builder import Builder
 from regatta.network.graph import Network, Parameter, Shape
-from regatta.network.onnx_ops import same_padding
+from regatta.network.onnx.operators import same_padding
 
 if TYPE_CHECKING:
     import keras

@@ -35,8 +35,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regatta.pack.cuda_graphs.optimizers import capturable
     from regatta.pack.member import Member
-    from regatta.pack.optimizers import capturable
     from regatta.pack.pack import Pack
     from regatta.pack.rates import Rates
 
@@ -46,7 +46,7 @@ _HOME = {
     "Member": "regatta.pack.member",
     "Pack": "regatta.pack.pack",
     "Rates": "regatta.pack.rates",
-    "capturable": "regatta.pack.optimizers",
+    "capturable": "regatta.pack.cuda_graphs.optimizers",
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from regatta.pack.state import changing
+from regatta.pack.member_state import changing
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
-from regatta.pack.alone import Alone
-from regatta.pack.captured import Captured
-from regatta.pack.graphs import CudaGraphs, Graphs
+from regatta.pack.cuda_graphs.capture import CudaGraphs, Graphs
+from regatta.pack.cuda_graphs.graph_tier import Captured
+from regatta.pack.cuda_graphs.optimizers import capturable
+from regatta.pack.device_data import Resident
+from regatta.pack.loop_tier import Alone
 from regatta.pack.member import Amount, Figures, Indices, Member, Order, Work
-from regatta.pack.optimizers import capturable
+from regatta.pack.member_state import portable, restore
 from regatta.pack.randomness import Randomness
 from regatta.pack.rates import Rates
-from regatta.pack.resident import Resident
-from regatta.pack.stacks import Stacks
-from regatta.pack.state import portable, restore
+from regatta.pack.stacked.stacked_tier import Stacks
 
 Tier = Literal["fused", "graph", "alone"]
 ALL: tuple[Tier, ...] = ("fused", "graph", "alone")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from regatta.pack.graphs import Graphs, Replay
+from regatta.pack.cuda_graphs.capture import Graphs, Replay
 from regatta.pack.rates import Measured, Rates
 from regatta.pack.track import Lane, Track
 

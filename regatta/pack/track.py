@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from regatta.pack.graphs import Graphs, Replay
+from regatta.pack.cuda_graphs.capture import Graphs, Replay
+from regatta.pack.cuda_graphs.optimizers import RatePreview, host_counters, set_rate
+from regatta.pack.device_data import Resident, take
 from regatta.pack.member import Indices, Member
-from regatta.pack.optimizers import RatePreview, host_counters, set_rate
-from regatta.pack.resident import Resident, take
 from regatta.pack.step import take_step
 
 CAPACITY = 256  # steps that a lane is filled with at a time

@@ -17,7 +17,7 @@
 Goes through the parameter store for weights; knows nothing of the command line, and imports no framework.
 """
 
-from regatta.repo.records import Description, Version, Versions
+from regatta.repo.catalog.records import Description, Version, Versions
 from regatta.repo.repo import Repo
 
 __all__ = ["Description", "Repo", "Version", "Versions"]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from regatta.errors import ConflictError, CorruptError, UsageError
-from regatta.location import writable_folder
-from regatta.repo.files import FileEntry, write_inside
-from regatta.repo.records import Description, Version
+from regatta.paths import writable_folder
+from regatta.repo.catalog.records import Description, Version
+from regatta.repo.file_store import FileEntry, write_inside
 from regatta.repo.snapshots import choose, state_file, stored_id
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _write_npz(weights: Weights, target: Path, origin: dict[str, str]) -> None:
 
 
 def _write_torch(weights: Weights, target: Path, origin: dict[str, str]) -> None:
-    from regatta.frameworks.torch_files import write_state_dict
+    from regatta.frameworks.torch.files import write_state_dict
 
     write_state_dict(target, weights.read())
 

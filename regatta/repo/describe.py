@@ -8,11 +8,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
-from regatta.repo.distributions import Distribution, describe_tensor
-from regatta.repo.layers import Layer, expression_of, layers_of, read_network
-from regatta.repo.parameters import distributions
-from regatta.repo.records import Description, Records, Version, table_html
-from regatta.repo.sides import Side, side_of
+from regatta.repo.catalog.records import (
+    Description,
+    Records,
+    Version,
+    table_html,
+)
+from regatta.repo.inspect.distributions import Distribution, describe_tensor
+from regatta.repo.inspect.layers import (
+    Layer,
+    expression_of,
+    layers_of,
+    read_network,
+)
+from regatta.repo.inspect.parameters import distributions
+from regatta.repo.references import Side, side_of
 from regatta.repo.snapshots import weights_of
 
 if TYPE_CHECKING:
@@ -123,7 +133,7 @@ def activations(
     if graph is None or side.snapshot is None:
         lacks = "network that can be run" if graph is None else "weights"
         raise UsageError(f"The version {side.version.reference} has no {lacks}.", place=str(repo.folder))
-    from regatta.network.to_torch import watch
+    from regatta.network.torch.to_torch import watch
 
     weights = weights_of(repo, side.version, side.snapshot).read()
     found: dict[str, Activation] = {}
@@ -162,7 +172,7 @@ def _activation(layer: str, value: NDArray[Any]) -> Activation:
 
 
 def _whole(value: NDArray[Any]) -> Partial:
-    from regatta.store.identity import as_tensor
+    from regatta.store.format.tensor_id import as_tensor
     from regatta.store.slices import Partial
 
     tensor = as_tensor("activation", value)

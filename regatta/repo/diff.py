@@ -12,10 +12,15 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
-from regatta.repo.layers import Layer, NetworkDifference, compare_networks, layers_of
-from regatta.repo.parameters import ParameterDifference, compare_weights
-from regatta.repo.records import Records, Version, table_html
-from regatta.repo.sides import Side, side_of
+from regatta.repo.catalog.records import Records, Version, table_html
+from regatta.repo.inspect.layers import (
+    Layer,
+    NetworkDifference,
+    compare_networks,
+    layers_of,
+)
+from regatta.repo.inspect.parameters import ParameterDifference, compare_weights
+from regatta.repo.references import Side, side_of
 from regatta.repo.snapshots import weights_of
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from regatta.engine.keeper import settled
-from regatta.engine.lock import is_live
-from regatta.engine.record import RunRecord, find_journals
+from regatta.engine.archiver import settled
 from regatta.errors import RegattaError
-from regatta.location import find_repository
+from regatta.journal.lock import is_live
+from regatta.journal.record import RunRecord, find_journals
+from regatta.paths import find_repository
+from regatta.repo.intake.staging import staged
 from regatta.repo.repo import CATALOG, Repo
-from regatta.repo.staging import staged
 from regatta.store.sqlite import sqlite3
 
 LITTLE, VERY_LITTLE = 5 * 2**30, 2**29  # bytes of free disk

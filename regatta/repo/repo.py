@@ -22,15 +22,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
-from regatta.location import FOLDER, find_repository, writable_folder
-from regatta.repo.catalog import Catalog, NewVersion
-from regatta.repo.files import FileEntry, FileFolder, Files
-from regatta.repo.git import git_state
-from regatta.repo.metrics import metric_points
-from regatta.repo.names import ID_DIGITS, check_name
-from regatta.repo.networks import canonical_json, network_rows
-from regatta.repo.queries import Filters
-from regatta.repo.records import (
+from regatta.paths import FOLDER, find_repository, writable_folder
+from regatta.repo.catalog.catalog import Catalog, NewVersion
+from regatta.repo.catalog.names import ID_DIGITS, check_name
+from regatta.repo.catalog.networks import canonical_json, network_rows
+from regatta.repo.catalog.queries import Filters
+from regatta.repo.catalog.records import (
     Description,
     Link,
     MetricPoint,
@@ -40,19 +37,22 @@ from regatta.repo.records import (
     Version,
     Versions,
 )
+from regatta.repo.file_store import FileEntry, FileFolder, Files
+from regatta.repo.intake.git_commit import git_state
+from regatta.repo.intake.metrics import metric_points
 from regatta.repo.snapshots import choose, keep_again, weights_of
 from regatta.store.locks import shared
 
 if TYPE_CHECKING:
-    from regatta.repo.archiving import Archived
-    from regatta.repo.checks import Collected, Findings
+    from regatta.repo.archive import Archived
     from regatta.repo.describe import Portrait
     from regatta.repo.diff import Diff
-    from regatta.repo.distributions import Distribution
     from regatta.repo.evaluate import Evaluation
+    from regatta.repo.fsck import Collected, Findings
+    from regatta.repo.inspect.distributions import Distribution
     from regatta.repo.weights import Given, Kept, TakenIn, Weights
-    from regatta.store.fsck import Depth
-    from regatta.store.graph import Scheme
+    from regatta.store.archive.storage_graph import Scheme
+    from regatta.store.maintenance.fsck import Depth
     from regatta.store.store import ParameterStore
 
 CATALOG, COMMITTERS, PREFIX = "catalog.sqlite", "commit.lock", "versions/"
@@ -346,8 +346,8 @@ class Repo:
 
         Histograms are exact either way; means and norms lie between bounds.
         """
-        from regatta.repo.parameters import distributions
-        from regatta.repo.sides import side_of
+        from regatta.repo.inspect.parameters import distributions
+        from regatta.repo.references import side_of
 
         side = side_of(self, reference, snapshot)
         if side.snapshot is None:
@@ -420,7 +420,7 @@ class Repo:
         is stored. With `lossy`, a scheme such as "float16" or "uniform-8", the weights of the versions that are named
         lose bits; the newest state of a run's configuration stays exact.
         """
-        from regatta.repo.archiving import archive
+        from regatta.repo.archive import archive
 
         chosen = [self._version(reference) for reference in references]
         return archive(
@@ -430,13 +430,13 @@ class Repo:
 
     def gc(self, *, grace: float | None = None) -> Collected:
         """Take away weights and files that no version needs, once they are older than `grace` seconds (two weeks)."""
-        from regatta.repo.checks import collect
+        from regatta.repo.fsck import collect
 
         return collect(self, grace)
 
     def fsck(self, depth: Depth = "structure", *, repair: bool = False) -> Findings:
         """Check the catalog, the files and the parameter store; how deeply is as for the store."""
-        from regatta.repo.checks import check
+        from regatta.repo.fsck import check
 
         return check(self, depth, repair)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regatta.errors import NotFoundError, UsageError
-from regatta.repo.records import SnapshotRecord, Version
+from regatta.repo.catalog.records import SnapshotRecord, Version
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
@@ -43,7 +43,7 @@ def stored_id(repo: Repo, snapshot: SnapshotRecord) -> str | None:
 
 def state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Path | None:
     """The file of a state that has not gone into the store."""
-    from regatta.store.kept import series_of
+    from regatta.store.states.state_archive import series_of
 
     run = repo.catalog.run(version.run)
     if run is None or snapshot.kind != "state":
@@ -77,7 +77,7 @@ def keep_again(repo: Repo, name: str, version: Version, snapshot: SnapshotRecord
 
 def _store_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> str:
     """Put a state that is still a file of its run into the store, under the name that it gets there sooner or later."""
-    from regatta.store.kept import RawState, store_states
+    from regatta.store.states.state_archive import RawState, store_states
 
     path = state_file(repo, version, snapshot)
     if path is not None:

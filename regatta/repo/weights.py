@@ -16,13 +16,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from regatta.errors import CorruptError, DataError, NotFoundError, UsageError, nearest
-from regatta.store.dtypes import dtype_named
-from regatta.store.identity import Tensor, as_tensor, word_count
-from regatta.store.kept import header_names, mapped, parse_tensors, stored_names
-from regatta.store.manifest import Manifest, Member
-from regatta.store.planes import leading
+from regatta.store.format.dtypes import dtype_named
+from regatta.store.format.manifest import Manifest, Member
+from regatta.store.format.planes import leading
+from regatta.store.format.tensor_id import Tensor, as_tensor, word_count
 from regatta.store.slices import Partial
 from regatta.store.snapshot import write_safetensors
+from regatta.store.states.state_archive import (
+    header_names,
+    mapped,
+    parse_tensors,
+    stored_names,
+)
 
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
@@ -113,7 +118,7 @@ def _from_safetensors(path: Path, epoch: int | None) -> TakenIn:
 
 
 def _from_npz(path: Path, epoch: int | None) -> TakenIn:
-    from regatta.repo.archives import read_npz
+    from regatta.repo.intake.zip_weights import read_npz
 
     return TakenIn(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
 

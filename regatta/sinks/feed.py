@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from regatta.engine.journal import Journal, Record, read_journal
-from regatta.engine.record import RunRecord
+from regatta.journal.journal import Journal, Record, read_journal
+from regatta.journal.record import RunRecord
 from regatta.sinks.base import Given, Sink, usable_sinks
 
 if TYPE_CHECKING:
-    from regatta.engine.chronicle import Listener
+    from regatta.engine.controller.run_log import Listener
 
 JOURNAL = "journal.jsonl"
 PATIENCE = 60.0  # seconds that a run's end waits for its sinks

@@ -20,8 +20,8 @@ from regatta.errors import NotFoundError, UsageError
 from regatta.sinks.base import need
 
 if TYPE_CHECKING:
-    from regatta.engine.journal import Record
-    from regatta.engine.record import ConfigRecord, RunRecord
+    from regatta.journal.journal import Record
+    from regatta.journal.record import ConfigRecord, RunRecord
 
 PARENT = "mlflow.parentRunId"  # by which MLflow itself nests runs
 RUN, CONFIG, STATUS = "regatta.run", "regatta.config", "regatta.status"
@@ -155,7 +155,7 @@ class _Writer:
             self._add_state(config.id, epoch)
 
     def _add_state(self, config: str, epoch: int) -> None:
-        from regatta.store.kept import RunStates
+        from regatta.store.states.state_archive import RunStates
 
         with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=self._folder) as folder:  # on the disk of the states
             target = Path(folder) / f"{config}-epoch-{epoch}.safetensors"

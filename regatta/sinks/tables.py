@@ -19,8 +19,8 @@ from regatta.errors import UsageError
 from regatta.sinks.base import need
 
 if TYPE_CHECKING:
-    from regatta.engine.journal import Record
-    from regatta.engine.record import ConfigRecord, RunRecord
+    from regatta.journal.journal import Record
+    from regatta.journal.record import ConfigRecord, RunRecord
 
 Row = dict[str, Any]
 FIRST = ("run", "config")  # the columns by which a file is known to be one of ours

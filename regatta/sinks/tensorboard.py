@@ -15,8 +15,8 @@ from regatta.errors import UsageError
 from regatta.sinks.base import need
 
 if TYPE_CHECKING:
-    from regatta.engine.journal import Record
-    from regatta.engine.record import ConfigRecord, RunRecord
+    from regatta.journal.journal import Record
+    from regatta.journal.record import ConfigRecord, RunRecord
 
 
 def tensorboard(folder: str | Path | None = None) -> TensorBoard:

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import ConflictError
-from regatta.store.encodings import Encoding, by_name
 from regatta.store.folder import Packing
-from regatta.store.identity import Tensor
+from regatta.store.format.encodings import Encoding, by_name
+from regatta.store.format.manifest import Manifest
+from regatta.store.format.pack_file import ManifestRecord
+from regatta.store.format.tensor_id import Tensor
 from regatta.store.index import LOCAL
-from regatta.store.manifest import Manifest
-from regatta.store.pack import ManifestRecord
 from regatta.store.writer import Encoded, write_manifest
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from regatta.errors import CorruptError
-from regatta.store.identity import is_id
-from regatta.store.pack import (
+from regatta.store.format.pack_file import (
     HEADER,
     MAGIC,
     VERSION,
@@ -39,6 +38,7 @@ from regatta.store.pack import (
     fsync_folder,
     read_records,
 )
+from regatta.store.format.tensor_id import is_id
 
 OPEN_PACKS = 256
 SUFFIX = ".pack"

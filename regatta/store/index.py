@@ -13,8 +13,13 @@ from typing import Any
 
 from regatta.errors import CorruptError, NotFoundError
 from regatta.store.database import Database
-from regatta.store.dtypes import DType
-from regatta.store.pack import ManifestRecord, Record, Segment, parse_record
+from regatta.store.format.dtypes import DType
+from regatta.store.format.pack_file import (
+    ManifestRecord,
+    Record,
+    Segment,
+    parse_record,
+)
 
 MAX_CHAIN = 128  # the longest way from a tensor over its bases to one that needs none
 LOCAL, REMOTE = 1, 2  # where a pack is; both may hold

@@ -18,9 +18,9 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from regatta.errors import CorruptError, RegattaError
-from regatta.store.dtypes import DType, Words
-from regatta.store.encodings import CHUNK, ENCODINGS, Encoding
-from regatta.store.identity import word_count
+from regatta.store.format.dtypes import DType, Words
+from regatta.store.format.encodings import CHUNK, ENCODINGS, Encoding
+from regatta.store.format.tensor_id import word_count
 from regatta.store.index import LOCAL, Located, Stored
 
 Range: TypeAlias = tuple[int, int]  # offset and length

@@ -20,9 +20,9 @@ from blake3 import blake3
 
 from regatta.errors import CorruptError, RegattaError
 from regatta.store.folder import SUFFIX, MissingPackError, PackFolder
-from regatta.store.identity import is_id
+from regatta.store.format.pack_file import Record, read_records
+from regatta.store.format.tensor_id import is_id
 from regatta.store.index import LOCAL, Located
-from regatta.store.pack import Record, read_records
 from regatta.store.reader import Range
 
 BLOCK = 2**23

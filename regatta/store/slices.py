@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
-from regatta.store.dtypes import DType, Words, array_from
-from regatta.store.encodings import ENCODINGS
-from regatta.store.identity import Bits
+from regatta.store.format.dtypes import DType, Words, array_from
+from regatta.store.format.encodings import ENCODINGS
+from regatta.store.format.planes import bounds
+from regatta.store.format.tensor_id import Bits
 from regatta.store.index import Stored
-from regatta.store.planes import bounds
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
-from regatta.store.dtypes import dtype_named
-from regatta.store.identity import as_tensor, word_count
-from regatta.store.manifest import Manifest
-from regatta.store.pack import fsync_folder
+from regatta.store.format.dtypes import dtype_named
+from regatta.store.format.manifest import Manifest
+from regatta.store.format.pack_file import fsync_folder
+from regatta.store.format.tensor_id import as_tensor, word_count
 from regatta.store.slices import Partial
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Snapshot(Mapping[str, Any]):
 
     def to_torch(self) -> dict[str, torch.Tensor]:
         """All tensors as PyTorch's, read in parallel."""
-        from regatta.frameworks.bits import torch_tensors
+        from regatta.frameworks.torch.from_bits import torch_tensors
 
         return torch_tensors(self._store.get(self.id))
 

@@ -25,16 +25,31 @@ from typing import Any, TypeVar
 import numpy as np
 
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
-from regatta.location import writable_folder
-from regatta.store import fsck, gc, rebuild, rewrite
+from regatta.paths import writable_folder
 from regatta.store.commit import Commit, Draft, NewSnapshot
-from regatta.store.dtypes import DType, Words
-from regatta.store.encodings import Encoding, by_name
 from regatta.store.folder import MissingPackError, PackFolder
-from regatta.store.identity import Tensor, as_tensor, check_name, word_count
+from regatta.store.format.dtypes import DType, Words
+from regatta.store.format.encodings import Encoding, by_name
+from regatta.store.format.manifest import (
+    Manifest,
+    Member,
+    make_manifest,
+    parse_manifest,
+)
+from regatta.store.format.pack_file import ManifestRecord
+from regatta.store.format.tensor_id import (
+    Tensor,
+    as_tensor,
+    check_name,
+    word_count,
+)
 from regatta.store.index import Index, Stored
-from regatta.store.manifest import Manifest, Member, make_manifest, parse_manifest
-from regatta.store.pack import ManifestRecord
+from regatta.store.maintenance import (
+    fsck,
+    gc,
+    rebuild_index,
+    rewrite,
+)
 from regatta.store.reader import ChunkCache, Reader, Request
 from regatta.store.remote import PackSource, Remote
 from regatta.store.slices import narrow
@@ -105,9 +120,9 @@ class ParameterStore:
         return store
 
     @classmethod
-    def rebuild(cls, path: str | Path, *, remote: str | None = None) -> rebuild.Rebuilt:
+    def rebuild(cls, path: str | Path, *, remote: str | None = None) -> rebuild_index.Rebuilt:
         """Make a new index out of the packs, where the old one is lost or damaged; nobody may have the store open."""
-        return rebuild.rebuild(Path(path), lambda: cls.open(path, remote=remote))
+        return rebuild_index.rebuild(Path(path), lambda: cls.open(path, remote=remote))
 
     def close(self) -> None:
         """Finish what is being written and let go of the files."""

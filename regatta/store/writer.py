@@ -11,12 +11,12 @@ import numpy as np
 import zstandard
 
 from regatta.errors import CorruptError
-from regatta.store.dtypes import DType, Words
-from regatta.store.encodings import CHUNK, Encoding
 from regatta.store.folder import Packing
-from regatta.store.identity import Tensor
-from regatta.store.manifest import MAX_MANIFEST, Manifest
-from regatta.store.pack import Segment, manifest_record, stream_table
+from regatta.store.format.dtypes import DType, Words
+from regatta.store.format.encodings import CHUNK, Encoding
+from regatta.store.format.manifest import MAX_MANIFEST, Manifest
+from regatta.store.format.pack_file import Segment, manifest_record, stream_table
+from regatta.store.format.tensor_id import Tensor
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 
 from regatta.errors import RegattaError
-from regatta.store.archive import archive
-from regatta.store.encodings import ENCODINGS
-from regatta.store.identity import Bits, word_count
-from regatta.store.speeds import measured_speeds
+from regatta.store.archive.archive import archive
+from regatta.store.archive.speeds import measured_speeds
+from regatta.store.format.encodings import ENCODINGS
+from regatta.store.format.tensor_id import Bits, word_count
 from regatta.store.store import ParameterStore
 from regatta.testing.store import bits_of
 

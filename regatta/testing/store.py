@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from regatta.errors import NotFoundError, UsageError
-from regatta.store.dtypes import DTYPES, DType
-from regatta.store.identity import Bits, Tensor, as_tensor
-from regatta.store.manifest import Manifest, Member, make_manifest
+from regatta.store.format.dtypes import DTYPES, DType
+from regatta.store.format.manifest import Manifest, Member, make_manifest
+from regatta.store.format.tensor_id import Bits, Tensor, as_tensor
 from regatta.store.slices import Partial
 
 played = settings(

@@ -26,10 +26,19 @@ from numpy.typing import NDArray
 
 from regatta.configuration import Scalar, config_id, initial_seed, unit_seed
 from regatta.data.order import batch_order
-from regatta.engine.events import Event, Outfit, Recipe, StateDurable, Task, TaskDone, TaskFailed, WorkerReady
+from regatta.engine.messages import (
+    Event,
+    Outfit,
+    Recipe,
+    StateDurable,
+    Task,
+    TaskDone,
+    TaskFailed,
+    WorkerReady,
+)
 from regatta.engine.workers.base import WorkerPool
 from regatta.frameworks import numpy as reference
-from regatta.store.states import StateFolder, read_weights
+from regatta.store.states.state_files import StateFolder, read_weights
 
 SEED = 5
 ROWS = (12, 7, 9)  # of the partitions

@@ -17,7 +17,7 @@ from regatta.web.scales import Axis
 if TYPE_CHECKING:
     import optuna
 
-    from regatta.engine.record import ConfigRecord, RunRecord
+    from regatta.journal.record import ConfigRecord, RunRecord
 
 FEWEST = 8  # configurations, below which shares would be noise
 NEARLY_ALL = 0.9

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from regatta.engine.record import ConfigRecord
+    from regatta.journal.record import ConfigRecord
 
 LOG_RATIO = 10  # the largest value over the smallest, below which a plain scale shows as much
 CROWDED = 0.2  # of the range, below which half of the values lie

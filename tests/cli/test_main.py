@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_journal import MadeRun
+from fake_run import MadeRun
 
 from regatta import __version__
 from regatta.cli import main as cli
@@ -26,7 +26,7 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     def run(args: object) -> int:
         raise error
 
-    monkeypatch.setattr("regatta.cli.commands.runs.run", run)
+    monkeypatch.setattr("regatta.cli.commands.runs.runs.run", run)
     return call("runs")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from locations import ROOT
 from safetensors.numpy import load_file, save_file
 
 from regatta.cli.main import main
@@ -185,7 +186,7 @@ def test_list(versions: Path, shell: Shell) -> None:
 
 
 def test_a_table_fits_its_terminal(versions: Path) -> None:
-    from regatta.cli.versions import version_table
+    from regatta.cli.output.version_tables import version_table
 
     with Repo.open() as repo:
         found = repo.versions()
@@ -327,5 +328,5 @@ def test_doctor(versions: Path, shell: Shell) -> None:
 def test_dlv_is_the_same_command(versions: Path) -> None:
     done = subprocess.run([*REGATTA, "list", "--names"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["base", "tuned", "wider"]
-    scripts = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    scripts = (ROOT / "pyproject.toml").read_text()
     assert 'dlv = "regatta.cli.main:entry"' in scripts and 'regatta = "regatta.cli.main:entry"' in scripts

@@ -14,7 +14,7 @@ import pytest
 
 from regatta.cli.main import main
 from regatta.repo import Repo
-from regatta.repo.staging import staged
+from regatta.repo.intake.staging import staged
 from regatta.testing.kills import Notes, read_notes
 
 

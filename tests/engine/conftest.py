@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from rays import RayNodes
+from ray_cluster import RayNodes
 
 
 @pytest.fixture(scope="session")

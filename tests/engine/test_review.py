@@ -13,14 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from locations import HELPERS
 from recipes import CLASSES, WIDTH, loss_fn, model_fn, plain_fn, plain_loss, small_data, train_fn
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
-from regatta.engine.events import Outfit, Recipe, Task, WorkerLost
-from regatta.engine.journal import Journal, read_journal
+from regatta.engine.messages import (
+    Outfit,
+    Recipe,
+    Task,
+    WorkerLost,
+)
 from regatta.engine.workers import open_pool
 from regatta.errors import DiskError, UsageError
+from regatta.journal.journal import Journal, read_journal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = {"batch_size": 5}
@@ -230,7 +236,7 @@ def test_a_disk_that_takes_no_states_ends_the_run_and_blames_nobody(tmp_path: Pa
     script.write_text(
         textwrap.dedent(f"""
         import resource, sys
-        sys.path[:0] = {[str(Path(__file__).parents[1])]!r}
+        sys.path[:0] = {[str(HELPERS)]!r}
         from recipes import loss_fn, model_fn, small_data
         from regatta import Cluster, launch, search
         data = small_data({str(tmp_path / "data")!r})
@@ -248,7 +254,7 @@ def test_failed_states_are_the_disks_fault_in_units_too(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pilot finds room, the first unit does not."""
-    from regatta.engine.workers import trainer
+    from regatta.engine.workers.training import trainer
 
     monkeypatch.setattr(trainer, "temporary", lambda path: Path("/dev/full"))
     with pytest.raises(DiskError, match="The state cannot be written"):

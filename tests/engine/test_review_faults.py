@@ -19,12 +19,12 @@ from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
-from regatta.engine.control import ask, knock
-from regatta.engine.course import Courses
-from regatta.engine.journal import Journal, Record
-from regatta.engine.runner import Runner
+from regatta.engine.controller.control_server import ask, knock
+from regatta.engine.controller.runner import Runner
+from regatta.engine.controller.trials import Courses
 from regatta.errors import RegattaError
-from regatta.launching import code_of
+from regatta.journal.journal import Journal, Record
+from regatta.run_folders import code_of
 from regatta.search.base import Goal, Search
 
 GOAL = Goal("loss", "min", 4, 0)

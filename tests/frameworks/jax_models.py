@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from regatta.frameworks.jax import Model, next_key
+from regatta.frameworks.jax.framework import Model, next_key
 
 WIDTH, CLASSES = 12, 3
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regatta.engine.workers.heritage import inherit
+from regatta.engine.workers.training.warm_start import inherit
 from regatta.frameworks import load_framework
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 2), np.float32)

@@ -15,10 +15,10 @@ from jax_models import CLASSES, MODELS, WIDTH, affine, classify, mlp, pair
 
 from regatta.errors import UsageError
 from regatta.frameworks import framework_of, load_framework
-from regatta.frameworks import jax as jax_framework
 from regatta.frameworks.base import Framework
-from regatta.frameworks.jax import Model, next_key, unit_key
-from regatta.store.states import read_weights
+from regatta.frameworks.jax import framework as jax_framework
+from regatta.frameworks.jax.framework import Model, next_key, unit_key
+from regatta.store.states.state_files import read_weights
 from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
 
 WHOLE = ("schedule", "dropout", "running mean", "layers")

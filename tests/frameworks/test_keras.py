@@ -17,10 +17,10 @@ from keras_models import MODELS, WIDTH, arrays, classify, compiled, draw, mlp, n
 
 from regatta.errors import UsageError
 from regatta.frameworks import framework_of, load_framework
-from regatta.frameworks import keras as keras_framework
 from regatta.frameworks.base import Framework
-from regatta.frameworks.keras_state import _as_array
-from regatta.store.states import read_weights
+from regatta.frameworks.keras import framework as keras_framework
+from regatta.frameworks.keras.state import _as_array
+from regatta.store.states.state_files import read_weights
 from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
 
 BACKEND = keras.backend.backend()

@@ -12,7 +12,7 @@ import pytest
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
-from regatta.engine.record import ConfigRecord
+from regatta.journal.record import ConfigRecord
 
 WIDTH, CLASSES, EPOCHS, SEED = 6, 3, 2, 7
 FRAMEWORKS = ("torch", "keras", "jax", "numpy")
@@ -46,7 +46,7 @@ def mixed_model(config: dict[str, Any]) -> Any:
         import jax
         import optax
 
-        from regatta.frameworks.jax import next_key
+        from regatta.frameworks.jax.framework import next_key
 
         return {"w": jax.random.normal(next_key(), (WIDTH, CLASSES))}, optax.adam(config["lr"])
     from regatta.frameworks.numpy import SGD
@@ -116,7 +116,7 @@ def test_jax_by_hops_is_a_plain_loop_of_jax(mixture: Run, data: Dataset) -> None
     import jax.numpy as jnp
     import optax
 
-    from regatta.frameworks.jax import unit_key
+    from regatta.frameworks.jax.framework import unit_key
 
     config = mixture.find({"kind": "jax", "lr": 0.02, "batch_size": 5})
     key = jax.random.fold_in(unit_key(initial_seed(SEED, values(config))), 0)

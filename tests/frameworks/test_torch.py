@@ -13,9 +13,9 @@ from torch_models import CLASSES, MODELS, WIDTH, Odd, classify, mlp
 
 from regatta.errors import UsageError
 from regatta.frameworks import framework_of, load_framework
-from regatta.frameworks import torch as torch_framework
 from regatta.frameworks.base import Framework
-from regatta.store.states import read_weights
+from regatta.frameworks.torch import framework as torch_framework
+from regatta.store.states.state_files import read_weights
 from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
 
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from regatta.frameworks import torch as framework
+from regatta.frameworks.torch import framework
 from regatta.pack import Member, Pack
-from regatta.pack.state import same_bits
+from regatta.pack.member_state import same_bits
 
 ROWS = 150
 Made = tuple[nn.Module, torch.optim.Optimizer]

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from locations import ROOT
 from torch import nn
 
 from regatta.pack import Pack, Rates
 from regatta.pack.rates import Measured
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks"))
 cases: Any = importlib.import_module("pack_exactness")
 
 pytestmark = [

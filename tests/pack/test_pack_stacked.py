@@ -14,8 +14,13 @@ from torch import nn
 
 from regatta.pack import Pack
 from regatta.pack.fingerprint import fingerprint
-from regatta.pack.stack import Stack
-from regatta.pack.stacked import NotStackable, _sums_as_known, base_of, stacked
+from regatta.pack.stacked.stack import Stack
+from regatta.pack.stacked.tensors import (
+    NotStackable,
+    _sums_as_known,
+    base_of,
+    stacked,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from regatta import network
-from regatta.cli.described import tables
+from regatta.cli.output.version_text import tables
 from regatta.errors import NotFoundError, UsageError
 from regatta.repo import Repo
-from regatta.web import version
+from regatta.web import version_page
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_graphs_of_any_make_are_shown(repo: Repo) -> None:
     assert [(layer.shape, layer.parameters, layer.sources) for layer in layers] == [
         (None, (), ("b",)), ((1, "n"), (), ("a",)),
     ]  # fmt: skip
-    assert version.network_data(layers) is not None and list(tables(repo.portrait("odd")))
+    assert version_page.network_data(layers) is not None and list(tables(repo.portrait("odd")))
 
 
 def test_a_network_that_cannot_be_run_has_no_activations(repo: Repo) -> None:

@@ -14,12 +14,13 @@ from torch import nn
 
 from regatta import network
 from regatta.errors import NotFoundError, UsageError
-from regatta.repo import Repo, parameters
+from regatta.repo import Repo
 from regatta.repo.diff import ABSENT, Difference
-from regatta.repo.parameters import compare_weights
+from regatta.repo.inspect import parameters
+from regatta.repo.inspect.parameters import compare_weights
 from regatta.repo.weights import Weights, _value
-from regatta.store.identity import as_tensor
-from regatta.store.manifest import Member
+from regatta.store.format.manifest import Member
+from regatta.store.format.tensor_id import as_tensor
 from regatta.store.reader import Reader
 
 

@@ -14,9 +14,9 @@ from regatta import network
 from regatta.errors import CorruptError, DataError
 from regatta.network.bounds import BoundedNetwork, NotBounded, between
 from regatta.repo import Repo
+from regatta.repo.catalog.records import Version
 from regatta.repo.doctor import examine
 from regatta.repo.evaluate.progress import ahead
-from regatta.repo.records import Version
 
 
 def _leading(module: nn.Module, planes: int) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_nan_is_ahead_as_it_is_for_pytorch() -> None:
     ids=lambda module: type(module).__name__,
 )
 def test_settings_that_a_kind_does_not_have_are_not_dropped(module: nn.Module) -> None:
-    from regatta.network.torch_modules import described
+    from regatta.network.torch.modules import described
 
     kind, attributes = described(module)
     assert (kind, attributes["type"]) == ("OTHER", type(module).__name__)
@@ -185,7 +185,7 @@ def test_a_whole_number_beyond_floats_is_a_hyperparameter(tmp_path: Path) -> Non
 
 
 def test_sparse_tensors_in_a_file_are_refused(tmp_path: Path) -> None:
-    from regatta.frameworks.torch_files import read_state_dict
+    from regatta.frameworks.torch.files import read_state_dict
 
     torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
     with pytest.raises(DataError, match="sparse"):

@@ -6,7 +6,7 @@ import pytest
 
 from regatta import search
 from regatta.search.base import Action, Goal, Report, Train
-from regatta.search.foresee import caveat, foreseen
+from regatta.search.predict import caveat, foreseen
 
 GOAL = Goal("loss", "min", 9, seed=3)
 

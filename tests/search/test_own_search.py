@@ -6,16 +6,15 @@ import importlib.util
 import re
 import runpy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from locations import ROOT
 
 import regatta
 from regatta.search import Goal, Search
 from regatta.testing.search import SearchContract, run_to_end
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_search.py"
 PAGE = ROOT / "docs" / "searches.md"
 

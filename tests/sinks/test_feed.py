@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_journal import MadeRun
+from fake_run import MadeRun
 
-from regatta.engine.journal import Journal, Record, read_journal
-from regatta.engine.record import RunRecord
 from regatta.errors import MissingExtraError, UsageError
+from regatta.journal.journal import Journal, Record, read_journal
+from regatta.journal.record import RunRecord
 from regatta.sinks import csv, following, usable_sinks
 from regatta.sinks.base import need
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_journal import MadeRun
+from fake_run import MadeRun
 from mlflow import MlflowClient
 
-from regatta.engine.record import RunRecord
 from regatta.errors import UsageError
+from regatta.journal.record import RunRecord
 from regatta.sinks import export, following, mlflow
-from regatta.store.states import StateFolder
+from regatta.store.states.state_files import StateFolder
 
 # MLflow itself uses what SQLAlchemy has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning")

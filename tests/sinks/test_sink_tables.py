@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from made_journal import MadeRun
+from fake_run import MadeRun
 
-from regatta.engine.journal import Record
-from regatta.engine.record import RunRecord
 from regatta.errors import UsageError
+from regatta.journal.journal import Record
+from regatta.journal.record import RunRecord
 from regatta.sinks import export
 from regatta.sinks.base import usable_sinks
 from regatta.sinks.feed import send

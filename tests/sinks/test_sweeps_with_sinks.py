@@ -12,9 +12,9 @@ import pytest
 from recipes import eval_fn, loss_fn, model_fn, small_data
 
 from regatta import Cluster, Dataset, Sweep, open_run
-from regatta.engine.journal import Record
-from regatta.engine.record import RunRecord
 from regatta.errors import MissingExtraError, UsageError
+from regatta.journal.journal import Record
+from regatta.journal.record import RunRecord
 from regatta.search import grid
 
 

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_journal import MadeRun
+from fake_run import MadeRun
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, metadata
 
-from regatta.engine.record import RunRecord
 from regatta.errors import UsageError
+from regatta.journal.record import RunRecord
 from regatta.sinks import export, tensorboard
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regatta.store.encodings import by_name
 from regatta.store.folder import Packing
+from regatta.store.format.encodings import by_name
 from regatta.store.store import ParameterStore
 from regatta.testing.kills import snapshot_of
 from regatta.testing.store import bits_of

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from regatta.errors import CorruptError, NotFoundError, RegattaError
-from regatta.store.dtypes import DTYPES
+from regatta.store.format.dtypes import DTYPES
+from regatta.store.format.pack_file import ManifestRecord, Segment, stream_table
 from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index
-from regatta.store.pack import ManifestRecord, Segment, stream_table
 
 PACK = "cc" * 32
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, RegattaError, UsageError
 from regatta.store import reader
-from regatta.store.encodings import CHUNK, ENCODINGS, by_name
-from regatta.store.identity import Bits
+from regatta.store.format.encodings import CHUNK, ENCODINGS, by_name
+from regatta.store.format.tensor_id import Bits
 from regatta.store.reader import ChunkCache
 from regatta.store.slices import narrow
 from regatta.store.store import ParameterStore

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, RegattaError, UsageError
-from regatta.store.encodings import CHUNK, by_name
+from regatta.store.format.encodings import CHUNK, by_name
 from regatta.store.index import LOCAL, REMOTE
 from regatta.store.remote import Remote
 from regatta.store.store import ParameterStore

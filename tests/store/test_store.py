@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
-from regatta.store.encodings import ENCODINGS, by_name
-from regatta.store.identity import Bits
+from regatta.store.format.encodings import ENCODINGS, by_name
+from regatta.store.format.tensor_id import Bits
 from regatta.store.index import MAX_CHAIN
 from regatta.store.store import ParameterStore
 from regatta.testing.kills import random_plan

@@ -8,10 +8,10 @@ import random
 from typing import Any
 
 import pytest
-from made_journal import MadeRun
+from fake_run import MadeRun
 
 from regatta.configuration import config_id
-from regatta.engine.record import ConfigRecord, RunRecord
+from regatta.journal.record import ConfigRecord, RunRecord
 from regatta.web.importance import FANOVA, FOREST, Importance, importance
 from regatta.web.scales import axes_of
 

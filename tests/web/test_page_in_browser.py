@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from browser import BROWSER, probed
-from made_journal import MadeRun
+from fake_run import MadeRun
 
 from regatta.run import Run
-from regatta.web.gantt import page
+from regatta.web.gantt_page import page
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from browser import BROWSER, probed
-from made_journal import MadeRun
+from fake_run import MadeRun
 from searched import Searched
 
 from regatta import search
-from regatta.engine.record import RunRecord
+from regatta.journal.record import RunRecord
 from regatta.run import Run
-from regatta.web.report import page
+from regatta.web.report_page import page
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
 EVIL = "</script><img src=x onerror=\"errors.push('in')\"><script>errors.push('in')</script>"

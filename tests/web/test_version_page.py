@@ -17,7 +17,7 @@ from torch import nn
 
 from regatta import network
 from regatta.repo import Repo
-from regatta.web import differences, version
+from regatta.web import diff_page, version_page
 
 EVIL = "</script><img src=x onerror=\"errors.push('in')\"><script>errors.push('in')</script>"
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chromium here")
@@ -95,9 +95,9 @@ def data_of(text: str) -> dict[str, Any]:
 def pages(repo: Repo) -> list[str]:
     x = np.ones((2, 1, 8, 8), "f4")
     return [
-        version.page(repo.portrait("net", inputs={"": x})), version.page(repo.portrait(EVIL)),
-        version.page(repo.portrait("bare")), differences.page(repo.diff("net", EVIL, "bare")),
-        differences.page(repo.diff("net", "net")),
+        version_page.page(repo.portrait("net", inputs={"": x})), version_page.page(repo.portrait(EVIL)),
+        version_page.page(repo.portrait("bare")), diff_page.page(repo.diff("net", EVIL, "bare")),
+        diff_page.page(repo.diff("net", "net")),
     ]  # fmt: skip
 
 
@@ -125,15 +125,15 @@ def test_the_data_of_a_page(repo: Repo) -> None:
 
 
 def test_a_network_that_is_too_large_is_not_drawn(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version, "MOST_NODES", 3)
-    found = version.network_data(repo.portrait("net").layers)
+    monkeypatch.setattr(version_page, "MOST_NODES", 3)
+    found = version_page.network_data(repo.portrait("net").layers)
     assert found is not None and not found["boxes"] and len(found["nodes"]) == 7
 
 
 def test_long_curves_are_thinned(tmp_path: Path) -> None:
     with Repo.init(tmp_path) as made:
         made.commit("long", None, metrics={"loss": list(range(5000, 0, -1))}, git=False)
-        points = version.page_data(made.portrait("long"))["metrics"]["loss"]["points"]
+        points = version_page.page_data(made.portrait("long"))["metrics"]["loss"]["points"]
     assert len(points) <= 602 and points[-1] == [5000, 1]
 
 
@@ -167,7 +167,7 @@ def test_layers_that_differ_are_framed(repo: Repo, tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5))
     graph = network.from_torch(net, torch.zeros(1, 1, 8, 8))
     repo.commit("pooled", net.state_dict(), network=graph, git=False)
-    found = probed(differences.page(repo.diff("net", "pooled")), DIFF_PROBE, tmp_path)
+    found = probed(diff_page.page(repo.diff("net", "pooled")), DIFF_PROBE, tmp_path)
     assert found["errors"] == []
     assert found["boxes"] == ["same", "same", "added", "changed", "same"]
     assert found["told"].startswith("POOL") and "added" in found["told"]

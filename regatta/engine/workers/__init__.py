@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Outfit, Recipe, Task
+from regatta.engine.messages import Outfit, Recipe, Task
 from regatta.engine.workers.base import WorkerPool
 
 
@@ -30,7 +30,7 @@ def open_pool(cluster: Cluster, outfit: Outfit, widths: Callable[[Task], int] | 
     if width == 1:
         return _open_workers(cluster, outfit)
     from regatta.engine.workers.groups import GroupPool
-    from regatta.engine.workers.membership import check_sharable
+    from regatta.engine.workers.training.group_member import check_sharable
 
     if isinstance(outfit.sealed, Recipe):  # otherwise the workers find out
         check_sharable(outfit.sealed, width, outfit.sealed.framework)
@@ -40,7 +40,7 @@ def open_pool(cluster: Cluster, outfit: Outfit, widths: Callable[[Task], int] | 
 
 def _open_workers(cluster: Cluster, outfit: Outfit) -> WorkerPool:
     if cluster.kind == "ray":
-        from regatta.engine.workers.ray import RayPool
+        from regatta.engine.workers.ray.pool import RayPool
 
         return RayPool(cluster, outfit)
     from regatta.engine.workers.process import ProcessPool

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from regatta.engine.events import Event, Task
+from regatta.engine.messages import Event, Task
 
 
 class WorkerPool(Protocol):

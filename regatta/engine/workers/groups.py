@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from regatta.engine.events import (
+from regatta.engine.messages import (
     Address,
     Crew,
     DiskFull,
@@ -33,7 +33,7 @@ from regatta.engine.events import (
     WorkerReady,
 )
 from regatta.engine.workers.base import WorkerPool, refuse
-from regatta.engine.workers.seating import seated
+from regatta.engine.workers.form_groups import seated
 from regatta.errors import RegattaError
 
 Widths: TypeAlias = Callable[[Task], int]  # how many members of its group do a task

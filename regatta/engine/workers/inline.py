@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerReady, published
+from regatta.engine.messages import (
+    Event,
+    Outfit,
+    StateDurable,
+    Task,
+    WorkerReady,
+    published,
+)
 from regatta.engine.workers.base import refuse
-from regatta.engine.workers.memory import device_memory
-from regatta.engine.workers.trainer import Trainer, choose_device, thread_count
-from regatta.store.states import make_durable
+from regatta.engine.workers.training.device_memory import device_memory
+from regatta.engine.workers.training.trainer import Trainer, choose_device, thread_count
+from regatta.store.states.state_files import make_durable
 
 
 class InlinePool:

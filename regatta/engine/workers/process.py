@@ -32,11 +32,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import cloudpickle
 
 from regatta.cluster import Cluster
-from regatta.engine.events import Event, Outfit, StateDurable, Task, WorkerLost, WorkerReady, published, unsealed
+from regatta.engine.messages import (
+    Event,
+    Outfit,
+    StateDurable,
+    Task,
+    WorkerLost,
+    WorkerReady,
+    published,
+    unsealed,
+)
 from regatta.errors import RegattaError
 
 if TYPE_CHECKING:
-    from regatta.data.sharing.broker import Broker
+    from regatta.engine.sharing.broker import Broker
 
 Socket: TypeAlias = "Connection[Any, Any]"
 # With the paths of the controller and no others: a `random.py` in the present folder must not stand in for Python's.
@@ -116,7 +125,7 @@ class ProcessPool:
 
     def start(self) -> None:
         if self._given.sharing is not None:
-            from regatta.engine.workers.maker import makers_outfit, open_broker
+            from regatta.engine.sharing.preprocess_worker import makers_outfit, open_broker
 
             self._broker = open_broker(self._given, self._cluster.threads or 1, sys.path)
             if self._broker is not None:
@@ -286,8 +295,14 @@ def serve(file: int, blocks: int | None = None) -> None:
     side = _Side(Connection(file))
     hello: _Hello = side.hear()  # before the imports, for the controller may wait until a large one is taken
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
-    from regatta.engine.workers.memory import keep_freed
-    from regatta.engine.workers.trainer import Trainer, choose_device, limit_threads, memory_of, warm_up
+    from regatta.engine.workers.training.device_memory import keep_freed
+    from regatta.engine.workers.training.trainer import (
+        Trainer,
+        choose_device,
+        limit_threads,
+        memory_of,
+        warm_up,
+    )
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed()
@@ -299,8 +314,8 @@ def serve(file: int, blocks: int | None = None) -> None:
     gc.enable()
     trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
     if blocks is not None:
-        from regatta.data.sharing.lines import SocketLine
-        from regatta.data.sharing.reader import Reader
+        from regatta.engine.sharing.block_reader import Reader
+        from regatta.engine.sharing.connections import SocketLine
 
         trainer.supplies.reader = Reader(SocketLine.at(blocks))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
@@ -353,7 +368,7 @@ def _listen(side: _Side, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
 
 
 def _keep(side: _Side, worker: str, fresh: queue.SimpleQueue[Path]) -> None:
-    from regatta.store.states import make_durable
+    from regatta.store.states.state_files import make_durable
 
     while True:
         path = fresh.get()

@@ -16,7 +16,7 @@ from regatta.network.bounds.balls import FLOOR, LARGEST, Array, Ball, Rows, exac
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.bounds.windows import Windows, sliding
 from regatta.network.graph import Node
-from regatta.network.to_torch import split_role
+from regatta.network.torch.to_torch import split_role
 
 
 class Product(Protocol):

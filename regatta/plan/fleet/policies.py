@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from regatta.plan.fleet.convergence import Bounds
-from regatta.plan.fleet.fluid import Envelopes
-from regatta.plan.fleet.machines import Machines
+from regatta.plan.fleet.fluid_bound import Envelopes
+from regatta.plan.fleet.nodes import Machines
 from regatta.plan.fleet.rates import Floats, Rate, table
 
 Changes = Mapping[int, tuple[int, ...]]  # model: its devices from now on; none of them puts it back into the queue

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from regatta.errors import UsageError
-from regatta.plan.fleet.machines import Machines
+from regatta.plan.fleet.nodes import Machines
 
 Floats = NDArray[np.float64]
 TRUST = 4.0  # what the present model weighs against observations, in observations

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from regatta.errors import RegattaError, UsageError
-from regatta.plan.fleet.fluid import Envelopes, fluid
-from regatta.plan.fleet.machines import Machines
+from regatta.plan.fleet.fluid_bound import Envelopes, fluid
+from regatta.plan.fleet.nodes import Machines
 from regatta.plan.fleet.policies import Changes, Policy, Task, View
 from regatta.plan.fleet.rates import Rate, table
 

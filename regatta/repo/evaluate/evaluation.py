@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
+from regatta.repo.catalog.records import Records
 from regatta.repo.evaluate.progress import Answers, ahead, progress
 from regatta.repo.evaluate.reading import Reading
 from regatta.repo.evaluate.result import Evaluation, Stage
 from regatta.repo.evaluate.subject import Subject, inputs_for, subject_of, targets_for
-from regatta.repo.records import Records
 
 if TYPE_CHECKING:
-    from regatta.repo.records import Version
+    from regatta.repo.catalog.records import Version
     from regatta.repo.repo import Repo
 
 MOST_PLANES = 8
@@ -75,7 +75,7 @@ def _answers(
 
 def _compute(subject: Subject, reading: Reading, x: NDArray[Any], top_k: int, answers: Answers) -> None:
     """The open inputs by the model itself, with all its weights."""
-    from regatta.network.to_torch import outputs
+    from regatta.network.torch.to_torch import outputs
 
     left = answers.open
     values = outputs(subject.network, reading.values(), x[left])

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from regatta.errors import DataError, nearest
 from regatta.network.bounds import Ball, between, exactly
-from regatta.store.dtypes import DType, dtype_named, floats_of
-from regatta.store.encodings import ENCODINGS
-from regatta.store.identity import Bits, word_count
-from regatta.store.manifest import Member
+from regatta.store.format.dtypes import DType, dtype_named, floats_of
+from regatta.store.format.encodings import ENCODINGS
+from regatta.store.format.manifest import Member
+from regatta.store.format.tensor_id import Bits, word_count
 from regatta.store.slices import Partial
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.repo.records import Records, table_html
+from regatta.repo.catalog.records import Records, table_html
 
 
 @dataclass(frozen=True)

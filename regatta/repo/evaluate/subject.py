@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from regatta.errors import DataError, UsageError
 from regatta.network.graph import Edge, Network, Node
-from regatta.network.reading import from_json
-from regatta.repo.networks import canonical_json
+from regatta.network.json_form import from_json
+from regatta.repo.catalog.networks import canonical_json
 
 if TYPE_CHECKING:
-    from regatta.repo.records import Version
+    from regatta.repo.catalog.records import Version
     from regatta.repo.repo import Repo
 
 

@@ -21,13 +21,13 @@ from hostile import ATTACKS
 from xxhash import xxh3_64_intdigest
 
 from regatta.errors import CorruptError, RegattaError
-from regatta.store.dtypes import DTYPES
-from regatta.store.encodings import ENCODINGS
 from regatta.store.folder import PackFolder
-from regatta.store.identity import as_tensor, word_count
+from regatta.store.format.dtypes import DTYPES
+from regatta.store.format.encodings import ENCODINGS
+from regatta.store.format.manifest import parse_manifest
+from regatta.store.format.pack_file import TRAILER, Segment, read_records
+from regatta.store.format.tensor_id import as_tensor, word_count
 from regatta.store.index import LOCAL, Located, Stored
-from regatta.store.manifest import parse_manifest
-from regatta.store.pack import TRAILER, Segment, read_records
 from regatta.store.reader import ChunkCache, Reader, Request
 from regatta.store.writer import Encoder, unpack_manifest
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from regatta.errors import RegattaError
 from regatta.store import reader
-from regatta.store.pack import read_records
+from regatta.store.format.pack_file import read_records
 from regatta.store.store import ParameterStore
 
 SECONDS = 20.0

@@ -1,0 +1,130 @@
+"""`regatta archive`: all versions in less room."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.errors import UsageError
+
+if TYPE_CHECKING:
+    from regatta.cli.output.run_tables import Table
+    from regatta.repo.archive import Archived, Report
+
+SCHEMES, ALGORITHMS = ("independent", "parallel"), ("pas-mt", "pas-pt", "last", "mst", "spt")
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "archive",
+        help="keep all weights in less room, bit for bit",
+        description="Move what runs have left as files into the parameter store, and store everything anew: similar "
+        "weights as differences, the rest compressed harder. Nothing is lost but with --lossy, in the versions named.",
+    )
+    parser.add_argument("versions", metavar="VERSION", nargs="*", help="with --lossy: whose weights may lose bits")
+    parser.add_argument("--dry-run", action="store_true", help="say what it would save, and change nothing")
+    parser.add_argument(
+        "--budget", metavar="FACTOR", type=float,
+        help="reading a snapshot may take so many times as long as at best, for example 2; without it, any time",
+    )  # fmt: skip
+    parser.add_argument("--scheme", choices=SCHEMES, default="independent", help="how the tensors of one are read")
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="pas-mt", help="that plans it; pas-mt by default")
+    parser.add_argument(
+        "--progressive", action="store_true", help="so that leading bytes can still be read by themselves, for eval"
+    )
+    parser.add_argument("--lossy", metavar="SCHEME", help="float16, bfloat16, fixed-2..24, uniform-1..8, random-1..8")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.versions and args.lossy is None:
+        raise UsageError(
+            "An archive holds all versions; single ones are named for --lossy only.",
+            hint=f"Write: {command()} archive, or {command()} archive VERSION --lossy float16",
+        )
+    options = {"lossy": args.lossy, "budget": args.budget, "scheme": args.scheme, "algorithm": args.algorithm}
+    with opened_repo(args) as repo:
+        found = repo.archive(*args.versions, **options, progressive=args.progressive, dry_run=args.dry_run)
+    if args.json:
+        ui.write_json(_document(found, args.dry_run))
+        return 0
+    if found.report is None and not found.states:
+        ui.write("There are no weights to archive.")
+        return 0
+    ui.write_table(_table(found, args.dry_run))
+    for each in found.live:
+        ui.message(f"{each} is being trained: its states stay files until it ends")
+    if args.dry_run:
+        ui.message(f"Nothing was changed. To do it: {command()} archive")
+    elif found.report is not None and found.report.moved:
+        ui.message(f"What the old form took is freed after two weeks; at once: {command()} gc --grace 0")
+    return 0
+
+
+def _document(found: Archived, dry_run: bool) -> dict[str, Any]:
+    from regatta.cli.output.json_documents import document
+
+    states = {"states": found.states, "state_bytes": found.state_bytes, "live": found.live}
+    reports = {"trial": _report(found.trial), "store": _report(found.report)}
+    return document(dry_run=dry_run, **states, lossy=[asdict(each) for each in found.lessened], **reports)
+
+
+def _report(report: Report | None) -> dict[str, Any] | None:
+    if report is None:
+        return None
+    costs = {name: asdict(cost) for name, cost in report.snapshots.items()}
+    known = {**vars(report), "encodings": dict(report.encodings), "snapshots": costs}
+    return {**known, "saved": report.saved}
+
+
+def _table(found: Archived, dry_run: bool) -> Table:
+    from regatta.cli.output.numbers import count, size
+    from regatta.cli.output.run_tables import Cell, Column, Table
+
+    rows: list[list[Cell]] = []
+    if found.states:
+        where = "would go into the store" if dry_run else "went into the store"
+        after = size(found.trial.bytes_planned) if found.trial is not None else ""
+        rows.append(["states as files", size(found.state_bytes), after, f"{count(found.states, 'file')}, {where}"])
+    for each in found.lessened:
+        change = f"{count(each.snapshots, 'snapshot')}, no weight changes by more than {each.largest_change:.2g}"
+        rows.append([each.version, size(each.bytes_before), size(each.bytes_after), change])
+    if found.report is not None:
+        rows += _report_rows(found.report)
+    columns = [Column("archive"), Column("before", right=True), Column("after", right=True), Column("")]
+    return Table(columns, rows)
+
+
+def _report_rows(report: Report) -> Iterator[list[Any]]:
+    from regatta.cli.output.numbers import (
+        count,
+        seconds,
+        share,
+        size,
+    )
+
+    after = report.bytes_planned if report.bytes_after is None else report.bytes_after
+    saved = f"{report.saved:.0%} less" if report.saved > 0 else "as little as it was"
+    moved = f"{count(report.moved, 'tensor')} of {report.tensors:,} another way"
+    yield ["in the store", size(report.bytes_before), (size(after), "bold"), f"{saved}; {moved}"]
+    raw = size(report.bytes_raw)
+    yield [
+        "of the weights as they are",
+        share(report.bytes_before, report.bytes_raw),
+        share(after, report.bytes_raw),
+        raw,
+    ]
+    costs = list(report.snapshots.values())
+    if costs:
+        times = [seconds(statistics.median(getattr(cost, side) for cost in costs)) for side in ("before", "planned")]
+        worst = seconds(max(cost.planned for cost in costs))
+        yield ["to read a snapshot", *times, f"the median of {count(len(costs), 'snapshot')}; {worst} the slowest"]
+    kinds = ", ".join(f"{name} {number:,}" for name, number in sorted(report.encodings.items(), key=lambda i: -i[1]))
+    yield ["how", "", "", f"{kinds}; chains of up to {report.deepest}"]

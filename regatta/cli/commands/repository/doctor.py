@@ -1,0 +1,42 @@
+"""`regatta doctor`: what this environment and this repository are like, and what to do about what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from regatta import __version__
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo
+
+STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "doctor",
+        help="look whether all is well here, and say what to do where it is not",
+        description="Versions, extras, devices, disk, the repository, runs that were cut short; exit code 1 on errors.",
+    )
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.run_tables import Cell, Column, Table
+    from regatta.repo.doctor import examine, worst
+
+    found = examine(args.repo)
+    state = worst(found)
+    if args.json:
+        ui.write_json(document(regatta=__version__, state=state, findings=[asdict(each) for each in found]))
+        return 1 if state == "error" else 0
+    rows: list[list[Cell]] = [
+        [(each.state, STYLES[each.state]), each.what, each.says + (f"\n-> {each.remedy}" if each.remedy else "")]
+        for each in found
+    ]
+    columns = [Column(""), Column(""), Column("")]
+    ui.write_table(Table(columns, rows, above=(f"regatta {__version__}",)))
+    return 1 if state == "error" else 0

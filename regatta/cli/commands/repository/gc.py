@@ -1,0 +1,41 @@
+"""`regatta gc`: free what no version needs."""
+
+from __future__ import annotations
+
+import argparse
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, duration, opened_repo
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "gc",
+        help="free what no version needs any more",
+        description="Take away weights and files that no version, run or staged file needs, once they are old enough.",
+    )
+    parser.add_argument(
+        "--grace", metavar="TIME", type=duration, help="how old: 2w by default; 0 for all of it, 3h, 2d"
+    )
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.numbers import count, size
+
+    with opened_repo(args) as repo:
+        gone = repo.gc(grace=args.grace)
+    if args.json:
+        store = {"snapshots": gone.store.snapshots, "tensors": gone.store.tensors, "packs": gone.store.packs}
+        ui.write_json(document(bytes=gone.bytes, files=gone.files, names=gone.names, **store))
+        return 0
+    parts = [(gone.files, "file"), (gone.store.snapshots, "snapshot"), (gone.store.tensors, "tensor")]
+    said = ", ".join(count(number, what) for number, what in parts if number)
+    if said or gone.bytes:
+        ui.write(f"freed {size(gone.bytes)}{': ' if said else ''}{said}")
+    else:
+        ui.write("nothing to free")
+    return 0

@@ -1,0 +1,52 @@
+"""`regatta demo`: the main job on a small scale, from a sweep to a picture of what ran where."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, command
+
+PROGRAM = Path(__file__).parents[1] / "digits.py"
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "demo",
+        help="train eight small networks as one job and look at what happened",
+        description="Train eight small networks on four partitions of scikit-learn's digits, as one job.",
+    )
+    parser.add_argument("--program", action="store_true", help="print the program instead, to start from")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.program:
+        ui.write(PROGRAM.read_text().rstrip())
+        return 0
+    from regatta.cli.commands.runs.run import execute, present
+    from regatta.cli.load_sweep import load_sweep
+    from regatta.web.gantt_page import write_page
+
+    ui.message("Eight networks on scikit-learn's digits: 4 partitions, 3 epochs each, hopping between the workers.")
+    ui.message("PyTorch takes a few seconds to load, here and in each worker.")
+    finished = execute(load_sweep(str(PROGRAM)))
+    present(finished)
+    page = finished.folder / "gantt.html"
+    write_page(finished, page)
+    ui.message(f"What ran where: {os.path.relpath(page)} (open it in a browser)\n")
+    ui.steps("Try next:", _next(command(), finished.name))
+    return 0 if finished.record.status == "done" else 1
+
+
+def _next(regatta: str, name: str) -> dict[str, str]:
+    return {
+        f"{regatta} show {name}": "this leaderboard again; --json for programs",
+        f"{regatta} show {name} --gantt gantt.html": "the picture: a row for each worker, a colour for each model",
+        f"{regatta} replay {name}": "train it all again and compare every state, bit for bit",
+        f"{regatta} demo --program > digits.py": "the program, yours to change",
+        f"{regatta} explain digits.py": "the plan before it is spent: units, times, bytes to hop",
+        f"{regatta} run digits.py": "train your own version of it",
+    }

@@ -1,0 +1,91 @@
+"""`regatta explain FILE`: the plan of a sweep before anything is trained; `explain RUN --analyze`: how it came out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from regatta.cli import ui
+from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
+
+if TYPE_CHECKING:
+    from regatta.cli.output.run_tables import Table
+    from regatta.journal.analysis import Analysis, Row
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "explain",
+        help="print the plan of a sweep before training it, or how it came out",
+        description="How a sweep is trained and why: hops, packs, groups, shared data, and what was rejected.",
+    )
+    parser.add_argument("target", metavar="FILE|RUN", help=f"{FILE_HELP}; or the name of a run")
+    parser.add_argument("--analyze", action="store_true", help="of a run: what it took beside what was estimated")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.load_sweep import load_sweep, looks_like_file
+    from regatta.cli.output.json_documents import document
+    from regatta.errors import UsageError
+
+    if not looks_like_file(args.target):
+        return _explain_run(args)
+    if args.analyze:
+        raise UsageError(
+            f"{args.target} is a file; there is nothing to analyze before it is trained.",
+            hint=f"`regatta run {args.target}` trains it; give --analyze the name of the run.",
+        )
+    plan = load_sweep(args.target, args.repo).explain(progress=True)
+    if args.json:
+        ui.write_json(document(**plan.to_json()))
+    else:
+        ui.write(plan.text())
+    return 0
+
+
+def _explain_run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.run import open_run
+
+    found = open_run(args.target, repo=args.repo).analyze()
+    if args.json:
+        ui.write_json(document(**(found.to_json() if args.analyze else found.plan.to_json())))
+    elif args.analyze:
+        ui.write_table(_table(found))
+    else:
+        ui.write(found.plan.text())
+    return 0
+
+
+def _table(found: Analysis) -> Table:
+    from regatta.cli.output.numbers import seconds
+    from regatta.cli.output.run_tables import Column, Table
+
+    columns = [Column(""), *(Column(name, right=True) for name in ("estimated", "actual", "actual/estimated"))]
+    cells = [[row.what, *_figures(row)] for row in found.rows]
+    later = [
+        f"planned again after {seconds(other.after)}: {other.reason}; "
+        + (f"from there on {other.name}" if other.changed else f"it stayed with {other.name}")
+        for other in found.later
+    ]
+    if found.status != "done":
+        later.insert(0, f"it is {found.status}: actual is what it took so far, estimated is all of it")
+    return Table(columns, cells, above=(*found.plan.text().splitlines(), ""), below=("", *later) if later else ())
+
+
+def _figures(row: Row) -> list[str]:
+    from regatta.cli.output.numbers import seconds, size
+
+    spelled: dict[str, Callable[[float], str]] = {
+        "seconds": seconds,
+        "share": "{:.0%}".format,
+        "bytes": size,
+        "count": "{:,.0f}".format,
+        "hours": "{:.3g}".format,
+    }
+    told = ["" if value is None else spelled[row.measure](value) for value in (row.estimated, row.actual)]
+    return [*told, "" if row.ratio is None else f"{row.ratio:.2f}"]

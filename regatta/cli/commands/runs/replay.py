@@ -1,0 +1,47 @@
+"""`regatta replay RUN`: train a run again as its journal says, and compare every state."""
+
+from __future__ import annotations
+
+import argparse
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
+
+SHOWN = 10
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "replay",
+        help="train a run again and compare every state, bit for bit",
+        description="Train a run again in the order that its journal holds; exit code 1 if any state differs.",
+    )
+    add_run(parser)
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.numbers import count
+
+    chosen = chosen_run(args)
+    training = sum(unit.kind == "train" for unit in chosen.record.units)
+    ui.message(f"Replaying {count(training, 'training unit')} of {chosen.name}")
+    report = chosen.replay()
+    if args.json:
+        figures = {"units": report.units, "equal": report.equal, "left_out": report.left_out}
+        ui.write_json(document(run=chosen.name, ok=report.ok, **figures, differing=report.differing))
+        return 0 if report.ok else 1
+    if report.ok:
+        ui.write(f"{chosen.name}: all {count(report.units, 'state')} equal, bit for bit")
+        if report.left_out:
+            ui.message(f"{count(report.left_out, 'unit')} of epochs that were not finished were left out")
+        return 0
+    ui.write(f"{chosen.name}: {len(report.differing)} of {count(report.units, 'state')} differ")
+    for row in report.differing[:SHOWN]:
+        ui.write("  " + ", ".join(f"{name} {value}" for name, value in row.items()))
+    if len(report.differing) > SHOWN:
+        ui.write(f"  and {len(report.differing) - SHOWN} more (--json lists all)")
+    return 1

@@ -1,0 +1,60 @@
+"""`regatta run FILE`: train the sweep that a file defines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_file, add_json, command
+
+if TYPE_CHECKING:
+    from regatta.run import Run
+    from regatta.sweep import Sweep
+
+SHOWN = 20
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "run",
+        help="train the sweep of a file",
+        description="Train the sweep that a Python file defines; the leaderboard goes to stdout, progress to stderr.",
+    )
+    add_file(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.load_sweep import load_sweep
+
+    return conclude(execute(load_sweep(args.file)), args.json)
+
+
+def conclude(finished: Run, as_json: bool) -> int:
+    """Show what a run came to; the exit code."""
+    from regatta.cli.output.json_documents import run_document
+
+    if as_json:
+        ui.write_json(run_document(finished.record, finished.folder))
+    else:
+        present(finished)
+        ui.message(f"More: {command()} show {finished.name} --gantt gantt.html")
+    return 0 if finished.record.status == "done" else 1
+
+
+def execute(sweep: Sweep) -> Run:
+    return sweep.launch(wait=True, progress=True)
+
+
+def present(finished: Run) -> None:
+    """Leaderboard, resources, and where the run is kept."""
+    from regatta.cli.output.run_tables import leaderboard, resources
+
+    ui.message()
+    ui.write_table(leaderboard(finished.record, limit=SHOWN))
+    ui.write("")
+    ui.write_table(resources(finished.record))
+    ui.message(f"\nKept in {os.path.relpath(finished.folder)}")

@@ -1,0 +1,94 @@
+"""`regatta show RUN`: a run's leaderboard and resources, one of its configurations, or its picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
+from regatta.cli.output.write_file import write_file
+
+if TYPE_CHECKING:
+    from regatta.journal.record import RunRecord
+    from regatta.run import Run
+
+SHOWN = 20
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "show",
+        help="a run's leaderboard, resources, and what ran where",
+        description="The leaderboard and the resources of a run, by the best value of each configuration.",
+    )
+    add_run(parser)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="one configuration: its epochs, its error")
+    parser.add_argument("--all", action="store_true", help=f"every configuration, not only the best {SHOWN}")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write a page with pictures of the search")
+    parser.add_argument("--accounts", action="store_true", help="what each configuration has cost, in time and bytes")
+    parser.add_argument("--gantt", metavar="FILE", type=Path, help="write a page that shows what ran where")
+    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, for Perfetto")
+    parser.add_argument(
+        "--export", metavar="SINK", help="send it to tensorboard, mlflow, csv or parquet; csv:FILE says where"
+    )
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    chosen = chosen_run(args)
+    written = _write_files(chosen, args)
+    if args.config is not None:
+        _show_config(chosen, args)
+    elif args.json:
+        from regatta.cli.output.json_documents import run_document
+
+        ui.write_json(run_document(chosen.record, chosen.folder))
+    elif not written:
+        _show_run(chosen.record, args)
+    for place in written:
+        ui.message(f"Wrote {place}")
+    return 0
+
+
+def _write_files(chosen: Run, args: argparse.Namespace) -> list[str]:
+    written = []
+    if args.report is not None:
+        from regatta.web import report_page
+
+        written.append(write_file(args.report, report_page.page(chosen), (".html", ".htm")))
+    if args.gantt is not None:
+        from regatta.web import gantt_page
+
+        written.append(write_file(args.gantt, gantt_page.page(chosen), (".html", ".htm")))
+    if args.trace is not None:
+        written.append(write_file(args.trace, json.dumps(chosen.chrome_trace()), (".json",)))
+    if args.export is not None:
+        written.append(chosen.export(args.export))
+    return written
+
+
+def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
+    from regatta.cli.output.run_tables import accounts, leaderboard, resources
+
+    ui.write_table(accounts(record) if args.accounts else leaderboard(record, limit=None if args.all else SHOWN))
+    ui.write("")
+    ui.write_table(resources(record))
+    for level, text in record.notes:
+        if level != "info":  # what was said in passing is no news any more
+            ui.message(f"{level}: {text}")
+
+
+def _show_config(chosen: Run, args: argparse.Namespace) -> None:
+    from regatta.cli.output import json_documents, run_tables
+
+    config = chosen.find(args.config)
+    if args.json:
+        content = json_documents.configuration(chosen.record, config)
+        ui.write_json(json_documents.document(run=chosen.name, configuration=content))
+    else:
+        ui.write_table(run_tables.configuration(chosen.record, config))

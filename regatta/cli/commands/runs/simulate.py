@@ -1,0 +1,113 @@
+"""`regatta simulate FILE|RUN --workers 4,8`: what a sweep would take elsewhere; `--suite`: experiments of papers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regatta.cli import ui
+from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
+
+if TYPE_CHECKING:
+    from regatta.cli.output.run_tables import Table
+
+
+MOST_WORKERS = 10_000
+FROM_PILOTS = "by hops alone: packs, groups and sharing are not played"
+FROM_UNITS = "by hops alone, every unit as long as it was in this run, with its packs, groups and shared data"
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "simulate",
+        help="what a sweep would take on other numbers of workers",
+        description="Plan a sweep, or a run with its measured times, on other numbers of workers; nothing is trained. "
+        "Or play an experiment of the papers with any of the policies: fleet, fleet-harsh, hoho, regimes.",
+    )
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("target", metavar="FILE|RUN", nargs="?", help=f"the name of a run, or {FILE_HELP}")
+    target.add_argument(
+        "--suite", metavar="NAME", help="an experiment of the papers: fleet, fleet-harsh, hoho, regimes"
+    )
+    parser.add_argument("--workers", metavar="N,N,...", type=worker_counts, help="default: 1,2,4,8,16, or the suite's")
+    suite = parser.add_argument_group("of a suite")
+    suite.add_argument("--policies", metavar="NAME,NAME,...", type=names, help="default: the main ones of the suite")
+    suite.add_argument("--node", metavar="N", type=int, help="devices of a node (default: 4)")
+    suite.add_argument("--draws", metavar="N", type=int, help="random draws to average over (default: 3)")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def worker_counts(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and 0 < int(word) <= MOST_WORKERS for word in words):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers from 1 to {MOST_WORKERS:,}, such as 4,8,16"
+        )
+    return [int(word) for word in words]
+
+
+def names(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.suite is not None:
+        return _run_suite(args)
+    from regatta.cli.load_sweep import load_sweep, looks_like_file
+    from regatta.cli.output.json_documents import document
+    from regatta.errors import UsageError
+    from regatta.run import open_run
+
+    of_suites = [f"--{name}" for name in ("policies", "node", "draws") if getattr(args, name) is not None]
+    if of_suites:
+        raise UsageError(f"{', '.join(of_suites)}: only for a --suite; a sweep or a run is played by hops.")
+    is_file = looks_like_file(args.target)
+    source = load_sweep(args.target, args.repo) if is_file else open_run(args.target, repo=args.repo)
+    rows = source.what_if(args.workers or [1, 2, 4, 8, 16])
+    if args.json:
+        ui.write_json(document(target=args.target, workers=rows))
+    else:
+        ui.write_table(_table(rows, FROM_PILOTS if is_file else FROM_UNITS))
+    return 0
+
+
+def _run_suite(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.numbers import seconds
+    from regatta.cli.output.run_tables import Column, Table
+    from regatta.plan.papers.suites import run_suite
+
+    node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
+    rows = run_suite(args.suite, devices=args.workers, each=node, policies=args.policies, draws=draws)
+    if args.json:
+        ui.write_json(document(suite=args.suite, rows=[asdict(row) for row in rows]))
+        return 0
+    columns = [Column("case"), Column("policy"), *(Column(name, right=True) for name in ("takes", "ratio", "speed-up"))]
+    cells = [[row.case, row.policy, seconds(row.seconds), f"{row.ratio:.3f}", f"{row.speedup:.2f}"] for row in rows]
+    ui.write_table(Table(columns, cells))
+    return 0
+
+
+def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
+    from regatta.cli.output.numbers import seconds
+    from regatta.cli.output.run_tables import Column, Table
+
+    names = ("workers", "expected", "at least", "ratio", "speed-up", "busy")
+    cells = [
+        [
+            str(row["workers"]),
+            seconds(row["makespan"]),
+            seconds(row["bound"]),
+            f"{row['ratio']:.3f}",
+            f"{row['speedup']:.2f}",
+            f"{row['utilisation']:.0%}",
+            row["bound_by"],
+        ]
+        for row in rows
+    ]
+    return Table([*(Column(name, right=True) for name in names), Column("bound by")], cells, below=(below,))

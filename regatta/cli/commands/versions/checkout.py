@@ -1,0 +1,56 @@
+"""`regatta checkout VERSION PATH`: weights back to a file, or a version to a folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, opened_repo
+from regatta.errors import ConflictError
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "checkout",
+        help="write the weights of a version to a file, or all of it to a folder",
+        description="PATH ends in .safetensors, .npz, .pt or .pth for the weights alone; anything else is a folder, "
+        "which gets weights.safetensors, version.json and files/. Nothing is written elsewhere.",
+    )
+    add_version(parser)
+    parser.add_argument("path", metavar="PATH", help="where to")
+    parser.add_argument(
+        "--snapshot", metavar="N", help="an epoch, a position where none has an epoch, or how an id begins; the last"
+    )
+    parser.add_argument("--force", action="store_true", help="write over what is there")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.numbers import size
+
+    with opened_repo(args) as repo:
+        version = repo.version(args.version)
+        snapshot = wanted_snapshot(args.snapshot)
+        try:
+            path = repo.checkout(version, args.path, snapshot=snapshot, overwrite=args.force)
+        except ConflictError as error:
+            raise ConflictError(error.message, place=error.place, hint="Name another place, or --force.") from error
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    total = sum(each.stat().st_size for each in files)
+    if args.json:
+        ui.write_json(document(reference=version.reference, id=version.id, path=path, files=files, bytes=total))
+    else:
+        many = "" if path.is_file() else f", {len(files)} files"
+        ui.write(f"{version.reference} -> {os.path.relpath(path)}{many}, {size(total)}")
+    return 0
+
+
+def wanted_snapshot(text: str | None) -> int | str | None:
+    """A small number is an epoch, anything longer the beginning of an id."""
+    if text is not None and text.removeprefix("-").isdecimal() and len(text) <= 9:
+        return int(text)
+    return text

@@ -1,0 +1,119 @@
+"""`regatta commit NAME`: make a version of what is staged; `--run RUN` makes versions of a run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, assignments, command, opened_repo
+from regatta.errors import UsageError
+
+if TYPE_CHECKING:
+    from regatta.repo import Repo
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "commit",
+        help="make a version of what is staged",
+        description="Make a version of what is staged. It is there for good when this ends, whoever is killed next. "
+        "The git commit around the current folder is noted.",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of the model; by default that of its first parent")
+    parser.add_argument("-m", "--message", default="", help="what it is")
+    parser.add_argument(
+        "--parent", metavar="VERSION", action="append", default=[], help="what it came out of; may be said again"
+    )
+    parser.add_argument(
+        "--tag", metavar="TAG", action="append", default=[], help="a tag for it, moved where it is used"
+    )
+    parser.add_argument(
+        "--param", metavar="NAME=VALUE", action="append", default=[], help="a hyperparameter, beside those of files"
+    )
+    parser.add_argument("--metric", metavar="NAME=NUMBER", action="append", default=[], help="what it came to")
+    parser.add_argument("--run", metavar="RUN", dest="of_run", help="instead: versions of a run, one a configuration")
+    parser.add_argument(
+        "--networks", action="store_true", help="with --run: read the networks, for which its own functions are called"
+    )
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    with opened_repo(args) as repo:
+        return _commit_run(repo, args) if args.of_run is not None else _commit(repo, args)
+
+
+def _commit(repo: Repo, args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.version_tables import version_entry
+    from regatta.repo.catalog.names import check_name
+    from regatta.repo.intake.staging import commit_staged
+
+    parents = [repo.version(parent) for parent in args.parent]
+    if args.name is None and not parents:
+        raise UsageError("The version needs a name.", hint=f"Write: {command()} commit NAME -m 'what it is'")
+    name = args.name if args.name is not None else parents[0].name
+    tags = [check_name(tag, "tag") for tag in args.tag]
+    given = {"hyperparameters": assignments(args.param), "metrics": _numbers(args.metric)}
+    ids = [parent.id for parent in parents]
+    made = commit_staged(repo, name, **given, parents=ids, message=args.message)
+    for tag in tags:
+        repo.tag(made, tag, move=True)
+    if args.json:
+        ui.write_json(document(committed=version_entry(made), tags=tags, parents=ids))
+        return 0
+    ui.write(f"{made.reference}  {made.id[:10]}{_contents(repo, made.reference)}")
+    ui.message(f"Look at it: {command()} desc {made.reference}")
+    return 0
+
+
+def _contents(repo: Repo, reference: str) -> str:
+    """What a version holds, in a few words."""
+    from regatta.cli.output.numbers import count
+
+    found = repo.describe(reference)
+    parts = [
+        (len(found.snapshots), "snapshot"),
+        (found.version.parameters or 0, "parameter"),
+        (len(found.version.hyperparameters), "hyperparameter"),
+        (len(found.version.metrics), "metric"),
+        (len(found.files), "file"),
+    ]
+    said = [count(number, what) for number, what in parts if number]
+    return f"  {', '.join(said)}" if said else ""
+
+
+def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.numbers import count
+    from regatta.cli.output.version_tables import version_entry
+    from regatta.repo.commit_run import commit_run
+    from regatta.run import open_run
+
+    if args.name is not None or args.param or args.metric or args.parent or args.tag:
+        raise UsageError("The versions of a run have names, values and parents of their own.", hint="Give --run alone.")
+    chosen = open_run(args.of_run, repo=repo.folder)
+    networks = chosen.sweep().networks(chosen.record) if args.networks else {}
+    versions = commit_run(repo, chosen.folder, record=chosen.record, networks=networks)
+    if args.json:
+        ui.write_json(document(run=chosen.name, versions=[version_entry(version) for version in versions]))
+        return 0
+    snapshots = sum(version.snapshots for version in versions)
+    graphs = sum(version.network is not None for version in versions)
+    parts = [(len(versions), "version"), (snapshots, "snapshot"), (graphs, "network")]
+    ui.write(f"{chosen.name}: {', '.join(count(number, what) for number, what in parts)}")
+    ui.message(f"Look at them: {command()} list --run {chosen.name}")
+    return 0
+
+
+def _numbers(words: list[str]) -> dict[str, float]:
+    found = {}
+    for name, value in assignments(words, "accuracy=0.97").items():
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"The metric {name!r} is {value!r:.100}, which is no number.") from None
+    return found

@@ -1,0 +1,48 @@
+"""`regatta delete VERSION ...`: forget versions; `gc` frees what only they needed."""
+
+from __future__ import annotations
+
+import argparse
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.errors import ConflictError
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "delete",
+        help="forget versions",
+        description="Forget versions: all of those named, or none. `gc` frees what only they needed.",
+    )
+    parser.add_argument("versions", metavar="VERSION", nargs="+", help="name@number, a tag, or how an id begins")
+    parser.add_argument("--force", action="store_true", help="also versions that have tags, or children")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+
+    with opened_repo(args) as repo:
+        chosen = list({found.id: found for found in map(repo.version, args.versions)}.values())
+        going = {version.id for version in chosen}
+        for version in reversed(chosen):
+            needed = [child.reference for child in repo.children(version) if child.id not in going]
+            tags = [tag.name for tag in repo.tags() if tag.version == version.id]
+            if (needed or tags) and not args.force:
+                what = [*(f"the tag {tag!r}" for tag in tags), *(f"the child {child}" for child in needed)]
+                raise ConflictError(
+                    f"The version {version.reference} has {', '.join(what[:5])}.",
+                    hint="Delete it all the same: --force",
+                )
+        for version in chosen:
+            repo.delete(version, force=True)
+    if args.json:
+        ui.write_json(document(deleted=[{"reference": each.reference, "id": each.id} for each in chosen]))
+    else:
+        for version in chosen:
+            ui.write(f"deleted {version.reference}  {version.id[:10]}")
+        ui.message(f"What only they needed stays for two weeks; at once: {command()} gc --grace 0")
+    return 0

@@ -1,0 +1,119 @@
+"""`regatta eval VERSION --data FILE`: the labels of full precision, from as few bytes of the weights as that takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, opened_repo
+from regatta.errors import UsageError
+
+if TYPE_CHECKING:
+    from regatta.cli.output.run_tables import Cell, Table
+    from regatta.repo.evaluate import Evaluation
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "eval",
+        help="labels of inputs and accuracy, from the leading bytes of the weights",
+        description="Labels of inputs and accuracy. The two leading bytes of each weight are read, then more of those "
+        "that matter most, until every label is certainly that of full precision.",
+    )
+    add_version(parser)
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        required=True,
+        help="inputs and labels: .npz with x and y, .npy, .safetensors, .parquet",
+    )
+    parser.add_argument("--x", metavar="NAME", help="the array of the file that has the inputs; x by default")
+    parser.add_argument("--y", metavar="NAME", help="the one that has the true labels; y by default, where it is there")
+    parser.add_argument(
+        "--precision",
+        default="auto",
+        metavar="auto|full|K",
+        help="as little as is certain; all; or K bytes of each weight",
+    )
+    parser.add_argument(
+        "--budget", type=float, metavar="SHARE", help="read at most this share of the bytes, such as 0.5"
+    )
+    parser.add_argument("--top-k", type=int, default=1, metavar="K", help="the K best classes, in place of the best")
+    parser.add_argument("--snapshot", metavar="EPOCH", help="the weights after this epoch; the last by default")
+    parser.add_argument("--labels", metavar="FILE", type=Path, help="write the labels: .npy")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.repo.evaluate import read_data
+
+    if args.labels is not None and args.labels.suffix != ".npy":
+        raise UsageError(f"Labels are written as .npy, not to {str(args.labels)!r}.")
+    x, y = read_data(args.data, args.x, args.y)
+    snapshot = int(args.snapshot) if args.snapshot is not None and args.snapshot.isdecimal() else args.snapshot
+    with opened_repo(args) as repo:
+        found = repo.evaluate(
+            args.version, x, y, precision=args.precision, top_k=args.top_k, snapshot=snapshot, budget=args.budget
+        )
+    if args.labels is not None:
+        _write_labels(found, args.labels)
+    if args.json:
+        certain = found.certain.tolist()
+        ui.write_json(document(evaluation={**found.summary(), "labels": found.labels.tolist(), "is_certain": certain}))
+    else:
+        ui.write_table(_table(found))
+    if found.fallback is not None:
+        ui.message(f"All weights were read: {found.fallback}.")
+    return 0
+
+
+def _write_labels(found: Evaluation, path: Path) -> None:
+    import numpy as np
+
+    try:
+        np.save(path, found.labels)
+    except OSError as error:
+        raise UsageError(f"Cannot write {str(path)!r}: {error.strerror}.") from error
+    ui.message(f"Wrote {path}")
+
+
+def _table(found: Evaluation) -> Table:
+    from regatta.cli.output import numbers
+    from regatta.cli.output.run_tables import Column, Table
+
+    names = ("stage", "read", "bytes", "of full", "open", "certain by intervals", "by backward bound", "computed")
+    columns = [Column(name, right=name not in ("read",)) for name in names]
+    rows: list[list[Cell]] = [
+        [
+            str(number), stage.read, numbers.size(stage.bytes), numbers.share(stage.bytes, found.bytes_full),
+            f"{stage.open:,}", f"{stage.intervals:,}", f"{stage.backward:,}", f"{stage.computed:,}",
+        ]
+        for number, stage in enumerate(found.stages, 1)
+    ]  # fmt: skip
+    return Table(columns, rows, above=_heading(found), below=_below(found))
+
+
+def _heading(found: Evaluation) -> tuple[str, ...]:
+    from regatta.cli.output import numbers
+
+    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4f}"
+    best = "" if found.top_k == 1 else f" ({found.top_k} best classes)"
+    return (f"{found.version}: {numbers.count(len(found.labels), 'input')}{best}{accuracy}",)
+
+
+def _below(found: Evaluation) -> tuple[str, ...]:
+    from regatta.cli.output import numbers
+
+    sure = int(found.certain.sum())
+    lines = [
+        f"{numbers.size(found.bytes_read)} of {numbers.size(found.bytes_full)} read ({found.share:.1%}); "
+        f"an input on its own needs {found.mean_share:.1%} in the mean"
+    ]
+    if sure < len(found.labels):
+        lines.append(f"{len(found.labels) - sure:,} labels are not certain to be those of full precision")
+    return tuple(lines)

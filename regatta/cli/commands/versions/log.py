@@ -1,0 +1,73 @@
+"""`regatta log VERSION`: a version and all that it came out of."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, opened_repo
+
+if TYPE_CHECKING:
+    from regatta.repo import Repo, Versions
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "log",
+        help="a version and all that it came out of",
+        description="A version, its parents and theirs, the newest first, as git's log tells of commits. "
+        "Without VERSION: every version.",
+    )
+    add_version(parser, optional=True)
+    parser.add_argument("-n", "--last", metavar="N", type=int, help="so many at most")
+    parser.add_argument("--oneline", action="store_true", help="a line for each")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.version_tables import listed_entries
+    from regatta.repo import Versions
+
+    with opened_repo(args) as repo:
+        if args.version is not None:
+            whole = repo.log(args.version)
+        else:
+            every = repo.versions(limit=args.last)
+            whole = Versions(every, repo.links(every))
+        found = Versions(whole[: args.last], whole.links)
+        if args.json:
+            ui.write_json(document(versions=listed_entries(found, repo.tags())))
+        elif found:
+            _show(repo, found, args.oneline)
+        else:
+            ui.message("There is no version yet.")
+    return 0
+
+
+def _show(repo: Repo, found: Versions, oneline: bool) -> None:
+    from regatta.cli.output.version_tables import (
+        drawn,
+        heading,
+        links_by_version,
+        log_lines,
+        tags_by_version,
+    )
+
+    tags, by_id = tags_by_version(repo.tags()), {version.id: version for version in found}
+    names = {version.id: version.reference for version in found}
+    links = links_by_version(found.links)
+    for node in drawn(found, found.links):
+        version = by_id[node.id]
+        for line in node.above:
+            ui.write(line)
+        ui.write(f"{node.prefix} {heading(version, tags.get(version.id, []))}")
+        for line in node.below:
+            ui.write(line)
+        if not oneline:
+            for text in log_lines(version, links.get(version.id, []), names):
+                ui.write(f"{node.beside:{len(node.prefix)}} {text}".rstrip())
+            ui.write(node.beside)

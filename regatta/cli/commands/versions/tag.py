@@ -1,0 +1,95 @@
+"""`regatta tag`: names of your own for versions, to be moved as better ones come."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.errors import ConflictError, UsageError
+
+if TYPE_CHECKING:
+    from regatta.repo import Repo
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(
+        "tag",
+        help="list tags, or give a version a name of its own",
+        description="Without arguments: all tags. With NAME and VERSION: that version gets the tag.",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="of the tag, such as production")
+    parser.add_argument("version", metavar="VERSION", nargs="?", help="a name, name@number, tag, or how an id begins")
+    parser.add_argument("--move", action="store_true", help="take the tag from the version that has it")
+    parser.add_argument("--delete", action="store_true", help="let go of the tag; the version stays")
+    add_repo(parser)
+    add_json(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    with opened_repo(args) as repo:
+        if args.name is None:
+            _list(repo, args.json)
+        elif args.delete:
+            _delete(repo, args)
+        else:
+            _set(repo, args)
+    return 0
+
+
+def _set(repo: Repo, args: argparse.Namespace) -> None:
+    from regatta.cli.output.json_documents import document
+
+    if args.version is None:
+        raise UsageError("Which version is to get the tag?", hint=f"Write: {command()} tag {args.name} VERSION")
+    version = repo.version(args.version)
+    try:
+        tag = repo.tag(version, args.name, move=args.move)
+    except ConflictError as error:
+        move = error.hint is not None  # the other reason, a version of that name, nothing can be done about
+        raise ConflictError(error.message, hint="Move it: --move" if move else None) from error
+    if args.json:
+        ui.write_json(document(tag=_entry(tag.name, version, tag.created)))
+    else:
+        ui.write(f"{tag.name} is {version.reference}")
+
+
+def _delete(repo: Repo, args: argparse.Namespace) -> None:
+    from regatta.cli.output.json_documents import document
+
+    if args.version is not None:
+        raise UsageError("A tag is deleted by its name alone.", hint=f"Write: {command()} tag --delete {args.name}")
+    repo.untag(args.name)
+    if args.json:
+        ui.write_json(document(deleted=args.name))
+    else:
+        ui.write(f"{args.name} is no tag any more")
+
+
+def _list(repo: Repo, as_json: bool) -> None:
+    from regatta.cli.output.json_documents import document
+    from regatta.cli.output.run_tables import Cell, Column, Table
+
+    found = [(tag, repo.catalog.of_id(tag.version)) for tag in repo.tags()]
+    if as_json:
+        ui.write_json(document(tags=[_entry(tag.name, version, tag.created) for tag, version in found]))
+    elif found:
+        rows: list[list[Cell]] = [
+            [(tag.name, "bold"), version.reference, version.id[:10], _when(tag.created), version.message]
+            for tag, version in found
+        ]
+        names = ("tag", "version", "id", "since", "")
+        ui.write_table(Table([Column(name) for name in names], rows))
+    else:
+        ui.message(f"There is no tag yet. Give one: {command()} tag NAME VERSION")
+
+
+def _entry(name: str, version: Any, created: float) -> dict[str, Any]:
+    return {"name": name, "version": version.reference, "id": version.id, "created": created}
+
+
+def _when(created: float) -> str:
+    return datetime.fromtimestamp(created).strftime("%Y-%m-%d %H:%M")

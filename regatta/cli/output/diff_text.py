@@ -1,0 +1,131 @@
+"""What versions differ in, as people see it: what `diff` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from regatta.cli.output import numbers
+from regatta.cli.output.run_tables import Cell, Column, Table
+from regatta.cli.output.version_text import shape_text, value_text
+
+if TYPE_CHECKING:
+    from regatta.repo.diff import Comparison, Diff
+    from regatta.repo.inspect.layers import LayerDifference
+    from regatta.repo.inspect.parameters import ParameterDifference
+
+SHORT = 10
+BINS = 10  # of a histogram
+LONGEST = 48  # characters of a value
+STYLES = {"added": "green", "removed": "red", "changed": "yellow", "reshaped": "yellow", "rewired": "yellow"}
+SIGNS = {"added": "+", "removed": "-", "changed": "~", "reshaped": "~", "rewired": "~", "same": "="}
+
+
+def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
+    """A heading, then a table for each part that differs."""
+    yield _heading(found)
+    for name in ("metadata", "hyperparameters", "metrics", "files"):
+        shown = found.fields(name) if everything else found.fields(name).apart()
+        if shown:
+            columns = [Column(""), *(Column(label) for label in found.labels)]
+            rows: list[list[Cell]] = [[(each.name, "dim"), *(_cell(v, name) for v in each.values)] for each in shown]
+            yield Table(columns, rows, above=(name.capitalize(),))
+    for label, comparison in zip(found.labels[1:], found.comparisons, strict=True):
+        of = f" of {found.labels[0]} and {label}" if len(found.labels) > 2 else ""
+        yield from _comparison(comparison, of, everything)
+
+
+def _heading(found: Diff) -> Table:
+    rows: list[list[Cell]] = [
+        [
+            (side.label, "bold"),
+            (side.version.id[:SHORT], "dim"),
+            datetime.fromtimestamp(side.version.created).strftime("%Y-%m-%d %H:%M"),
+            "" if side.version.parameters is None else f"{side.version.parameters:,} parameters",
+        ]
+        for side in found.sides
+    ]
+    below = ("They differ in nothing.",) if found.same else ()
+    return Table([Column("version"), Column("id"), Column("created"), Column("")], rows, below=below)
+
+
+def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
+    layers = [layer for layer in each.network.layers if everything or layer.what != "same"]
+    if layers:
+        said = tuple(
+            f"{sign} {text}"
+            for sign, text in (("-", each.network.left_expression), ("+", each.network.right_expression))
+            if text is not None and each.network.left_expression != each.network.right_expression
+        )
+        columns = [Column(""), Column("layer"), Column("kind"), Column("")]
+        same = f"{len(each.network.layers) - len(layers)} layers are the same" if not everything else ""
+        yield Table(columns, [_layer(layer) for layer in layers], (f"Network{of}", *said), (same,) if same else ())
+    tensors = [tensor for tensor in each.parameters if everything or tensor.what != "same"]
+    if tensors:
+        yield _weights(each, tensors, of, everything)
+
+
+def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, everything: bool) -> Table:
+    columns = [
+        Column(""), Column("tensor"), Column("shape"), Column("distance", True), Column("relative", True),
+        Column("moved", True), Column("distributions"),
+    ]  # fmt: skip
+    same = sum(tensor.what == "same" for tensor in each.parameters)
+    notes = [f"{numbers.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []
+    partly = [tensor for tensor in tensors if 0 < tensor.planes < 4 and tensor.distance and not tensor.distance.exact]
+    if partly:
+        notes.append(
+            f"from {partly[0].planes} bytes of each weight: ± is how far a figure can be off (--exact reads all); "
+            "moved is the share of weights in another bin"
+        )
+    return Table(
+        columns, [_tensor(tensor) for tensor in tensors], (f"Weights{of}",), () if everything else tuple(notes)
+    )
+
+
+def _layer(layer: LayerDifference) -> list[Cell]:
+    name = layer.left or layer.right or ""
+    renamed = f"{name} -> {layer.right}" if layer.left and layer.right and layer.left != layer.right else name
+    changes = ", ".join(f"{key} {value_text(a)} -> {value_text(b)}" for key, (a, b) in layer.changes.items())
+    said = "other operands" if layer.what == "rewired" else changes
+    return [(SIGNS[layer.what], STYLES.get(layer.what, "")), renamed, layer.kind, said]
+
+
+def _tensor(tensor: ParameterDifference) -> list[Cell]:
+    shapes = [shape_text(shape) for shape in tensor.shapes if shape is not None]
+    renamed = tensor.left and tensor.right and tensor.left != tensor.right
+    return [
+        (SIGNS[tensor.what], STYLES.get(tensor.what, "")),
+        f"{tensor.left} -> {tensor.right}" if renamed else tensor.name,
+        " -> ".join(dict.fromkeys(shapes)),
+        _distance(tensor),
+        "" if tensor.relative is None else str(tensor.relative),
+        "" if tensor.moved is None else f"{tensor.moved:.1%}",
+        " ".join(histogram.drawn(BINS) for histogram in tensor.histograms if histogram is not None),
+    ]
+
+
+def _distance(tensor: ParameterDifference) -> str:
+    """The norm of the difference; where there is none, as shapes differ, the norms of the two."""
+    if tensor.distance is not None:
+        return str(tensor.distance)
+    known = [f"{norm.middle:.3g}" for norm in tensor.norms if norm is not None]
+    return f"norm {' -> '.join(known)}" if known else ""
+
+
+def _cell(value: Any, section: str) -> str:
+    from regatta.repo.diff import ABSENT
+
+    if value is ABSENT:
+        return "-"
+    if section == "files":
+        return str(value)[:SHORT]
+    text = numbers.metric(value) if section == "metrics" else _words(value)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ", ".join(value)
+    return numbers.scalar(value)

@@ -1,0 +1,132 @@
+"""One frame of the live display: progress, workers, configurations, never taller than the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from regatta.cli.output import numbers
+from regatta.cli.output.run_tables import last_value, split_values, status_cell
+
+if TYPE_CHECKING:
+    from regatta.journal.record import ConfigRecord, RunRecord, WorkerRecord
+
+DOING = {"train": "trains", "eval": "evaluates", "pilot": "tries"}
+
+
+class PaceLike(Protocol):
+    @property
+    def rate(self) -> float | None: ...
+
+    def left(self, units: int, longest: float, now: float) -> float | None: ...
+
+
+def picture(record: RunRecord, pace: PaceLike, now: float, width: int, height: int) -> RenderableType:
+    """The frame for a terminal of this size; what does not fit is counted, not shown."""
+    room = max(4, height - 1)  # the cursor's line stays free
+    workers = _choose_workers(record, limit=max(1, room // 3))
+    hidden_workers = len(record.workers) - len(workers)
+    parts: list[RenderableType] = [_overall(record, pace, now, width), _worker_grid(workers, now)]
+    if hidden_workers:
+        parts.append(Text(f"and {numbers.count(hidden_workers, 'more worker')}", style="dim"))
+    room -= 1 + max(1, len(workers)) + bool(hidden_workers)
+    if record.configs and room >= 4:
+        parts.extend(_configurations(record, room - 2, width))
+    return Group(*parts)
+
+
+def choose_configs(record: RunRecord, limit: int) -> list[ConfigRecord]:
+    """The best and the running ones, in the order of the leaderboard; the running ones get up to half the room."""
+    ranked = record.leaderboard()
+    if len(ranked) <= limit:
+        return ranked
+    running = [config for config in ranked if config.running][: max(1, limit // 2)]
+    chosen = {config.id for config in running}
+    for config in ranked:
+        if len(chosen) >= limit:
+            break
+        chosen.add(config.id)
+    return [config for config in ranked if config.id in chosen]
+
+
+def _overall(record: RunRecord, pace: PaceLike, now: float, width: int) -> RenderableType:
+    done, wanted = record.progress()
+    words = [f"{done}/{wanted} units"]
+    if pace.rate is not None:
+        words.append(f"{pace.rate:.3g}/s")
+    left = pace.left(wanted - done, record.longest_way(), now)
+    if left is not None:
+        words.append(f"{numbers.seconds(left)} left")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(total=max(1, wanted), completed=done, width=max(10, min(40, width - 50)))
+    grid.add_row(Text(record.name, style="bold"), bar, Text("  ".join(words)))
+    return grid
+
+
+def _choose_workers(record: RunRecord, limit: int) -> list[WorkerRecord]:
+    workers = sorted(record.workers.values(), key=lambda worker: (len(worker.name), worker.name))
+    if len(workers) <= limit:
+        return workers
+    busy_first = sorted(workers, key=lambda worker: worker.running is None)
+    return sorted(busy_first[: max(1, limit - 1)], key=workers.index)
+
+
+def _worker_grid(workers: Sequence[WorkerRecord], now: float) -> RenderableType:
+    if not workers:
+        return Text("workers are starting", style="dim")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for worker in workers:
+        grid.add_row(Text(worker.name, style="dim"), *_doing(worker, now))
+    return grid
+
+
+def _doing(worker: WorkerRecord, now: float) -> tuple[Text, ...]:
+    if not worker.up:
+        return (Text("gone", style="red"),)
+    if worker.running is None:
+        return (Text("idle", style="dim"),)
+    kind, config, epoch, partition = worker.running
+    since = Text(numbers.seconds(max(0.0, now - worker.since)), style="dim")
+    if kind == "pilot":
+        return Text(DOING[kind]), Text(config), Text(""), Text(""), since
+    return Text(DOING.get(kind, kind)), Text(config), Text(f"epoch {epoch}"), Text(f"partition {partition}"), since
+
+
+def _configurations(record: RunRecord, room: int, width: int) -> list[RenderableType]:
+    shown = choose_configs(record, room if len(record.configs) <= room else room - 1)
+    varying, _ = split_values(record.configs.values())
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    fitting = varying[: max(1, (width - 60) // 10)]
+    for name in ("configuration", *fitting, "epoch", record.metric, "", "status"):
+        grid.add_column(Text(name), no_wrap=True, justify="right" if name in ("epoch", record.metric) else "left")
+    for config in shown:
+        grid.add_row(*_row(record, config, fitting))
+    parts: list[RenderableType] = [Text(""), grid]
+    hidden = [config for config in record.configs.values() if config not in shown]
+    if hidden:
+        parts.append(Text(_more(hidden), style="dim"))
+    return parts
+
+
+def _row(record: RunRecord, config: ConfigRecord, names: Sequence[str]) -> list[Text]:
+    status = status_cell(config.status)
+    return [
+        Text(config.id, style="bold" if config.running else ""),
+        *(Text(numbers.scalar(config.values.get(name, "-"))) for name in names),
+        Text(f"{config.epoch}/{config.epochs}"),
+        Text(numbers.metric(last_value(config, record.metric))),
+        Text(numbers.sparkline(config.series(record.metric)), style="cyan"),
+        Text(status) if isinstance(status, str) else Text(*status),
+    ]
+
+
+def _more(hidden: Sequence[ConfigRecord]) -> str:
+    by_status = Counter(config.status for config in hidden)
+    parts = ", ".join(f"{number} {status}" for status, number in sorted(by_status.items()))
+    return f"and {len(hidden)} more: {parts}"

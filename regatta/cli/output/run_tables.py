@@ -1,0 +1,244 @@
+"""A run as tables of text, ready to be printed: what people read of it, in the order they ask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeAlias
+
+from regatta.cli.output import numbers
+
+if TYPE_CHECKING:
+    from regatta.journal.accounting import Resources
+    from regatta.journal.record import ConfigRecord, RunRecord
+
+Cell: TypeAlias = str | tuple[str, str]  # text, or text and its style
+
+STYLES = {
+    "done": "green",
+    "training": "cyan",
+    "running": "cyan",
+    "waiting": "dim",
+    "stopped": "yellow",
+    "interrupted": "yellow",
+    "failed": "red",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    right: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns, with lines of text above and below them."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+
+def status_cell(status: str) -> Cell:
+    return status, STYLES.get(status, "")
+
+
+def split_values(configs: Iterable[ConfigRecord]) -> tuple[list[str], dict[str, object]]:
+    """The names whose values differ between configurations, and the values that all of them share."""
+    all_values = [config.values for config in configs]
+    names = list(dict.fromkeys(name for values in all_values for name in values))
+    missing = object()
+    shared: dict[str, object] = {
+        name: all_values[0][name]
+        for name in names
+        if len({(type(v), v) for v in (values.get(name, missing) for values in all_values)}) == 1
+    }
+    return [name for name in names if name not in shared], shared
+
+
+def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
+    """Every configuration by its best value, best first; failed ones say why, within the limit or not."""
+    ranked = record.leaderboard()
+    shown = _within(ranked, limit)
+    varying, shared = split_values(ranked)
+    remarks = [remark(config, record.metric) for config in shown]
+    columns = [
+        Column("#", right=True),
+        Column("configuration"),
+        *(Column(name, right=_numeric(name, ranked)) for name in varying),
+        Column(f"best {record.metric}", right=True),
+        Column("at epoch", right=True),
+        Column("last", right=True),
+        Column("status"),
+        *([Column("remark")] if any(remarks) else []),
+    ]
+    rank = {config.id: number for number, config in enumerate(ranked, 1)}
+    rows = [_ranked_row(record, c, rank[c.id], varying) for c in shown]
+    if any(remarks):
+        rows = [[*row, text] for row, text in zip(rows, remarks, strict=True)]
+    left_out = len(ranked) - len(shown)
+    more = (f"and {numbers.count(left_out, 'more configuration')}",) if left_out else ()
+    return Table(columns, rows, above=(*_heading(record), *_shared_line(shared)), below=more)
+
+
+def remark(config: ConfigRecord, metric: str) -> str:
+    """The last line of a failed configuration's error, or where its metric stopped being a number."""
+    if config.error is not None:
+        lines = config.error.strip().splitlines()
+        return lines[-1] if lines else "failed without a message"
+    for epoch, value in zip(sorted(config.reports), config.series(metric), strict=True):
+        if math.isnan(value):
+            return f"{metric} was NaN at epoch {epoch}"
+    return ""
+
+
+def last_value(config: ConfigRecord, metric: str) -> float | None:
+    series = config.series(metric)
+    return series[-1] if series else None
+
+
+def resources(record: RunRecord) -> Table:
+    """Where the workers' time went, and what travelled."""
+    used = record.resources()
+    workers = record.most_workers() or len({unit.worker for unit in record.units})
+    total = used.workers
+    training = sum(unit.kind == "train" for unit in record.units)
+    evaluating = sum(unit.kind == "eval" for unit in record.units)
+    rows: list[list[Cell]] = [
+        ["wall", numbers.seconds(used.wall), "", numbers.count(workers, "worker")],
+        ["training", numbers.seconds(used.train), numbers.share(used.train, total), _units(training)],
+        ["evaluation", numbers.seconds(used.eval), numbers.share(used.eval, total), _units(evaluating)],
+        ["pilot", numbers.seconds(used.pilot), numbers.share(used.pilot, total), "to estimate unit times"],
+        ["idle", numbers.seconds(used.idle), numbers.share(used.idle, total), ""],
+        ["in units: hops", numbers.seconds(used.hop), numbers.share(used.hop, total), _hops(used)],
+        ["in units: saving", numbers.seconds(used.save), numbers.share(used.save, total), ""],
+        [
+            "in units: loading",
+            numbers.seconds(used.load),
+            numbers.share(used.load, total),
+            "data, once for each worker",
+        ],
+        ["until units count", numbers.seconds(used.journal), "", _journal(used)],
+    ]
+    columns = [Column("resources"), Column("time", right=True), Column("of workers", right=True), Column("")]
+    return Table(columns, rows)
+
+
+def accounts(record: RunRecord) -> Table:
+    """What each configuration has cost: seconds by what they went into, and bytes."""
+    kinds = ("train", "eval", "hop", "load", "save", "wait", "journal")
+    columns = [Column("configuration"), *(Column(kind, right=True) for kind in kinds)]
+    columns += [Column("hopped", right=True), Column("journal size", right=True)]
+    rows: list[list[Cell]] = []
+    for config in record.leaderboard():
+        cost = record.account(config.id)
+        seconds = [numbers.seconds(getattr(cost, f"{kind}_seconds")) for kind in kinds]
+        rows.append([config.id, *seconds, numbers.size(cost.hop_bytes), numbers.size(cost.journal_bytes)])
+    return Table(columns, rows)
+
+
+def run_list(records: Sequence[RunRecord]) -> Table:
+    """A line for each run, the newest last."""
+    columns = [
+        Column("run"),
+        Column("started"),
+        Column("status"),
+        Column("configurations", right=True),
+        Column("units", right=True),
+        Column("wall", right=True),
+        Column("best", right=True),
+        Column("metric"),
+    ]
+    return Table(columns, [_run_row(record) for record in records])
+
+
+def configuration(record: RunRecord, config: ConfigRecord) -> Table:
+    """One configuration: its metrics after each epoch and the order in which it visited the partitions."""
+    names = list(dict.fromkeys(name for metrics in config.reports.values() for name in metrics))
+    columns = [Column("epoch", right=True), *(Column(name, right=True) for name in names), Column("visits")]
+    rows: list[list[Cell]] = [
+        [
+            str(epoch),
+            *(_number_cell(config.reports[epoch].get(name)) for name in names),
+            " ".join(str(partition) for partition in config.visits(epoch)),
+        ]
+        for epoch in sorted(config.reports)
+    ]
+    above = [f"{config.id} of {record.name}: {config.status}, epoch {config.epoch} of {config.epochs}"]
+    above.extend(f"  {name} = {numbers.scalar(value)}" for name, value in config.values.items())
+    below = () if config.error is None else (config.traceback or config.error,)
+    return Table(columns, rows, above=tuple(above), below=below)
+
+
+def _within(ranked: list[ConfigRecord], limit: int | None) -> list[ConfigRecord]:
+    if limit is None or len(ranked) <= limit:
+        return ranked
+    failed = [config for config in ranked[limit:] if config.status == "failed"]
+    return [*ranked[:limit], *failed[:limit]]
+
+
+def _ranked_row(record: RunRecord, config: ConfigRecord, rank: int, varying: Sequence[str]) -> list[Cell]:
+    best = config.best(record.metric, record.mode)
+    return [
+        str(rank),
+        config.id,
+        *(numbers.scalar(config.values.get(name, "-")) for name in varying),
+        (numbers.metric(best[1]), "bold") if best else "none",
+        f"{best[0]}/{config.epochs}" if best else "-",
+        _number_cell(last_value(config, record.metric)),
+        status_cell(config.status),
+    ]
+
+
+def _number_cell(value: float | None) -> Cell:
+    return (numbers.metric(value), "red") if value is not None and math.isnan(value) else numbers.metric(value)
+
+
+def _numeric(name: str, configs: Iterable[ConfigRecord]) -> bool:
+    values = [config.values.get(name) for config in configs]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _heading(record: RunRecord) -> tuple[str, ...]:
+    better = "lower" if record.mode == "min" else "higher"
+    configs = numbers.count(len(record.configs), "configuration")
+    line = f"{record.name}: {record.status}, {configs}, {record.metric} ({better} is better)"
+    return (line, record.error.strip().splitlines()[0]) if record.error else (line,)
+
+
+def _shared_line(shared: dict[str, object]) -> tuple[str, ...]:
+    if not shared:
+        return ()
+    return ("in all: " + ", ".join(f"{name}={numbers.scalar(value)}" for name, value in shared.items()),)
+
+
+def _units(number: int) -> str:
+    return numbers.count(number, "unit")
+
+
+def _hops(used: Resources) -> str:
+    each = f", {numbers.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
+    return f"{numbers.count(used.hops, 'hop')}, {numbers.size(used.bytes_hopped)}{each}"
+
+
+def _journal(used: Resources) -> str:
+    return f"their states durable, their records in a journal of {numbers.size(used.journal_bytes)}"
+
+
+def _run_row(record: RunRecord) -> list[Cell]:
+    ranked = record.leaderboard()
+    best = ranked[0].best(record.metric, record.mode) if ranked else None
+    return [
+        record.name,
+        datetime.fromtimestamp(record.started).strftime("%Y-%m-%d %H:%M"),
+        status_cell(record.status),
+        str(len(record.configs)),
+        str(len(record.units)),
+        numbers.seconds(record.resources().wall),
+        numbers.metric(best[1] if best else None),
+        record.metric,
+    ]

@@ -1,0 +1,295 @@
+"""Versions as people and programs see them: rows of a table, lines of a log, documents of JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from regatta.cli.output import numbers
+from regatta.cli.output.lineage_graph import (
+    Drawn,
+    children_first,
+    draw,
+    strokes,
+)
+from regatta.cli.output.run_tables import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from regatta.repo import Version, Versions
+    from regatta.repo.catalog.records import Link, MetricRange, Tag
+
+SHORT = 10  # digits of an id that are shown
+COLUMNS, METRICS = 6, 2  # hyperparameters and metrics that are shown beside each other, unless all are wanted
+SENTENCE = 16  # the least room for a message, which is broken into lines
+_MISSING = object()
+
+
+def version_entry(version: Version) -> dict[str, Any]:
+    """A version as JSON; the keys stay."""
+    return {
+        "reference": version.reference,
+        "id": version.id,
+        "name": version.name,
+        "number": version.number,
+        "created": version.created,
+        "message": version.message,
+        "hyperparameters": version.hyperparameters,
+        "metrics": {name: asdict(found) for name, found in version.metrics.items()},
+        "metadata": version.metadata,
+        "git": version.git,
+        "run": run_name(version),
+        "config": version.config,
+        "network": version.network,
+        "snapshots": version.snapshots,
+        "parameters": version.parameters,
+        "bytes": version.bytes,
+    }
+
+
+def listed_entries(versions: Versions, tags: Iterable[Tag]) -> list[dict[str, Any]]:
+    """The same of several, with their tags and parents."""
+    tagged, links = tags_by_version(tags), links_by_version(versions.links)
+    found = []
+    for version in versions:
+        parents = [{"id": link.base, "kind": link.kind, "epoch": link.epoch} for link in links.get(version.id, [])]
+        found.append({**version_entry(version), "tags": tagged.get(version.id, []), "parents": parents})
+    return found
+
+
+def run_name(version: Version) -> str | None:
+    """The name of the run that left it: a series is a name and a hash."""
+    return None if version.run is None else version.run.rpartition(".")[0]
+
+
+def tags_by_version(tags: Iterable[Tag]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for tag in tags:
+        found.setdefault(tag.version, []).append(tag.name)
+    return found
+
+
+def links_by_version(links: Iterable[Link]) -> dict[str, list[Link]]:
+    """The links of each to its parents."""
+    found: dict[str, list[Link]] = {}
+    for link in links:
+        found.setdefault(link.derived, []).append(link)
+    return found
+
+
+def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[Drawn]:
+    """The lineage among these versions, children first."""
+    parents = {ident: [link.base for link in own] for ident, own in links_by_version(links).items()}
+    ids = [version.id for version in versions]
+    return draw(children_first(ids, parents), parents, strokes(sys.stdout.encoding))
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A column and its cells by version; the higher its rank, the sooner it goes where there is no room. 0 stays."""
+
+    column: Column
+    cells: Mapping[str, Cell]
+    rank: int
+    shrinks: bool = False
+
+    @property
+    def width(self) -> int:
+        texts = [cell if isinstance(cell, str) else cell[0] for cell in self.cells.values()]
+        widest = max(map(len, [self.column.name, *texts]))
+        return min(widest, SENTENCE) if self.shrinks else widest
+
+
+def version_table(
+    versions: Versions,
+    tags: Mapping[str, list[str]],
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    graph: bool = False,
+    wide: bool = False,
+    room: int | None = None,
+) -> Table:
+    """A row for each version: what tells it from the others, and the best that it came to.
+
+    Where the room, in characters, is not enough, the columns that matter least are left out, and named below.
+    """
+    shared, varying = _split([version.hyperparameters for version in versions])
+    nodes = drawn(versions, versions.links) if graph else []
+    names = varying if wide else varying[:COLUMNS]
+    columns = _columns(versions, names, _metrics(versions, metric, wide), tags, mode, room is None)
+    if not wide:
+        columns = _fitting(columns, room, max((len(node.prefix) + 2 for node in nodes), default=0))
+    cells = {version.id: [column.cells[version.id] for column in columns] for version in versions}
+    rows = _beside(nodes, cells) if graph else list(cells.values())
+    shown = [each.column for each in columns]
+    left_out = [name for name in varying if all(column.name != name for column in shown)]
+    return Table([*([Column("")] if graph else []), *shown], rows, _in_all(shared), _left_out(left_out))
+
+
+def _columns(
+    versions: Sequence[Version],
+    names: Sequence[str],
+    metrics: Sequence[str],
+    tags: Mapping[str, list[str]],
+    mode: str | None,
+    dates: bool,
+) -> list[_Shown]:
+    def column(
+        name: str, cell: Callable[[Version], Cell], rank: int, right: bool = False, shrinks: bool = False
+    ) -> _Shown:
+        return _Shown(Column(name, right), {version.id: cell(version) for version in versions}, rank, shrinks)
+
+    epochs = "epochs" if all(version.config for version in versions) else "snapshots"
+    found = [
+        column("version", lambda v: (v.reference, "bold"), 0),
+        column("id", lambda v: (v.id[:SHORT], "dim"), 90),
+        column("created", lambda v: _when(v.created, dates), 70),
+        *(
+            column(name, lambda v, name=name: _value(v, name), 10 + min(place, 40), _numeric(name, versions))  # type: ignore[misc]
+            for place, name in enumerate(names)
+        ),
+        *(
+            column(name, lambda v, name=name: _metric_cell(v, name, mode), 1 if not place else 60, True)  # type: ignore[misc]
+            for place, name in enumerate(metrics)
+        ),
+        column(epochs, lambda v: str(v.snapshots) if v.snapshots else "-", 75, True),
+        column("size", lambda v: numbers.size(v.bytes) if v.bytes is not None else "-", 80, True),
+        column("", lambda v: _remark(v, tags.get(v.id, [])), 5, shrinks=True),
+    ]
+    return [each for each in found if each.column.name or any(each.cells.values())]
+
+
+def _fitting(columns: Sequence[_Shown], room: int | None, taken: int) -> list[_Shown]:
+    """As many of the columns as there is room for, beside what is taken already."""
+    found = list(columns)
+    while room is not None and taken + sum(each.width + 2 for each in found) > room + 2:
+        last = max(found, key=lambda each: each.rank)
+        if not last.rank:
+            break
+        found.remove(last)
+    return found
+
+
+def best_of(found: MetricRange, name: str, mode: str | None = None) -> tuple[float, int | None]:
+    """The best value of a metric and the step at which it was; which is better is guessed by its name unless said."""
+    from regatta.repo.intake.metrics import usual_mode
+
+    least = (mode or usual_mode(name)) == "min"
+    return (found.lowest, found.lowest_step) if least else (found.highest, found.highest_step)
+
+
+def log_lines(version: Version, links: Iterable[Link], names: Mapping[str, str]) -> list[str]:
+    """What `log` says of a version, under its name; these are the links to its parents."""
+    when = datetime.fromtimestamp(version.created).strftime("%Y-%m-%d %H:%M:%S")
+    kept = numbers.count(version.snapshots, "snapshot") if version.snapshots else "no weights"
+    weights = f", {version.parameters:,} parameters" if version.parameters else ""
+    lines = [f"{when}  {kept}{weights}{_git(version)}"]
+    lines += [_sentence(link, names) for link in links]
+    if version.hyperparameters:
+        lines.append(", ".join(f"{name}={numbers.scalar(value)}" for name, value in version.hyperparameters.items()))
+    lines += [_metric_line(name, found) for name, found in version.metrics.items()]
+    return [*lines, *(f"    {line}" for line in version.message.splitlines())]
+
+
+def heading(version: Version, tags: Sequence[str]) -> str:
+    return f"{version.reference}  {version.id[:SHORT]}{_tagged(tags)}"
+
+
+def _git(version: Version) -> str:
+    if version.git is None:
+        return ""
+    branch = f" on {version.git['branch']}" if version.git.get("branch") else ""
+    return f"  git {version.git['commit'][:SHORT]}{branch}{', changed' if version.git.get('dirty') else ''}"
+
+
+def _sentence(link: Link, names: Mapping[str, str]) -> str:
+    epoch = "" if link.epoch is None else f" after epoch {link.epoch}"
+    what = {"derived": "derived from", "copy": "copy of", "clone": "clone of", "child": "child of"}
+    return f"{what.get(link.kind, link.kind)} {names.get(link.base, link.base[:SHORT])}{epoch}"
+
+
+def _metric_line(name: str, found: MetricRange) -> str:
+    value, step = best_of(found, name)
+    at = "" if step in (None, 0) else f" at {step}"
+    last = "" if found.last == value or step in (None, 0) else f", last {numbers.metric(found.last)}"
+    return f"{name} {numbers.metric(value)}{at}{last}"
+
+
+def _tagged(tags: Sequence[str]) -> str:
+    return f"  [{', '.join(tags)}]" if tags else ""
+
+
+def _remark(version: Version, tags: Sequence[str]) -> str:
+    text = version.message.strip().splitlines()[0] if version.message.strip() else ""
+    own = "" if version.config is not None and text == f"run {run_name(version)}" else text
+    status = version.metadata.get("status") if version.config is not None else None
+    parts = [_tagged(tags).strip(), str(status) if status not in (None, "done") else "", own]
+    return " ".join(part for part in parts if part)
+
+
+def _split(values: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """The hyperparameters that all share, and the names of those that tell them apart."""
+    names = list(dict.fromkeys(name for row in values for name in row))
+    if len(values) < 2:
+        return {}, names
+    shared = {}
+    for name in names:
+        found = [row.get(name, _MISSING) for row in values]
+        if all(type(value) is type(found[0]) and value == found[0] for value in found):
+            shared[name] = found[0]
+    return shared, [name for name in names if name not in shared]
+
+
+def _metrics(versions: Sequence[Version], wanted: str | None, wide: bool) -> list[str]:
+    """The metrics that most of them have; the one that was asked for first."""
+    counts: dict[str, int] = {}
+    for version in versions:
+        for name in version.metrics:
+            counts[name] = counts.get(name, 0) + 1
+    common = sorted(counts, key=lambda name: -counts[name])
+    chosen = [name for name in dict.fromkeys([*([wanted] if wanted else []), *common]) if name in counts]
+    return chosen if wide else chosen[:METRICS]
+
+
+def _value(version: Version, name: str) -> str:
+    return numbers.scalar(version.hyperparameters[name]) if name in version.hyperparameters else "-"
+
+
+def _when(created: float, dates: bool) -> str:
+    """With the year only where it is another, unless for programs."""
+    when = datetime.fromtimestamp(created)
+    same = not dates and when.year == datetime.now().year
+    return when.strftime("%m-%d %H:%M" if same else "%Y-%m-%d %H:%M")
+
+
+def _metric_cell(version: Version, name: str, mode: str | None) -> str:
+    found = version.metrics.get(name)
+    return "-" if found is None else numbers.metric(best_of(found, name, mode)[0])
+
+
+def _beside(nodes: Sequence[Drawn], cells: Mapping[str, list[Cell]]) -> list[list[Cell]]:
+    """Rows with the lineage before them; the lines between nodes are rows with nothing else."""
+    width = len(next(iter(cells.values()), []))
+    rows: list[list[Cell]] = []
+    for node in nodes:
+        rows += [[line, *[""] * width] for line in node.above]
+        rows.append([node.prefix, *cells[node.id]])
+        rows += [[line, *[""] * width] for line in node.below]
+    return rows
+
+
+def _numeric(name: str, versions: Sequence[Version]) -> bool:
+    found = [version.hyperparameters[name] for version in versions if name in version.hyperparameters]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
+
+
+def _in_all(shared: Mapping[str, Any]) -> tuple[str, ...]:
+    text = ", ".join(f"{name}={numbers.scalar(value)}" for name, value in shared.items())
+    return (f"in all: {text}",) if text else ()
+
+
+def _left_out(hidden: Sequence[str]) -> tuple[str, ...]:
+    return (f"not shown: {', '.join(hidden[:8])}{' ...' if len(hidden) > 8 else ''} (--all)",) if hidden else ()

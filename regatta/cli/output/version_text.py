@@ -1,0 +1,243 @@
+"""One version as people and programs see it: what `desc` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from regatta.cli.output import numbers
+from regatta.cli.output.run_tables import Cell, Column, Table
+
+if TYPE_CHECKING:
+    from regatta.repo.catalog.records import Link
+    from regatta.repo.describe import Portrait
+    from regatta.repo.inspect.distributions import Distribution
+    from regatta.repo.inspect.layers import Layer
+
+SHORT = 10
+SHOWN = 40  # layers and tensors, unless all are wanted
+FILES = 20
+BINS = 16
+SILENT = ("dims",)  # attributes that the shape of others tells
+
+
+def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
+    """The parts of a description, those that there are."""
+    most = None if everything else SHOWN
+    yield Table([Column(""), Column("")], _facts(found), above=(_title(found),))
+    version = found.description.version
+    if version.hyperparameters:
+        yield Table([Column(""), Column("")], _named(version.hyperparameters), above=("Hyperparameters",))
+    if version.metrics:
+        yield _metrics(found)
+    if found.layers:
+        yield _network(found, most)
+    if found.distributions:
+        yield _weights(found.distributions, most)
+    files = found.description.files
+    if files:
+        rows: list[list[Cell]] = [[file.path, numbers.size(file.bytes), (file.hash[:SHORT], "dim")] for file in files]
+        yield _cut(Table([Column("file"), Column("size", True), Column("hash")], rows, above=("Files",)),
+                   None if everything else FILES)  # fmt: skip
+
+
+def as_json(found: Portrait) -> dict[str, Any]:
+    """The same as plain values."""
+    known, version = found.description, found.description.version
+    return {
+        "version": {
+            **{key: getattr(version, key) for key in ("reference", "id", "name", "number", "created", "message")},
+            **{key: getattr(version, key) for key in ("metadata", "git", "hyperparameters", "config")},
+            **{key: getattr(version, key) for key in ("snapshots", "parameters", "bytes")},
+            "stored_bytes": found.stored_bytes,
+            "run": known.run.name if known.run else None,
+            "tags": list(known.tags),
+        },
+        "metrics": {
+            name: {**asdict(version.metrics[name]), "values": [[point.step, point.value] for point in points]}
+            for name, points in groupby(known.metrics, key=lambda point: point.name)
+        },
+        "network": {"expression": found.expression, "layers": [asdict(layer) for layer in found.layers]},
+        "snapshots": [snapshot.row() for snapshot in known.snapshots],
+        "weights": {
+            "snapshot": found.side.label,
+            "tensors": [{**asdict(tensor), "bytes": tensor.bytes} for tensor in found.distributions],
+        },
+        "files": [asdict(file) for file in known.files],
+        "parents": [{**link.row(), "reference": found.names.get(link.base)} for link in known.parents],
+        "children": [{**link.row(), "reference": found.names.get(link.derived)} for link in known.children],
+    }
+
+
+def _title(found: Portrait) -> str:
+    version = found.description.version
+    tags = f"  [{', '.join(found.description.tags)}]" if found.description.tags else ""
+    return f"{version.reference}  {version.id[:SHORT]}{tags}"
+
+
+def _facts(found: Portrait) -> list[list[Cell]]:
+    known, version = found.description, found.description.version
+    facts: dict[str, Any] = {
+        "message": version.message,
+        "created": datetime.fromtimestamp(version.created).strftime("%Y-%m-%d %H:%M:%S"),
+        "network": found.expression,
+        "parameters": "" if version.parameters is None else f"{version.parameters:,}",
+        "size": _sizes(found),
+        "snapshots": _snapshots(found),
+        "run": "" if known.run is None else f"{known.run.name} ({known.run.status}), configuration {version.config}",
+        "git": _git(version.git),
+        "parents": _related(found, known.parents, "base"),
+        "children": _related(found, known.children, "derived"),
+        **version.metadata,
+    }
+    return _named({name: value for name, value in facts.items() if value not in ("", None)})
+
+
+def _sizes(found: Portrait) -> str:
+    size = found.description.version.bytes
+    if size is None:
+        return ""
+    stored = f", {numbers.size(found.stored_bytes)} stored" if found.stored_bytes is not None else ""
+    return numbers.size(size) + stored
+
+
+def _snapshots(found: Portrait) -> str:
+    snapshots = found.description.snapshots
+    if not snapshots:
+        return "none"
+    epochs = [snapshot.epoch for snapshot in snapshots if snapshot.epoch is not None]
+    of = f", epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f", epoch {epochs[0]}" if epochs else ""
+    chosen = f"; shown is {found.side.label}" if found.side.chosen else ""
+    return f"{len(snapshots)}{of}{chosen}"
+
+
+def _git(git: Mapping[str, Any] | None) -> str:
+    if git is None:
+        return ""
+    branch = f" on {git['branch']}" if git.get("branch") else ""
+    return f"{git['commit'][:SHORT]}{branch}{', with changes' if git.get('dirty') else ''}"
+
+
+def _related(found: Portrait, links: Sequence[Link], end: str) -> str:
+    said = []
+    for link in links[:8]:
+        epoch = "" if link.epoch is None else f" after epoch {link.epoch}"
+        kind = "" if link.kind == "derived" else f" ({link.kind}{epoch})"
+        said.append(f"{found.names.get(getattr(link, end), getattr(link, end)[:SHORT])}{kind}")
+    return ", ".join(said) + (f" and {len(links) - 8} more" if len(links) > 8 else "")
+
+
+def _named(values: Mapping[str, Any]) -> list[list[Cell]]:
+    return [[(name, "dim"), numbers.scalar(value)] for name, value in values.items()]
+
+
+def _metrics(found: Portrait) -> Table:
+    columns = [
+        Column("metric"),
+        *(Column(name, True) for name in ("lowest", "at", "highest", "at", "last")),
+        Column(""),
+    ]
+    series = {
+        name: [point.value for point in points]
+        for name, points in groupby(found.description.metrics, key=lambda point: point.name)
+    }
+    rows: list[list[Cell]] = [
+        [
+            name, numbers.metric(each.lowest), _step(each.lowest_step), numbers.metric(each.highest),
+            _step(each.highest_step), numbers.metric(each.last), numbers.sparkline(series.get(name, []), 24),
+        ]
+        for name, each in found.description.version.metrics.items()
+    ]  # fmt: skip
+    return Table(columns, rows, above=("Metrics",))
+
+
+def _step(step: int | None) -> str:
+    return "" if step is None else str(step)
+
+
+def _network(found: Portrait, most: int | None) -> Table:
+    columns = [Column("layer"), Column("kind"), Column("parameters", True), Column("shape"), Column("")]
+    rows: list[list[Cell]] = [
+        [
+            layer.name or layer.id, layer.kind, _weights_of(layer), shape_text(layer.shape),
+            ", ".join(f"{name}={value_text(value)}" for name, value in layer.attributes.items() if name not in SILENT),
+        ]
+        for layer in found.layers
+    ]  # fmt: skip
+    return _cut(Table(columns, rows, above=(f"Network: {numbers.count(len(rows), 'layer')}",)), most)
+
+
+def _weights_of(layer: Layer) -> str:
+    count = 0
+    for _, _, shape in layer.parameters:
+        size = 1
+        for length in shape:
+            size *= length or 1
+        count += size
+    return f"{count:,}" if count else ""
+
+
+def shape_text(shape: Iterable[int | None] | None) -> str:
+    return "" if shape is None else "×".join("n" if size is None else str(size) for size in shape) or "scalar"
+
+
+def value_text(value: Any) -> str:
+    """3 for (3, 3): a kernel is square more often than not."""
+    if isinstance(value, list | tuple) and value:
+        return value_text(value[0]) if len(set(map(str, value))) == 1 else "×".join(map(str, value))
+    return numbers.scalar(value)
+
+
+def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
+    columns = [
+        Column("tensor"), Column("shape"), Column("stored", True), Column("mean", True), Column("deviation", True),
+        Column("distribution"),
+    ]  # fmt: skip
+    read = [tensor for tensor in tensors if not tensor.exact]
+    note = (
+        f"of large tensors {read[0].planes} of {read[0].all_planes} bytes of each weight were read: ± is how far a "
+        "figure can be off, histograms are exact (--exact reads all)"
+        if read
+        else ""
+    )
+    dtypes = Counter(tensor.dtype for tensor in tensors)
+    usual = max(dtypes, key=lambda dtype: dtypes[dtype])
+    title = f"Weights: {numbers.count(len(tensors), 'tensor')} of {usual}{' and others' if len(dtypes) > 1 else ''}"
+    rows = [_tensor(tensor, usual) for tensor in tensors]
+    return _cut(Table(columns, rows, above=(title,), below=(note,) if note else ()), most)
+
+
+def _tensor(tensor: Distribution, usual: str) -> list[Cell]:
+    return [
+        tensor.name,
+        shape_text(tensor.shape) + ("" if tensor.dtype == usual else f" {tensor.dtype}"),
+        "" if tensor.stored_bytes is None else numbers.size(tensor.stored_bytes),
+        str(tensor.mean),
+        str(tensor.deviation),
+        _distribution(tensor),
+    ]
+
+
+def _distribution(tensor: Distribution) -> str:
+    drawn = tensor.histogram
+    remarks = [f"{tensor.nonfinite:,} not finite"] if tensor.nonfinite else []
+    if drawn.below + drawn.above:
+        remarks.append(
+            f"{drawn.below + drawn.above:,} beyond, {tensor.least.middle:.3g} to {tensor.greatest.middle:.3g}"
+        )
+    if tensor.least.low == tensor.greatest.high:
+        text = f"all are {tensor.least.low:.4g}"
+    else:
+        text = f"{drawn.edges[0]:>7.3g} {drawn.drawn(BINS)} {drawn.edges[-1]:.3g}" if drawn.counts else ""
+    return "; ".join(part for part in (text, *remarks) if part)
+
+
+def _cut(table: Table, most: int | None) -> Table:
+    if most is None or len(table.rows) <= most:
+        return table
+    more = f"{len(table.rows) - most} more (--all)"
+    return Table(table.columns, table.rows[:most], table.above, (*table.below, more))

@@ -1,0 +1,624 @@
+"""The controller of a run: hears events, asks the hop scheduler, assigns units, writes the journal.
+
+A unit is *finished* when its state can be read by the next worker, and *counts* when that state is durable and its
+record is in the journal. Models hop on finished units; searches, reports and the deletion of older states wait
+for units that count. The records of one configuration are written in the order of its course, whatever the order in
+which its states became durable.
+
+A run whose folder holds a journal is resumed: what counts is not done again, what was under way is.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from regatta.cluster import Cluster
+from regatta.data import Dataset
+from regatta.engine.controller.control_server import Desk, Guest, Knock
+from regatta.engine.controller.partition_owners import Holdings
+from regatta.engine.controller.run_log import Chronicle, Listener
+from regatta.engine.controller.scheduled import Bundle, Bundles
+from regatta.engine.controller.signals import interruptible
+from regatta.engine.controller.state_files import Whereabouts
+from regatta.engine.controller.trials import (
+    Course,
+    Courses,
+    Entry,
+    Progress,
+    summary,
+)
+from regatta.engine.controller.watchdog import Patience
+from regatta.engine.messages import (
+    DiskFull,
+    Event,
+    PackDone,
+    StateDurable,
+    StateLost,
+    Task,
+    TaskDone,
+    TaskFailed,
+    TaskReturned,
+    WorkerLost,
+    WorkerReady,
+)
+from regatta.engine.planning.packer import Orders, Packer
+from regatta.engine.planning.planner import Planner
+from regatta.engine.planning.replanner import Steering
+from regatta.engine.profiling.cache import Profiles
+from regatta.engine.profiling.session import TryOut
+from regatta.engine.workers.base import WorkerPool
+from regatta.errors import DiskError
+from regatta.journal.journal import Journal, Record, read_lines
+from regatta.journal.lock import RunLock
+from regatta.journal.record import RunRecord
+from regatta.plan.schedule.hopper import Hopper
+from regatta.plan.schedule.teams import Teams
+from regatta.plan.schedule.units import Unit
+from regatta.search.base import Goal, Search
+from regatta.search.predict import foreseen
+from regatta.store.states.state_files import make_durable
+
+History: TypeAlias = list[tuple[Record, int]]  # records of the journal, and their bytes
+PAUSES = 5  # so often, without a unit in between, there was room and then there was none
+FORESEEN = 2_000  # reports of a search that are played to see what it will come to want
+KILLS = 3  # a configuration that takes so many workers with it, one after another, has failed
+
+
+class Runner:
+    """Runs one sweep to its end."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        header: Callable[[], Mapping[str, Any]],
+        dataset: Dataset,
+        search: Search,
+        goal: Goal,
+        pool: WorkerPool,
+        rule: str = "auto",
+        orders: Orders = lambda config, epochs: None,
+        unit_limit: float | None = None,
+        planner: Planner,
+        cluster: Cluster,
+        profiles: Profiles | None = None,
+        listeners: Iterable[Listener] = (),
+    ) -> None:
+        self._chronicle = Chronicle(listeners, goal.metric, self._wait_for_room)
+        self._where = Whereabouts(folder, dataset)
+        self._folder = folder
+        self._header = header
+        self._dataset = dataset
+        self._goal = goal
+        self._rule = rule
+        self._orders = orders
+        self._search = search
+        self._profiles = profiles
+        self._packer = Packer(orders)
+        self._steering = Steering(pool, planner, cluster, self._chronicle, self._packer, folder / "logs" / "meetings")
+        self._courses = Courses(search, goal)
+        self._bundles = Bundles()
+        self._awaited: dict[Path, tuple[Course, Entry, str]] = {}  # states on their way to the disk
+        self._largest = 0  # bytes of a state
+        self._pauses = 0  # since a state was written
+        self._hinted: set[str] = set()  # workers that know what probably comes next
+        self._callers: queue.SimpleQueue[Knock | Guest] = queue.SimpleQueue()
+        self._patience = Patience(lambda: self._pool.wake(), unit_limit)
+        self._try_out = TryOut(pool, dataset, goal, self._chronicle, self._patience, lambda: self._interrupted)
+        self._interrupted = False
+        self._looping = False
+        self._started = time.time()
+
+    def run(self) -> RunRecord:
+        """Train what the search asks for until it asks for no more."""
+        try:
+            with RunLock(self._folder), interruptible(self._hear_signal):
+                self._where.states.folder.mkdir(
+                    exist_ok=True
+                )  # the journal makes all names in the run's folder durable
+                history = _history(self._folder / "journal.jsonl")
+                with Journal(self._folder / "journal.jsonl") as journal:
+                    self._chronicle.open(journal)
+                    self._go(history)
+        finally:
+            self._patience.close()
+            self._pool.close()
+        if self._interrupted:
+            raise KeyboardInterrupt
+        return self.record
+
+    @property
+    def _pool(self) -> WorkerPool:
+        return self._steering.pool
+
+    @property
+    def record(self) -> RunRecord:
+        """The run so far."""
+        return self._chronicle.record
+
+    def interrupt(self) -> None:
+        """Come to a halt once the states that are on their way are durable; may be called from another thread."""
+        self._interrupted = True
+        if self._looping or self._try_out.under_way:
+            self._pool.wake()
+
+    def _hear_signal(self) -> None:
+        self.interrupt()
+        if not self._looping:
+            raise KeyboardInterrupt  # nothing is on its way
+
+    def _go(self, history: History) -> None:
+        try:
+            self._prepare(history)
+            try:
+                with Desk(self._folder, self._call) as self._desk:
+                    self._loop()
+            finally:
+                self._turn_away()
+            self._chronicle.settle()  # a run that has ended leaves nothing lying about
+            self._chronicle.write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
+        except KeyboardInterrupt:
+            self._chronicle.write("end", status="interrupted")
+            raise
+        except BaseException as error:
+            self._chronicle.write("end", status="failed", error=f"{type(error).__name__}: {error}")
+            raise
+
+    # -- beginning, and beginning again --------------------------------------------------------------
+
+    def _prepare(self, history: History) -> None:
+        """The search, the courses, the workers and the scheduler: new, or as the journal says they were."""
+        if not history:
+            self._chronicle.write("run", None, **self._header())
+        asked = foreseen(self._search, self._goal, FORESEEN)  # before it begins: to start again would make it forget
+        self._courses.start()
+        for line, size in history:
+            self.record.apply(line, size)
+            self._courses.relive(line)
+        if history:
+            self._chronicle.write("resume", pid=os.getpid())
+            done, wanted = self.record.progress()
+            text = f"Going on with {self.record.name}: {done} of {wanted} training units count already."
+            self._chronicle.note("info", text)
+        for course in self._courses:
+            self._declare(course)
+        lines = [line for line, _ in history]
+        self._bundles.count_from(line["pack"] for line in lines if line.get("pack") is not None)
+        found = self._try_out.run(self._courses, lines, asked, self._steering, self._profiles)
+        self._estimates = found.outcome.estimates
+        self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
+        self._seat(self._steering.begin(found, asked, lines))
+        if history:
+            self._where.clear_away(self.record)
+        self._want([course for course in self._courses if not course.scheduled])
+        for failure in found.outcome.failed.values():
+            self._fail(failure)
+        self._enlist()
+
+    def _seat(self, ready: Mapping[str, WorkerReady]) -> None:
+        """A scheduler for these workers, who are there, and for others, who may come."""
+        teams = self._steering.teams()
+        self._hopper = self._scheduler(teams)
+        self._holdings = Holdings(self._dataset, *teams)
+        for worker, event in ready.items():
+            self._add_worker(worker, event.info)
+        for worker in self._steering.gone():
+            self._hand_over(worker)
+
+    def _enlist(self) -> None:
+        """Give the scheduler what waits for it: packs where they pay, single courses otherwise."""
+        while ready := self._bundles.ready():
+            places = {course: self._where.take_up(course, self.record) for course in ready if not course.failed}
+            for courses in self._packer.form(places, self._idle_workers()):
+                self._admit(courses, places[courses[0]])
+
+    def _idle_workers(self) -> int:
+        """Workers for whom there is no bundle with something left to do."""
+        expected = max(self._hopper.worker_count(), len(self._pool.workers))  # those of a resumed run come later
+        return max(1, expected - self._hopper.models_left())
+
+    def _admit(self, courses: Sequence[Course], far: Progress) -> None:
+        first = courses[0]
+        bundle = self._bundles.add(courses, {epoch for epoch, _ in far.evals})
+        if bundle.name != first.id:
+            names = [course.id for course in courses]
+            self._estimates.set_joint(bundle.name, names, self._packer.gain(bundle), self._packer.fixed(bundle))
+        if len(courses) > 1:
+            self._chronicle.note("info", self._packer.describe(bundle))
+        self._hopper.add_model(
+            bundle.name, max(first.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
+            order=self._orders(first.id, first.epochs), most=first.most,
+        )  # fmt: skip
+        for course in courses:
+            if course.stopped:
+                self._hopper.stop_model(bundle.name)
+            for epoch in far.reports:
+                course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
+            self._settle(course)
+
+    def _scheduler(self, teams: Sequence[Sequence[str]]) -> Hopper | Teams:
+        parts, evals = len(self._dataset.train), len(self._dataset.eval)
+        hoppers = [
+            Hopper(parts, evals, estimates=self._estimates, rule=self._rule, seed=self._goal.seed) for _ in teams
+        ]
+        if len(hoppers) == 1:
+            return hoppers[0]
+        seats = {worker: place for place, team in enumerate(teams) for worker in team}
+        return Teams(hoppers, seats.__getitem__, self._steering.team_of)
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        self._looping = True
+        self._attend()
+        self._dispatch()
+        while self._awaited or not (self._interrupted or self._hopper.done()):
+            for event in self._pool.events():
+                self._hear(event)
+            self._attend()
+            self._dispatch()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, TaskDone | TaskFailed) and event.task.kind == "pilot":
+            return  # of a group that was given up
+        if isinstance(event, TaskDone | PackDone):
+            self._finish(event)
+        elif isinstance(event, StateDurable):
+            self._count(event.path, event.hash)
+        elif isinstance(event, StateLost):
+            self._undo(event.path)
+        elif isinstance(event, TaskFailed):
+            self._fail(event)
+        elif isinstance(event, TaskReturned):
+            self._end_unit(event.worker)
+            self._hopper.give_back(event.worker)
+        elif isinstance(event, DiskFull):
+            self._pause(event.error)
+        elif isinstance(event, WorkerReady):
+            self._add_worker(event.worker, event.info)
+        else:
+            self._lose(event)
+
+    def _attend(self) -> None:
+        """To people who ask for something, workers that want to join, and units that take too long."""
+        while not self._callers.empty():
+            caller = self._callers.get()
+            if isinstance(caller, Guest):
+                self._pool.admit(caller.connection, caller.wishes)
+            else:
+                self._serve(caller)
+        self._patience.end_overdue(self._pool, "its unit took")
+
+    def _dispatch(self) -> None:
+        """Give idle workers their units, and busy ones a hint of what comes next."""
+        self._reconsider()
+        self._enlist()
+        if self._interrupted or self._patience.holds() or self._waits_for_groups():
+            return
+        while assignments := self._hopper.assign(self._now()):
+            for assignment in assignments:
+                self._begin(assignment.worker, assignment.unit)
+        for worker in self._hopper.running():
+            if worker not in self._hinted:
+                self._hint(worker)
+
+    def _begin(self, worker: str, unit: Unit) -> None:
+        bundle = self._bundles[unit.model]
+        courses = bundle.takes(unit)
+        if not courses:  # who was to be judged is stopped
+            if self._hopper.finish(worker, self._now()).evaluated:
+                bundle.to_judge.pop(unit.epoch, None)
+            return
+        packed = {"pack": bundle.name} if len(courses) > 1 else {}
+        for course in courses:
+            self._chronicle.write("start", None, worker=worker, **_place(unit, course), **packed)
+        self._hinted.discard(worker)
+        self._bundles.under_way[worker] = courses
+        first, *mates = (self._where.task(unit, course, self._courses) for course in courses)
+        self._pool.submit(worker, replace(first, mates=tuple(mates)))
+        self._patience.begin(worker, len(courses))
+
+    def _end_unit(self, worker: str) -> list[Course]:
+        """A worker's unit is over, however it ended; whose it was."""
+        self._patience.end(worker)
+        return self._bundles.under_way.pop(worker, [])
+
+    def _hint(self, worker: str) -> None:
+        """Let a busy worker read the state that it will probably need next."""
+        upcoming = self._hopper.likely_next(worker)
+        courses = self._bundles[upcoming.model].courses if upcoming is not None else []
+        state = self._where.state_for(upcoming, courses[0]) if upcoming is not None and len(courses) == 1 else None
+        if state is not None:
+            self._hinted.add(worker)
+            self._pool.prefetch(worker, state)
+
+    # -- units -------------------------------------------------------------------------------------------
+
+    def _finish(self, event: TaskDone | PackDone) -> None:
+        """A unit is done: its models may hop on, and its records wait for their states to be durable."""
+        bundle = self._bundles[self._hopper.running()[event.worker].model]
+        self._end_unit(event.worker)
+        parts = event.parts if isinstance(event, PackDone) else (event,)
+        for part in parts:
+            if isinstance(part, TaskFailed):
+                place = {"worker": event.worker, **_task_place(part.task)}
+                self._give_up(self._courses[part.task.config], place, part.error, part.traceback)
+        done = [part for part in parts if isinstance(part, TaskDone)]
+        if not done:
+            self._hopper.give_back(event.worker)
+            return
+        self._steering.hear(self._hopper.running()[event.worker], event)
+        finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
+        packed = {"pack": bundle.name} if isinstance(event, PackDone) else {}
+        courses = [self._enter(part, packed) for part in done]
+        if finished.trained:
+            bundle.trained(finished.unit.epoch, courses)
+        if finished.evaluated:
+            judged = bundle.to_judge.pop(finished.unit.epoch, courses)
+            for course in (course for course in judged if not course.failed):
+                course.entries.append(Entry("report", {"config": course.id, "epoch": finished.unit.epoch}))
+                self._settle(course)
+        for course in courses:
+            self._settle(course)
+
+    def _enter(self, event: TaskDone, packed: Mapping[str, str]) -> Course:
+        """The record of a unit, to be written when its state is durable."""
+        task, course = event.task, self._courses[event.task.config]
+        fields = {**_unit_fields(event, self._folder), **packed}
+        entry = Entry("unit", fields, before=(course.state, course.visits))
+        course.entries.append(entry)
+        if task.state_out is not None:
+            entry.ready = False
+            self._awaited[task.state_out] = (course, entry, event.worker)
+            self._pauses = 0
+            course.kills = 0  # it can be trained; what died under it died of something else
+            entry.spent = self._where.spent(course, task)
+            course.state, course.visits = task.state_out, course.visits + 1
+        return course
+
+    def _count(self, path: Path, digest: str) -> None:
+        awaited = self._awaited.pop(path, None)
+        if awaited is not None:
+            course, entry, _ = awaited
+            entry.fields["hash"] = digest
+            entry.ready = True
+            self._settle(course)
+
+    def _undo(self, path: Path) -> None:
+        """A finished unit will never count: its model is where it was before."""
+        awaited = self._awaited.pop(path, None)
+        if awaited is None:
+            return
+        course, entry, _ = awaited
+        while course.entries.pop() is not entry:
+            pass  # a report of the epoch that it ended
+        course.state, course.visits = entry.before
+        bundle = self._bundles.of(course)
+        if bundle is not None:  # otherwise nobody goes on with it
+            self._hopper.undo(bundle.name, entry.fields["epoch"], entry.fields["partition"])
+
+    def _settle(self, course: Course) -> None:
+        """Write what of a configuration is due, in order; then the search may hear of it."""
+        while course.entries and course.entries[0].ready:
+            entry = course.entries.popleft()
+            if entry.event == "report":
+                self._report(course, entry.fields["epoch"])
+            else:
+                then = None if entry.spent is None else partial(self._forget, entry.spent)
+                self._chronicle.write(entry.event, then, **entry.fields)
+
+    def _forget(self, path: Path) -> None:
+        self._where.states.drop(path)
+        self._pool.forget(path)
+
+    def _report(self, course: Course, epoch: int) -> None:
+        metrics = summary(self.record.configs[course.id], epoch)
+        elapsed, spent = self.record.elapsed, self.record.device_seconds
+        self._chronicle.write(
+            "report", config=course.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent
+        )
+        self._chronicle.warn_of_metrics(course, epoch, metrics)
+        self._want(self._courses.report(course.id, epoch, metrics, elapsed, spent))
+
+    def _want(self, courses: Iterable[Course]) -> None:
+        """Put into effect what is wanted of these courses now."""
+        for course in courses:
+            self._declare(course)
+            if course.failed:
+                continue
+            bundle = self._bundles.of(course)
+            if bundle is not None:
+                self._extend(bundle)
+            elif not course.scheduled or not course.stopped:
+                course.scheduled = True
+                self._bundles.wait(course)
+
+    def _extend(self, bundle: Bundle) -> None:
+        """Train a bundle as far as its members are wanted to be now."""
+        active = bundle.active()
+        if active:
+            epochs = bundle.epochs()
+            self._hopper.extend_model(bundle.name, epochs, order=self._orders(active[0].id, epochs))
+        else:
+            self._hopper.stop_model(bundle.name)
+            if bundle.is_pack:  # who has trained enough may still have to be judged
+                self._bundles.disband(bundle)
+
+    def _declare(self, course: Course) -> None:
+        """Write what is wanted of a course, unless the journal says so already."""
+        known = self.record.configs.get(course.id)
+        again = known is not None and known.stopped and not course.stopped
+        if known is None or known.epochs != course.epochs or again:
+            wanted = {"values": dict(course.values), "epochs": course.epochs}
+            parent = {"parent": course.parent, "parent_epoch": course.parent_epoch}
+            self._chronicle.write("config", None, config=course.id, **wanted, **parent)
+        if course.stopped and not self.record.configs[course.id].stopped:
+            self._chronicle.write("stop", config=course.id)
+
+    # -- failures ------------------------------------------------------------------------------------------
+
+    def _fail(self, event: TaskFailed) -> None:
+        """The configuration's own fault: it ends, the others go on. A disk that is full is nobody's fault."""
+        self._end_unit(event.worker)
+        if event.disk:
+            self._hopper.give_back(event.worker)
+            self._pause(event.traceback)
+            return
+        if event.task.kind != "pilot" and self._steering.blames_groups(event.worker, event.error):
+            self._hopper.give_back(event.worker)
+            return
+        place = {"worker": event.worker, **_task_place(event.task)}
+        self._give_up(self._courses[event.task.config], place, event.error, event.traceback)
+        if event.task.kind != "pilot":
+            self._hopper.give_back(event.worker)
+
+    def _give_up(self, course: Course, place: dict[str, Any], error: str, traceback: str) -> None:
+        self._chronicle.write("failed", **{**place, "config": course.id}, error=error, traceback=traceback)
+        if course.failed:  # by another of its units
+            return
+        changed = self._courses.fail(course.id, place["epoch"])
+        bundle = self._bundles.of(course)
+        if bundle is not None:
+            self._extend(bundle)
+        self._want(changed)
+
+    def _pause(self, error: str) -> None:
+        """No new units until the disk takes their states; one that only says that it would is not waited for."""
+        if self._patience.wait_for_room(self._where.states.folder, self._largest):
+            self._pauses += 1
+            if self._pauses > PAUSES:
+                raise DiskError(error)
+            text = f"Paused, and going on by itself once the disk takes {self._largest} bytes: {error}"
+            self._chronicle.say("warning", text)
+
+    def _wait_for_room(self, error: OSError) -> bool:
+        """The journal cannot be written; whether there is room again."""
+        if self._interrupted:
+            return False
+        self._pause(f"the journal cannot be written: {error.strerror}")
+        self._patience.wait()
+        return True
+
+    # -- workers -------------------------------------------------------------------------------------------
+
+    def _add_worker(self, worker: str, info: dict[str, Any]) -> None:
+        self._steering.came(worker, info)
+        train, held = self._holdings.of(worker)
+        self._chronicle.write("worker", None, worker=worker, state="up", **info, train=train, eval=held)
+        self._hopper.add_worker(worker, train, held)
+
+    def _lose(self, event: WorkerLost) -> None:
+        """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
+        self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
+        self._steering.left(event.worker, event.for_good)
+        self._hinted.discard(event.worker)
+        courses = self._end_unit(event.worker)
+        unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None
+        for path in [path for path, (_, _, worker) in self._awaited.items() if worker == event.worker]:
+            if path.exists():  # otherwise the pool sees to it
+                self._count(path, make_durable(path)[0])
+        if event.for_good:
+            self._hand_over(event.worker)
+        if unit is None or event.for_good:  # a guest that leaves is nobody's fault
+            return
+        bundle = self._bundles[unit.model]
+        if len(courses) > 1:  # whoever it was, the others go on
+            self._bundles.disband(bundle, alone=True)
+            self._hopper.stop_model(bundle.name)
+            return
+        (course,) = courses
+        course.kills += 1
+        if course.kills >= KILLS:
+            error = f"took {KILLS} workers with it; the last, {event.worker}, {event.reason}"
+            self._give_up(course, {"worker": event.worker, **_place(unit, course)}, error, "")
+
+    def _hand_over(self, worker: str) -> None:
+        """Others go on with what a worker held that will not come back."""
+        left = self._hopper.workers()
+        for missing in self._holdings.hand_over(worker, left):
+            self._chronicle.note("warning", f"{missing}: the run waits for a worker that has them.")
+        for other in left:
+            self._hopper.hold(other, *self._holdings.of(other))
+
+    # -- the plan ------------------------------------------------------------------------------------------
+
+    def _reconsider(self) -> None:
+        """Where the plan is made anew, bundles become as it says, as soon as what they have trained counts."""
+        if self._interrupted or not self._steering.reconsider(self._hopper, self._courses):
+            return
+        for bundle in list(self._bundles):
+            if bundle.courses and self._hopper.left_of(bundle.name) and not self._packer.fits(bundle):
+                self._bundles.disband(bundle)
+                self._hopper.stop_model(bundle.name)
+
+    def _waits_for_groups(self) -> bool:
+        """Whether workers are to be in other groups, which waits until nothing is under way."""
+        if not self._steering.regroups:
+            return False
+        if self._hopper.running() or self._awaited:
+            return True
+        for worker in self._hopper.workers():
+            self._chronicle.write("worker", None, worker=worker, state="down", regroups=True)
+        self._bundles.restart(self._hopper.left_of)
+        self._seat(self._steering.regroup())
+        self._enlist()
+        return False
+
+    # -- people --------------------------------------------------------------------------------------------
+
+    def _call(self, caller: Knock | Guest) -> None:
+        """Somebody is at the door; called from another thread."""
+        self._callers.put(caller)
+        self._pool.wake()
+
+    def _turn_away(self) -> None:
+        """Whoever came too late must not wait for an answer; what was asked for waits for the next controller."""
+        self._looping = False
+        while not self._callers.empty():
+            self._callers.get().close()
+
+    def _serve(self, knock: Knock) -> None:
+        """Do what people asked for, and say what was done."""
+        for request in self._desk.requests():
+            if request["id"] not in self.record.requests:
+                request, answer = self._desk.judge(request, self.record, self._interrupted)
+                self._chronicle.write("request", **request, answer=answer)
+                if answer["done"]:
+                    self._want(self._courses.obey(request))
+            self._desk.answer(request["id"], self.record.requests[request["id"]]["answer"])
+        knock.close()
+
+    def _verdict(self) -> dict[str, Any]:
+        configs = self.record.configs.values()
+        if configs and all(config.error is not None for config in configs):
+            return {"status": "failed", "error": "every configuration failed"}
+        return {"status": "done"}
+
+    def _now(self) -> float:
+        return time.time() - self._started
+
+
+def _history(path: Path) -> History:
+    return list(read_lines(path)) if path.exists() else []
+
+
+def _place(unit: Unit, course: Course) -> dict[str, Any]:
+    return {"kind": unit.kind, "config": course.id, "epoch": unit.epoch, "partition": unit.partition}
+
+
+def _unit_fields(event: TaskDone, folder: Path) -> dict[str, Any]:
+    task = event.task
+    fields = {k: v for k, v in vars(event).items() if k not in ("task", "pilot", "packed", "grouped")}
+    state = None if task.state_out is None else str(task.state_out.relative_to(folder))
+    return {**_task_place(task), **fields, "state": state}
+
+
+def _task_place(task: Task) -> dict[str, Any]:
+    return {"kind": task.kind, "config": task.config, "epoch": task.epoch, "partition": task.partition}

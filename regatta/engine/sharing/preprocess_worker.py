@@ -1,0 +1,223 @@
+"""A process that makes blocks: reads partitions and transforms them, for all workers of this machine.
+
+It is told what to make, or to write to the disk, one thing at a time, and answers with the open file of a block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from regatta.engine.messages import Outfit, Recipe
+from regatta.engine.sharing.blocks import (
+    Layout,
+    UnsharableError,
+    copy_block,
+    map_block,
+    new_block,
+)
+from regatta.engine.sharing.broker import (
+    Broker,
+    Hired,
+    Start,
+    Worth,
+)
+from regatta.engine.sharing.connections import SocketLine
+from regatta.engine.sharing.ledger import Job, Key, Ledger
+from regatta.engine.sharing.wire import Message, receive, send
+from regatta.engine.workers.process import die_with_parent, live_by, started
+from regatta.engine.workers.training.error_report import headline, users_traceback
+
+_MAIN = "from regatta.engine.sharing.preprocess_worker import main"
+
+
+def open_broker(outfit: Outfit, threads: int, path: Sequence[str]) -> Broker | None:
+    """The broker of a run whose blocks are to be shared; none where there is nothing to share."""
+    plan = outfit.sharing
+    if plan is None or plan.settings.always is False:
+        return None
+    outfit.logs.mkdir(parents=True, exist_ok=True)
+    settings = plan.settings
+    hello = cloudpickle.dumps((threads, makers_outfit(outfit)))
+    return broker_of(
+        outfit, settings.memory_bytes(), settings.disk_bytes(outfit.logs),
+        functools.partial(_start, hello, threads, path, outfit.logs), settings.most_processes(),
+    )  # fmt: skip
+
+
+def broker_of(outfit: Outfit, memory: int, disk: int, start: Start, most: int) -> Broker:
+    """A broker with the books of a run, for at most so many makers, wherever they are."""
+    plan = outfit.sharing
+    assert plan is not None
+    partitions = len(outfit.train)
+    ledger = Ledger(
+        memory, disk, partitions=partitions, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms
+    )
+    worth = Worth(plan.settings.always is True, (plan.models - 1) * max(1, plan.epochs * partitions))
+    return Broker(ledger, start, worth, most)
+
+
+def makers_outfit(outfit: Outfit) -> Outfit:
+    """What a maker is given: nothing of models."""
+    recipe = outfit.sealed
+    if isinstance(recipe, Recipe):
+        recipe = Recipe(_nothing, input_fn=recipe.input_fn, transform_fn=recipe.transform_fn)
+    return replace(outfit, sealed=recipe, sharing=None)
+
+
+def _nothing(config: dict[str, Any]) -> None:
+    """Models are none of a maker's business."""
+
+
+def _start(hello: bytes, threads: int, path: Sequence[str], logs: Path) -> Hired:
+    ours, theirs = socket.socketpair()
+    file = new_block(len(hello))
+    try:
+        os.pwrite(file, hello, 0)
+        with theirs, (logs / "preprocessing.log").open("ab") as log:
+            process = started(_MAIN, [theirs.fileno(), file], threads, path, stdout=log, stderr=log)
+    finally:
+        os.close(file)
+    return Hired(SocketLine(ours), functools.partial(_end, process))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def main(file: int, hello: int) -> None:
+    live_by(_serve, file, hello)
+
+
+def _serve(file: int, hello: int) -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from regatta.engine.sharing.preprocess import Preparation
+    from regatta.engine.workers.training.device_memory import keep_freed
+    from regatta.engine.workers.training.trainer import limit_threads
+
+    with open(hello, "rb") as told:
+        threads, outfit = cloudpickle.loads(told.read())
+    maker = _Maker(Preparation(outfit), socket.socket(fileno=file))
+    limit_threads(threads)
+    keep_freed()
+    assert outfit.recipe
+    maker.say({"ready": os.getpid()})
+    while True:
+        maker.work()
+
+
+class _Maker:
+    def __init__(self, preparation: Any, controller: socket.socket) -> None:
+        self._preparation = preparation
+        self._controller = controller
+        self._folder = preparation.outfit.logs
+
+    def say(self, message: Message, file: int | None = None) -> None:
+        try:
+            send(self._controller, message, file)
+        except OSError:
+            _part()
+        if file is not None:
+            os.close(file)
+
+    def work(self) -> None:
+        """Do one job."""
+        try:
+            order, file = receive(self._controller)
+        except EOFError:
+            _part()
+        if "spill" in order:
+            assert file is not None
+            self._spill(order["spill"], file)
+            return
+        base = None if file is None else map_block(file, Layout.from_json(order["layout"]))
+        if file is not None:
+            os.close(file)
+        try:
+            self._make(Job(Key(*order["make"]), memory=order["memory"], disk=order["disk"]), base)
+        except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
+            self.say(failure(error))
+
+    def _spill(self, size: int, file: int) -> None:
+        try:
+            copied = copy_block(file, size, self._folder)
+        except OSError:
+            self.say({"spilled": False})
+        else:
+            self.say({"spilled": True}, copied)
+        finally:
+            os.close(file)
+
+    def _make(self, job: Job, base: Any) -> None:
+        block = _Block(job, self._folder)
+        try:
+            self._preparation.fill(job.key, base, block.allocate)
+        except NoRoomError as crowded:
+            self.say({"size": crowded.size})
+            return
+        except BaseException:
+            block.drop()
+            raise
+        assert block.file is not None and block.layout is not None
+        self.say({"layout": block.layout.as_json(), "place": block.place}, block.file)
+
+
+def failure(error: BaseException) -> Message:
+    """What a maker says of a job that failed; `unsharable`: workers may do it for themselves."""
+    unsharable = isinstance(error, UnsharableError)
+    return {"error": headline(error), "traceback": users_traceback(error), "unsharable": unsharable}
+
+
+class NoRoomError(Exception):
+    """Neither memory nor disk takes the block."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+class _Block:
+    """A block that is being made."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._job, self._folder = job, folder
+        self.file: int | None = None
+        self.layout: Layout | None = None
+        self.place = "memory"
+
+    def allocate(self, layout: Layout) -> Any:
+        self.file, self.layout = self._new(layout.bytes), layout
+        return map_block(self.file, layout, writing=True)
+
+    def drop(self) -> None:
+        if self.file is not None:
+            os.close(self.file)
+
+    def _new(self, size: int) -> int:
+        places = (("memory", self._job.memory, None), ("disk", self._job.disk, self._folder))
+        for self.place, room, folder in places:
+            if size <= room:
+                try:
+                    return new_block(size, folder)
+                except OSError:
+                    continue  # it is full, whatever was thought
+        raise NoRoomError(size)
+
+
+def _part() -> None:
+    """The controller is gone, and with it the reason to go on."""
+    os.killpg(os.getpid(), signal.SIGKILL)
+    sys.exit(1)

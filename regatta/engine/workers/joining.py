@@ -1,0 +1,28 @@
+"""A worker that comes by itself: the controller of a run lets it in, and it trains like those that were started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from regatta.engine.controller.control_server import knock, read_door
+from regatta.engine.workers.process import start_worker
+from regatta.errors import ConflictError
+
+
+def join(folder: Path, device: str | None, joined: Callable[[str], None]) -> None:
+    """Train units of the run of this folder until it ends; `joined` is told the worker's name."""
+    path = read_door(folder)["path"]
+    with knock(folder) as connection:
+        connection.send_bytes(json.dumps({"kind": "worker", "device": device}).encode())
+        reply = json.loads(connection.recv_bytes())
+        if "welcome" not in reply:
+            raise ConflictError(f"Nobody can join {folder.name}. {reply.get('refused', '')}")
+        process = start_worker(connection, reply["threads"], path)
+    joined(reply["welcome"])
+    try:
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,117 @@
+"""Where workers on Ray keep durable states: in the run's folder, or below a URL that all nodes reach."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from regatta.errors import NotFoundError, UsageError
+from regatta.store.states.state_files import (
+    make_durable,
+    publish,
+    temporary,
+    writing,
+)
+
+
+class Storage:
+    """Durable states by name; below a URL, every run has a folder of its own name."""
+
+    def __init__(self, run: Path, url: str | None) -> None:
+        self._files: Any = None
+        self._root = run
+        if url is not None:
+            from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+            files, root = _opened(url)
+            self._root = Path(root) / run.name
+            self._files = None if isinstance(files, LocalFileSystem) else files
+
+    def keep(self, local: Path, name: Path) -> tuple[str, int]:
+        """Copy a state from this node; its digest and its size, once it is durable."""
+        target = self._root / name
+        with writing(target):
+            if self._files is None:
+                return _copied(local, target)
+            self._files.makedirs(str(target.parent), exist_ok=True)
+            self._files.put_file(str(local), f"{target}.part")
+            self._files.mv(f"{target}.part", str(target))
+            return make_durable(local)
+
+    def fetch(self, name: Path, local: Path) -> None:
+        """Copy a durable state to this node."""
+        source = self._root / name
+        written = temporary(local)
+        with _removed_on_failure(written):
+            try:
+                if self._files is None:
+                    shutil.copyfile(source, written)
+                else:
+                    self._files.get_file(str(source), str(written))
+            except FileNotFoundError as error:
+                raise NotFoundError("The state is not there.", place=str(source)) from error
+            publish(written, local)
+
+    def drop(self, name: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if self._files is None:
+                (self._root / name).unlink()
+            else:
+                self._files.rm_file(str(self._root / name))
+
+
+def name_of(state: Path, run: Path) -> Path:
+    """What a state is called on every node."""
+    if state.is_relative_to(run):
+        return state.relative_to(run)
+    return Path("elsewhere", *state.parts[state.is_absolute() :])
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    try:
+        files, root = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UsageError(
+            f"Cluster.ray: storage={url!r} cannot be used: {error}.",
+            hint="It is a URL of fsspec, such as s3://bucket/runs; some need a package of their own.",
+        ) from error
+    return files, root
+
+
+def _copied(local: Path, target: Path) -> tuple[str, int]:
+    written = temporary(target)
+    written.unlink(missing_ok=True)
+    with _removed_on_failure(written):
+        try:
+            os.link(local, written)  # nobody writes to a state that has its name, so that two names can share it
+        except OSError:
+            shutil.copyfile(local, written)  # to another disk, mostly
+        kept = make_durable(written)  # before it has its name, under which the controller may drop it
+        publish(written, target)
+    _sync(target.parent)
+    return kept
+
+
+@contextlib.contextmanager
+def _removed_on_failure(written: Path) -> Iterator[None]:
+    """A disk that is full must not be kept full by what did not fit."""
+    try:
+        yield
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

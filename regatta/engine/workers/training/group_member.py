@@ -1,0 +1,127 @@
+"""A worker as a member of a group: what it does otherwise than alone.
+
+Whatever can go wrong in one member alone comes before a point at which all agree to go on, or travels with what they
+exchange, so that no member waits for one that has given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from regatta.configuration import derive_seed
+from regatta.data import batch_order
+from regatta.engine.messages import (
+    Address,
+    Crew,
+    Recipe,
+    Task,
+)
+from regatta.engine.workers.training.model_cache import Bench
+from regatta.errors import UsageError
+from regatta.frameworks.torch import group as torch_group
+from regatta.frameworks.torch import rendezvous
+
+if TYPE_CHECKING:
+    from regatta.engine.workers.training.trainer import Costs, Trainer
+
+Prepared: TypeAlias = Callable[[Bench, Any], None]
+
+
+def seed_of(crew: Crew | None, seed: int) -> int:
+    """Each member draws its own random numbers; the first those that one worker alone would draw."""
+    return seed if crew is None or crew.rank == 0 else derive_seed(seed, "rank", crew.rank)
+
+
+def check_sharable(recipe: Recipe, width: int, framework: str) -> None:
+    """What a group can train: models of PyTorch, a batch at a time."""
+    if framework not in ("torch", "auto"):
+        raise UsageError(
+            f"A group of {width} workers cannot train a model of {framework}; it trains models of PyTorch.",
+            hint="Leave group= out of the cluster.",
+        )
+    if recipe.train_fn is not None:
+        raise UsageError(
+            f"A group of {width} workers cannot share out among them what train_fn does.",
+            hint="Give loss_fn instead, or leave group= out of the cluster.",
+        )
+
+
+class Membership:
+    """The groups of one worker, one at a time."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.door: rendezvous.Door | None = None  # where members on other nodes find this worker
+        self._meeting: Path | Address | None = None
+        self._group: torch_group.Group | None = None
+        self._checked: set[str] = set()  # configurations whose loss is known to be a mean
+
+    def group(self, crew: Crew) -> torch_group.Group:
+        if self._group is None or self._meeting != crew.meeting:
+            store, device = self._store(crew), self._trainer.device
+            address = self.door.address if self.door is not None and crew.nodes > 1 else None
+            self._group = torch_group.join(store, crew.rank, crew.width, crew.backend, device, address)
+            self._meeting = crew.meeting
+        return self._group
+
+    def _store(self, crew: Crew) -> Any:
+        if isinstance(crew.meeting, Path):
+            return rendezvous.file_store(crew.meeting, crew.width)
+        mine = self.door if crew.rank == 0 else None
+        return rendezvous.far_store(crew.meeting.host, crew.meeting.name, mine)
+
+    def any(self, task: Task, mine: bool) -> bool:
+        """Whether something holds for any member."""
+        return mine if task.crew is None else self.group(task.crew).any(mine)
+
+    def doing(self, what: Literal["train", "evaluate"], crew: Crew) -> Callable[..., Any]:
+        function: Callable[..., Any] = {"train": torch_group.train, "evaluate": torch_group.evaluate}[what]
+        return partial(function, group=self.group(crew))
+
+    @contextlib.contextmanager
+    def timed(self, task: Task, costs: Costs) -> Iterator[None]:
+        """Exchanges inside are costs of the task."""
+        group = None if task.crew is None else self.group(task.crew)
+        before = 0.0 if group is None else group.seconds
+        yield
+        if group is not None:
+            costs.sync_seconds += group.seconds - before
+
+    @contextlib.contextmanager
+    def agreeing(self, task: Task) -> Iterator[Prepared]:
+        """A scope in which a model and its data are prepared; all members leave it with the same model, or all fail."""
+        if task.crew is None:
+            yield lambda bench, data: None
+            return
+        group, found, error = self.group(task.crew), list[Bench](), None
+
+        def prepared(bench: Bench, data: Any) -> None:
+            self._check(task, bench, data)
+            found.append(bench)
+
+        try:
+            yield prepared
+        except BaseException as raised:  # noqa: BLE001 (the user's code may raise anything; the others must hear of it)
+            error = raised
+        torch_group.agree(group, found[0].trainee if found else None, error)
+
+    def _check(self, task: Task, bench: Bench, data: Any) -> None:
+        assert task.crew is not None
+        recipe, width = self._trainer.outfit.recipe, task.crew.width
+        check_sharable(recipe, width, bench.framework.NAME)
+        if task.kind != "eval" and task.crew.rank == 0 and task.config not in self._checked:
+            self._check_loss(task, bench, data)
+            self._checked.add(task.config)
+
+    def _check_loss(self, task: Task, bench: Bench, data: Any) -> None:
+        from regatta.engine.workers.training.trainer import batch_size
+
+        assert task.crew is not None
+        seed, recipe = self._trainer.outfit.seed, self._trainer.outfit.recipe
+        batch = batch_order(bench.framework.rows(data), batch_size(task.values), 0)[0]
+        with bench.framework.seeded(derive_seed(seed, "check")):
+            torch_group.check_mean(bench.trainee, data, batch, recipe.loss_fn, dict(task.values), task.crew.width)

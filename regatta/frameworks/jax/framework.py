@@ -1,0 +1,392 @@
+"""JAX: parameters in any pytree, optimizers with the `init` and `update` of Optax.
+
+def model_fn(config):
+    w = jax.random.normal(regatta.frameworks.jax.next_key(), (64, 10))
+    return {"w": w}, optax.adam(config["lr"])
+
+def loss_fn(params, batch, config, key=None):       # `key` is None in evaluation
+    ...
+
+A step is compiled once for each trainee. Its key, for a loss_fn that asks for one, is
+`fold_in(unit_key(seed), step)`, with the seed of the unit and steps counted from 0.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regatta.configuration import Scalar
+from regatta.errors import MissingExtraError, UsageError
+from regatta.frameworks import arrays
+from regatta.frameworks.arrays import rows
+from regatta.frameworks.base import Indices, LossFunction, arguments, described, with_offered
+from regatta.frameworks.jax.state import (
+    NAME,
+    Model,
+    is_array,
+    loose,
+    read,
+    restore,
+    save,
+)
+
+if TYPE_CHECKING:
+    import jax
+
+COMPILES = True
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_debug_nans",
+    "jax_disable_jit",
+    "jax_default_device",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+
+__all__ = [
+    "COMPILES",
+    "NAME",
+    "JaxTrainee",
+    "Model",
+    "assemble",
+    "contained",
+    "end_epoch",
+    "evaluate",
+    "evaluating",
+    "handed",
+    "loose",
+    "next_key",
+    "owns",
+    "prepare",
+    "read",
+    "restore",
+    "rows",
+    "save",
+    "seeded",
+    "train",
+    "unit_key",
+    "untouched",
+]
+
+
+@dataclass
+class JaxTrainee:
+    """Parameters with their optimizer, and the steps that were compiled for them."""
+
+    whole: Model
+    optimizer: Any = None
+    bare: bool = True  # model_fn returned parameters alone, and loss_fn gets them so
+    device: Any = None
+    steps: dict[tuple[str, LossFunction | None], Any] = field(default_factory=dict)
+
+    @property
+    def model(self) -> Any:
+        return self.seen(self.whole.params, self.whole.state)
+
+    def seen(self, params: Any, state: Any) -> Any:
+        """The model as the user's functions get it."""
+        return params if self.bare else Model(params, state)
+
+
+# -- building ----------------------------------------------------------------------------------------------
+
+
+def owns(model: object) -> bool:
+    jax = sys.modules.get("jax")
+    if jax is None or not hasattr(jax, "tree_util"):  # half imported
+        return False
+    if isinstance(model, Model):
+        return True
+    if isinstance(model, tuple) and len(model) == 2 and fits(model[1]):  # with it, arrays of NumPy are parameters too
+        leaves = jax.tree_util.tree_leaves(model[0])
+        return bool(leaves) and all(map(is_array, leaves))
+    leaves = jax.tree_util.tree_leaves(model)
+    return any(isinstance(leaf, jax.Array) for leaf in leaves) and all(map(is_array, leaves))
+
+
+def fits(optimizer: object) -> bool:
+    """Whether something has the two functions of Optax's optimizers."""
+    return callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))
+
+
+def assemble(built: Any, device: str) -> JaxTrainee:
+    jax = _import_jax()
+    pair = isinstance(built, tuple) and len(built) == 2 and not hasattr(built, "_fields") and not owns(built[1])
+    model, optimizer = built if pair else (built, None)
+    _check_parts(built, model, optimizer)
+    whole = model if isinstance(model, Model) else Model(model)
+    place = _place(device)
+    placed = functools.partial(jax.tree_util.tree_map, lambda leaf: _on(place, leaf))
+    params, state, opt_state = placed(whole.params), placed(whole.state), whole.opt_state
+    if opt_state is None and optimizer is not None:
+        opt_state = placed(optimizer.init(params))
+    return JaxTrainee(Model(params, state, opt_state), optimizer, not isinstance(model, Model), place)
+
+
+def _import_jax() -> Any:
+    try:
+        import jax
+    except ImportError as error:
+        raise MissingExtraError("jax", "jax", "framework='jax'") from error
+    return jax
+
+
+def _check_parts(built: object, model: object, optimizer: object) -> None:
+    leaves = sys.modules["jax"].tree_util.tree_leaves(model.params if isinstance(model, Model) else model)
+    strange = [leaf for leaf in leaves if not is_array(leaf)]
+    if not leaves or strange:
+        what = (
+            f"; among its leaves is {described(strange[0])}" if strange and not owns(model) and len(leaves) > 1 else ""
+        )
+        raise UsageError(
+            f"model_fn returned {described(built)}, where parameters belong: a pytree of arrays{what}.",
+            hint="Return (parameters, optimizer); functions and settings are not parameters and stay outside.",
+        )
+    if optimizer is not None and not fits(optimizer):
+        raise UsageError(
+            f"model_fn returned (parameters, {described(optimizer)}); the second is an optimizer.",
+            hint="An optimizer has Optax's init(parameters) and update(gradients, state, parameters).",
+        )
+
+
+def _place(device: str) -> Any:
+    """The device of JAX for one of ours; a JAX without GPUs takes the CPU."""
+    jax = _import_jax()
+    kind, _, index = device.partition(":")
+    if kind != "cpu" and jax.default_backend() != "cpu":
+        return jax.devices()[int(index or 0)]
+    return jax.devices("cpu")[0]
+
+
+def _on(place: Any, leaf: Any) -> jax.Array:
+    import jax
+    import jax.numpy as jnp
+
+    if place.platform == "cpu" and jax.default_backend() == "cpu":
+        return jnp.asarray(leaf)
+    placed: jax.Array = jax.device_put(jnp.asarray(leaf), place)
+    return placed
+
+
+# -- scopes ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Keys:
+    seed: int = 0
+    drawn: int = 0
+
+
+_keys: ContextVar[_Keys] = ContextVar("where keys come from", default=_Keys())  # noqa: B039 (meant to be shared)
+
+
+def unit_key(seed: int) -> jax.Array:
+    """The key of a unit: `jax.random.key` would drop what is above 32 bits of the seed."""
+    import jax
+
+    return jax.random.fold_in(jax.random.key(seed % 2**32), seed >> 32)
+
+
+def next_key() -> jax.Array:
+    """Another key from the seed of the present scope: for model_fn, train_fn and eval_fn."""
+    import jax
+
+    keys = _keys.get()
+    keys.drawn += 1
+    return jax.random.fold_in(unit_key(keys.seed), keys.drawn - 1)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    token = _keys.set(_Keys(seed))
+    try:
+        with arrays.seeded(seed):
+            yield
+    finally:
+        _keys.reset(token)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    jax = _import_jax()
+    known = [name for name in _SETTINGS if name in jax.config.values]
+    before = {name: getattr(jax.config, name) for name in known}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if getattr(jax.config, name) != value:
+                jax.config.update(name, value)
+
+
+def evaluating(trainee: JaxTrainee) -> nullcontext[None]:
+    return nullcontext()  # there is no mode: loss_fn is told
+
+
+# -- data --------------------------------------------------------------------------------------------------
+
+
+def prepare(data: Any, device: str) -> Any:
+    import jax.numpy as jnp
+
+    place = _place(device)
+
+    def placed(part: Any) -> Any:
+        numbers = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
+        return _on(place, jnp.array(part)) if numbers else part
+
+    return arrays.mapped(placed, data)
+
+
+def untouched(data: Any) -> nullcontext[None]:
+    return nullcontext()  # arrays of JAX cannot be changed
+
+
+def _take(data: Any, indices: Indices) -> Any:
+    """A batch; all arrays of JAX in one compiled call."""
+    import jax
+
+    leaves, structure = jax.tree_util.tree_flatten(data)
+    ours = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    taken = dict(zip(ours, _taker()([leaves[i] for i in ours], indices), strict=True))
+    batch = [taken[i] if i in taken else leaf[indices] for i, leaf in enumerate(leaves)]
+    return jax.tree_util.tree_unflatten(structure, batch)
+
+
+@functools.cache
+def _taker() -> Callable[..., Any]:
+    import jax
+
+    return jax.jit(lambda parts, indices: [part[indices] for part in parts])
+
+
+# -- training ----------------------------------------------------------------------------------------------
+
+
+def train(
+    trainee: JaxTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> dict[str, float]:
+    if trainee.optimizer is None:
+        raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (params, optimizer).")
+    step = _compiled("train", _train_step, trainee, loss_fn, config)
+    keys, whole = _keys.get(), trainee.whole
+    key = unit_key(keys.seed) if _wants_key(loss_fn) else None
+    losses: list[tuple[Any, int]] = []
+    for indices in batches:
+        batch = _take(data, indices)
+        whole.params, whole.state, whole.opt_state, loss = step(
+            whole.params, whole.state, whole.opt_state, batch, key, np.uint32(keys.drawn)
+        )
+        keys.drawn += 1
+        losses.append((loss, len(indices)))
+    return {"loss": _mean(losses)}
+
+
+def handed(trainee: JaxTrainee) -> tuple[Model, Any]:
+    """Arrays cannot be changed in place: a train_fn gets a `Model` and assigns its `params` and `opt_state`."""
+    return trainee.whole, trainee.optimizer
+
+
+def end_epoch(trainee: JaxTrainee) -> None:
+    """Schedules are within the optimizer, and count steps."""
+
+
+def evaluate(
+    trainee: JaxTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> dict[str, float]:
+    step = _compiled("evaluate", _eval_step, trainee, loss_fn, config)
+    whole = trainee.whole
+    losses = [(step(whole.params, whole.state, _take(data, indices)), len(indices)) for indices in batches]
+    return {"loss": _mean(losses)}
+
+
+def _mean(losses: list[tuple[Any, int]]) -> float:
+    """The mean over rows; asked for at the end, so that steps need not wait for each other."""
+    seen = sum(count for _, count in losses)
+    return sum(float(loss) * count for loss, count in losses) / max(1, seen)
+
+
+def _compiled(
+    kind: str,
+    make: Callable[..., Callable[..., Any]],
+    trainee: JaxTrainee,
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> Callable[..., Any]:
+    import jax
+
+    if (kind, loss_fn) not in trainee.steps:
+        trainee.steps[kind, loss_fn] = jax.jit(make(trainee, loss_fn, config))
+    compiled: Callable[..., Any] = trainee.steps[kind, loss_fn]
+    return compiled
+
+
+def _train_step(
+    trainee: JaxTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar]
+) -> Callable[..., tuple[Any, Any, Any, Any]]:
+    import jax
+    import jax.numpy as jnp
+
+    def loss_of(params: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        offered = {"training": True, "key": key, "rng": key}
+        return _loss(trainee, with_offered(loss_fn, trainee.model, **offered), (params, state), batch, config)
+
+    def applied(parameter: Any, update: Any) -> Any:
+        return parameter if update is None else jnp.asarray(parameter + update).astype(jnp.asarray(parameter).dtype)
+
+    def step(params: Any, state: Any, opt_state: Any, batch: Any, key: Any, number: Any) -> tuple[Any, Any, Any, Any]:
+        key = None if key is None else jax.random.fold_in(key, number)
+        (loss, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(params, state, batch, key)
+        updates, opt_state = trainee.optimizer.update(gradients, opt_state, params)
+        params = jax.tree_util.tree_map(applied, params, updates, is_leaf=lambda leaf: leaf is None)
+        return params, state, opt_state, loss
+
+    return step
+
+
+def _eval_step(trainee: JaxTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar]) -> Callable[..., Any]:
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        offered = {"training": False, "key": None, "rng": None}
+        return _loss(trainee, with_offered(loss_fn, trainee.model, **offered), (params, state), batch, config)[0]
+
+    return step
+
+
+def _loss(
+    trainee: JaxTrainee, loss_fn: LossFunction, parts: tuple[Any, Any], batch: Any, config: Mapping[str, Scalar]
+) -> tuple[Any, Any]:
+    """The loss, and the state after it."""
+    import jax.numpy as jnp
+
+    params, state = parts
+    found = loss_fn(trainee.seen(params, state), batch, dict(config))
+    if state is not None:
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise UsageError(f"loss_fn returned {described(found)}; for a Model with a state it is (loss, new state).")
+        found, state = found
+    if not is_array(found) or jnp.size(found) != 1:
+        shape = f"shape {jnp.shape(found)}" if is_array(found) else described(found)
+        raise UsageError(f"loss_fn returned {shape}; it returns one number.", hint="Take its mean.")
+    return jnp.reshape(found, ()), state
+
+
+def _wants_key(loss_fn: LossFunction | None) -> bool:
+    return loss_fn is not None and not {"key", "rng"}.isdisjoint(arguments(loss_fn))

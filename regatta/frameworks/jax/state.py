@@ -1,0 +1,133 @@
+"""The state of a JAX trainee: pytrees out to a file, and back into the structure that a fresh build gives.
+
+Leaves are named by their places: `model/...` for parameters, `buffers/...` for the state beside them, `optimizer/...`
+for that of the optimizer. Only arrays travel; containers, namedtuples among them, come from `model_fn`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.frameworks.arrays import Arrays, check_same, read_arrays, unique, write_arrays
+
+if TYPE_CHECKING:
+    from regatta.frameworks.jax.framework import JaxTrainee
+
+NAME = "jax"
+_PARTS = {"model": "params", "buffers": "state", "optimizer": "opt_state"}
+
+
+@dataclass(eq=False)
+class Model:
+    """Parameters, and what else a model has: `state` that no gradient changes but a pass over a batch does.
+
+    A model_fn that returns one instead of bare parameters gets it in its functions, too; with a `state`, the loss_fn
+    returns (loss, new state).
+    """
+
+    params: Any
+    state: Any = None
+    opt_state: Any = None
+
+
+@dataclass
+class JaxState:
+    """A saved state in memory."""
+
+    arrays: Arrays
+    meta: dict[str, Any]
+
+
+def is_array(leaf: object) -> bool:
+    """Whether JAX can compute with it: an array of numbers, or a number."""
+    jax = sys.modules["jax"]
+    if isinstance(leaf, np.ndarray | np.generic):
+        return leaf.dtype.kind in "biufcV"  # V: the types of ml_dtypes
+    return isinstance(leaf, bool | int | float | complex | jax.Array)
+
+
+def save(trainee: JaxTrainee, path: Path) -> None:
+    tree: dict[str, list[str]] = {}
+    found: dict[str, NDArray[Any]] = {}
+    weak, keys = [], []
+    for part, attribute in _PARTS.items():
+        leaves = _named_leaves(part, getattr(trainee.whole, attribute))
+        tree[part] = list(leaves)
+        for name, leaf in leaves.items():
+            if _is_key(leaf):
+                keys.append(name)
+            elif getattr(leaf, "weak_type", False):
+                weak.append(name)
+            found[name] = _as_array(leaf)
+    write_arrays(path, NAME, found, tree, weak=weak, keys=keys)
+
+
+def read(path: Path) -> JaxState:
+    return JaxState(*read_arrays(path))
+
+
+def restore(trainee: JaxTrainee, state: JaxState) -> None:
+    import jax
+
+    for part, attribute in _PARTS.items():
+        if part == "optimizer" and trainee.optimizer is None:
+            continue  # a model that is only looked at
+        fresh = getattr(trainee.whole, attribute)
+        leaves = _named_leaves(part, fresh)
+        check_same(part, state.meta["tree"].get(part), list(leaves))
+        values = [_as_leaf(name, leaf, state, trainee.device) for name, leaf in leaves.items()]
+        structure = jax.tree_util.tree_structure(fresh)
+        setattr(trainee.whole, attribute, jax.tree_util.tree_unflatten(structure, values))
+
+
+def loose(trainee: JaxTrainee) -> dict[str, Any]:
+    return {}  # pytrees have nothing else
+
+
+def _named_leaves(part: str, tree: Any) -> dict[str, Any]:
+    import jax
+
+    pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
+    places = ["/".join([part, *(_step(key) for key in path)]) for path, _ in pairs]
+    return dict(zip(unique(places), (leaf for _, leaf in pairs), strict=True))
+
+
+def _step(key: Any) -> str:
+    """One step on the way to a leaf: the key of a dict, the index of a list or the name of a field."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _is_key(leaf: Any) -> bool:
+    import jax
+
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _as_array(leaf: Any) -> NDArray[Any]:
+    import jax
+
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _as_leaf(name: str, fresh: Any, state: JaxState, device: Any) -> Any:
+    """What was saved under a name, as an array on the device, with JAX's notion of how firm its type is."""
+    import jax
+    import jax.numpy as jnp
+
+    saved = state.arrays[name]
+    if name in state.meta["keys"]:
+        impl = jax.random.key_impl(fresh)
+        return jax.device_put(jax.random.wrap_key_data(jnp.array(saved), impl=impl), device)
+    if name in state.meta["weak"]:  # only numbers of Python make such arrays
+        numbers = [jnp.asarray(number) for number in saved.reshape(-1).tolist()]
+        return jax.device_put(jnp.stack(numbers).reshape(saved.shape) if saved.ndim else numbers[0], device)
+    return jax.device_put(jnp.array(saved), device)

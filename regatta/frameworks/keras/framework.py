@@ -1,0 +1,302 @@
+"""Keras 3, on any of its backends: compiled models, or models and optimizers for a loss_fn.
+
+def model_fn(config):
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+    model.compile(keras.optimizers.Adam(config["lr"]), loss=..., metrics=["accuracy"])
+    return model
+
+A compiled model needs neither loss_fn nor train_fn. Seed generators, which Dropout and the like hold, are variables
+of the model and travel with it, as in a plain loop of Keras; a unit's seed is for everything else that draws.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from regatta.configuration import Scalar
+from regatta.errors import MissingExtraError, UsageError
+from regatta.frameworks import arrays
+from regatta.frameworks.arrays import read_only, rows, take
+from regatta.frameworks.base import Indices, LossFunction, arguments, described
+from regatta.frameworks.keras.state import (
+    NAME,
+    loose,
+    read,
+    restore,
+    save,
+)
+from regatta.frameworks.keras.steps import Step, Steps
+
+if TYPE_CHECKING:
+    import keras
+
+COMPILES = True
+_TRAINING_ONLY = ("rate", "dropout", "recurrent_dropout", "stddev")  # what layers call their share of noise
+
+__all__ = [
+    "COMPILES",
+    "NAME",
+    "KerasTrainee",
+    "assemble",
+    "contained",
+    "end_epoch",
+    "evaluate",
+    "evaluating",
+    "handed",
+    "loose",
+    "owns",
+    "prepare",
+    "read",
+    "restore",
+    "rows",
+    "save",
+    "seeded",
+    "train",
+    "untouched",
+]
+
+
+@dataclass
+class KerasTrainee:
+    """A model, its optimizer, and the steps that were compiled for them."""
+
+    model: keras.Model
+    optimizer: Any = None
+    device: str = "cpu"
+    steps: dict[tuple[bool, LossFunction | None], Step] = field(default_factory=dict)
+
+
+# -- building ----------------------------------------------------------------------------------------------
+
+
+def owns(model: object) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and hasattr(keras, "Model") and isinstance(model, keras.Model)
+
+
+def assemble(built: Any, device: str) -> KerasTrainee:
+    parts = built if isinstance(built, tuple) else (built,)
+    if not 1 <= len(parts) <= 2:
+        raise UsageError(f"model_fn returned {len(parts)} things; it returns a model, or a model and an optimizer.")
+    model, optimizer = (*parts, None)[:2]
+    _check_parts(model, optimizer)
+    if optimizer is None and model.compiled:
+        optimizer = model.optimizer
+    if optimizer is not None:
+        optimizer.build(model.trainable_variables)
+    return KerasTrainee(model, optimizer, device)
+
+
+def _check_parts(model: Any, optimizer: object) -> None:
+    keras = _import_keras()
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"model_fn returned {described(model)}, where a keras.Model belongs.")
+    if not model.built:
+        raise UsageError(
+            f"model_fn returned the model {model.name!r}, which has no weights yet: its first batch would make them.",
+            hint="Begin the model with keras.Input(shape), or call model.build((None, ...)) before you return it.",
+        )
+    if optimizer is not None and not isinstance(optimizer, keras.Optimizer):
+        raise UsageError(f"model_fn returned (model, {described(optimizer)}); the second is a keras.Optimizer.")
+
+
+def _import_keras() -> Any:
+    try:
+        import keras
+    except ImportError as error:
+        raise MissingExtraError("keras", "keras", "framework='keras'") from error
+    return keras
+
+
+# -- scopes ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds of Python and NumPy, which Keras draws from, and the generators of Keras and of its backend."""
+    _import_keras()
+    from keras.src.backend.common import global_state
+
+    names = ("global_seed_generator", "global_random_seed")
+    before = {name: global_state.get_global_attribute(name) for name in names}
+    with ExitStack() as stack:
+        stack.enter_context(arrays.seeded(seed))
+        if "torch" in sys.modules:
+            from regatta.frameworks.torch import framework
+
+            stack.enter_context(framework.seeded(seed))
+        if "tensorflow" in sys.modules:
+            stack.enter_context(_seeded_tensorflow(seed))
+        global_state.set_global_attribute(names[0], None)  # made anew, from Python's numbers
+        global_state.set_global_attribute(names[1], seed % 2**32)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                global_state.set_global_attribute(name, value)
+
+
+@contextmanager
+def _seeded_tensorflow(seed: int) -> Iterator[None]:
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    inner = context.context()
+    before = inner._seed, getattr(inner, "_rng", None)
+    tf.random.set_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        inner._seed, inner._rng = before
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    keras = _import_keras()
+    settings = (
+        (keras.config.floatx, keras.config.set_floatx),
+        (keras.config.epsilon, keras.config.set_epsilon),
+        (keras.config.image_data_format, keras.config.set_image_data_format),
+        (keras.config.dtype_policy, keras.config.set_dtype_policy),
+    )
+    before = [get() for get, _ in settings]
+    with _contained_backend(keras.backend.backend()):
+        try:
+            yield
+        finally:
+            for (get, put), value in zip(settings, before, strict=True):
+                if get() != value:
+                    put(value)
+
+
+def _contained_backend(backend: str) -> Any:
+    if backend == "tensorflow":
+        return nullcontext()
+    from regatta.frameworks import load_framework
+
+    return load_framework(backend).contained()
+
+
+def evaluating(trainee: KerasTrainee) -> nullcontext[None]:
+    return nullcontext()  # there is no mode: calls are told, and predict and evaluate know
+
+
+# -- data --------------------------------------------------------------------------------------------------
+
+
+def prepare(data: Any, device: str) -> Any:
+    return read_only(data)  # arrays of NumPy are what every backend takes
+
+
+def untouched(data: Any) -> nullcontext[None]:
+    return nullcontext()  # it cannot be written to
+
+
+# -- training ----------------------------------------------------------------------------------------------
+
+
+def train(
+    trainee: KerasTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> dict[str, float]:
+    if trainee.optimizer is None:
+        raise UsageError(
+            "Training needs an optimizer, and model_fn returned none.",
+            hint="Return (model, optimizer), or compile the model with one.",
+        )
+    return _pass(trainee, data, batches, loss_fn, config, training=True)
+
+
+def handed(trainee: KerasTrainee) -> tuple[Any, Any]:
+    return trainee.model, trainee.optimizer
+
+
+def end_epoch(trainee: KerasTrainee) -> None:
+    """Schedules are within the optimizer, and count steps."""
+
+
+def evaluate(
+    trainee: KerasTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> dict[str, float]:
+    return _pass(trainee, data, batches, loss_fn, config, training=False)
+
+
+def _pass(
+    trainee: KerasTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+    training: bool,
+) -> dict[str, float]:
+    with _on(trainee.device):
+        step = _step(trainee, loss_fn, config, training)
+        if loss_fn is None:
+            return _own_metrics(trainee.model, step, data, batches)
+        losses = [(step(take(data, indices)), len(indices)) for indices in batches]
+        seen = sum(count for _, count in losses)
+        return {"loss": sum(float(loss) * count for loss, count in losses) / max(1, seen)}
+
+
+def _own_metrics(model: Any, step: Step, data: Any, batches: Iterable[Indices]) -> dict[str, float]:
+    """What a compiled model measures itself: means over the rows since the metrics were reset."""
+    model.reset_metrics()
+    logs: Any = {}
+    for indices in batches:
+        batch = take(data, indices)
+        logs = step(batch if isinstance(batch, tuple) else (batch,))
+    return {name: float(value) for name, value in logs.items()}
+
+
+def _step(trainee: KerasTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar], training: bool) -> Step:
+    key = (training, loss_fn)
+    if key not in trainee.steps:
+        _check_loss_fn(trainee.model, loss_fn)
+        trainee.steps[key] = Steps(trainee.model, trainee.optimizer, loss_fn, config).make(training)
+    return trainee.steps[key]
+
+
+def _check_loss_fn(model: Any, loss_fn: LossFunction | None) -> None:
+    """Nothing may be trained, or judged, in the wrong mode without a word."""
+    if loss_fn is None:
+        if not model.compiled:
+            raise UsageError(
+                "model_fn returned a model that is not compiled, and there is neither loss_fn nor train_fn.",
+                hint="Call model.compile(optimizer, loss) in model_fn, or give a loss_fn(model, batch, config).",
+            )
+    elif "training" not in arguments(loss_fn):
+        names = [layer.name for layer in model._flatten_layers() if _has_modes(layer)]
+        if names:
+            raise UsageError(
+                f"The layer {names[0]} acts otherwise in training than in evaluation, and loss_fn does not say which.",
+                hint="Write loss_fn(model, batch, config, training) and call model(x, training=training) in it.",
+            )
+
+
+def _has_modes(layer: Any) -> bool:
+    import keras
+
+    noisy = any(isinstance(vars(layer).get(name), float) and vars(layer)[name] > 0 for name in _TRAINING_ONLY)
+    return noisy or isinstance(layer, keras.layers.BatchNormalization)
+
+
+def _on(device: str) -> AbstractContextManager[Any]:
+    """A scope of Keras for one of our devices; none for the CPU, or without GPUs: as in a plain loop."""
+    import keras
+
+    kind, _, index = device.partition(":")
+    if kind == "cpu" or not keras.distribution.list_devices("gpu"):
+        return nullcontext()
+    scope: AbstractContextManager[Any] = keras.device(f"gpu:{index or 0}")
+    return scope

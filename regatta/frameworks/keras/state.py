@@ -1,0 +1,117 @@
+"""The state of a Keras trainee: every variable of the model and of its optimizer, by its place in the model.
+
+Layers that get their names from Keras are called otherwise in each process, and after each build (`dense_5` for
+`dense`): such names are numbered anew, in the order of the model. Seed generators are variables, and travel.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.frameworks.arrays import Arrays, check_same, read_arrays, unique, write_arrays
+
+if TYPE_CHECKING:
+    from regatta.frameworks.keras.framework import KerasTrainee
+
+NAME = "keras"
+_NUMBERED = re.compile(r"(.*?)_\d+")
+
+
+@dataclass
+class KerasState:
+    """A saved state in memory."""
+
+    arrays: Arrays
+    meta: dict[str, Any]
+
+
+def save(trainee: KerasTrainee, path: Path) -> None:
+    variables = {part: _variables(trainee, part) for part in ("model", "optimizer")}
+    found = {name: _as_array(variable) for named in variables.values() for name, variable in named.items()}
+    write_arrays(path, NAME, found, {part: list(named) for part, named in variables.items()})
+
+
+def read(path: Path) -> KerasState:
+    return KerasState(*read_arrays(path))
+
+
+def restore(trainee: KerasTrainee, state: KerasState) -> None:
+    for part in ("model", "optimizer"):
+        if part == "optimizer" and trainee.optimizer is None:
+            continue  # a model that is only looked at
+        variables = _variables(trainee, part)
+        check_same(part, state.meta["tree"].get(part), list(variables))
+        for name, variable in variables.items():
+            variable.assign(state.arrays[name])
+
+
+def loose(trainee: KerasTrainee) -> dict[str, Any]:
+    """Numbers and texts among the attributes of layers: Keras saves variables alone."""
+    found = {}
+    for number, layer in enumerate(trainee.model._flatten_layers()):
+        for name, value in vars(layer).items():
+            if not name.startswith("_") and name != "name" and isinstance(value, bool | int | float | str):
+                found[f"layers.{number}.{name}"] = value
+    return found
+
+
+def _variables(trainee: KerasTrainee, part: str) -> dict[str, Any]:
+    if part == "optimizer":
+        variables = [] if trainee.optimizer is None else trainee.optimizer.variables
+        return {f"optimizer/{number:03d}": variable for number, variable in enumerate(variables)}
+    variables = trainee.model.variables
+    below = [variable.path.removeprefix(f"{trainee.model.name}/") for variable in variables]
+    places = _places(below, _own_names(trainee.model))
+    return dict(zip(unique(f"model/{place}" for place in places), variables, strict=True))
+
+
+def _own_names(model: Any) -> set[str]:
+    """The names that Keras gives by itself to layers like those of the model, without their numbers."""
+    classes = {type(layer).__name__ for layer in model._flatten_layers()}
+    return {_snake(name) for name in classes} | {"seed_generator"}
+
+
+def _snake(name: str) -> str:
+    name = re.sub(r"\W+", "", name)
+    name = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+def _places(paths: list[str], own_names: set[str]) -> list[str]:
+    """Paths of variables, with numbers that depend on their order alone."""
+    renamed: dict[str, str] = {}
+    used: Counter[str] = Counter()
+
+    def place(path: str) -> str:
+        if path not in renamed:
+            above, _, name = path.rpartition("/")
+            above = place(above) if above else ""
+            match = _NUMBERED.fullmatch(name)
+            base = match[1] if match and match[1] in own_names else name
+            if base in own_names:
+                used[f"{above}/{base}"] += 1
+                count = used[f"{above}/{base}"] - 1
+                name = f"{base}_{count}" if count else base
+            renamed[path] = f"{above}/{name}" if above else name
+        return renamed[path]
+
+    return [place(path) for path in paths]
+
+
+def _as_array(variable: Any) -> NDArray[Any]:
+    value = variable.value
+    if hasattr(value, "detach"):  # of PyTorch, whose bfloat16 NumPy does not take
+        value = value.detach().cpu()
+        if variable.dtype == "bfloat16":
+            import ml_dtypes
+
+            return np.asarray(value.view(sys.modules["torch"].int16).numpy()).view(ml_dtypes.bfloat16)
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)

@@ -1,0 +1,341 @@
+"""PyTorch: any module, any optimizer, any learning-rate schedule; `torch_state` keeps what they become."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regatta.configuration import Scalar
+from regatta.errors import UsageError
+from regatta.frameworks.base import Indices, LossFunction, described, with_offered
+from regatta.frameworks.torch.state import (
+    NAME,
+    is_tensor,
+    loose,
+    read,
+    restore,
+    save,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+COMPILES = False
+
+__all__ = [
+    "COMPILES",
+    "NAME",
+    "TorchTrainee",
+    "assemble",
+    "contained",
+    "end_epoch",
+    "evaluate",
+    "evaluating",
+    "handed",
+    "loose",
+    "owns",
+    "prepare",
+    "read",
+    "restore",
+    "rows",
+    "save",
+    "seeded",
+    "train",
+    "untouched",
+]
+
+
+@dataclass
+class TorchTrainee:
+    """A module, its optimizer and its schedules by how often they advance: "step" or "epoch"."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+    schedules: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+
+
+def owns(model: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def assemble(built: Any, device: str) -> TorchTrainee:
+    parts = built if isinstance(built, tuple) else (built,)
+    if not 1 <= len(parts) <= 3:
+        raise UsageError(f"model_fn returned {len(parts)} things; it returns module, optimizer and schedule at most.")
+    model, optimizer, schedule = (*parts, None, None)[:3]
+    _check_parts(model, optimizer)
+    trainee = TorchTrainee(model.to(device), optimizer, _schedules(schedule), device)
+    if device.startswith("cuda") and optimizer is not None:
+        from regatta.pack.cuda_graphs.optimizers import capturable
+
+        capturable(optimizer, "step" in trainee.schedules)  # in a pack or not, the same form rounds the same way
+    return trainee
+
+
+def _check_parts(model: object, optimizer: object) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model_fn returned {described(model)}, where a torch.nn.Module belongs.")
+    if optimizer is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"model_fn returned (module, {described(optimizer)}); the second is a torch.optim.Optimizer.")
+    owned = {id(p) for p in model.parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    strange = sum(id(p) not in owned for p in held)
+    if strange:
+        raise UsageError(
+            f"Of the {len(held)} parameters of the optimizer that model_fn returned, the module beside it has not "
+            f"{strange}, which would be lost at each hop.",
+            hint="Make the optimizer from the parameters of the very module that is returned; what else learns, such "
+            "as a loss with weights, belongs into that module too.",
+        )
+
+
+def _schedules(schedule: object) -> dict[str, Any]:
+    import torch
+
+    if schedule is None:
+        return {}
+    named = schedule if isinstance(schedule, dict) else {"epoch": schedule}
+    for every, scheduler in named.items():
+        if every not in ("step", "epoch"):
+            raise UsageError(f"A schedule advances every 'step' or every 'epoch', not every {every!r}.")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UsageError(
+                "ReduceLROnPlateau waits for a metric, which a unit does not have; choose another schedule."
+            )
+        if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
+            raise UsageError(f"model_fn returned {described(scheduler)}, where a learning-rate schedule belongs.")
+    return named
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    import torch
+
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # torch.manual_seed would also queue seeds for devices that are never used, a little more memory each time
+    torch.default_generator.manual_seed(seed)
+    if cuda is not None:
+        torch.cuda.manual_seed_all(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    import torch
+
+    settings: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+        (torch.get_default_dtype, torch.set_default_dtype),
+        (torch.get_num_threads, torch.set_num_threads),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    )
+    before = [get() for get, _ in settings]
+    try:
+        yield
+    finally:
+        for (get, put), value in zip(settings, before, strict=True):
+            if get() != value:
+                put(value)
+
+
+def prepare(data: Any, device: str) -> Any:
+    import torch
+
+    if isinstance(data, tuple | list):
+        return tuple(prepare(part, device) for part in data)
+    if isinstance(data, dict):
+        return {name: prepare(part, device) for name, part in data.items()}
+    if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
+        with warnings.catch_warnings():  # a mapped file is read-only, and training only reads it
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+            backwards = any(stride < 0 for stride in data.strides)  # which tensors cannot be
+            return torch.from_numpy(data.copy() if backwards else data).to(device)
+    return data.to(device) if isinstance(data, torch.Tensor) else data
+
+
+@contextmanager
+def untouched(data: Any) -> Iterator[None]:
+    before = [tensor._version for tensor in _tensors(data)]
+    yield
+    if before != [tensor._version for tensor in _tensors(data)]:
+        raise UsageError(
+            "train_fn or eval_fn changed its data in place, which other models are to see as it was.",
+            hint="Work on a copy: x = x * 2 instead of x.mul_(2). What is done to all data belongs into input_fn.",
+        )
+
+
+def _tensors(data: Any) -> Iterator[torch.Tensor]:
+    if isinstance(data, tuple | dict):
+        for part in data if isinstance(data, tuple) else data.values():
+            yield from _tensors(part)
+    elif is_tensor(data):
+        yield data
+
+
+def rows(data: Any) -> int:
+    while isinstance(data, tuple | dict):
+        data = data[0] if isinstance(data, tuple) else next(iter(data.values()))
+    return len(data)
+
+
+def take(data: Any, indices: torch.Tensor) -> Any:
+    if isinstance(data, tuple):
+        return tuple(take(part, indices) for part in data)
+    if isinstance(data, dict):
+        return {name: take(part, indices) for name, part in data.items()}
+    return data[indices]
+
+
+def train(
+    trainee: TorchTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> dict[str, float]:
+    import torch
+
+    total = torch.zeros((), dtype=torch.float64, device=trainee.device)
+    seen = 0
+    trainee.model.train()
+    step = stepper(trainee, _gradients(trainee, with_offered(loss_fn, trainee.model, training=True), config))
+    for indices in batches:
+        loss = step(take(data, torch.from_numpy(indices).to(trainee.device)))
+        total += loss.double() * len(indices)
+        seen += len(indices)
+    return {"loss": total.item() / max(1, seen)}
+
+
+def _gradients(
+    trainee: TorchTrainee, loss_fn: LossFunction, config: Mapping[str, Scalar]
+) -> Callable[[Any], torch.Tensor]:
+    """The function that leaves the gradients of a batch in the parameters and returns its loss."""
+    model, optimizer = trainee.model, _optimizer(trainee)
+
+    def gradients(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=True)
+        loss = check_loss(loss_fn(model, batch, config))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    return gradients
+
+
+def _optimizer(trainee: TorchTrainee) -> torch.optim.Optimizer:
+    if trainee.optimizer is None:
+        raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (module, optimizer).")
+    return trainee.optimizer
+
+
+def stepper(trainee: TorchTrainee, gradients: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    """The function that takes one optimizer step on a batch and returns its loss."""
+    optimizer, schedule = _optimizer(trainee), trainee.schedules.get("step")
+
+    def step(batch: Any) -> torch.Tensor:
+        if wants_closure:
+            loss: Any = optimizer.step(lambda: gradients(batch))  # type: ignore[arg-type, return-value]
+        else:
+            loss = gradients(batch)
+            optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        return check_loss(loss.detach(), needs_gradient=False)
+
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    wants_closure = closure is not None and closure.default is inspect.Parameter.empty
+    return step
+
+
+def check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
+    import torch
+
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        is_tensor = isinstance(loss, torch.Tensor)
+        found = f"shape {tuple(loss.shape)}" if is_tensor else type(loss).__name__
+        hint = "Take its mean." if is_tensor else "Return the tensor itself, without .item()."
+        raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint=hint)
+    if needs_gradient and not loss.requires_grad:
+        raise UsageError("loss_fn returned a loss without a gradient.", hint="Do not detach it or use no_grad inside.")
+    return loss.reshape(())
+
+
+def handed(trainee: TorchTrainee) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+    return trainee.model, trainee.optimizer
+
+
+def end_epoch(trainee: TorchTrainee) -> None:
+    schedule = trainee.schedules.get("epoch")
+    if schedule is not None:
+        schedule.step()
+
+
+@contextmanager
+def evaluating(trainee: TorchTrainee) -> Iterator[None]:
+    import torch
+
+    modes = {module: module.training for module in trainee.model.modules()}
+    trainee.model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def evaluate(
+    trainee: TorchTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> dict[str, float]:
+    import torch
+
+    total = torch.zeros((), dtype=torch.float64, device=trainee.device)
+    batches = list(batches)
+    for indices, loss in zip(batches, losses(trainee, data, batches, loss_fn, config), strict=True):
+        total += loss.double() * len(indices)
+    return {"loss": total.item() / max(1, sum(map(len, batches)))}
+
+
+def losses(
+    trainee: TorchTrainee,
+    data: Any,
+    batches: Iterable[Indices],
+    loss_fn: LossFunction | None,
+    config: Mapping[str, Scalar],
+) -> Iterator[torch.Tensor]:
+    """The loss of each batch, in evaluation mode."""
+    import torch
+
+    loss_fn = with_offered(loss_fn, trainee.model, training=False)
+    with evaluating(trainee):
+        for indices in batches:
+            batch = take(data, torch.from_numpy(indices).to(trainee.device))
+            yield check_loss(loss_fn(trainee.model, batch, config), needs_gradient=False)

@@ -1,0 +1,129 @@
+"""What a run took beside what its plan expected it to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from regatta.errors import NotFoundError
+from regatta.journal.accounting import within, worked
+from regatta.journal.record import RunRecord, UnitRecord
+from regatta.plan.strategy.plan_tree import (
+    Evaluate,
+    Group,
+    Pack,
+    Plan,
+    Share,
+)
+
+Measure = Literal["seconds", "share", "bytes", "count", "hours"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of a plan; None where it was not estimated, or did not happen."""
+
+    what: str
+    measure: Measure
+    estimated: float | None
+    actual: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.actual / self.estimated if self.actual is not None and self.estimated else None
+
+
+@dataclass(frozen=True)
+class Replanning:
+    """A later plan: when, why, and whether it changed anything."""
+
+    after: float  # seconds since the first unit
+    reason: str
+    changed: bool
+    name: str
+
+
+@dataclass(frozen=True)
+class Analysis:
+    plan: Plan
+    rows: tuple[Row, ...]
+    later: tuple[Replanning, ...]
+    status: str = "done"  # of the run; what is not done was estimated too
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
+        return {
+            "status": self.status,
+            "plan": self.plan.to_json(),
+            "rows": rows,
+            "later": [asdict(other) for other in self.later],
+        }
+
+
+def analyze(record: RunRecord) -> Analysis:
+    """Compare a run with its first plan; of one that still goes on, what it took so far."""
+    told = next((line for line in record.plans if line["plan"] is not None), None)
+    if told is None:
+        raise NotFoundError(f"{record.name} has no plan in its journal.", hint="Runs have one as soon as they train.")
+    plan = Plan.from_json(told["plan"])
+    units = [unit for unit in record.units if unit.kind != "pilot"]
+    first = min((unit.start for unit in units), default=record.now)
+    later = [
+        Replanning(
+            within(first, line["time"], record.sessions),
+            line["reason"],
+            line["changed"],
+            (line["plan"] or {}).get("name", ""),
+        )
+        for line in record.plans
+        if line["reason"]
+    ]
+    return Analysis(plan, tuple(_rows(plan, record, units)), tuple(later), record.status)
+
+
+def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[Row]:
+    spent, root = record.resources(), plan.root
+    span = worked(units, record.sessions)
+    busy = sum(unit.seconds * unit.width for unit in units)
+    workers = root.workers
+    yield Row("the whole", "seconds", plan.estimate.seconds, span)
+    shares = any(isinstance(part, Share) for part in root.parts)  # then waiting for data has a row of its own
+    singles = [unit for unit in units if unit.kind == "train" and unit.pack is None]
+    yield from _unit_rows("units of single models", root.units, root.unit, singles, shares)
+    packs = [part for part in root.parts if isinstance(part, Pack)]
+    count = sum(part.units for part in packs)
+    mean = sum(part.units * part.unit for part in packs) / count if count else 0.0
+    yield from _unit_rows("units of packs", count, mean, _joined(units), shares)
+    judged = next((part for part in root.parts if isinstance(part, Evaluate)), None)
+    evaluated = [unit for unit in units if unit.kind == "eval"]
+    yield from _unit_rows("evaluations", judged.units if judged else 0, judged.unit if judged else 0.0, evaluated)
+    if any(unit.width > 1 for unit in units) or any(isinstance(part, Group) for part in root.parts):
+        yield Row("exchanging gradients", "seconds", None, sum(unit.sync_seconds for unit in units))
+    if shares:
+        yield Row("waiting for data", "seconds", None, sum(unit.load_seconds for unit in units) / workers)
+    yield Row("workers busy", "share", plan.utilisation, busy / (workers * span) if span else None)
+    yield Row("states moved", "bytes", plan.estimate.moved, float(spent.bytes_hopped))
+    yield Row("device hours", "hours", plan.device_hours, workers * span / 3600)
+
+
+def _unit_rows(what: str, count: int, seconds: float, units: list[UnitRecord], shares: bool = False) -> Iterable[Row]:
+    if not count and not units:
+        return
+    yield Row(what, "count", float(count), float(len(units)))
+    took = [unit.seconds - unit.load_seconds if shares else unit.seconds for unit in units]
+    mean = sum(took) / len(took) if took else None
+    yield Row(f"{what}, each", "seconds", seconds if count else None, mean)
+
+
+def _joined(units: Iterable[UnitRecord]) -> list[UnitRecord]:
+    """The training units of packs, the shares of their members put together again."""
+    found: dict[tuple[str, int, int], UnitRecord] = {}
+    for unit in units:
+        if unit.kind == "train" and unit.pack is not None:
+            key = unit.pack, unit.epoch, unit.partition
+            known = found.get(key)
+            start, end = (unit.start, unit.end) if known is None else (known.start, known.end)
+            waited = unit.load_seconds + (0.0 if known is None else known.load_seconds)
+            found[key] = replace(unit, start=min(start, unit.start), end=max(end, unit.end), load_seconds=waited)
+    return list(found.values())

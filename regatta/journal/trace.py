@@ -1,0 +1,180 @@
+"""The units of a run: as rows, as a Chrome trace, and how far they were from the best possible.
+
+`chrome_trace` follows the Trace Event Format, so that Perfetto and chrome://tracing open it: a row for each
+worker, a slice for each unit with the fetching and saving of its state inside it, and an arrow for each hop from one
+worker to another.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from regatta.journal.record import RunRecord, UnitRecord
+
+if TYPE_CHECKING:
+    from regatta.plan.strategy.what_if import Workload
+
+COLUMNS = ("kind", "config", "epoch", "partition", "worker", "start", "end", "hop_bytes", "hop_seconds")
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """How long a run took against the least that its own units allow on its workers."""
+
+    makespan: float
+    bound: float
+    utilisation: float
+
+    @property
+    def ratio(self) -> float:
+        return self.makespan / self.bound if self.bound else 1.0
+
+
+def rows(record: RunRecord) -> list[dict[str, Any]]:
+    """A row for each unit, in the order in which they counted; times are seconds since 1970."""
+    return [{name: getattr(unit, name) for name in COLUMNS} for unit in record.units]
+
+
+def bound_from_trace(record: RunRecord) -> float:
+    """No schedule of these units ends sooner: a worker does one thing at a time, and so does a model."""
+    busy = _busy(record)
+    training: defaultdict[str, float] = defaultdict(float)
+    for unit in record.units:
+        if unit.kind == "train":
+            training[unit.config] += unit.seconds
+    return max([*busy.values(), *training.values()], default=0.0)
+
+
+def efficiency(record: RunRecord) -> Efficiency:
+    """The makespan from the first unit's start to the last one's end, beside its lower bound."""
+    makespan = max((u.end for u in record.units), default=0.0) - min((u.start for u in record.units), default=0.0)
+    busy = _busy(record)
+    available = makespan * len(busy)
+    return Efficiency(makespan, bound_from_trace(record), sum(busy.values()) / available if available else 0.0)
+
+
+def chrome_trace(record: RunRecord) -> dict[str, Any]:
+    """The run in the Trace Event Format, as a JSON object; times are microseconds from the first unit."""
+    threads = {worker: number for number, worker in enumerate(worker_names(record), 1)}
+    origin = min((unit.start for unit in record.units), default=record.started)
+    events = [*_names(record, threads), *_slices(record, threads, origin), *_arrows(record, threads, origin)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {"run": record.name, "started": record.started, "status": record.status},
+    }
+
+
+def worker_names(record: RunRecord) -> list[str]:
+    """All workers that the journal names, w2 before w10."""
+    return sorted({*record.workers, *(unit.worker for unit in record.units)}, key=lambda name: (len(name), name))
+
+
+def _busy(record: RunRecord) -> dict[str, float]:
+    busy: defaultdict[str, float] = defaultdict(float)
+    for unit in record.units:
+        busy[unit.worker] += unit.seconds
+    return busy
+
+
+def _names(record: RunRecord, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+    yield _metadata("process_name", 0, {"name": f"regatta {record.name}".strip()})
+    for worker, thread in threads.items():
+        yield _metadata("thread_name", thread, {"name": worker})
+        yield _metadata("thread_sort_index", thread, {"sort_index": thread})
+
+
+def _metadata(name: str, thread: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": 1, "tid": thread, "args": args}
+
+
+def _slices(record: RunRecord, threads: dict[str, int], origin: float) -> Iterator[dict[str, Any]]:
+    for unit in record.units:
+        values = record.configs[unit.config].values if unit.config in record.configs else {}
+        details = {k: v for k, v in asdict(unit).items() if k not in ("worker", "start", "end", "metrics")}
+        args = {**details, "values": dict(values), "metrics": _finite(unit.metrics)}
+        thread, start = threads[unit.worker], unit.start - origin
+        yield _slice(_title(unit), unit.kind, thread, start, unit.seconds, args)
+        if unit.hop_seconds:
+            yield _slice("fetch state", "hop", thread, start, unit.hop_seconds, {"bytes": unit.hop_bytes})
+        if unit.save_seconds:
+            yield _slice("save state", "save", thread, unit.end - origin - unit.save_seconds, unit.save_seconds, {})
+
+
+def _slice(name: str, category: str, thread: int, start: float, seconds: float, args: dict[str, Any]) -> dict[str, Any]:
+    times = {"ts": _micros(start), "dur": _micros(seconds)}
+    return {"ph": "X", "name": name, "cat": category, "pid": 1, "tid": thread, **times, "args": args}
+
+
+def _arrows(record: RunRecord, threads: dict[str, int], origin: float) -> Iterator[dict[str, Any]]:
+    """A flow from each training unit to the model's next, where that ran on another worker."""
+    previous: dict[str, UnitRecord] = {}
+    number = 0
+    for unit in sorted((u for u in record.units if u.kind == "train"), key=lambda u: u.start):
+        before = previous.get(unit.config)
+        previous[unit.config] = unit
+        if before is None or before.worker == unit.worker:
+            continue
+        number += 1
+        hop = {"name": "hop", "cat": "hop", "id": number, "pid": 1}
+        # A flow binds to the slice that is open at its time, so it leaves just before the end of its unit.
+        leaves = (before.start + before.end) / 2 if before.seconds < 2e-6 else before.end - 1e-6
+        yield {**hop, "ph": "s", "tid": threads[before.worker], "ts": _micros(leaves - origin)}
+        yield {**hop, "ph": "f", "bp": "e", "tid": threads[unit.worker], "ts": _micros(unit.start - origin)}
+
+
+def _title(unit: UnitRecord) -> str:
+    if unit.kind == "pilot":
+        return f"{unit.config} pilot"
+    kind = "" if unit.kind == "train" else f" {unit.kind}"
+    return f"{unit.config}{kind} epoch {unit.epoch} partition {unit.partition}"
+
+
+def _micros(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
+    """JSON has no NaN; a viewer shows the word instead."""
+    return {k: v if abs(v) < float("inf") else str(v) for k, v in metrics.items()}
+
+
+def workload(record: RunRecord) -> Workload:
+    """What the run had to do, with the times that its units took: the mean of each model on each partition."""
+    from regatta.plan.schedule.estimates import KnownTimes
+    from regatta.plan.strategy.what_if import Workload
+
+    seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for unit in record.units:
+        if unit.kind != "pilot":
+            seconds[unit.kind, unit.config, unit.partition].append(unit.seconds)
+    tables: dict[str, dict[tuple[str, int] | tuple[str, int, str], float]] = {"train": {}, "eval": {}}
+    for (kind, config, partition), found in seconds.items():
+        tables[kind][config, partition] = sum(found) / len(found)
+    parts, held_out = len(record.header["dataset"]["train"]), len(record.header["dataset"]["eval"])
+    whole = {c.id: c for c in record.configs.values() if all((c.id, p) in tables["train"] for p in range(parts))}
+    epochs = {c.id: max(1, c.epoch) for c in whole.values()}
+    for config in whole:  # an evaluation that is not there yet counts for nothing
+        for partition in range(held_out):
+            tables["eval"].setdefault((config, partition), 0.0)
+    return Workload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]))
+
+
+def speeds(record: RunRecord) -> dict[str, float]:
+    """How fast each worker was, the mean being 1: rows per second, against what the same model did elsewhere."""
+    pace: defaultdict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)  # of a kind and configuration
+    for unit in record.units:
+        work = unit.seconds - unit.hop_seconds - unit.load_seconds - unit.save_seconds
+        if unit.kind != "pilot" and unit.rows and work > 0:
+            pace[unit.kind, unit.config].append((unit.worker, unit.rows / work))
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    for found in pace.values():
+        usual = sum(rate for _, rate in found) / len(found)
+        for worker, rate in found:
+            ratios[worker].append(rate / usual)
+    means = {worker: sum(values) / len(values) for worker, values in sorted(ratios.items())}
+    mean = sum(means.values()) / max(1, len(means))
+    return {worker: value / mean for worker, value in means.items()}

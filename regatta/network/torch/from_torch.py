@@ -1,0 +1,70 @@
+"""The network of a PyTorch module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from regatta.errors import UsageError
+from regatta.network.graph import Network
+from regatta.network.torch.traces import exported, symbolic, watched
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def from_torch(module: nn.Module, example: Any = None, *, name: str = "") -> Network:
+    """The layers of a module and what flows between them.
+
+    `example` is an input, or a tuple of inputs, with a batch as first axis. It gives shapes, and a module whose forward
+    decides by values can only be read with one.
+    """
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"from_torch reads a torch.nn.Module, not {type(module).__name__}: {module!r:.80}.")
+    inputs = None if example is None else _inputs(example)
+    name = name or type(module).__name__
+    untraceable = _untraceable()
+    try:
+        return symbolic(module, inputs, name)
+    except untraceable as error:
+        if inputs is None:
+            raise UsageError(
+                f"{type(module).__name__} cannot be traced without an input: {_first_line(error)}",
+                hint="Give an example input: from_torch(module, example).",
+            ) from error
+    try:
+        return exported(module, inputs, name)
+    except untraceable:
+        return watched(module, inputs, name)  # what fails here fails in the module itself
+
+
+def _inputs(example: Any) -> tuple[Any, ...]:
+    import torch
+
+    inputs = tuple(example) if isinstance(example, tuple | list) else (example,)
+    for value in inputs:
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(f"An example input is a tensor or a tuple of tensors, not {type(value).__name__}.")
+    return inputs
+
+
+def _untraceable() -> tuple[type[Exception], ...]:
+    """What tracing raises in a forward that is not made for it; most come from the forward itself."""
+    from torch.fx.proxy import TraceError
+
+    builtin = (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        NameError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    )
+    return (TraceError, *builtin)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,139 @@
+"""A captured step is trusted once it has been compared, bit for bit, with the same step taken alone.
+
+The steps that it is tried out on count, so that trying costs little: what is kept is what was taken alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from regatta.pack.cuda_graphs.capture import Graphs
+from regatta.pack.cuda_graphs.optimizers import unsuited
+from regatta.pack.device_data import Resident, take
+from regatta.pack.member import Indices, Member
+from regatta.pack.member_state import (
+    changing,
+    copied,
+    first_difference,
+    plain_values,
+    put_back,
+)
+from regatta.pack.step import needs_closure, take_step
+from regatta.pack.track import Track
+
+PROOF = 2  # steps that are taken both ways; a number that was wrongly fixed shows in the second
+
+
+class CannotCapture(Exception):
+    """A member's step cannot be captured; says why."""
+
+
+def graph_track(member: Member, resident: Resident, graphs: Graphs, batches: Sequence[Indices]) -> Track:
+    """Capture a member's step and prove it on PROOF + 1 steps, all of which count; raises CannotCapture."""
+    reason = _unsuited(member)
+    if reason is not None:
+        raise CannotCapture(reason)
+    track = Track([member], resident, graphs)
+    graphs.fork([track.stream])  # the member's first step may still be under way
+    try:
+        with graphs.on(track.stream):
+            _probe(track, batches[0])
+            track.work.extend([rows] for rows in batches[1 : 1 + PROOF])
+            different = _prove(track)
+            track.finish()
+    except BaseException:
+        track.drop()
+        track.close()
+        raise
+    finally:
+        graphs.join([track.stream])
+    if different is not None:
+        track.close()
+        raise CannotCapture(f"{different} differs between a captured step and the same step taken alone")
+    return track
+
+
+def _unsuited(member: Member) -> str | None:
+    if needs_closure(member.optimizer):
+        return f"{type(member.optimizer).__name__} evaluates the loss by itself"
+    return unsuited(member.optimizer, member.schedule is not None)
+
+
+def _probe(track: Track, rows: Indices) -> None:
+    """One step as usual, watched for what a graph cannot hold: waiting for the device, and state on the host."""
+    member = track.members[0]
+    mark, plain = member.randomness.mark(), plain_values(member.model)
+    waits = _waits(member, track.resident, rows)
+    if waits:
+        raise CannotCapture(f"its step waits for the device: {waits}")
+    if member.randomness.drew_on_host(mark):
+        raise CannotCapture("its step draws random numbers on the host")
+    changed = [name for name, value in plain_values(member.model).items() if plain.get(name) != value]
+    if changed:
+        raise CannotCapture(f"its step changes {changed[0]} of the module, which is not a tensor")
+
+
+def _waits(member: Member, resident: Resident, rows: Indices) -> str:
+    indices = torch.from_numpy(rows).to(resident.device)
+    with member.randomness.active(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if resident.device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("warn")
+        try:
+            loss = take_step(member, take(resident.data, indices))
+        finally:
+            if resident.device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+    if member.schedule is not None:
+        member.schedule.step()
+    member.note(loss.double().reshape(1), [len(rows)])
+    member.advance(resident.rows, 1)
+    found = [str(warning.message) for warning in caught if "called a synchroniz" in str(warning.message)]
+    return found[0].splitlines()[0] if found else ""
+
+
+def _prove(track: Track) -> str | None:
+    """Replay steps, go back, take them as usual; the name of a tensor that came out differently, or None."""
+    member, lane = track.members[0], track.ready()
+    try:
+        lane.capture()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # PyTorch raises many kinds, and a member's own code any
+        _take_as_usual(track)
+        raise CannotCapture(f"its step cannot be captured: {_first_line(error)}") from error
+    tensors, mark = changing(member), member.randomness.mark()
+    before = copied(tensors)
+    assert lane.replay is not None
+    for _ in range(lane.filled):
+        lane.replay.replay()
+    track.draws = member.randomness.differs(mark)
+    replayed, losses = copied(tensors), lane.losses[: lane.filled].clone()
+    put_back(tensors, before)
+    member.randomness.go_back(mark)
+    lane.cursor.zero_()
+    _take_as_usual(track)
+    same = torch.equal(lane.losses[: lane.filled].view(torch.int64), losses.view(torch.int64))
+    return first_difference(_on_device(tensors, track), _on_device(replayed, track)) if same else "the loss"
+
+
+def _take_as_usual(track: Track) -> None:
+    """The steps laid out, without a graph."""
+    lane = track.ready()
+    with track.members[0].randomness.active():
+        for _ in range(lane.filled):
+            lane.step()
+    lane.done = lane.filled
+
+
+def _on_device(tensors: dict[str, torch.Tensor], track: Track) -> dict[str, torch.Tensor]:
+    """Counters on the host are not part of a graph."""
+    return {name: tensor for name, tensor in tensors.items() if tensor.device.type == track.resident.device.type}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__

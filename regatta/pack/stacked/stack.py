@@ -1,0 +1,331 @@
+"""Members of one architecture in one memory, stepped together.
+
+Each member's parameters and optimizer states become views of a row of a flat buffer, so that the members stay ordinary
+modules with ordinary optimizers: a step of one of them alone and a step of the stack work on the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from regatta.pack.cuda_graphs.optimizers import RatePreview, set_rate
+from regatta.pack.device_data import Resident, mapped, take
+from regatta.pack.member import Indices, Member
+from regatta.pack.member_state import plain_values, same_bits
+from regatta.pack.stacked import updates
+from regatta.pack.stacked.tensors import (
+    NotStackable,
+    base_of,
+    drawing,
+    leaf,
+    plainly,
+    stacked,
+)
+from regatta.pack.step import call_loss, take_step
+
+ALIGNMENT = 16  # numbers of four bytes to a line of the cache: products round by how their operands lie
+
+
+class Recorded(Mapping[str, Any]):
+    """A configuration that remembers what was read of it."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values_, self.read = values, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self.values_[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self.values_)
+        return iter(self.values_)
+
+    def __len__(self) -> int:
+        return len(self.values_)
+
+
+def shadow(module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
+    """A module of the same build, and of the same attributes, that computes with other tensors."""
+    return _shadow(module, tensors, {})
+
+
+def _shadow(
+    module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor], made: dict[int, torch.nn.Module]
+) -> torch.nn.Module:
+    if id(module) not in made:
+        made[id(module)] = twin = copy.copy(module)
+        parameters = {name: None if p is None else tensors[p] for name, p in module._parameters.items()}
+        parts = {name: None if m is None else _shadow(m, tensors, made) for name, m in module._modules.items()}
+        # not by attribute: a module insists on parameters there
+        twin.__dict__["_parameters"], twin.__dict__["_modules"] = parameters, parts
+        # what it collects is not for the member, which takes the same steps by itself when they are proven
+        twin.__dict__.update({k: copy.copy(v) for k, v in vars(twin).items() if isinstance(v, list | set | dict)})
+    return made[id(module)]
+
+
+class Proof(NamedTuple):
+    """Whether stacked steps equal those alone; the losses alone, by member; the seconds of a step alone."""
+
+    equal: bool
+    losses: list[torch.Tensor]
+    seconds: float
+
+
+class Stack:
+    """A group of members as one; raises NotStackable where that cannot be."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = list(members)
+        first = self.members[0]
+        reason = _unsuited(self.members)
+        if reason is not None:
+            raise NotStackable(reason)
+        self.shapes = [parameter.shape for parameter in first.model.parameters()]
+        self.offsets, self.width = _layout(self.shapes)
+        self.device = next(first.model.parameters()).device
+        self.params = self._adopted([[p.data for p in m.model.parameters()] for m in self.members])
+        self.states = {name: self._adopted(self._state(name)) for name in self._state_names()}
+        self.pads = self._pads()
+        steps = [_steps_of(member) for member in self.members]
+        self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states, steps)
+        self._point()
+        self.leaves = [leaf(self._cut(self.params, k)) for k in range(len(self.shapes))]
+        self.model = shadow(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)))
+        self.grads = torch.empty_like(self.params)
+        self.ones = torch.ones(len(self.members), dtype=self.params.dtype, device=self.device)
+        self.config = Recorded(first.config) if first.config is not None else None
+        clips = [member.clip_norm for member in self.members if member.clip_norm is not None]
+        self.clip_norms = torch.tensor(clips, dtype=self.params.dtype, device=self.device)
+        self._drawn: list[torch.Tensor] = []  # where random streams stood before a step drew from them
+        self.proven: dict[int, bool] = {}
+
+    def body(self, batch: Any, rates: torch.Tensor | None) -> torch.Tensor:
+        """One step of all members on a batch that holds their rows one after another."""
+        count = len(self.members)
+        apart = mapped(batch, lambda part: stacked(part.view(count, -1, *part.shape[1:])))
+        with self._undone_if_it_raises(), drawing(self._draw), self._watched(self.members[0]):
+            losses = base_of(call_loss(self.members[0], self.model, apart))
+            if losses.shape != (count,):
+                raise NotStackable(f"the loss has the shape {tuple(losses.shape[1:])} instead of one number")
+            with plainly():
+                grads = self._flat(torch.autograd.grad(losses, self.leaves, self.ones))
+        with torch.no_grad():
+            if len(self.clip_norms):
+                self._clip(grads)
+            self.update.apply(grads, rates)
+        return losses
+
+    @contextlib.contextmanager
+    def _undone_if_it_raises(self) -> Iterator[None]:
+        """Members will take the step one by one, with the random numbers that it drew, and see whose fault it is."""
+        self._drawn.clear()
+        try:
+            yield
+        except Exception as error:
+            for member, state in zip(self.members, self._drawn, strict=False):
+                member.randomness.host.set_state(state)
+            if isinstance(error, NotStackable):
+                raise
+            lines = str(error).splitlines() or [""]
+            raise NotStackable(f"the stacked step raises {type(error).__name__}: {lines[0]}") from error
+
+    def _clip(self, grads: torch.Tensor) -> None:
+        """On the CPU by the very function that a step alone uses, member by member."""
+        if grads.is_cuda:
+            norms = torch.linalg.vector_norm(grads, dim=1)
+            grads.mul_(torch.clamp(self.clip_norms / (norms + 1e-6), max=1.0).unsqueeze(1))
+            return
+        cuts = [self._cut(grads, k) for k in range(len(self.shapes))]
+        for number, member in enumerate(self.members):
+            assert member.clip_norm is not None
+            parameters = list(member.model.parameters())
+            for parameter, cut in zip(parameters, cuts, strict=True):
+                parameter.grad = cut[number]
+            torch.nn.utils.clip_grad_norm_(parameters, member.clip_norm)
+            for parameter in parameters:
+                parameter.grad = None
+
+    def prove(self, resident: Resident, batches: Sequence[Sequence[Indices]]) -> Proof:
+        """Take steps as a stack, go back, and take them member by member; whether every bit agrees.
+
+        The steps taken alone are the ones that count.
+        """
+        self.sync()
+        tensors = [self.params, *self.states.values()]
+        before, marks = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
+        steps, shared = self.update.steps.clone(), self.update.shared_step
+        previews = [RatePreview(m.optimizer, m.schedule) for m in self.members if m.schedule is not None]
+        rates = torch.stack([p.next(len(batches)) for p in previews], 1).to(self.device) if previews else None
+        try:
+            together = self._together(resident, batches, rates)
+        finally:  # it may have ended halfway
+            after, ends = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+            for member, mark in zip(self.members, marks, strict=True):
+                member.randomness.go_back(mark)
+            self.update.steps, self.update.shared_step = steps, shared
+        self.update.count(len(batches))
+        start = time.perf_counter()
+        alone = [self._alone(number, resident, batches, rates) for number in range(len(self.members))]
+        seconds = (time.perf_counter() - start) / len(batches) / len(self.members)
+        for preview in previews:
+            preview.finish()
+        equal = all(same_bits(t, value) for t, value in zip(tensors, after, strict=True))
+        equal &= all(same_bits(one, other) for one, other in zip(alone, together, strict=True))
+        equal &= all(not m.randomness.differs(end) for m, end in zip(self.members, ends, strict=True))
+        self.proven[len(batches[0][0])] = equal
+        return Proof(equal, alone, seconds)
+
+    def recount(self, steps: int) -> None:
+        """Members took steps alone, on this very memory: only the counters are to be brought up."""
+        self.update.count(steps)
+
+    def _together(
+        self, resident: Resident, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """The losses, one tensor per member; a module that counts on the side is found out."""
+        found, plain = [], plain_values(self.model)
+        for step, parts in enumerate(batches):
+            rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
+            found.append(self.body(take(resident.data, rows), None if rates is None else rates[step]).detach())
+        changed = [name for name, value in plain_values(self.model).items() if plain.get(name) != value]
+        if changed:
+            raise NotStackable(f"a step changes {changed[0]} of the module, which is not a tensor")
+        return list(torch.stack(found, 1).unbind())
+
+    def _alone(
+        self, number: int, resident: Resident, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
+    ) -> torch.Tensor:
+        member, losses = self.members[number], []
+        with member.randomness.active():
+            for step, parts in enumerate(batches):
+                if rates is not None:
+                    set_rate(member.optimizer.param_groups[0], float(rates[step, number, 0]))
+                rows = torch.from_numpy(parts[number]).to(self.device)
+                losses.append(take_step(member, take(resident.data, rows)))
+        return torch.stack(losses)
+
+    @contextlib.contextmanager
+    def _watched(self, first: Member) -> Iterator[None]:
+        """What the loss function reads of the configuration must be the same for all members."""
+        if self.config is None:
+            yield
+            return
+        before, first.config = first.config, self.config
+        try:
+            yield
+        finally:
+            first.config = before
+        for name in self.config.read:
+            if any((m.config or {}).get(name) != self.config.values_[name] for m in self.members):
+                raise NotStackable(f"loss_fn reads {name!r} of the configuration, in which the members differ")
+
+    def _draw(self, like: torch.Tensor, keep: float) -> torch.Tensor:
+        if like.is_cuda:
+            raise NotStackable("random numbers on a GPU have no stacked form")
+        if not self._drawn:
+            self._drawn += [member.randomness.host.get_state() for member in self.members]
+        noise = torch.empty_like(like)
+        for row, member in zip(noise.unbind(), self.members, strict=True):
+            row.bernoulli_(keep, generator=member.randomness.host)
+        return noise
+
+    def sync(self) -> None:
+        """Bring what members keep on the host up to date: their step counters."""
+        for member, steps in zip(self.members, self.update.steps.view(-1).tolist(), strict=True):
+            for state in member.optimizer.state.values():
+                if "step" in state:
+                    state["step"].fill_(steps)
+
+    def release(self) -> None:
+        """Give every member memory of its own again."""
+        self.sync()
+        for member in self.members:
+            for parameter in member.model.parameters():
+                parameter.data = parameter.data.clone()
+                state = member.optimizer.state.get(parameter, {})
+                for name in self.states:
+                    state[name] = state[name].clone()
+
+    def _adopted(self, values: list[list[torch.Tensor]]) -> torch.Tensor:
+        """Copy one tensor list per member into rows of a flat buffer."""
+        like = values[0][0]
+        flat = torch.zeros(len(values), self.width, dtype=like.dtype, device=like.device)
+        for row, parts in zip(flat, values, strict=True):
+            for part, offset in zip(parts, self.offsets, strict=True):
+                row[offset : offset + part.numel()].copy_(part.reshape(-1))
+        return flat
+
+    def _point(self) -> None:
+        """Make the members' tensors views of their rows."""
+        for number, member in enumerate(self.members):
+            for k, parameter in enumerate(member.model.parameters()):
+                parameter.grad = None
+                parameter.data = self._cut(self.params, k)[number]
+                for name, flat in self.states.items():
+                    member.optimizer.state[parameter][name] = self._cut(flat, k)[number]
+
+    def _cut(self, flat: torch.Tensor, k: int) -> torch.Tensor:
+        shape, offset = self.shapes[k], self.offsets[k]
+        return flat[:, offset : offset + shape.numel()].view(len(flat), *shape) if shape else flat[:, offset]
+
+    def _state_names(self) -> list[str]:
+        first = self.members[0].optimizer
+        momentum = first.param_groups[0].get("momentum")
+        return [name for name in updates.STATES[type(first)] if name != "momentum_buffer" or momentum]
+
+    def _state(self, name: str) -> list[list[torch.Tensor]]:
+        try:
+            return [[m.optimizer.state[p][name] for p in m.model.parameters()] for m in self.members]
+        except KeyError:
+            raise NotStackable(f"a parameter has no {name} yet: it got no gradient in the first step") from None
+
+    def _pads(self) -> list[torch.Tensor]:
+        ends = [*self.offsets[1:], self.width]
+        gaps = [e - o - s.numel() for o, s, e in zip(self.offsets, self.shapes, ends, strict=True)]
+        return [torch.zeros(len(self.members), gap, dtype=self.params.dtype, device=self.device) for gap in gaps]
+
+    def _flat(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        parts = []
+        for grad, pad in zip(grads, self.pads, strict=True):
+            parts.append(grad.reshape(len(self.members), -1))
+            if pad.shape[1]:
+                parts.append(pad)
+        return torch.cat(parts, 1, out=self.grads)
+
+
+def _layout(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
+    offsets, end = [], 0
+    for shape in shapes:
+        offsets.append(end)
+        end += -(-shape.numel() // ALIGNMENT) * ALIGNMENT
+    return offsets, end
+
+
+def _steps_of(member: Member) -> float:
+    found = [float(state["step"]) for state in member.optimizer.state.values() if "step" in state]
+    return found[0] if found else 0.0
+
+
+def _unsuited(members: Sequence[Member]) -> str | None:
+    first = members[0]
+    if first.scaler is not None:
+        return "loss scaling has no stacked form"
+    parameters = list(first.model.parameters())
+    if not parameters or any(not p.requires_grad for p in parameters):
+        return "frozen parameters have no stacked form"
+    if len({(p.dtype, p.device) for p in parameters}) > 1 or not parameters[0].is_floating_point():
+        return "parameters of several types have no stacked form"
+    if any(True for _ in first.model.buffers()):
+        return "buffers have no stacked form"
+    held = {id(p) for group in first.optimizer.param_groups for p in group["params"]}
+    if held != {id(p) for p in parameters}:
+        return "an optimizer that holds only some parameters has no stacked form"
+    return updates.unsuited([m.optimizer for m in members])

@@ -1,0 +1,90 @@
+"""The policies of the FLEET paper, as they stand: its two paradigms, and the two that it is compared with."""
+
+from __future__ import annotations
+
+import random
+
+from regatta.plan.fleet.policies import Changes, View
+from regatta.plan.papers.fleet_assignment import get_gpu_assignment
+from regatta.plan.papers.flotilla import DELTA, create_flotilla
+
+ALPHA = 0.8  # a flotilla stops when fewer of the devices than this share are at work
+
+
+class OneDevice:
+    """The paper's baseline: a free device takes any model that was not trained yet, and trains it to its end."""
+
+    lockstep = False
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = random.Random(seed)
+        self._queue: list[int] | None = None
+
+    def decide(self, view: View) -> Changes:
+        if self._queue is None:
+            self._queue = self.order(view)
+        count = min(len(view.free), len(self._queue))
+        chosen, self._queue = self._queue[:count], self._queue[count:]
+        return {model: (device,) for model, device in zip(chosen, sorted(view.free), strict=False)}
+
+    def order(self, view: View) -> list[int]:
+        models = list(view.waiting)
+        self._random.shuffle(models)
+        return models
+
+
+class LongestFirst(OneDevice):
+    """One device each, the slowest model first: what the order alone can do."""
+
+    def order(self, view: View) -> list[int]:
+        return sorted(view.waiting, key=lambda model: -view.rows[model] / view.rates[model, 0])
+
+
+class Homogeneous(OneDevice):
+    """Sharing as Pittman et al. do it: any so many models as there are devices; the next ones when all have ended."""
+
+    def __init__(self, seed: int = 0, lockstep: bool = True) -> None:
+        super().__init__(seed)
+        self.lockstep = lockstep
+
+    def decide(self, view: View) -> Changes:
+        return {} if view.groups else super().decide(view)
+
+
+class FleetG:
+    """FLEET, global: a flotilla trains until fewer than alpha M devices are at work, then all is allocated anew."""
+
+    def __init__(self, alpha: float = ALPHA, delta: float = DELTA, lockstep: bool = True) -> None:
+        self.alpha, self.delta, self.lockstep = alpha, delta, lockstep
+
+    def decide(self, view: View) -> Changes:
+        active = view.machines.count - len(view.free)
+        if view.groups and active >= self.alpha * view.machines.count:
+            return {}
+        candidates = sorted([*view.groups, *view.waiting])
+        if not candidates:
+            return {}
+        widths = create_flotilla(view.rates, candidates, view.machines.count, self.delta)
+        groups = get_gpu_assignment(widths, view.machines)
+        return {model: groups.get(model, ()) for model in (*view.groups, *groups)}
+
+
+class FleetL:
+    """FLEET, local: devices that become free take the flotilla that the greedy algorithm makes of the untrained."""
+
+    lockstep = False
+
+    def __init__(self, delta: float = DELTA) -> None:
+        self.delta = delta
+
+    def decide(self, view: View) -> Changes:
+        if not view.free or not view.waiting:
+            return {}
+        widths = create_flotilla(view.rates, sorted(view.waiting), len(view.free), self.delta)
+        if len(view.free) == view.machines.count:
+            return get_gpu_assignment(widths, view.machines)
+        free, changes = set(view.free), {}
+        for model in sorted(widths, key=lambda model: -widths[model]):
+            changes[model] = view.machines.place(widths[model], free)
+            free.difference_update(changes[model])
+        return changes

@@ -1,0 +1,120 @@
+"""The FLEET paper's experiment by name: 100 unlike models on 20 to 160 devices, how long each needs unknown.
+
+`fleet` is calibrated on what the paper prints: rates of 21 to 176 rows per second on one device; 30,606 rows; running
+lengths of 10.4 thousand seconds on average (its Table 3; the deviation is 4.2 thousand there and 4.6 here), the longest
+22.7 thousand; 34 seconds for each flotilla's checkpoints and restarts (its Table 4). Each device beyond the first keeps
+0.97 to 0.99 of the efficiency inside a node of four, 0.92 to 0.97 beyond; each further node costs 5%. `fleet-harsh` has
+epochs from 10 to 60, groups that scale worse, and rates with a longer tail.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from regatta.errors import UsageError, nearest
+from regatta.plan.fleet.convergence import HORIZONS, Bounds
+from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.policies import Policy, Task
+from regatta.plan.fleet.rates import Geometric, rate
+from regatta.plan.fleet.simulate import Truth, Voyage, malleable_bound, simulate
+from regatta.plan.fleet.water_filling import Water
+from regatta.plan.papers.fleet_policies import (
+    FleetG,
+    FleetL,
+    Homogeneous,
+    LongestFirst,
+    OneDevice,
+)
+
+ROWS = 30_606  # of Caltech256
+LONGEST = 22_700.0  # seconds on one device
+RESTART = 34.0
+EACH = 4  # devices of a node
+DEVICES = (20, 40, 60, 80, 100, 120, 140, 160)
+
+
+@dataclass(frozen=True)
+class Problem:
+    tasks: tuple[Task, ...]
+    truth: Truth
+    restart: float = RESTART
+
+    def run(self, policy: str, machines: Machines, seed: int = 0, stops: int | None = None) -> Voyage:
+        made = make_policy(policy, seed)
+        return simulate(made, self.tasks, machines, self.truth, restart=self.restart, stops=stops)
+
+    def baseline(self, machines: Machines, orders: int = 200) -> float:
+        """The mean end of one device each, over so many of its random orders.
+
+        It is what `one-device` comes to, without its events: a device takes the next model when it is free.
+        """
+        pairs = zip(self.tasks, self.truth.epochs, strict=True)
+        lengths = [task.rows * epochs / rate(task.rate, 1, 1) for task, epochs in pairs]
+        return sum(_taken_in_turn(lengths, machines.count, seed) for seed in range(orders)) / orders
+
+    def bound(self, machines: Machines) -> float:
+        return malleable_bound(self.tasks, machines, self.truth)
+
+
+def _taken_in_turn(lengths: Sequence[float], devices: int, seed: int) -> float:
+    order = list(lengths)
+    random.Random(seed).shuffle(order)
+    ends = [0.0] * devices
+    for length in order:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+def calibrated(seed: int, models: int = 100) -> Problem:
+    draw = random.Random(f"fleet {models} {seed}")
+    least, most = 12, 24
+    rates, epochs = [], []
+    for _ in range(models):
+        single = min(max(draw.lognormvariate(math.log(56), 0.38), 21.0), 176.0)
+        longest = int(LONGEST * single / ROWS)
+        rates.append(Geometric(single, draw.uniform(0.97, 0.99), draw.uniform(0.92, 0.97), 0.95, EACH))
+        epochs.append(min(draw.randint(least, most), longest))
+    return _problem(rates, epochs, Bounds(least, most))
+
+
+def harsh(seed: int, models: int = 100) -> Problem:
+    draw = random.Random(f"fleet-harsh {models} {seed}")
+    rates = []
+    for _ in range(models):
+        single = min(max(draw.lognormvariate(math.log(45), 0.6), 21.0), 176.0)
+        loss = draw.uniform(0.85, 0.98)
+        rates.append(Geometric(single, loss, loss, 0.95, EACH))
+    return _problem(rates, [draw.randint(10, 60) for _ in rates], Bounds(10, 60))
+
+
+def _problem(rates: list[Geometric], epochs: list[int], bounds: Bounds) -> Problem:
+    tasks = tuple(Task(f"m{index}", own, ROWS, bounds) for index, own in enumerate(rates))
+    return Problem(tasks, Truth(tuple(epochs)))
+
+
+SUITES: dict[str, Callable[[int], Problem]] = {"fleet": calibrated, "fleet-harsh": harsh}
+
+POLICIES: dict[str, Callable[[int], Policy]] = {
+    "water": lambda seed: Water(),
+    "water-again": lambda seed: Water(HORIZONS["again"]),
+    "fleet-g": lambda seed: FleetG(),
+    "fleet-g-own-pace": lambda seed: FleetG(lockstep=False),
+    "fleet-l": lambda seed: FleetL(),
+    "one-device": OneDevice,
+    "longest-first": LongestFirst,
+    "homogeneous": Homogeneous,
+    "homogeneous-own-pace": lambda seed: Homogeneous(seed, lockstep=False),
+}
+
+
+def make_policy(name: str, seed: int = 0) -> Policy:
+    if name not in POLICIES:
+        known = ", ".join(POLICIES)
+        raise UsageError(
+            f"There is no allocation policy {name!r}.", candidates=nearest(name, POLICIES), hint=f"Policies: {known}."
+        )
+    return POLICIES[name](seed)

@@ -1,0 +1,147 @@
+"""The papers' experiments by name, for `regatta simulate --suite`: what each policy comes to on any cluster.
+
+fleet, fleet-harsh   100 unlike models, epochs unknown, on groups of devices (FLEET, section 6)
+hoho                 fewer models than workers, by the ratio of communication (Cerebro, section 12)
+regimes              each strategy by itself and the planner's choice, from tiny to large models
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from regatta.errors import UsageError, nearest
+from regatta.plan.fleet.nodes import Machines
+from regatta.plan.papers import fleet_suite as fleet
+from regatta.plan.papers.regimes import (
+    STRATEGIES,
+    WORKERS,
+    compare,
+    grid,
+)
+from regatta.plan.strategy.groups_or_hops import (
+    WIDTH_RULES,
+    Communication,
+    round_time,
+    width_rule,
+)
+
+RATIOS = (0.02, 0.1, 0.3, 0.45, 1.0, 4.0)  # 0.3, 0.45: what the Cerebro paper's ImageNet and Criteo runs come to
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to simulate: devices, those of a node, policies by name, and over how many draws to average."""
+
+    devices: Sequence[int]
+    each: int
+    policies: Sequence[str]
+    draws: int
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    policy: str
+    seconds: float
+    ratio: float  # to what nothing can beat, or to the best of the others
+    speedup: float  # over the suite's baseline
+
+
+@dataclass(frozen=True)
+class Suite:
+    about: str
+    policies: tuple[str, ...]  # those that are taken when none are named
+    known: tuple[str, ...]
+    devices: tuple[int, ...]
+    run: Callable[[Request], list[Row]]
+
+
+def run_suite(
+    name: str,
+    *,
+    devices: Sequence[int] | None = None,
+    each: int = fleet.EACH,
+    policies: Sequence[str] | None = None,
+    draws: int = 3,
+) -> list[Row]:
+    suite = find_suite(name)
+    for policy in policies or ():
+        if policy not in suite.known:
+            hint = f"Policies of this suite: {', '.join(suite.known)}."
+            candidates = nearest(policy, suite.known)
+            raise UsageError(f"The suite {name!r} knows no policy {policy!r}.", candidates=candidates, hint=hint)
+    if draws < 1 or each < 1:
+        raise UsageError(f"{draws} draws, nodes of {each}: both must be at least 1.")
+    return suite.run(Request(devices or suite.devices, each, policies or suite.policies, draws))
+
+
+def find_suite(name: str) -> Suite:
+    if name not in SUITES:
+        hint = f"Suites: {', '.join(SUITES)}."
+        raise UsageError(f"There is no suite {name!r}.", candidates=nearest(name, SUITES), hint=hint)
+    return SUITES[name]
+
+
+def _fleet(name: str) -> Callable[[Request], list[Row]]:
+    def run(request: Request) -> list[Row]:
+        problems = [fleet.SUITES[name](seed) for seed in range(request.draws)]
+        rows = []
+        for devices in request.devices:
+            machines = Machines.of(devices, request.each)
+            base = [problem.baseline(machines) for problem in problems]
+            bounds = [problem.bound(machines) for problem in problems]
+            for policy in request.policies:
+                ends = [problem.run(policy, machines, seed).makespan for seed, problem in enumerate(problems)]
+                gap = fmean(end / bound for end, bound in zip(ends, bounds, strict=True))
+                gain = fmean(start / end for start, end in zip(base, ends, strict=True))
+                rows.append(Row(f"{devices} devices", policy, fmean(ends), gap, gain))
+        return rows
+
+    return run
+
+
+def _hoho(request: Request) -> list[Row]:
+    """An epoch of an hour on one worker; hopping is the baseline."""
+    rows = []
+    for workers in request.devices:
+        for ratio in RATIOS:
+            link = Communication(ratio)
+            for models in range(1, workers):
+                times = {
+                    p: round_time(models, workers, width_rule(p)(models, workers, link), link) for p in WIDTH_RULES
+                }
+                best = min(times["hops"], times["hoho"], times["data-parallel"])
+                case = f"{models} models, {workers} workers, ratio {ratio:g}"
+                for p in request.policies:
+                    rows.append(Row(case, p, 3600 * times[p], times[p] / best, times["hops"] / times[p]))
+    return rows
+
+
+def _regimes(request: Request) -> list[Row]:
+    rows = []
+    for regime in grid((1, 8, 64), request.devices):
+        found = compare(regime)
+        best = min(found[strategy] for strategy in STRATEGIES)
+        case = f"{regime.models} {regime.size}, {regime.workers} workers, {regime.preparation} data"
+        for policy in request.policies:
+            rows.append(Row(case, policy, found[policy], found[policy] / best, found["hop"] / found[policy]))
+    return rows
+
+
+_FLEET = ("water", "fleet-g", "fleet-l", "one-device", "homogeneous")
+_STRATEGIES = ("plan", *STRATEGIES)
+
+SUITES: dict[str, Suite] = {
+    "fleet": Suite("100 unlike models, epochs unknown", _FLEET, tuple(fleet.POLICIES), fleet.DEVICES, _fleet("fleet")),
+    "fleet-harsh": Suite(
+        "the same, with longer tails and worse scaling",
+        _FLEET,
+        tuple(fleet.POLICIES),
+        fleet.DEVICES,
+        _fleet("fleet-harsh"),
+    ),
+    "hoho": Suite("fewer models than workers", tuple(WIDTH_RULES), tuple(WIDTH_RULES), (8,), _hoho),
+    "regimes": Suite("strategies and the planner's choice", _STRATEGIES, _STRATEGIES, WORKERS[::3], _regimes),
+}

@@ -1,0 +1,465 @@
+"""The state that hop rules look at: who is idle, which units are open, how much work is left where.
+
+Everything here is an index, models and workers alike, and every sum is kept up to date rather than computed, so
+that a decision costs microseconds and a copy can be rolled forward to see how a rule would end. `Hopper` puts
+names, events and estimates around it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.plan.schedule.partition_places import Floats as Floats
+from regatta.plan.schedule.partition_places import Places, quantised
+
+FEW = 4_096  # open units that are all looked at sooner than they are sorted out
+
+
+class Choice(NamedTuple):
+    """A rule's answer: this worker trains this model on this partition now."""
+
+    worker: int
+    model: int
+    partition: int
+
+
+class Running(NamedTuple):
+    evaluates: bool
+    model: int
+    epoch: int
+    partition: int
+
+
+class Model:
+    """How far one model is. `rest`: partitions of its present epoch neither trained on nor running."""
+
+    __slots__ = ("epoch", "epochs", "evals", "most", "orders", "rest", "shelved", "stopped", "worker")
+
+    def __init__(
+        self, epochs: int, epoch: int, rest: Iterable[int], orders: Mapping[int, Sequence[int]], most: int = 0
+    ) -> None:
+        self.epochs = epochs  # wanted in total
+        self.most = most  # what it may come to be wanted for, if that is more
+        self.epoch = epoch  # the one in training, from 1; epochs + 1 when all are trained
+        self.rest = set(rest)
+        self.orders = orders
+        self.worker = -1  # where it trains now
+        self.evals: dict[int, int] = {}  # epoch: evaluation units that wait or run
+        self.shelved: list[tuple[int, int]] = []  # evaluations that wait for a stopped model to be extended
+        self.stopped = False
+
+    def copy(self) -> Model:
+        other = Model(self.epochs, self.epoch, self.rest, self.orders, self.most)
+        other.worker = self.worker
+        other.evals = dict(self.evals)
+        other.shelved = list(self.shelved)
+        other.stopped = self.stopped
+        return other
+
+
+class Board:
+    """Open units and remaining work, by partition, model and worker.
+
+    Arrays are (partition, model) or (worker, model), and longer than the number of models: `ready` is false there.
+    """
+
+    def __init__(self, partitions: int, eval_partitions: int = 0) -> None:
+        self.partitions = partitions
+        self.eval_partitions = eval_partitions
+        self.now = 0.0
+        self.models: list[Model] = []
+        self.held: list[tuple[int, ...]] = []  # partitions by worker
+        self.held_evals: list[tuple[int, ...]] = []
+        self.holders: list[tuple[int, ...]] = [()] * partitions  # workers by partition
+        self.running: dict[int, Running] = {}
+        self.until: dict[int, float] = {}  # when a worker's unit is expected to end
+        self.idle: set[int] = set()
+        self.waiting: list[deque[tuple[int, int, int]]] = [deque() for _ in range(eval_partitions)]
+        self.evals_waiting = 0
+        self.upsets = 0  # how often units came back, or workers came and went
+        self._ticket = 0  # evaluation units are served in the order in which they appeared
+        self.open = np.zeros((partitions, 0), bool)
+        self.wanted = np.zeros((partitions, 0), np.int32)  # visits that are left, of all epochs
+        self.time: Floats = np.zeros((partitions, 0))  # mean over the holders
+        self.eval_time: Floats = np.zeros((eval_partitions, 0))
+        self.cost: dict[tuple[int, int], Floats] = {}  # (worker, partition) where holders differ
+        self.ready = np.zeros(0, bool)
+        self.left: Floats = np.zeros(0)
+        self.ahead: Floats = np.zeros(0)  # seconds of the epochs that may be wanted later
+        self.count = np.zeros((0, 0), np.int32)  # open units of a model on a worker
+        self.here: Floats = np.zeros((0, 0))  # seconds of `left` that fall to a worker
+        self.load: Floats = np.zeros(0)
+        self.places = Places.of((), ())
+        self._share: Floats = np.zeros(partitions)  # of a partition that falls to each of its holders
+        self._moved: set[int] = set()  # partitions that came to a worker or left it
+        self._changed: set[int] = set()  # workers that hold others than before
+
+    def copy(self) -> Board:
+        """A board to play on; times are shared, for nobody changes them while playing."""
+        other = copy.copy(self)
+        other.models = [model.copy() for model in self.models]
+        other.running = dict(self.running)
+        other.until = dict(self.until)
+        other.idle = set(self.idle)
+        other.waiting = [deque(queue) for queue in self.waiting]
+        for name in ("open", "wanted", "ready", "left", "ahead", "count", "here", "load"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def add_worker(self) -> int:
+        self.held.append(())
+        self.held_evals.append(())
+        return len(self.held) - 1
+
+    def hold(self, worker: int, train: Iterable[int], evals: Iterable[int]) -> None:
+        """Say which partitions a worker has; none for one that is gone. Call `rehold` when all is said."""
+        before, self.held[worker] = self.held[worker], tuple(sorted(set(train)))
+        self.held_evals[worker] = tuple(sorted(set(evals)))
+        self._moved.update(set(before).symmetric_difference(self.held[worker]))
+        self._changed.add(worker)
+
+    def rehold(self, whole: bool) -> Places:
+        """Places whose times are to be set anew: all, or those of partitions that moved. Call `resum` when they are.
+
+        Until then the units on these partitions are in no sum.
+        """
+        self.upsets += 1
+        if whole:
+            self._moved = set(range(self.partitions))
+        holders: dict[int, list[int]] = {j: [] for j in self._moved}
+        for worker, held in enumerate(self.held):
+            for j in self._moved.intersection(held):
+                holders[j].append(worker)
+        for j, found in holders.items():
+            self.left -= self.wanted[j] * self.time[j]
+            self._drop_costs(j, found)
+            self.holders[j] = tuple(found)
+            self._share[j] = 1.0 / max(1, len(found))
+            if not found:
+                self.time[j] = 0.0
+        self.places = Places.of(range(self.partitions), self.holders)
+        return Places.of(sorted(self._moved), self.holders)
+
+    def _drop_costs(self, partition: int, holders: Sequence[int]) -> None:
+        """What a partition costs on its former holders, or on the only one, is no longer told apart."""
+        for worker in self.holders[partition]:
+            if len(holders) < 2 or worker not in holders:
+                self.cost.pop((worker, partition), None)
+
+    def resum(self) -> None:
+        """Take the partitions that moved into the sums again."""
+        count, size = len(self.held), len(self.ready)
+        self.here, self.count = _rows(self.here, count, size), _rows(self.count, count, size)
+        self.load = np.concatenate([self.load, np.zeros(count - len(self.load))])
+        for j in self._moved:
+            self.left += self.wanted[j] * self.time[j]
+        for worker in self._changed.union(*(self.holders[j] for j in self._moved)):
+            self._resum(worker, list(self.held[worker]))
+        self._moved.clear()
+        self._changed.clear()
+
+    def _resum(self, worker: int, held: list[int]) -> None:
+        self.here[worker] = self._share[held] @ (self.wanted[held] * self.time[held])
+        self.load[worker] = self.here[worker].sum()
+        self.count[worker] = self.open[held].sum(axis=0)
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def add_model(self, model: Model) -> int:
+        index = len(self.models)
+        self.models.append(model)
+        if index >= len(self.ready):
+            self._grow(max(16, 2 * index))
+        self.wanted[:, index] = max(0, model.epochs - model.epoch)
+        self.wanted[list(model.rest), index] += 1
+        self.reopen(index)
+        return index
+
+    def _grow(self, size: int) -> None:
+        for name in ("open", "wanted", "time", "eval_time", "count", "here"):
+            old = getattr(self, name)
+            new = np.zeros((old.shape[0], size), old.dtype)
+            new[:, : old.shape[1]] = old
+            setattr(self, name, new)
+        for name in ("ready", "left", "ahead"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(size - len(old), old.dtype)]))
+        self.cost = {key: np.concatenate([old, np.zeros(size - len(old))]) for key, old in self.cost.items()}
+
+    def set_times(self, index: int, places: Places, train: Floats) -> None:
+        """The seconds of a model's units at these places. Then call `recount`, or `resum` where partitions moved."""
+        seconds = quantised(train)
+        if len(places):
+            held = places.partitions[places.first]
+            self.time[held, index] = quantised(np.add.reduceat(seconds, places.first) / places.counts)
+        if len(places) > len(places.counts):
+            for number in np.flatnonzero(np.repeat(places.counts, places.counts) > 1).tolist():
+                row = self._cost_row(int(places.workers[number]), int(places.partitions[number]))
+                row[index] = seconds[number]
+
+    def set_eval_times(self, index: int, partitions: Sequence[int], seconds: Floats) -> None:
+        """Evaluation units take as long on any worker."""
+        self.eval_time[partitions, index] = quantised(seconds)
+
+    def _cost_row(self, worker: int, partition: int) -> Floats:
+        if (worker, partition) not in self.cost:
+            self.cost[worker, partition] = np.zeros(len(self.ready))
+        return self.cost[worker, partition]
+
+    def recount(self, index: int) -> None:
+        """Compute the sums of one model anew, from `wanted`, `open` and `time`."""
+        work = self.wanted[:, index] * self.time[:, index]
+        here = self._by_worker(self._share * work)
+        self.load += here - self.here[:, index]
+        self.here[:, index] = here
+        self.left[index] = work.sum()
+        self.look_ahead(index)
+        self.count[:, index] = self._by_worker(self.open[:, index])
+
+    def look_ahead(self, index: int) -> None:
+        more = self.models[index].most - self.models[index].epochs
+        self.ahead[index] = more * self.time[:, index].sum() if more > 0 else 0.0
+
+    def _by_worker(self, values: NDArray[np.generic]) -> Floats:
+        """Values by partition, summed over those that each worker holds."""
+        sums = np.bincount(self.places.workers, values[self.places.partitions], len(self.load))
+        return np.asarray(sums, np.float64)
+
+    def reopen(self, index: int) -> None:
+        """Open what the model may train on next: all of `rest`, or the next in its fixed order."""
+        model = self.models[index]
+        self.open[:, index] = False
+        if model.stopped or model.epoch > model.epochs:
+            self.ready[index] = False
+            return
+        order = model.orders.get(model.epoch)
+        if order is None:
+            self.open[list(model.rest), index] = True
+        elif model.rest:
+            self.open[next(j for j in order if j in model.rest), index] = True
+        self.ready[index] = model.worker < 0 and bool(model.rest)
+
+    # -- units ------------------------------------------------------------------------------------
+
+    def seconds(self, worker: int, running: Running) -> float:
+        """How long a unit is estimated to take on a worker."""
+        if running.evaluates:
+            return float(self.eval_time[running.partition, running.model])
+        row = self.cost.get((worker, running.partition))
+        return float((self.time[running.partition] if row is None else row)[running.model])
+
+    def start(self, choice: Choice) -> Running:
+        worker, index, partition = choice
+        model = self.models[index]
+        assert self.ready[index] and self.open[partition, index], "a rule chose a unit that cannot start"
+        model.worker = worker
+        model.rest.remove(partition)
+        self.ready[index] = False
+        self.open[partition, index] = False
+        self.wanted[partition, index] -= 1
+        self._move(index, partition, -1)
+        return self._run(worker, Running(False, index, model.epoch, partition))
+
+    def _move(self, index: int, partition: int, sign: int) -> None:
+        """Take a unit off the sums, or put it back."""
+        seconds = sign * self.time[partition, index]
+        self.left[index] += seconds
+        holders = self.holders[partition]
+        for worker in holders:
+            self.count[worker, index] += sign
+            self.here[worker, index] += seconds / len(holders)
+            self.load[worker] += seconds / len(holders)
+
+    def _run(self, worker: int, running: Running) -> Running:
+        self.idle.discard(worker)
+        self.running[worker] = running
+        self.until[worker] = self.now + self.seconds(worker, running)
+        return running
+
+    def finish(self, worker: int) -> tuple[Running, bool, bool]:
+        """The unit that ended, and whether it completed its epoch's training, and its evaluation."""
+        running = self._release(worker)
+        model = self.models[running.model]
+        if running.evaluates:
+            return running, False, self._count_eval(model, running.epoch)
+        model.worker = -1
+        if model.rest:
+            if model.epoch in model.orders:
+                self.reopen(running.model)
+                self.recount(running.model)
+            else:
+                self.ready[running.model] = not model.stopped
+            return running, False, False
+        return running, True, self.complete_epoch(running.model)
+
+    def complete_epoch(self, index: int) -> bool:
+        """Go on with the next epoch, if wanted; returns whether there is nothing to evaluate."""
+        model = self.models[index]
+        for partition in range(self.eval_partitions):
+            self.add_eval(index, model.epoch, partition)
+        model.epoch += 1
+        model.rest = set(range(self.partitions)) if model.epoch <= model.epochs else set()
+        self.reopen(index)
+        self.count[:, index] = self._by_worker(self.open[:, index])
+        return self.eval_partitions == 0
+
+    def add_eval(self, index: int, epoch: int, partition: int) -> None:
+        model = self.models[index]
+        model.evals[epoch] = model.evals.get(epoch, 0) + 1
+        if model.stopped:
+            model.shelved.append((epoch, partition))
+            return
+        self._ticket += 1
+        self.evals_waiting += 1
+        self.waiting[partition].append((self._ticket, index, epoch))
+
+    def oldest_eval(self, worker: int) -> int | None:
+        """The evaluation partition, among those the worker holds, whose first unit waits longest."""
+        heads = [(self.waiting[j][0][0], j) for j in self.held_evals[worker] if self.waiting[j]]
+        return min(heads)[1] if heads else None
+
+    def start_eval(self, worker: int, partition: int) -> Running:
+        _, index, epoch = self.waiting[partition].popleft()
+        self.evals_waiting -= 1
+        return self._run(worker, Running(True, index, epoch, partition))
+
+    def give_back(self, worker: int) -> Running:
+        """The unit of this worker did not happen."""
+        self.upsets += 1
+        running = self._release(worker)
+        model = self.models[running.model]
+        if running.evaluates:
+            self._requeue(running)
+            return running
+        model.worker = -1
+        model.rest.add(running.partition)
+        self.reopen(running.model)
+        if not model.stopped:
+            self.wanted[running.partition, running.model] += 1
+        self.recount(running.model)
+        return running
+
+    def undo(self, index: int, epoch: int, partition: int) -> None:
+        """The last training unit of an idle model, which ended its epoch or not, did not happen."""
+        self.upsets += 1
+        model = self.models[index]
+        if epoch == model.epoch:
+            model.rest.add(partition)
+        else:
+            self._drop_evals(index, epoch)
+            model.epoch, model.rest = epoch, {partition}
+        if not model.stopped:
+            self._count_wanted(index)
+        self.reopen(index)
+        self.recount(index)
+
+    def _drop_evals(self, index: int, epoch: int) -> None:
+        model = self.models[index]
+        model.evals.pop(epoch, None)
+        model.shelved = [entry for entry in model.shelved if entry[0] != epoch]
+        for partition, queue in enumerate(self.waiting):
+            self.waiting[partition] = deque(entry for entry in queue if entry[1:] != (index, epoch))
+        self.evals_waiting = sum(map(len, self.waiting))
+
+    def _count_wanted(self, index: int) -> None:
+        """Visits that are left: of the present epoch, and of those to come."""
+        model = self.models[index]
+        self.wanted[:, index] = max(0, model.epochs - model.epoch)
+        if model.epoch <= model.epochs:
+            self.wanted[list(model.rest), index] += 1
+
+    def _release(self, worker: int) -> Running:
+        self.idle.add(worker)
+        del self.until[worker]
+        return self.running.pop(worker)
+
+    def _requeue(self, running: Running) -> None:
+        """An evaluation that did not happen goes to the front of its queue."""
+        model = self.models[running.model]
+        if model.stopped:
+            model.shelved.append((running.epoch, running.partition))
+            return
+        self.evals_waiting += 1
+        self.waiting[running.partition].appendleft((0, running.model, running.epoch))
+
+    @staticmethod
+    def _count_eval(model: Model, epoch: int) -> bool:
+        model.evals[epoch] -= 1
+        if model.evals[epoch]:
+            return False
+        del model.evals[epoch]
+        return True
+
+    # -- changes of what is wanted ------------------------------------------------------------------
+
+    def extend(self, index: int, epochs: int) -> None:
+        """From now on so many epochs in total, but never fewer than were begun. Wakes a stopped model."""
+        model = self.models[index]
+        was_stopped, model.stopped = model.stopped, False
+        begun = model.epoch if model.worker >= 0 or self._begun(model) else model.epoch - 1
+        model.epochs = max(epochs, begun)
+        if model.worker < 0 and not self._begun(model):  # its next epoch is wanted as a whole, or not at all
+            model.rest = set(range(self.partitions)) if model.epoch <= model.epochs else set()
+        self._count_wanted(index)
+        self.reopen(index)
+        self.recount(index)
+        if was_stopped:
+            self._unshelve(index)
+
+    def _begun(self, model: Model) -> bool:
+        return 0 < len(model.rest) < self.partitions
+
+    def _unshelve(self, index: int) -> None:
+        model = self.models[index]
+        shelved, model.shelved = model.shelved, []
+        for epoch, partition in shelved:
+            model.evals[epoch] -= 1
+            self.add_eval(index, epoch, partition)
+
+    def stop(self, index: int) -> None:
+        """No new units of this model; those that run may finish."""
+        model = self.models[index]
+        model.stopped = True
+        for partition, queue in enumerate(self.waiting):
+            mine = [epoch for _, owner, epoch in queue if owner == index]
+            model.shelved.extend((epoch, partition) for epoch in mine)
+            self.evals_waiting -= len(mine)
+            self.waiting[partition] = deque(entry for entry in queue if entry[1] != index)
+        self.wanted[:, index] = 0
+        self.reopen(index)
+        self.recount(index)
+
+    # -- what rules ask ------------------------------------------------------------------------------
+
+    def able(self, idle: Iterable[int]) -> list[int]:
+        """Those of the idle workers that hold an open unit of a ready model."""
+        workers = sorted(idle)
+        if len(workers) > 1:
+            if len(workers) * len(self.ready) > FEW:  # then it pays to pick out the models that are ready
+                found = self.count[np.ix_(np.array(workers), np.flatnonzero(self.ready))].sum(axis=1)
+            else:
+                found = self.count[workers] @ self.ready
+            return [workers[row] for row in np.flatnonzero(found).tolist()]
+        return [w for w in workers if np.logical_and(self.count[w], self.ready).any()]
+
+    def partition(self, worker: int, model: int) -> int:
+        """Of the model's open partitions that the worker holds: the one with the fewest holders, then the longest."""
+        held = self.held[worker]
+        if len(held) == 1:
+            return held[0]
+        openings = [j for j in held if self.open[j, model]]
+        return min(openings, key=lambda j: (len(self.holders[j]), -self.time[j, model], j))
+
+
+def _rows(array: NDArray[Any], count: int, size: int) -> NDArray[Any]:
+    """The array with rows of zeros added, up to so many."""
+    more = np.zeros((count - len(array), size), array.dtype)
+    return np.concatenate([array, more]) if len(more) else array

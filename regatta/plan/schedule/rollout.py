@@ -1,0 +1,128 @@
+"""What a rule would lead to: a copy of the board played to its end, on the estimates.
+
+This is `simulate` without names, stories and surprises, because a planner asks it tens of times a second.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from regatta.plan.schedule.board import Board, Floats, Running
+from regatta.plan.schedule.rules import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    time: float
+    worker: int
+    running: Running
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a roll-out ended: `end` is infinite where it was given up, or could not go on."""
+
+    end: float
+    starts: list[Start]
+
+    @property
+    def decisions(self) -> int:
+        return len(self.starts)
+
+
+def roll_out(board: Board, rule: Rule, give_up: float = math.inf, stretch: Floats | None = None) -> Outcome:
+    """Play until nothing is left, or until it is certain to end no earlier than `give_up`.
+
+    With `stretch`, a factor per partition and model, training units take longer or shorter than the rule expects.
+    """
+    board = board.copy()
+    heap = [(max(board.now, end), worker) for worker, end in board.until.items()]
+    heapq.heapify(heap)
+    starts: list[Start] = []
+    replicated = bool(board.cost)  # then a worker's load is only what would be fair
+    end = board.now
+    while True:
+        for worker in step(board, rule):
+            start = Start(board.now, worker, board.running[worker])
+            starts.append(start)
+            heapq.heappush(heap, (_end(board, start, stretch), worker))
+        if not heap or board.now + (0.0 if replicated else board.load.max(initial=0.0)) >= give_up:
+            break
+        board.now = end = heap[0][0]
+        while heap and heap[0][0] <= end:
+            board.finish(heapq.heappop(heap)[1])
+    given_up = heap or board.left.max(initial=0.0) > 0.0
+    return Outcome(math.inf if given_up else end, starts)
+
+
+def _end(board: Board, start: Start, stretch: Floats | None) -> float:
+    if stretch is None or start.running.evaluates:
+        return board.until[start.worker]
+    expected = board.until[start.worker] - start.time
+    return start.time + expected * float(stretch[start.running.partition, start.running.model])
+
+
+def step(board: Board, rule: Rule) -> list[int]:
+    """Start all that can start now, evaluations first; returns the workers that began a unit."""
+    begun = []
+    if board.evals_waiting:
+        for worker in sorted(board.idle):
+            partition = board.oldest_eval(worker)
+            if partition is not None:
+                board.start_eval(worker, partition)
+                begun.append(worker)
+    idle = board.able(board.idle)
+    for choice in rule.choose(board, idle) if idle else ():
+        board.start(choice)
+        begun.append(choice.worker)
+    return begun
+
+
+def earliest_end(board: Board, stretch: Floats | None = None) -> float:
+    """No schedule ends before this: the fullest worker, and the model with most left, start at once and never wait.
+
+    Of replicated partitions only the fastest holder's time is sure, and that of all workers together.
+    """
+    free = {worker: max(board.now, end) for worker, end in board.until.items()}
+    here = [worker for worker, held in enumerate(board.held) if held]
+    alone, left = _sums(board, stretch)
+    ends = np.full(len(board.held), board.now)
+    ends[list(free)] = list(free.values())
+    shared = (float(ends[here].sum()) + float(left.sum())) / max(1, len(here))
+    loads = ends[here] + alone[here]
+    chains = board.now + left
+    for worker, running in board.running.items():
+        if not running.evaluates:
+            chains[running.model] = free[worker] + left[running.model]
+    return float(max(loads.max(initial=board.now), chains.max(initial=board.now), ends.max(initial=board.now), shared))
+
+
+def _sums(board: Board, stretch: Floats | None) -> tuple[Floats, Floats]:
+    """Seconds that are left by worker, of what it alone holds, and by model: both at best."""
+    if stretch is None and not board.cost:
+        return board.load, board.left
+    work = board.wanted * _fastest(board)
+    if stretch is not None:
+        work = work * stretch[:, : work.shape[1]]
+    lone = work.sum(axis=1) * [len(holders) == 1 for holders in board.holders]
+    return np.array([lone[list(held)].sum() for held in board.held]), work.sum(axis=0)
+
+
+def _fastest(board: Board) -> Floats:
+    """Seconds of each unit on the fastest worker that holds its partition."""
+    times = board.time.copy()
+    for partition, holders in enumerate(board.holders):
+        rows = [board.cost[worker, partition] for worker in holders if (worker, partition) in board.cost]
+        if rows:
+            times[partition] = np.min(rows, axis=0)
+    return times
+
+
+def spread_times(board: Board, deviation: float, seed: int) -> Floats:
+    """Factors around 1 for `stretch`: the same for every rule that is compared."""
+    random = np.random.default_rng(seed)
+    return np.exp(deviation * random.standard_normal(board.time.shape))

@@ -1,0 +1,200 @@
+"""All versions in less room: loose states of runs go into the store, the store is planned anew, and what may lose
+bits does, where somebody asked for that.
+
+What is known here and not in the store is which snapshot came from which: the epochs of a version follow each other,
+and a version begins where its parents end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regatta.engine.archiver import keep, settled
+from regatta.errors import UsageError, nearest
+from regatta.journal.lock import is_live
+from regatta.journal.record import find_journals
+from regatta.repo.catalog.records import SnapshotRecord, Version
+from regatta.repo.repo import PREFIX, Repo
+from regatta.repo.snapshots import weights_of
+from regatta.store.archive.archive import Report
+from regatta.store.archive.archive import archive as archive_store
+from regatta.store.archive.candidates import lineage
+from regatta.store.format.dtypes import floats_of
+from regatta.store.format.encodings import ENCODINGS, Encoding, by_name
+from regatta.store.format.tensor_id import Tensor, as_tensor
+from regatta.store.states.state_archive import series_bases, series_of, store_states
+from regatta.store.store import ParameterStore
+
+if TYPE_CHECKING:
+    from regatta.store.archive.storage_graph import Scheme
+
+
+TRIAL = 2**31  # bytes of files that are tried out in a dry run
+__all__ = ["Archived", "Lessened", "Report", "archive", "bases", "lossy_schemes"]
+
+
+@dataclass(frozen=True)
+class Lessened:
+    """What a lossy scheme did to the weights of a version, or would do: bytes, and the largest change of a weight."""
+
+    version: str
+    snapshots: int
+    bytes_before: int
+    bytes_after: int
+    largest_change: float
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What an archive pass did, or would do: states that were files, versions that lost bits, the store's report.
+
+    `live` are runs that are being trained, whose states were left alone. The report is None where there is no store;
+    in a dry run, `trial` is that of the states that are files, had they been put into a store of their own.
+    """
+
+    states: int
+    state_bytes: int
+    live: tuple[str, ...]
+    lessened: tuple[Lessened, ...]
+    report: Report | None
+    trial: Report | None = None
+
+
+def lossy_schemes() -> list[str]:
+    return [encoding.name for encoding in ENCODINGS.values() if encoding.lossy]
+
+
+def archive(
+    repo: Repo,
+    versions: Sequence[Version],
+    *,
+    lossy: str | None,
+    budget: float | None,
+    scheme: Scheme,
+    algorithm: str,
+    progressive: bool,
+    dry_run: bool,
+) -> Archived:
+    """See Repo.archive."""
+    if repo.read_only and not dry_run:
+        raise UsageError("The repository is open for reading only.", place=str(repo.folder))
+    chosen = _lossy(lossy) if lossy is not None else None
+    if chosen is not None and not versions:
+        raise UsageError("Which versions may lose bits?", hint="Name them; the others stay exact.")
+    states, size, live = _keep_states(repo, dry_run)
+    lessened = tuple(_lessen(repo, version, chosen, dry_run) for version in versions) if chosen is not None else ()
+    options: dict[str, Any] = {
+        "budget": budget, "scheme": scheme, "algorithm": algorithm, "progressive": progressive, "dry_run": dry_run,
+    }  # fmt: skip
+    trial = _trial(repo, options) if dry_run and 0 < size <= TRIAL else None
+    has_store = (repo.folder / "store" / "index.sqlite").exists()
+    report = archive_store(repo.store, bases(repo), **options) if has_store else None
+    return Archived(states, size, live, lessened, report, trial)
+
+
+def bases(repo: Repo) -> dict[str, list[str]]:
+    """The snapshots that each may be a delta to, by what came out of what."""
+    names, present = repo.store.references(), set(repo.store.snapshots())
+    series: dict[str, list[str]] = {}
+    for version, snapshot in repo.catalog.all_snapshots():
+        stored = snapshot.id or names.get(snapshot.reference)
+        if stored in present:
+            series.setdefault(version, []).append(str(stored))
+    parents: dict[str, list[str]] = {}
+    for link in repo.catalog.links():
+        if link.base in series and link.derived in series:
+            parents.setdefault(link.derived, []).append(link.base)
+    found = series_bases(names)  # of runs that are no versions
+    for one, several in lineage(series, parents).items():
+        if others := [base for base in dict.fromkeys(several) if base != one]:
+            found[one] = others
+    return found
+
+
+def _keep_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
+    """Move what runs of the past have left as files into the store; how many, their bytes, and runs that go on."""
+    count, size, past = 0, 0, _past_runs(repo)
+    for run in past:
+        sizes = [state.path.stat().st_size for state in settled(run)]
+        count += len(sizes) if dry_run else keep(run, repo.folder / "store")
+        size += sum(sizes)
+    live = [journal.parent.name for journal in find_journals(repo.folder / "runs") if journal.parent not in past]
+    return count, size, tuple(live)
+
+
+def _trial(repo: Repo, options: Mapping[str, Any]) -> Report:
+    """Plan what is still files in a store that goes away again: nothing of the repository is touched."""
+    with tempfile.TemporaryDirectory(prefix="regatta-archive-") as folder, ParameterStore.open(folder) as store:
+        for run in _past_runs(repo):
+            if (series := series_of(run)) is not None:
+                store_states(store, series, settled(run))
+        return archive_store(store, **options)
+
+
+def _past_runs(repo: Repo) -> list[Path]:
+    return [journal.parent for journal in find_journals(repo.folder / "runs") if not is_live(journal.parent)]
+
+
+def _lossy(name: str) -> Encoding:
+    known = lossy_schemes()
+    if name not in known:
+        raise UsageError(
+            f"There is no lossy scheme {name!r}.",
+            candidates=nearest(name, known),
+            hint="There are float16, bfloat16, fixed-2 to fixed-24, uniform-1 to uniform-8, random-1 to random-8.",
+        )
+    return by_name(name)
+
+
+def _lessen(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> Lessened:
+    """Replace the snapshots of a version by what the scheme leaves of their weights."""
+    chosen = _may_lose(repo, version)
+    before, after, change = 0, 0, 0.0
+    replaced: list[SnapshotRecord] = []
+    for snapshot in chosen:
+        tensors = {name: as_tensor(name, value) for name, value in weights_of(repo, version, snapshot).items()}
+        before += sum(tensor.words.nbytes for tensor in tensors.values())
+        for tensor in filter(_is_float, tensors.values()):
+            left, encoded = repo.store.encoder.lossy(tensor, scheme)
+            after += sum(len(chunk) for stream in encoded.streams for chunk in stream)
+            change = max(change, _largest_change(tensor, left))
+        after += sum(tensor.words.nbytes for tensor in tensors.values() if not _is_float(tensor))
+        if not dry_run:
+            name = f"{PREFIX}{version.id}/{snapshot.position:06d}-{scheme.name}"
+            stored = repo.store.put(tensors, metadata={"lossy": scheme.name}, reference=name, scheme=scheme.name)
+            replaced.append(SnapshotRecord(snapshot.position, snapshot.epoch, "weights", name, stored))
+    if replaced:
+        _replace(repo, version, chosen, replaced)
+    return Lessened(version.reference, len(chosen), before, after, change)
+
+
+def _may_lose(repo: Repo, version: Version) -> list[SnapshotRecord]:
+    """All snapshots but the newest state of a run's configuration, which it would be gone on with."""
+    found = repo.catalog.snapshots(version)
+    return [each for each in found if each.kind == "weights" or each is not found[-1]]
+
+
+def _replace(repo: Repo, version: Version, old: Iterable[SnapshotRecord], new: Sequence[SnapshotRecord]) -> None:
+    """The version means the new ones from here on; then the names of the old ones go, and gc frees them."""
+    with repo.committing():
+        names = {snapshot.reference for snapshot in old} - {snapshot.reference for snapshot in new}
+        with repo.catalog.transaction():
+            repo.catalog.replace_snapshots(version.key, new)
+        for name in names & repo.store.references().keys():
+            repo.store.release(name)
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.dtype.kind == "float" and bool(tensor.words.size)
+
+
+def _largest_change(before: Tensor, after: Tensor) -> float:
+    one, other = (floats_of(each.words, each.dtype).astype(np.float64) for each in (before, after))
+    with np.errstate(invalid="ignore"):
+        return float(np.nanmax(np.abs(one - other), initial=0.0))

@@ -1,0 +1,284 @@
+"""What a repository answers with: frozen records, and lists of them that notebooks and data frames understand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from regatta.errors import MissingExtraError
+from regatta.repo.file_store import FileEntry
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHORT = 10  # digits of an id that are shown
+ROWS = 50
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MetricRange:
+    """What a metric came to: NaN where it never was a number."""
+
+    lowest: float
+    highest: float
+    last: float
+    lowest_step: int | None = None
+    highest_step: int | None = None
+    last_step: int | None = None
+
+    def best(self, mode: str) -> float:
+        return self.lowest if mode == "min" else self.highest
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a model. `name@number` and `id` name it; what is long is parsed when it is asked for."""
+
+    key: int = field(repr=False)
+    id: str
+    name: str
+    number: int
+    created: float
+    message: str
+    network: str | None = field(repr=False)  # the hash of its network
+    run: str | None = field(repr=False)
+    config: str | None = field(repr=False)
+    snapshots: int
+    parameters: int | None
+    bytes: int | None
+    _metadata: str = field(repr=False)
+    _git: str | None = field(repr=False)
+    _hyperparameters: str = field(repr=False)
+    _metrics: str = field(repr=False)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Sequence[Any]]) -> list[Version]:
+        """From their columns, in the order of the fields. Thousands are listed at once: each is filled in one go."""
+        made = []
+        for row in rows:
+            version = cls.__new__(cls)
+            put = version.__dict__  # written key by key, the keys are shared by all versions
+            (
+                put["key"], put["id"], put["name"], put["number"], put["created"], put["message"], put["network"],
+                put["run"], put["config"], put["snapshots"], put["parameters"], put["bytes"], put["_metadata"],
+                put["_git"], put["_hyperparameters"], put["_metrics"],
+            ) = row  # fmt: skip
+            made.append(version)
+        return made
+
+    @property
+    def reference(self) -> str:
+        """What to call it by."""
+        return f"{self.name}@{self.number}"
+
+    @property
+    def when(self) -> datetime:
+        return datetime.fromtimestamp(self.created, UTC)
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        return dict(json.loads(self._metadata))
+
+    @cached_property
+    def git(self) -> dict[str, Any] | None:
+        """{"commit", "branch", "dirty"} of the working tree around it when it was committed."""
+        return None if self._git is None else dict(json.loads(self._git))
+
+    @cached_property
+    def hyperparameters(self) -> dict[str, Any]:
+        return dict(json.loads(self._hyperparameters))
+
+    @cached_property
+    def metrics(self) -> dict[str, MetricRange]:
+        """The range of each metric; `Repo.metrics` has all values."""
+        return {
+            name: MetricRange(_number(low), _number(high), _number(last), *steps)
+            for name, (low, high, last, *steps) in json.loads(self._metrics).items()
+        }
+
+    def row(self) -> dict[str, Any]:
+        """Flat, for a table: hyperparameters under their names, of each metric its last value."""
+        head = {"id": self.id, "name": self.name, "number": self.number, "created": self.when, "message": self.message}
+        tail = {"snapshots": self.snapshots, "parameters": self.parameters, "bytes": self.bytes, "run": self.run}
+        return {
+            **head,
+            **{name: value for name, value in self.hyperparameters.items() if name not in (*head, *tail)},
+            **{f"metric.{name}": found.last for name, found in self.metrics.items()},
+            **tail,
+        }
+
+
+@dataclass(frozen=True)
+class SnapshotRecord:
+    """One snapshot of a version. `id` is that in the parameter store, None while it is still a file of its run."""
+
+    position: int
+    epoch: int | None
+    kind: str
+    reference: str
+    id: str | None
+    digest: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class MetricPoint:
+    name: str
+    step: int
+    value: float
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Link:
+    """`derived` came out of `base` (ids), after that epoch of it; `commit` is what was said."""
+
+    base: str
+    derived: str
+    kind: str
+    epoch: int | None
+    commit: str
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A run that left versions: `folder` is where its journal is, as seen from the repository."""
+
+    series: str
+    name: str
+    folder: str
+    status: str
+    started: float
+    metric: str
+    mode: str
+    header: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Tag:
+    name: str
+    version: str
+    created: float
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Records(list[T]):
+    """A list of records."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A row per record."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise MissingExtraError("pandas", "pandas", "to_pandas") from error
+        return pd.DataFrame(self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [record.row() for record in self]  # type: ignore[attr-defined]
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()[:ROWS]
+        more = f"<p>and {len(self) - ROWS} more</p>" if len(self) > ROWS else ""
+        return (
+            table_html(list(dict.fromkeys(key for row in rows for key in row)), [list(row.items()) for row in rows])
+            + more
+        )
+
+
+class Versions(Records[Version]):
+    """Versions in the order that was asked for; in a lineage with the links between them."""
+
+    def __init__(self, versions: Iterable[Version] = (), links: Sequence[Link] = ()) -> None:
+        super().__init__(versions)
+        self.links = tuple(links)
+
+    def _repr_html_(self) -> str:
+        rows = [list(_shown(version).items()) for version in self[:ROWS]]
+        more = f"<p>and {len(self) - ROWS} more</p>" if len(self) > ROWS else ""
+        return table_html(_varying(rows), rows) + more
+
+
+@dataclass(frozen=True)
+class Description:
+    """All that the catalog knows of one version."""
+
+    version: Version
+    tags: tuple[str, ...]
+    network: Mapping[str, Any] | None = field(repr=False)
+    snapshots: Records[SnapshotRecord]
+    metrics: Records[MetricPoint] = field(repr=False)
+    files: tuple[FileEntry, ...]
+    parents: tuple[Link, ...]
+    children: tuple[Link, ...]
+    run: RunEntry | None
+
+    def _repr_html_(self) -> str:
+        known = {**_shown(self.version), "tags": ", ".join(self.tags), "files": ", ".join(f.path for f in self.files)}
+        return table_html(["", "value"], [[("", key), ("value", value)] for key, value in known.items() if value != ""])
+
+
+def table_html(columns: Sequence[str], rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
+    """A table for notebooks; every text is escaped."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(_cell(dict(row).get(column, '')))}</td>" for column in columns) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def range_of(points: Mapping[int, float]) -> MetricRange:
+    """The range of a metric from its values by step."""
+    numbers = {step: value for step, value in points.items() if not math.isnan(value)}
+    if not numbers:
+        return MetricRange(math.nan, math.nan, math.nan, None, None, max(points, default=None))
+    low, high = min(numbers, key=lambda step: numbers[step]), max(numbers, key=lambda step: numbers[step])
+    last = max(points)
+    return MetricRange(numbers[low], numbers[high], points[last], low, high, last)
+
+
+def _shown(version: Version) -> dict[str, Any]:
+    return {
+        "version": version.reference,
+        "id": version.id[:SHORT],
+        "created": version.when.strftime("%Y-%m-%d %H:%M"),
+        "message": version.message,
+        **version.hyperparameters,
+        **{name: found.last for name, found in version.metrics.items()},
+        "parameters": version.parameters,
+        "snapshots": version.snapshots,
+    }
+
+
+def _varying(rows: Sequence[Sequence[tuple[str, Any]]]) -> list[str]:
+    """The columns that tell rows apart, and those that are always wanted."""
+    columns = dict.fromkeys(key for row in rows for key, _ in row)
+    always = ("version", "id", "created", "message")
+    values = {column: {str(dict(row).get(column)) for row in rows} for column in columns}
+    return [column for column in columns if column in always or len(rows) < 2 or len(values[column]) > 1]
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def _number(value: float | str | None) -> float:
+    return math.nan if value is None else float(value)

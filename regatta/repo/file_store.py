@@ -1,0 +1,281 @@
+"""Files of versions, kept by their content: each one once, under the BLAKE3 of its bytes.
+
+    <repository>/files/<first two digits>/<hash>     whole and durable, never changed
+    <repository>/files/tmp/<process>-<random>        being written
+
+A file is there before a version that names it. What no version names goes with gc.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias, cast
+
+from blake3 import blake3
+
+from regatta.errors import CorruptError, DiskError, NotFoundError, UsageError
+
+Files: TypeAlias = Mapping[str, str | Path | bytes] | Sequence[str | Path]
+MAX_PATH, MAX_PART = 4096, 255  # bytes
+_PIECE = 2**20
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of a version: its name there, with slashes, and its content."""
+
+    path: str
+    hash: str
+    bytes: int
+    executable: bool = False
+
+
+class FileFolder:
+    """The files of a repository."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._tmp = folder / "tmp"
+
+    def path(self, digest: str) -> Path:
+        if not _HASH.fullmatch(digest):
+            raise CorruptError(f"{digest!r:.100} is no hash of a file.", place=str(self.folder))
+        return self.folder / digest[:2] / digest
+
+    def put_all(self, files: Files | Sequence[FileEntry]) -> list[FileEntry]:
+        """Take in files, all durable when this comes back: {name: path or bytes}, or paths of files and folders.
+
+        Those that were taken in before may be given as what they became then.
+        """
+        from regatta.store.format.pack_file import fsync_folder
+
+        if known := [file for file in files if isinstance(file, FileEntry)]:
+            return self._known(known)
+        named = dict(named_files(cast(Files, files)))
+        if not named:
+            return []
+        self._tmp.mkdir(parents=True, exist_ok=True)
+        found = [self._put(name, source) for name, source in named.items()]
+        for folder in {self.path(entry.hash).parent for entry in found}:
+            fsync_folder(folder)
+        fsync_folder(self.folder)
+        return found
+
+    def _known(self, files: Sequence[FileEntry]) -> list[FileEntry]:
+        for file in files:
+            if (reason := self.why_bad(file.hash, file.bytes, whole=False)) is not None:
+                raise CorruptError(f"The file {file.path!r:.200} cannot be used: {reason}.", place=str(self.folder))
+        return sorted(files, key=lambda file: file.path)
+
+    def open(self, digest: str) -> BinaryIO:
+        try:
+            return self.path(digest).open("rb")
+        except FileNotFoundError:
+            raise CorruptError(
+                f"The file {digest} is gone.", place=str(self.folder), hint="fsck tells whose it is."
+            ) from None
+
+    def read(self, digest: str) -> bytes:
+        with self.open(digest) as file:
+            return file.read()
+
+    def why_bad(self, digest: str, size: int, whole: bool) -> str | None:
+        """What is wrong with a file that should be there; of its content only with `whole`."""
+        path = self.path(digest)
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return "it is gone"
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            return f"it has {found.st_size} bytes, not {size}"
+        if whole and size and blake3().update_mmap(path).hexdigest() != digest:
+            return "its content is another"
+        return None
+
+    def present(self) -> Iterator[tuple[str, os.stat_result]]:
+        """The hashes of all files that are there."""
+        if not self.folder.is_dir():
+            return
+        for folder in sorted(self.folder.iterdir()):
+            for path in sorted(folder.iterdir()) if folder.name != "tmp" else ():
+                if _HASH.fullmatch(path.name):
+                    yield path.name, path.stat()
+
+    def renew(self, digests: Iterable[str]) -> None:
+        """Count the age of these files from now."""
+        for digest in digests:
+            if self.path(digest).exists():
+                os.utime(self.path(digest))
+
+    def remove_unknown(self, known: set[str], before: float) -> tuple[int, int]:
+        """Delete what is not known and older than that, and what no writer finished; number and bytes.
+
+        Nobody may be writing meanwhile.
+        """
+        for path in self._tmp.iterdir() if self._tmp.is_dir() else ():
+            path.unlink(missing_ok=True)
+        gone = [
+            (digest, found.st_size)
+            for digest, found in self.present()
+            if digest not in known and found.st_mtime <= before
+        ]
+        for digest, _ in gone:
+            self.path(digest).unlink(missing_ok=True)
+        return len(gone), sum(size for _, size in gone)
+
+    def _put(self, name: str, source: Path | bytes) -> FileEntry:
+        written = self._tmp / f"{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            with written.open("xb") as target:
+                digest, executable = _write(source, target)
+                target.flush()
+                os.fsync(target.fileno())
+                size = target.tell()
+            final = self.path(digest)
+            final.parent.mkdir(exist_ok=True)
+            if final.exists() and final.stat().st_size == size:
+                os.utime(final)
+            else:
+                os.replace(written, final)
+        except OSError as error:
+            raise DiskError(
+                f"The file {name!r:.200} cannot be kept: {error.strerror or error}.", place=str(source)[:200]
+            ) from error
+        finally:
+            written.unlink(missing_ok=True)
+        return FileEntry(name, digest, size, executable)
+
+
+def _write(source: Path | bytes, target: BinaryIO) -> tuple[str, bool]:
+    """Copy and hash in one go: what is named is what was read."""
+    digest = blake3()
+    if isinstance(source, bytes):
+        target.write(source)
+        return digest.update(source).hexdigest(), False
+    with source.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+            target.write(piece)
+        return digest.hexdigest(), bool(os.fstat(file.fileno()).st_mode & stat.S_IXUSR)
+
+
+def named_files(files: Files) -> list[tuple[str, Path | bytes]]:
+    """Each file and the name that it gets: checked, none twice, none in the place of another's folder."""
+    if isinstance(files, str | bytes | Path):
+        raise UsageError(f"Files come as a list of paths or as {{name: path or bytes}}, not as {files!r:.100}.")
+    pairs = files.items() if isinstance(files, Mapping) else ((_own_name(path), path) for path in files)
+    found = [pair for name, source in pairs for pair in _expanded(name, source)]
+    names = {name for name, _ in found}
+    if len(names) < len(found):
+        raise UsageError("Two files would get the same name.", hint="Name them: files={name: path}.")
+    for name in names:
+        parts = name.split("/")
+        if any("/".join(parts[:count]) in names for count in range(1, len(parts))):
+            raise UsageError(f"A folder of the file {name!r:.200} would have the name of another file.")
+    return sorted(found, key=lambda pair: pair[0])
+
+
+def check_path(name: object) -> str:
+    """The name of a file in a version: a relative path with slashes that stays where it is put, on any system."""
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"The name of a file is a text, not {name!r:.100}.")
+    if (reason := _why_not(name)) is not None:
+        raise UsageError(f"The file name {name!r:.200} {reason}.")
+    return name
+
+
+def _why_not(name: str) -> str | None:
+    wrong = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs")), None)
+    if wrong is not None:
+        return f"holds {wrong!a}"
+    if "\\" in name or re.match(r"[A-Za-z]:", name):
+        return "is not a relative path with slashes"
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        return "has an empty part, '.' or '..' between its slashes"
+    if len(name.encode()) > MAX_PATH or any(len(part.encode()) > MAX_PART for part in parts):
+        return "is too long"
+    return None
+
+
+def _own_name(path: str | Path) -> str:
+    """A relative path keeps its folders; of others only the last part is taken."""
+    given = Path(path)
+    climbs = given.is_absolute() or ".." in given.parts
+    return (given.resolve().name if climbs else given.as_posix()) or "."
+
+
+def _expanded(name: str, source: str | Path | bytes) -> Iterator[tuple[str, Path | bytes]]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        yield check_path(name), bytes(source)
+        return
+    path = Path(source)
+    if path.is_dir():
+        yield from _walked(name, path)
+    elif path.is_file():
+        yield check_path(name), path
+    else:
+        raise NotFoundError("There is no such file.", place=str(path))
+
+
+def _walked(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files below a folder. A link that leads out of it would bring in what nobody meant to give."""
+    root = folder.resolve()
+    for here, folders, files in os.walk(folder):
+        folders[:] = sorted(each for each in folders if each not in (".git", ".regatta", "__pycache__"))
+        for each in sorted([*files, *(each for each in folders if (Path(here) / each).is_symlink())]):
+            path = Path(here) / each
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                raise UsageError(
+                    f"The link {str(path)!r:.200} leads out of its folder.", hint="Name its target by itself."
+                )
+            if path.is_file():
+                inside = path.relative_to(folder).as_posix()
+                yield check_path(inside if name == "." else f"{name}/{inside}"), path
+
+
+def write_inside(root: Path, entry: FileEntry, content: BinaryIO) -> None:
+    """Write a file below the folder, whatever its name is and whatever links lie there already: nothing leads out."""
+    *folders, last = check_path(entry.path).split("/")
+    with ExitStack() as opened:
+        here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        opened.callback(os.close, here)
+        for part in folders:
+            here = _entered(here, part, entry.path)
+            opened.callback(os.close, here)
+        _write_at(here, last, entry, content)
+
+
+def _entered(here: int, part: str, path: str) -> int:
+    """A handle of the folder below, which is made where it is missing."""
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(part, dir_fd=here)
+        return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+    except OSError as error:
+        raise UsageError(
+            f"The folder {part!r} of {path!r:.200} is a link or a file there.", hint="Choose an empty folder."
+        ) from error
+
+
+def _write_at(here: int, name: str, entry: FileEntry, content: BinaryIO) -> None:
+    written = f".{os.getpid()}-{secrets.token_hex(8)}"
+    mode = 0o777 if entry.executable else 0o666
+    handle = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode, dir_fd=here)
+    try:
+        with os.fdopen(handle, "wb") as target:
+            shutil.copyfileobj(content, target, _PIECE)
+        os.replace(written, name, src_dir_fd=here, dst_dir_fd=here)
+    except OSError as error:
+        os.unlink(written, dir_fd=here)
+        raise UsageError(f"The file {entry.path!r:.200} cannot be written there: {error.strerror}.") from error

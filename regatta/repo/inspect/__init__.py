@@ -1,0 +1,6 @@
+"""Weights and networks looked at: for `desc`, `diff` and their pages.
+
+layers.py          networks layer by layer
+parameters.py      how each tensor is distributed and stored
+distributions.py   distributions from leading planes
+"""

@@ -1,0 +1,70 @@
+"""The weights of ONNX files, under the names that their networks have for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regatta.errors import DataError
+from regatta.network import Network, from_onnx
+from regatta.network.onnx.from_onnx import _loaded as load_onnx
+from regatta.store.format.tensor_id import Bits, why_not_name
+
+if TYPE_CHECKING:
+    import onnx
+
+_AS_BITS = {16: "BF16", 17: "F8_E4M3", 19: "F8_E5M2"}  # types that NumPy lacks, by ONNX's numbers
+
+
+def read_onnx(path: Path) -> tuple[Network, dict[str, Any]]:
+    """The network of a file, and the tensors that its layers use."""
+    network = _renamed(from_onnx(path))
+    wanted = {parameter.name for node in network.nodes for parameter in node.parameters}
+    found = {}
+    for name, tensor in _tensors(load_onnx(path)):
+        if (safe := _safe(name)) in wanted:
+            found[safe] = _value(name, tensor, path)
+    if missing := sorted(wanted - found.keys()):
+        raise DataError(f"The file has no numbers for {missing[0]!r:.100}.", place=str(path))
+    return network, found
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    yield from ((tensor.name, tensor) for tensor in model.graph.initializer)
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            yield from ((node.output[0], given.t) for given in node.attribute if given.name == "value")
+
+
+def _value(name: str, tensor: onnx.TensorProto, path: Path) -> Any:
+    from onnx import TensorProto, numpy_helper
+
+    if tensor.data_location == TensorProto.EXTERNAL:
+        raise DataError(
+            f"The weight {name!r:.100} lies in another file, which is not opened.",
+            place=str(path),
+            hint="Save the model in one file: onnx.save(model, path, save_as_external_data=False).",
+        )
+    if tensor.data_type in _AS_BITS and tensor.raw_data:
+        return Bits(_AS_BITS[tensor.data_type], tuple(tensor.dims), tensor.raw_data)
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"The weight {name!r:.100} cannot be read: {error}.", place=str(path)) from error
+
+
+def _safe(name: str) -> str:
+    """Exporters name tensors as paths; no name of ours may climb or begin at the root."""
+    if why_not_name(name) is None:
+        return name
+    return "/".join(part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")) or "_"
+
+
+def _renamed(network: Network) -> Network:
+    nodes = [
+        replace(node, parameters=tuple(replace(p, name=_safe(p.name)) for p in node.parameters))
+        for node in network.nodes
+    ]
+    return replace(network, nodes=tuple(nodes))

@@ -1,0 +1,246 @@
+"""What a file is understood as: weights, a network, metrics, hyperparameters, or just a file.
+
+    understand(path)            by its name and its content
+    understand(path, "file")    as it is told
+
+Nothing of a file is executed or unpickled, and only regular files are opened.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from regatta.errors import DataError, NotFoundError, UsageError, nearest
+from regatta.repo.intake import training_logs, zip_weights
+from regatta.repo.weights import TakenIn, from_file
+from regatta.store.format.tensor_id import as_tensor
+
+Kind: TypeAlias = Literal["weights", "network", "metrics", "hyperparameters", "file"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
+_EPOCH = re.compile(r"(?:epochs?|ep)[-_=]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
+
+
+@dataclass(frozen=True)
+class Understood:
+    """What a file is, in the words that people are told; `kept` says whether its bytes are kept beside that."""
+
+    kind: Kind
+    says: str
+    weights: TakenIn | None = None
+    network: Any = None
+    metrics: training_logs.Points | None = None
+    hyperparameters: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Weights go into the parameter store; everything else also stays the file that it is."""
+        return self.kind != "weights"
+
+
+def understand(path: Path, wanted: Kind | None = None, suffix: str | None = None) -> Understood:
+    """Read a file as what it looks like, or as it is told; what only looks like something else is kept as a file."""
+    check_regular(path)
+    if wanted is not None and wanted not in KINDS:
+        raise UsageError(f"A file is not added as {wanted!r}.", candidates=nearest(wanted, KINDS))
+    suffix = (path.suffix if suffix is None else suffix).lower()
+    reader = _BY_SUFFIX.get(suffix)
+    if wanted == "file" or (wanted is None and reader is None):
+        return plain_file(path)
+    if wanted is None and reader is not None:
+        return reader(path, suffix)
+    return _as_told(path, suffix, wanted or "file")
+
+
+def plain_file(path: Path, *notes: str) -> Understood:
+    return Understood("file", "kept as it is", notes=notes)
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is no file of bytes: to open a pipe or a device could wait for ever, or never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        dangling = path.is_symlink()
+        raise NotFoundError(
+            f"The link leads nowhere: {os.readlink(path)!r:.200}." if dangling else "There is no such file.",
+            place=str(path),
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The file cannot be looked at: {error}.", place=f"{str(path)!r:.200}") from error
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+        raise UsageError(f"It is {kinds.get(stat.S_IFMT(mode), 'no file')}, and is not read.", place=str(path))
+    if not os.access(path, os.R_OK):
+        raise UsageError("The file may not be read by you.", place=str(path))
+
+
+def shards(paths: Sequence[Path]) -> dict[Path, list[Path]]:
+    """Files that together hold one snapshot, under the first of them; a part alone is refused."""
+    groups: dict[Path, list[Path]] = {}
+    for path in paths:
+        match = _SHARD.fullmatch(path.name)
+        first = path if match is None else path.with_name(f"{match[1]}-{1:05d}-of-{match[3]}{match[4]}")
+        groups.setdefault(first, []).append(path)
+    for first, parts in groups.items():
+        match = _SHARD.fullmatch(first.name)
+        if match is not None and len(parts) != int(match[3]):
+            raise UsageError(
+                f"{len(parts)} of {int(match[3])} parts of a snapshot were given.",
+                place=str(parts[0]),
+                hint=f"Add them together: {match[1]}-*-of-{match[3]}{match[4]}",
+            )
+    return groups
+
+
+def joined(parts: Sequence[Understood], first: Path) -> Understood:
+    """One snapshot out of its parts."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors: dict[str, Any] = {}
+    for part in parts:
+        if part.weights is None:
+            raise DataError("A part of a snapshot holds no weights.", place=str(first))
+        if twice := tensors.keys() & part.weights.tensors.keys():
+            raise DataError(f"Two parts of a snapshot hold the tensor {min(twice)!r:.100}.", place=str(first))
+        tensors |= part.weights.tensors
+    whole = replace(parts[0].weights, tensors=tensors)  # type: ignore[type-var]
+    return _weights(whole, (f"out of {len(parts)} parts",))
+
+
+def _weights(taken: TakenIn | None, notes: tuple[str, ...] = ()) -> Understood:
+    assert taken is not None
+    count = f"{len(taken.tensors):,} tensor{'s' if len(taken.tensors) != 1 else ''}"
+    after = "" if taken.epoch is None else f", after epoch {taken.epoch}"
+    return Understood("weights", f"{count}, {taken.parameters:,} parameters{after}", taken, notes=notes)
+
+
+def _from_tensor_file(path: Path, suffix: str) -> Understood:
+    return _weights(from_file(path, epoch_in(path)))
+
+
+def _from_torch(path: Path, suffix: str) -> Understood:
+    from regatta.frameworks.torch.files import read_state_dict
+
+    if _begins(path) != b"PK":
+        if suffix in (".bin", ".ckpt"):  # others write files of that name too
+            return plain_file(path, "not read as weights: it is no archive of PyTorch's")
+        raise DataError(
+            "This is not an archive as PyTorch has written them since 1.6; older files are pickles, and not read.",
+            place=str(path),
+            hint="Load it where you trust it and torch.save it again, or add it with --as file.",
+        )
+    with zip_weights.opened(path, stored=True) as archive:
+        most = sum(entry.file_size for entry in archive.infolist())
+    found = read_state_dict(path, most)
+    epoch = found.epoch if found.epoch is not None else epoch_in(path)
+    taken = TakenIn(epoch, {name: as_tensor(name, value) for name, value in found.tensors.items()}, {})
+    notes = [f"found under {found.under!r}"] if found.under is not None else []
+    if found.left_out:
+        more = f" and {len(found.left_out) - 3} more" if len(found.left_out) > 3 else ""
+        notes.append(f"left out: {', '.join(found.left_out[:3])}{more}")
+    return _weights(taken, tuple(notes))
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(2)
+
+
+def _from_exported(path: Path, suffix: str) -> Understood:
+    tensors = {name: as_tensor(name, value) for name, value in zip_weights.read_exported(path).items()}
+    found = _weights(TakenIn(epoch_in(path), tensors, {}), ("its graph is not read; the file is kept as well",))
+    return replace(found, kind="network")
+
+
+def _from_onnx(path: Path, suffix: str) -> Understood:
+    from regatta.repo.intake.onnx_weights import read_onnx
+
+    network, tensors = read_onnx(path)
+    taken = TakenIn(epoch_in(path), {name: as_tensor(name, value) for name, value in tensors.items()}, {})
+    return replace(_weights(taken), kind="network", network=network, says=_network_words(network, taken))
+
+
+def _network_words(network: Any, taken: TakenIn) -> str:
+    return f"{len(network.nodes):,} layers, {len(taken.tensors):,} tensors, {taken.parameters:,} parameters"
+
+
+def _from_log(path: Path, suffix: str) -> Understood:
+    try:
+        rows = training_logs.log_rows(path, suffix)
+        if not rows or not training_logs.looks_like_log(path, rows[0]):
+            return plain_file(path)
+        return _metrics(training_logs.log_points(rows, path))
+    except DataError as error:
+        return plain_file(path, f"not read as a log: {error.message}")
+
+
+def _from_settings(path: Path, suffix: str) -> Understood:
+    try:
+        content = training_logs.settings(path, suffix)
+        points = training_logs.points_of_json(content, path)
+        return _metrics(points) if points is not None else _settings(training_logs.hyperparameters(content, path))
+    except DataError as error:
+        return plain_file(path, f"not read as settings: {error.message}")
+
+
+def _metrics(points: training_logs.Points) -> Understood:
+    steps = max(len(series) for series in points.values())
+    names = ", ".join(list(points)[:4]) + (f" and {len(points) - 4} more" if len(points) > 4 else "")
+    return Understood("metrics", f"{names} over {steps:,} step{'s' if steps != 1 else ''}", metrics=points)
+
+
+def _settings(values: Mapping[str, Any]) -> Understood:
+    names = ", ".join(list(values)[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+    return Understood("hyperparameters", names or "none", hyperparameters=values)
+
+
+def _as_told(path: Path, suffix: str, wanted: Kind) -> Understood:
+    """What cannot be read as it is told is an error, not a file."""
+    if wanted == "metrics":
+        if suffix == ".json":
+            points = training_logs.points_of_json(training_logs.settings(path, suffix), path)
+            if points is None:
+                raise DataError("There are no metrics in it: rows, or lists of numbers by name.", place=str(path))
+            return _metrics(points)
+        return _metrics(
+            training_logs.log_points(
+                training_logs.log_rows(path, suffix if suffix in training_logs.LOGS else ".csv"), path
+            )
+        )
+    if wanted == "hyperparameters":
+        content = training_logs.settings(path, suffix if suffix in training_logs.CONFIGS else ".yaml")
+        return _settings(training_logs.hyperparameters(content, path))
+    reader = _BY_SUFFIX.get(suffix)
+    found = reader(path, suffix) if reader is not None else None
+    if found is None or (found.kind != wanted and not (wanted == "weights" and found.weights is not None)):
+        raise UsageError(
+            f"A file that ends in {suffix!r} is not read as {wanted}.",
+            place=str(path),
+            hint="Weights end in .safetensors, .npz, .pt, .pth, .bin, .ckpt, .onnx or .pt2; networks in .onnx.",
+        )
+    return found
+
+
+def epoch_in(path: Path) -> int | None:
+    """The epoch that a file is named after, as in net-epoch12.pt."""
+    found = _EPOCH.findall(path.stem)
+    return int(found[-1]) if found else None
+
+
+_BY_SUFFIX: dict[str, Callable[[Path, str], Understood]] = {
+    **dict.fromkeys((".safetensors", ".npz"), _from_tensor_file),
+    **dict.fromkeys(TORCH, _from_torch),
+    ".pt2": _from_exported,
+    ".onnx": _from_onnx,
+    **dict.fromkeys(training_logs.LOGS, _from_log),
+    **dict.fromkeys(training_logs.CONFIGS, _from_settings),
+}

@@ -1,0 +1,316 @@
+"""The staging area: what was added and waits for a commit.
+
+    <repository>/staging.json     a list of items; it is replaced as a whole, and so is whole at any moment
+    staged/<random>               the names that keep staged weights in the parameter store
+
+What is staged is the content that a file had when it was added, as in git: weights are in the store and files in the
+folder of files by then, and a commit only names them. The id of the version is written down before it is made, so that
+who is killed between the version and the emptying of the area does not make it twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regatta.errors import CorruptError, NotFoundError, UsageError, nearest
+from regatta.paths import FOLDER
+from regatta.repo.catalog.records import Version
+from regatta.repo.file_store import FileEntry, named_files
+from regatta.repo.intake.read_file import (
+    Kind,
+    Understood,
+    check_regular,
+    joined,
+    shards,
+    understand,
+)
+from regatta.repo.repo import Repo, new_id
+from regatta.repo.weights import Kept
+from regatta.store.format.pack_file import fsync_folder
+from regatta.store.locks import exclusive
+
+STAGING, LOCK, PREFIX, FORMAT = "staging.json", "staging.lock", "staged/", 1
+MAX_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class StagedWeights:
+    """Weights in the parameter store, under a name of their own until a version has them."""
+
+    reference: str
+    snapshot: str
+    epoch: int | None
+    parameters: int
+    bytes: int
+    tensors: int
+
+
+@dataclass(frozen=True)
+class Staged:
+    """One thing that waits for a commit: its name, what it was understood as, and where its content is by now."""
+
+    name: str
+    source: str
+    kind: Kind
+    says: str
+    notes: tuple[str, ...] = ()
+    weights: StagedWeights | None = None
+    file: FileEntry | None = None
+    hyperparameters: Mapping[str, Any] | None = None
+    metrics: bool = False
+    network: bool = False
+
+
+@dataclass(frozen=True)
+class Area:
+    """What the file says: the items, and the id of the version that they are being made into."""
+
+    items: tuple[Staged, ...] = ()
+    committing: str | None = None
+
+
+def staged(repo: Repo) -> tuple[Staged, ...]:
+    """What waits for a commit."""
+    return _read(repo).items
+
+
+def staged_files(repo: Repo) -> set[str]:
+    """The hashes of files that wait for a commit, which gc leaves alone."""
+    return {item.file.hash for item in staged(repo) if item.file is not None}
+
+
+def add(repo: Repo, paths: Sequence[str | Path], *, kind: Kind | None = None, epoch: int | None = None) -> list[Staged]:
+    """Take in files and folders, all of them or none; what each was understood as. What was added before is replaced.
+
+    `kind` says what they are, where that is not to be guessed; `epoch` when the weights were such.
+    """
+    found = _read_all(_named(paths), kind, epoch)
+    with repo.committing(), _changing(repo) as area:
+        sources = {item.name: item.source for item in area.items}
+        for name, _, source in found:
+            if sources.get(name, str(source)) != str(source):
+                raise UsageError(
+                    f"{name!r:.200} is staged already, from another place.",
+                    place=sources[name],
+                    hint="Commit that first, or unstage it.",
+                )
+        made = [_stage(repo, name, what, source) for name, what, source in found]
+        names = {item.name for item in made}
+        kept = [item for item in area.items if item.name not in names]
+        _write(repo, Area((*kept, *made)))
+        _release(repo, [item for item in area.items if item.name in names])
+    return made
+
+
+def unstage(repo: Repo, names: Iterable[str] | None = None) -> list[Staged]:
+    """Take things out of the area, all of them unless told; what they were."""
+    with repo.committing(), _changing(repo) as area:
+        known = {item.name: item for item in area.items}
+        chosen = list(known) if names is None else [_matching(name, known) for name in names]
+        gone = [known[name] for name in dict.fromkeys(chosen)]
+        _write(repo, Area(tuple(item for item in area.items if item not in gone)))
+        _release(repo, gone)
+    return gone
+
+
+def commit_staged(
+    repo: Repo,
+    name: str,
+    *,
+    hyperparameters: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    parents: Sequence[str] = (),
+    message: str = "",
+) -> Version:
+    """Make a version of what is staged, and of what is given beside it; the area is empty afterwards."""
+    with _changing(repo) as area:
+        if not area.items and not hyperparameters and not metrics:
+            raise UsageError("Nothing is staged.", place=str(repo.folder), hint="Add something: regatta add FILE ...")
+        ident = new_id()
+        values, network, points = _meanings(repo, area.items)
+        _write(repo, replace(area, committing=ident))
+        made = repo.commit(
+            name,
+            _snapshots(area.items),
+            network=network,
+            hyperparameters={**values, **(hyperparameters or {})},
+            metrics={**points, **{key: {_last_step(points): value} for key, value in (metrics or {}).items()}},
+            files=[item.file for item in area.items if item.file is not None],
+            parents=parents,
+            message=message,
+            ident=ident,
+        )
+        _write(repo, Area())
+        _release(repo, area.items)
+    return made
+
+
+def _named(paths: Sequence[str | Path]) -> list[tuple[str, Path]]:
+    """The files that are meant, each with the name that it gets."""
+    for path in map(Path, paths):
+        if not path.is_dir():
+            check_regular(path)
+        elif FOLDER in path.resolve().parts:
+            raise UsageError("A repository is not added to itself.", place=str(path))
+    return [(name, path) for name, path in named_files(list(paths)) if isinstance(path, Path)]
+
+
+def _read_all(
+    named: Sequence[tuple[str, Path]], kind: Kind | None, epoch: int | None
+) -> list[tuple[str, Understood, Path]]:
+    """What the files are; those that are parts of one snapshot as one."""
+    names = {path: name for name, path in named}
+    found = []
+    for first, parts in shards([path for _, path in named]).items():
+        what = joined([understand(part, kind) for part in parts], first)
+        if epoch is not None and what.weights is not None:
+            what = replace(what, weights=replace(what.weights, epoch=epoch))
+        found.append((names[parts[0]], what, parts[0].absolute()))
+    return found
+
+
+def _stage(repo: Repo, name: str, what: Understood, source: Path) -> Staged:
+    """Make the content of a file durable; nothing names it as staged yet."""
+    weights = None
+    if what.weights is not None:
+        reference = f"{PREFIX}{secrets.token_hex(8)}"
+        snapshot = repo.store.put(what.weights.tensors, metadata=what.weights.metadata, reference=reference)
+        size = what.weights.parameters, what.weights.bytes, len(what.weights.tensors)
+        weights = StagedWeights(reference, snapshot, what.weights.epoch, *size)
+    file = repo.files.put_all({name: source})[0] if what.kept else None
+    known = name, str(source), what.kind, what.says, what.notes, weights, file, what.hyperparameters
+    return Staged(*known, metrics=what.metrics is not None, network=what.network is not None)
+
+
+def _snapshots(items: Sequence[Staged]) -> list[Kept] | None:
+    """The staged weights in the order of their epochs; those without one as they were added."""
+    found = [item.weights for item in items if item.weights is not None]
+    epochs = [each.epoch for each in found if each.epoch is not None]
+    if len(set(epochs)) < len(epochs):
+        twice = next(epoch for epoch in epochs if epochs.count(epoch) > 1)
+        raise UsageError(f"Two staged snapshots are of epoch {twice}.", hint="Unstage one of them.")
+    ordered = sorted(found, key=lambda each: (each.epoch is not None, each.epoch or 0))
+    return [Kept(each.snapshot, each.epoch, each.parameters, each.bytes) for each in ordered] or None
+
+
+def _meanings(repo: Repo, items: Sequence[Staged]) -> tuple[dict[str, Any], Any, dict[str, dict[int, float]]]:
+    """Hyperparameters, the network and metrics that the staged files are; the later ones have the last word."""
+    values: dict[str, Any] = {}
+    points: dict[str, dict[int, float]] = {}
+    networks = [item for item in items if item.network]
+    if len(networks) > 1:
+        names = " and ".join(item.name for item in networks[:2])
+        raise UsageError(f"A version has one network, and several are staged: {names}.", hint="Unstage all but one.")
+    for item in items:
+        values |= item.hyperparameters or {}
+        if item.metrics:
+            for name, series in (_again(repo, item).metrics or {}).items():
+                points.setdefault(name, {}).update(series)
+    return values, _network(repo, networks[0]) if networks else None, points
+
+
+def _network(repo: Repo, item: Staged) -> str:
+    from regatta.network import to_json
+
+    return to_json(_again(repo, item).network)
+
+
+def _again(repo: Repo, item: Staged) -> Understood:
+    """What a staged file is, read once more from where it is kept, which is under another name."""
+    assert item.file is not None
+    return understand(repo.files.path(item.file.hash), item.kind, Path(item.name).suffix)
+
+
+def _last_step(points: Mapping[str, Mapping[int, float]]) -> int:
+    """A single value stands at the end of what is known."""
+    return max((step for series in points.values() for step in series), default=0)
+
+
+def _matching(name: str, known: Mapping[str, Staged]) -> str:
+    """A staged thing by its name, or by the path of its file."""
+    by_source = {item.source: item.name for item in known.values()}
+    found = name if name in known else by_source.get(os.path.abspath(name))
+    if found is None:
+        raise NotFoundError(f"{name!r:.200} is not staged.", candidates=nearest(name, known))
+    return found
+
+
+def _release(repo: Repo, items: Iterable[Staged]) -> None:
+    """Let go of the names of staged weights; who is killed before leaves names that `forget_unknown` takes."""
+    names = {item.weights.reference for item in items if item.weights is not None}
+    for name in names & repo.store.references(PREFIX).keys() if names else ():
+        repo.store.release(name)
+
+
+def forget_unknown(repo: Repo) -> int:
+    """Let go of names of weights that nothing staged has: whoever staged them was killed. How many."""
+    with _changing(repo) as area:
+        known = {item.weights.reference for item in area.items if item.weights is not None}
+        unknown = [name for name in repo.store.references(PREFIX) if name not in known]
+        for name in unknown:
+            repo.store.release(name)
+    return len(unknown)
+
+
+@contextmanager
+def _changing(repo: Repo) -> Iterator[Area]:
+    """Nobody else changes the area meanwhile."""
+    if repo.read_only:
+        raise UsageError("The repository is open for reading only.", place=str(repo.folder))
+    with exclusive(repo.folder / LOCK, "staging"):
+        yield _read(repo)
+
+
+def _read(repo: Repo) -> Area:
+    path = repo.folder / STAGING
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return Area()
+    try:
+        area = _parsed(json.loads(text) if len(text) <= MAX_BYTES else None)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(
+            f"The staging area cannot be read: {error!r:.200}.", place=str(path), hint="Delete the file and add again."
+        ) from error
+    done = area.committing is not None and repo.catalog.has(area.committing)
+    return Area() if done else replace(area, committing=None)
+
+
+def _parsed(content: Any) -> Area:
+    if content["format"] != FORMAT:
+        raise ValueError(f"format {content['format']!r}, not {FORMAT}")
+    return Area(tuple(map(_item, content["items"])), content["committing"])
+
+
+def _item(content: dict[str, Any]) -> Staged:
+    weights, file = content["weights"], content["file"]
+    made = {
+        "notes": tuple(content["notes"]),
+        "weights": None if weights is None else StagedWeights(**weights),
+        "file": None if file is None else FileEntry(**file),
+    }
+    return Staged(**{**content, **made})
+
+
+def _write(repo: Repo, area: Area) -> None:
+    content = {"format": FORMAT, "committing": area.committing, "items": [asdict(item) for item in area.items]}
+    path = repo.folder / STAGING
+    written = path.with_name(f".{STAGING}.{os.getpid()}")
+    try:
+        with written.open("w", encoding="utf-8") as file:
+            json.dump(content, file, ensure_ascii=True, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+    fsync_folder(repo.folder)

@@ -1,0 +1,152 @@
+"""Weights out of zip archives that strangers made: npz files and exported programs.
+
+Nothing is unpickled. Every size that an archive claims is held against the bytes that are there before memory is taken
+for it: archives that would unpack to far more than they are, and archives whose entries overlap, are refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regatta.errors import CorruptError, DataError
+from regatta.store.format.dtypes import dtype_named
+from regatta.store.format.tensor_id import Bits, why_not_shape, word_count
+
+MAX_ENTRIES = 100_000
+MAX_GROWTH, SMALL = 200, 2**26  # how much more than its own bytes an archive may unpack to; below SMALL, as it likes
+MAX_TEXT = 2**28
+WEIGHTS = "/data/weights/model_weights_config.json"
+_SCALARS = {
+    1: "U8", 2: "I8", 3: "I16", 4: "I32", 5: "I64", 6: "F16", 7: "F32", 8: "F64", 10: "C64", 11: "C128", 12: "BOOL",
+    13: "BF16", 28: "U16", 29: "F8_E4M3", 30: "F8_E5M2", 34: "U32", 35: "U64",
+}  # fmt: skip
+_STRIDED = 7
+
+
+@contextmanager
+def opened(path: Path, *, stored: bool = False) -> Iterator[zipfile.ZipFile]:
+    """An archive whose claims are credible; with `stored`, one in which nothing is compressed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            _check(archive, path, stored)
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OverflowError) as error:
+        raise DataError(f"The archive cannot be read: {error}.", place=str(path)) from error
+
+
+def _check(archive: zipfile.ZipFile, path: Path, stored: bool) -> None:
+    entries, size = archive.infolist(), path.stat().st_size
+    if len(entries) > MAX_ENTRIES:
+        raise DataError(f"The archive has {len(entries)} entries; {MAX_ENTRIES} is the limit.", place=str(path))
+    if stored and any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise DataError("An entry of the archive is compressed, as PyTorch never does it.", place=str(path))
+    if (packed := sum(entry.compress_size for entry in entries)) > size:
+        raise DataError(f"The entries claim {packed} bytes of an archive of {size}: they overlap.", place=str(path))
+    if (claimed := sum(entry.file_size for entry in entries)) > max(SMALL, MAX_GROWTH * size) or (
+        stored and claimed > size
+    ):
+        raise DataError(
+            f"The archive of {size} bytes claims to unpack to {claimed}.",
+            place=str(path),
+            hint="If it is right, save it without compression, or as safetensors.",
+        )
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of an npz file, by name."""
+    with opened(path) as archive:
+        names = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
+        return {entry.filename.removesuffix(".npy"): _array(archive, entry, path) for entry in names}
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.ndarray[Any, Any]:
+    with archive.open(entry) as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+            shape, fortran, dtype = read(file)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{entry.filename!r:.100} is no array: {error}.", place=str(path)) from error
+        if dtype.hasobject:
+            raise DataError(f"{entry.filename!r:.100} holds Python objects, which are not read.", place=str(path))
+        reason = why_not_shape(shape)
+        wanted = 0 if reason else int(np.prod(shape, dtype=object)) * dtype.itemsize
+        if reason or wanted > entry.file_size:
+            said = reason or f"it claims {wanted} bytes and has {entry.file_size}"
+            raise DataError(f"{entry.filename!r:.100} is no array: {said}.", place=str(path))
+        content = file.read(wanted)
+    if len(content) != wanted:
+        raise DataError(f"{entry.filename!r:.100} ends after {len(content)} of {wanted} bytes.", place=str(path))
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def read_exported(path: Path) -> dict[str, Bits]:
+    """The weights of a program that `torch.export.save` wrote: JSON and raw bytes; its graph is not executed.
+
+    What a program holds beside them in pickles, such as sample inputs, is left alone.
+    """
+    with opened(path, stored=True) as archive:
+        configs = [name for name in archive.namelist() if name.endswith(WEIGHTS)]
+        if len(configs) != 1:
+            raise DataError(
+                "The exported program has no list of weights that can be read without trusting the file.",
+                place=str(path),
+                hint="PyTorch 2.9 and newer write one. Export it anew, or add its state dict as safetensors.",
+            )
+        folder = configs[0].rpartition("/")[0]
+        return {
+            name: _exported(archive, f"{folder}/{entry['path_name']}", name, entry, path)
+            for name, entry in _config(archive, configs[0], path).items()
+        }
+
+
+def _config(archive: zipfile.ZipFile, name: str, path: Path) -> dict[str, Mapping[str, Any]]:
+    if archive.getinfo(name).file_size > MAX_TEXT:
+        raise DataError("The list of weights is too long.", place=str(path))
+    try:
+        found = json.loads(archive.read(name))["config"]
+        return {str(key): dict(value) | {"path_name": str(value["path_name"])} for key, value in found.items()}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"The list of weights cannot be read: {error!r:.200}.", place=str(path)) from error
+
+
+def _exported(archive: zipfile.ZipFile, entry: str, name: str, config: Mapping[str, Any], path: Path) -> Bits:
+    try:
+        meta = config["tensor_meta"]
+        shape = tuple(int(size["as_int"]) for size in meta["sizes"])
+        strides = tuple(int(stride["as_int"]) for stride in meta["strides"])
+        dtype, plain = _SCALARS[meta["dtype"]], meta["layout"] == _STRIDED and not config["use_pickle"]
+        content = archive.read(entry)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"The weight {name!r:.100} cannot be read: {error!r:.100}.", place=str(path)) from error
+    if not plain:
+        raise DataError(f"The weight {name!r:.100} is pickled or sparse, and is not read.", place=str(path))
+    if (reason := why_not_shape(shape)) is not None or len(strides) != len(shape):
+        raise DataError(f"The weight {name!r:.100} has no shape: {reason or strides}.", place=str(path))
+    offset = int(meta["storage_offset"].get("as_int", 0))
+    return Bits(dtype, shape, _gathered(content, dtype, shape, strides, offset, f"{path}: {name}"))
+
+
+def _gathered(
+    content: bytes, name: str, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, place: str
+) -> np.ndarray[Any, Any]:
+    """The elements of a tensor in their order, out of a storage in which they may lie otherwise."""
+    dtype = dtype_named(name)
+    width = dtype.width_bytes * dtype.lanes
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if not word_count(dtype, shape):
+        return np.empty(0, np.uint8)
+    if offset < 0 or any(stride < 0 for stride in strides) or (last + 1) * width > len(content):
+        raise CorruptError(f"The tensor reaches beyond its {len(content)} bytes.", place=place)
+    flat = np.frombuffer(io.BytesIO(content).getbuffer(), np.uint8)[offset * width :]
+    view = np.lib.stride_tricks.as_strided(flat, (*shape, width), (*(s * width for s in strides), 1), writeable=False)
+    return np.ascontiguousarray(view).reshape(-1)

@@ -1,0 +1,64 @@
+"""What is looked at: a version, and one snapshot of its weights.
+
+name, name@3, a tag, the beginning of an id         the last snapshot of that version
+name@3:7                                            the one after epoch 7
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from regatta.errors import NotFoundError
+from regatta.repo.catalog.records import SnapshotRecord, Version
+from regatta.repo.snapshots import choose
+
+if TYPE_CHECKING:
+    from regatta.repo.repo import Repo
+
+_SNAPSHOT = re.compile(r"(.+):(-?[0-9]{1,15}|[0-9a-f]{4,64})", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A version at a snapshot, which is None where it has no weights; `chosen` when somebody asked for that one."""
+
+    version: Version
+    snapshot: SnapshotRecord | None
+    chosen: bool = False
+
+    @property
+    def label(self) -> str:
+        """What to call it by."""
+        if not self.chosen or self.snapshot is None:
+            return self.version.reference
+        moment = self.snapshot.position if self.snapshot.epoch is None else self.snapshot.epoch
+        return f"{self.version.reference}:{moment}"
+
+    @property
+    def epoch(self) -> int | None:
+        return self.snapshot.epoch if self.chosen and self.snapshot is not None else None
+
+
+def side_of(repo: Repo, reference: str | Version, snapshot: int | str | None = None) -> Side:
+    """The version that is meant, and its snapshot: that which is given, that which the reference names, or the last."""
+    if isinstance(reference, Version):
+        return _at(repo, reference, snapshot)
+    if snapshot is not None:
+        return _at(repo, repo.version(reference), snapshot)
+    try:
+        return _at(repo, repo.version(reference), None)
+    except NotFoundError:
+        match = _SNAPSHOT.fullmatch(reference)
+        if match is None:
+            raise
+    moment = match[2]
+    version = repo.version(match[1])
+    return _at(repo, version, int(moment) if re.fullmatch(r"-?[0-9]{1,15}", moment) else moment)
+
+
+def _at(repo: Repo, version: Version, snapshot: int | str | None) -> Side:
+    if not version.snapshots and snapshot is None:
+        return Side(version, None)
+    return Side(version, choose(repo, version, snapshot), snapshot is not None)

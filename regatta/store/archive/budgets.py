@@ -1,0 +1,140 @@
+"""How long recreating each snapshot may take: given outright, as a factor of the cheapest, or by how often it is read.
+
+Budgets are an array with a limit per snapshot of the graph; infinity where there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from regatta.errors import UsageError, nearest
+from regatta.store.archive.spanning_trees import quickest_tree
+from regatta.store.archive.storage_graph import (
+    Floats,
+    Plan,
+    Scheme,
+    StorageGraph,
+    snapshot_costs,
+)
+
+
+def cheapest_costs(graph: StorageGraph, scheme: Scheme) -> Floats:
+    """The least that recreating each snapshot can cost; one plan, the quickest tree, attains all of them."""
+    return snapshot_costs(graph, Plan(graph, tuple(quickest_tree(graph))).distances, scheme)
+
+
+def by_factor(graph: StorageGraph, scheme: Scheme, factor: float) -> Floats:
+    """The same factor of the cheapest recreation for every snapshot."""
+    _check_factor(factor)
+    return cheapest_costs(graph, scheme) * factor
+
+
+def by_snapshot(graph: StorageGraph, limits: Mapping[str, float]) -> Floats:
+    """A limit for each snapshot that is named; the others have none."""
+    known = set(graph.snapshots)
+    for name, limit in limits.items():
+        if name not in known:
+            raise UsageError(f"There is no snapshot {name!r} to set a budget for.", candidates=nearest(name, known))
+        if not limit >= 0:
+            raise UsageError(f"The budget of snapshot {name} is {limit}; it must be a number that is not negative.")
+    return np.array([limits.get(name, math.inf) for name in graph.snapshots], np.float64)
+
+
+def by_access(graph: StorageGraph, scheme: Scheme, factor: float, reads: Mapping[str, float]) -> Floats:
+    """Budgets under which the mean read, over all reads, costs at most `factor` times the cheapest mean.
+
+    What a snapshot may cost above its cheapest grows as one over the square root of how often it is read: that
+    spends a given mean where it saves the most if storage falls in proportion to the time allowed. A snapshot that
+    is never read has no budget.
+    """
+    _check_factor(factor)
+    cheapest = cheapest_costs(graph, scheme)
+    often = np.array([_frequency(name, reads.get(name, 0.0)) for name in graph.snapshots])
+    if unknown := set(reads) - set(graph.snapshots):
+        name = min(unknown)
+        raise UsageError(f"There is no snapshot {name!r} that is read.", candidates=nearest(name, graph.snapshots))
+    read = often > 0
+    if not read.any():
+        return np.full(len(cheapest), math.inf)
+    shares = np.full(len(cheapest), math.inf)
+    shares[read] = 1 / np.sqrt(often[read])
+    shares[read] *= (often * cheapest)[read].sum() / max((often[read] * cheapest[read] * shares[read]).sum(), 1e-300)
+    budgets = np.full(len(cheapest), math.inf)
+    budgets[read] = cheapest[read] * (1 + (factor - 1) * shares[read])
+    return budgets
+
+
+def check_feasible(graph: StorageGraph, scheme: Scheme, budgets: Floats) -> None:
+    """Says by how much budgets that no plan can keep are too small."""
+    cheapest = cheapest_costs(graph, scheme)
+    short = np.flatnonzero(cheapest > budgets)
+    if not len(short):
+        return
+    worst = int(short[np.argmax((cheapest - budgets)[short])])
+    raise UsageError(
+        f"{len(short)} of {len(budgets)} snapshots cannot be recreated within their budgets: {graph.snapshots[worst]} "
+        f"has {budgets[worst]:g} and takes {cheapest[worst]:g} at best, {cheapest[worst] - budgets[worst]:g} more.",
+        hint=f"Raise every budget that is short; {_needed(cheapest, budgets):.6g} times the given ones would do.",
+    )
+
+
+def split_by_size(graph: StorageGraph, scheme: Scheme, budgets: Floats) -> list[float]:
+    """A bound per node that keeps the budgets: for algorithms that know nothing of snapshots, such as LAST.
+
+    Under the independent scheme a snapshot's budget is split in proportion to the size of its matrices, the least
+    that storing each as it is costs; one that cannot be recreated within its part gets what it needs, off the others.
+    """
+    quickest = Plan(graph, tuple(quickest_tree(graph))).distances
+    sizes = [_size(graph, node) for node in range(len(graph))]
+    bounds = [math.inf] * len(graph)
+    for members, budget in zip(graph.members, budgets.tolist(), strict=True):
+        parts = [budget] * len(members)
+        if scheme == "independent" and math.isfinite(budget):
+            parts = _portions(budget, [sizes[n] for n in members], [float(quickest[n]) for n in members])
+        for node, part in zip(members, parts, strict=True):
+            bounds[node] = min(bounds[node], part)
+    return bounds
+
+
+def _portions(budget: float, sizes: Sequence[float], least: Sequence[float]) -> list[float]:
+    parts = list(least)
+    free = set(range(len(sizes)))
+    left = budget * (1 - 1e-12)  # so that the parts, rounded, do not add up to more
+    while free:
+        scale = left / max(math.fsum(sizes[i] for i in free), 1e-300)
+        tight = {i for i in free if sizes[i] * scale <= least[i]}
+        if not tight:
+            for i in free:
+                parts[i] = sizes[i] * scale
+            break
+        left -= math.fsum(least[i] for i in tight)
+        free -= tight
+    return parts
+
+
+def _size(graph: StorageGraph, node: int) -> float:
+    whole = [graph.storage[edge] for edge in graph.into[node] if graph.sources[edge] == 0]
+    return float(min(whole or [graph.storage[edge] for edge in graph.into[node]], default=0.0))
+
+
+def _needed(cheapest: Floats, budgets: Floats) -> float:
+    short = cheapest > budgets
+    with np.errstate(divide="ignore", over="ignore"):
+        return float((cheapest[short] / budgets[short]).max())
+
+
+def _frequency(name: str, reads: float) -> float:
+    if not 0 <= reads < math.inf:
+        raise UsageError(f"Snapshot {name} is read {reads} times; give a finite number that is not negative.")
+    return reads
+
+
+def _check_factor(factor: float) -> None:
+    if not 1 <= factor < math.inf:
+        raise UsageError(
+            f"A budget of {factor} times the cheapest recreation was asked for; no plan takes less than 1 time.",
+            hint="Give a factor of 1 or more; leave the budget out to store as little as possible.",
+        )

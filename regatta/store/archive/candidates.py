@@ -1,0 +1,268 @@
+"""The edges worth planning with: which tensors may be deltas to which, what each way would store and take to read.
+
+Pairs come from what is declared (the snapshot before, the last one of a parent version, a base) and from sketches:
+some numbers of each tensor, compared with those of all others of its type and size. What an edge stores is estimated
+by encoding a sample, what it takes from measured speeds. A delta is about as large in either direction (the ModelHub
+paper, section IV-B), so one estimate serves both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regatta.errors import UsageError, nearest
+from regatta.store.archive.speeds import Speeds
+from regatta.store.archive.storage_graph import Edge
+from regatta.store.format.dtypes import CHUNK, DType, Words
+from regatta.store.format.encodings import ENCODINGS, Encoding
+from regatta.store.format.manifest import Manifest
+
+SAMPLE = 2**16
+BLOCKS = 4
+SKETCH = 256
+NEIGHBOURS = 512  # how many tensors of its type and size, in the order of the store, each is compared with
+SAMPLES_KEPT = 512
+_STREAM_ENTRY = 12  # bytes that the format spends on each stream of a chunk
+SETTLED = 0.995  # what a way must undercut of the present one's size: estimates err by as much
+RAW = (0, None, None)
+_TINY = 1024  # words: below, storing them as they are is worth a thought
+
+Pair: TypeAlias = tuple[str, str]  # base and target, in the order in which they were named
+ReadWords: TypeAlias = Callable[[str, int, int], Words]
+
+
+class Way(NamedTuple):
+    """How a tensor is stored: its encoding, its base, and how many planes lie here, not at the remote (None: all)."""
+
+    encoding: int
+    base: str | None
+    planes: int | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor and how it is stored now; one of which a part is at the remote stays as it is."""
+
+    id: str
+    dtype: DType
+    count: int  # words
+    way: Way
+    stored: int
+    remote: int = 0
+
+    @property
+    def fixed(self) -> bool:
+        return self.remote > 0 or self.count == 0
+
+    @property
+    def kind(self) -> tuple[str, int]:
+        """What a base must share."""
+        return self.dtype.name, self.count
+
+
+def lineage(
+    versions: Mapping[str, Sequence[str]], parents: Mapping[str, Iterable[str]] | None = None
+) -> dict[str, list[str]]:
+    """The snapshots that each may be a delta to: {version: its snapshots} and {version: its parents}.
+
+    Within a version each has the one before; the first and the last of a version have the last ones of its parents.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for version, snapshots in versions.items():
+        for before, snapshot in pairwise(snapshots):
+            found[snapshot].append(before)
+        for parent in (parents or {}).get(version, ()):
+            if parent not in versions:
+                raise UsageError(
+                    f"Version {version!r} has the parent {parent!r}, which is not among the versions.",
+                    candidates=nearest(parent, versions),
+                )
+            for snapshot in dict.fromkeys([*snapshots[:1], *snapshots[-1:]]):
+                found[snapshot].extend(versions[parent][-1:])
+    return dict(found)
+
+
+def declared_pairs(
+    matrices: Mapping[str, Matrix], manifests: Mapping[str, Manifest], bases: Mapping[str, Iterable[str]]
+) -> list[Pair]:
+    """The tensors of the same name, type and size in snapshots of which one is declared a base of the other."""
+    found: dict[Pair, None] = {}
+    for snapshot, befores in bases.items():
+        for before in befores:
+            known = manifests[before].tensors
+            for name, member in manifests[snapshot].tensors.items():
+                if name in known and _fit(matrices, known[name].id, member.id):
+                    found[known[name].id, member.id] = None
+    return list(found)
+
+
+def _fit(matrices: Mapping[str, Matrix], base: str, target: str) -> bool:
+    if base == target or base not in matrices or target not in matrices:
+        return False
+    one, other = matrices[base], matrices[target]
+    return one.kind == other.kind and not (one.fixed or other.fixed)
+
+
+class Samples:
+    """Some of the words of each tensor: blocks spread over it, the same places in all tensors of a size."""
+
+    def __init__(self, matrices: Mapping[str, Matrix], read: ReadWords) -> None:
+        self.matrices = matrices
+        self.of = lru_cache(SAMPLES_KEPT)(self._sample)
+        self._read = read
+
+    def _sample(self, tensor: str) -> Words:
+        count = self.matrices[tensor].count
+        if count <= SAMPLE:
+            return self._read(tensor, 0, count)
+        length = SAMPLE // BLOCKS
+        starts = [round(block * (count - length) / (BLOCKS - 1)) for block in range(BLOCKS)]
+        return np.concatenate([self._read(tensor, start, start + length) for start in starts])
+
+    def sketch(self, tensor: str) -> NDArray[np.float64]:
+        """A few words as numbers; of 64 bits the upper half, which tells the most."""
+        words = self.of(tensor)
+        chosen = words[np.linspace(0, len(words) - 1, min(SKETCH, len(words))).astype(np.int64)]
+        if chosen.dtype.itemsize == 8:
+            chosen = chosen >> np.uint64(32)
+        return chosen.astype(np.float64)
+
+
+def near_pairs(matrices: Mapping[str, Matrix], samples: Samples, known: Collection[Pair]) -> list[Pair]:
+    """For each tensor the nearest other one, unless a pair that is known already is about as near."""
+    partners: dict[str, set[str]] = defaultdict(set)
+    for base, target in known:
+        partners[base].add(target)
+        partners[target].add(base)
+    found: dict[Pair, None] = {}
+    for ids in _alike(matrices):
+        for target, base in _nearest(ids, np.stack([samples.sketch(one) for one in ids]), partners):
+            if (target, base) not in found:
+                found[base, target] = None
+    return list(found)
+
+
+def _alike(matrices: Mapping[str, Matrix]) -> Iterator[list[str]]:
+    """The tensors that could be deltas to one another."""
+    groups: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for matrix in matrices.values():
+        if matrix.count >= SKETCH and not matrix.fixed:
+            groups[matrix.kind].append(matrix.id)
+    return (ids for ids in groups.values() if len(ids) > 1)
+
+
+def _nearest(
+    ids: Sequence[str], sketches: NDArray[np.float64], partners: Mapping[str, set[str]]
+) -> Iterator[tuple[str, str]]:
+    """Each tensor with the nearest of those around it that is half a bit nearer than its partners."""
+    place = {one: number for number, one in enumerate(ids)}
+    for number, one in enumerate(ids):
+        low = max(0, min(number - NEIGHBOURS // 2, len(ids) - NEIGHBOURS))
+        gaps = _gaps(sketches[low : low + NEIGHBOURS], sketches[number])
+        gaps[number - low] = np.inf
+        own = [place[other] - low for other in partners.get(one, ()) if low <= place[other] < low + len(gaps)]
+        nearest = int(gaps.argmin())
+        if not own or gaps[nearest] < gaps[own].min() - 0.5:
+            yield one, ids[low + nearest]
+
+
+def _gaps(others: NDArray[np.float64], one: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The mean number of bits that a difference takes: what a delta stores, but for a constant."""
+    found: NDArray[np.float64] = np.log2(1 + np.abs(others - one)).mean(axis=1)
+    return found
+
+
+class Estimates:
+    """What storing a tensor in some way would take, from its sample."""
+
+    def __init__(self, matrices: Mapping[str, Matrix], samples: Samples, speeds: Speeds) -> None:
+        self.matrices, self.samples, self.speeds = matrices, samples, speeds
+
+    def streams(self, encoding: Encoding, target: str, base: str | None) -> list[float]:
+        """The bytes of each stream, with those that the format adds for each chunk."""
+        matrix = self.matrices[target]
+        words = self.samples.of(target)
+        against = None if base is None else self.samples.of(base)
+        scale, entries = matrix.count / len(words), -(-matrix.count // CHUNK) * _STREAM_ENTRY
+        return [len(stream) * scale + entries for stream in encoding.encode(words, matrix.dtype, against)]
+
+    def edge(self, target: str, way: Way, streams: Sequence[float]) -> Edge:
+        """A way to store a tensor; what lies at the remote costs time, not room."""
+        matrix, stored = self.matrices[target], sum(streams)
+        remote = 0.0 if way.planes is None else sum(streams[way.planes :])
+        recreation = self.speeds.recreation(way.encoding, matrix.dtype, matrix.count, stored, remote)
+        return Edge(way.base, target, stored - remote, recreation, way)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The encodings to plan with, and how many leading planes stay here where the rest goes to the remote."""
+
+    encodings: Collection[Encoding]
+    remote_planes: int | None = None
+
+    def ways(self, encoding: Encoding, dtype: DType, base: str | None) -> list[Way]:
+        near = Way(encoding.id, base)
+        if self.remote_planes is None or not encoding.progressive or self.remote_planes >= encoding.streams(dtype):
+            return [near]
+        return [near, near._replace(planes=self.remote_planes)]
+
+
+def candidate_edges(
+    matrices: Mapping[str, Matrix], pairs: Iterable[Pair], estimates: Estimates, choice: Choice
+) -> list[Edge]:
+    """Every way to store each tensor that some plan might want, and the way it is stored now, which it may keep."""
+    whole = {one.id: _whole(one, estimates, choice) for one in matrices.values() if not one.fixed}
+    kept = {one.id: _kept(one, estimates) for one in matrices.values()}
+    deltas = [encoding for encoding in choice.encodings if encoding.needs_base]
+    edges = [edge for edges in whole.values() for edge in edges]
+    for base, target in pairs:
+        sizes = {encoding: estimates.streams(encoding, target, base) for encoding in deltas}
+        for source, child in ((base, target), (target, base)):
+            ways = [
+                estimates.edge(child, way, streams)
+                for encoding, streams in sizes.items()
+                for way in choice.ways(encoding, matrices[child].dtype, source)
+            ]
+            least = min(edge.storage for edge in whole[child])
+            edges.extend(edge for edge in _undominated(ways) if edge.storage < least)
+    return [edge for edge in edges if edge.option != matrices[str(edge.target)].way] + list(kept.values())
+
+
+def _whole(matrix: Matrix, estimates: Estimates, choice: Choice) -> list[Edge]:
+    """Without a base; raw only where the others make next to nothing of it."""
+    edges = [
+        estimates.edge(matrix.id, way, estimates.streams(encoding, matrix.id, None))
+        for encoding in choice.encodings
+        if not encoding.needs_base
+        for way in choice.ways(encoding, matrix.dtype, None)
+    ]
+    raw = [edge for edge in edges if edge.option == RAW]
+    others = [edge for edge in edges if edge.option != RAW]
+    least = min((edge.storage for edge in others), default=math.inf)
+    return _undominated(others + [edge for edge in raw if edge.storage <= least or matrix.count < _TINY])
+
+
+def _kept(matrix: Matrix, estimates: Estimates) -> Edge:
+    streams = ENCODINGS[matrix.way.encoding].streams(matrix.dtype)
+    stored = matrix.stored + streams * -(-matrix.count // CHUNK) * _STREAM_ENTRY
+    recreation = estimates.speeds.recreation(matrix.way.encoding, matrix.dtype, matrix.count, stored, matrix.remote)
+    return Edge(matrix.way.base, matrix.id, (stored - matrix.remote) * SETTLED, recreation, matrix.way)
+
+
+def _undominated(ways: Iterable[Edge]) -> list[Edge]:
+    """Of edges between the same two nodes those that none beats in both costs."""
+    found: list[Edge] = []
+    for edge in sorted(ways, key=lambda edge: (edge.storage, edge.recreation)):
+        if not found or edge.recreation < found[-1].recreation:
+            found.append(edge)
+    return found

@@ -1,0 +1,208 @@
+"""The two algorithms of the ModelHub paper: PAS-MT mends a tree, PAS-PT grows one."""
+
+from __future__ import annotations
+
+import heapq
+from functools import cached_property
+
+import numpy as np
+
+from regatta.store.archive.budgets import cheapest_costs
+from regatta.store.archive.spanning_trees import Chosen, quickest_tree
+from regatta.store.archive.storage_graph import (
+    NULL,
+    Floats,
+    Integers,
+    Plan,
+    Scheme,
+    StorageGraph,
+    snapshot_costs,
+)
+from regatta.store.archive.storage_tree import Meter, Tree, meter
+
+
+def mended(graph: StorageGraph, chosen: Chosen, scheme: Scheme, budgets: Floats) -> Chosen:
+    """The tree, with edges swapped until it keeps the budgets."""
+    tree = Tree(graph, chosen)
+    Mending(tree, meter(tree, scheme, budgets)).run()
+    return tree.chosen
+
+
+class Mending:
+    """Swaps one edge at a time, the one with the largest gain, until no budget is exceeded.
+
+    The gain of an edge (equations 1 and 2) is what it takes off the broken constraints, divided by what it adds to the
+    storage: `weights[node]` counts, over the node and all below it, the broken constraints that the distance enters.
+    An edge that stores less and helps goes before all others. Where no single edge helps, which the published
+    algorithm gives up at, one member of a broken snapshot is moved to its shortest path.
+    """
+
+    def __init__(self, tree: Tree, meter: Meter) -> None:
+        self.tree, self.meter, self.graph = tree, meter, tree.graph
+        self.weights = np.zeros(len(self.graph))
+        for node in meter.broken():
+            self._add_weight(node, meter.weight(node))
+        self.own = {node: meter.weight(node) for node in meter.broken()}
+        self.free = float(self.graph.storage.mean()) * 1e-9 or 1.0  # stands for "costs nothing" in a denominator
+        self.into = [np.arange(edges.start, edges.stop) for edges in self.graph.into]
+        self.gains = np.zeros(len(self.graph.edges))
+        self._rate(np.arange(len(self.gains)))
+
+    def run(self) -> None:
+        while self.weights[NULL] > 0:
+            edge = int(self.gains.argmax())
+            if self.gains[edge] > 0:
+                self.swap(edge)
+            else:
+                self._take_shortest_path()
+
+    def swap(self, edge: int) -> None:
+        tree = self.tree
+        node = tree.targets[edge]
+        below = tree.below(node)
+        left, weight = tree.above(node), float(self.weights[node])
+        self.weights[left] -= weight
+        tree.move(edge, below)
+        reached = tree.above(node)
+        self.weights[reached] += weight
+        touched = {*left, *reached, *below}
+        for changed in set(self.meter.update(below)):
+            touched.update(self._reweigh(changed))
+        near = [self.into[one] for one in touched] + [self.graph.out[one] for one in below]
+        self._rate(np.concatenate(near))
+
+    def _reweigh(self, node: int) -> list[int]:
+        """Bring a node's weight up to date; the nodes whose sums change for it."""
+        weight = self.meter.weight(node)
+        changed = self._add_weight(node, weight - self.own.get(node, 0))
+        self.own[node] = weight
+        return changed
+
+    def _add_weight(self, node: int, weight: int) -> list[int]:
+        changed = [node, *self.tree.above(node)]
+        self.weights[changed] += weight
+        self.weights[NULL] += weight
+        return changed
+
+    def _rate(self, edges: Integers) -> None:
+        graph, distances = self.graph, self.tree.distances
+        targets = graph.targets[edges]
+        nearer = distances[targets] - (distances[graph.sources[edges]] + graph.recreation[edges])
+        dearer = graph.storage[edges] - self.tree.stored[targets]
+        self.gains[edges] = nearer * self.weights[targets] / np.maximum(dearer, self.free)
+
+    @cached_property
+    def quickest(self) -> Plan:
+        return Plan(self.graph, tuple(quickest_tree(self.graph)))
+
+    def _take_shortest_path(self) -> None:
+        quickest, best = self.quickest.chosen, self.quickest.distances
+        node = max(self.meter.broken(), key=lambda one: float(self.tree.distances[one] - best[one]))
+        path = []
+        while node != NULL:
+            path.append(quickest[node])
+            node = self.tree.sources[quickest[node]]
+        for edge in reversed(path):
+            if self.tree.change(edge) < 0:
+                self.swap(edge)
+
+
+class Growth:
+    """PAS-PT: a tree that grows from the null node by the cheapest edge whose node fits into its snapshots' budgets.
+
+    What the matrices of a snapshot that are not in the tree yet will cost is estimated: by the least they can cost, as
+    published, or `paced`, by that times what the budget leaves of a factor, so that the first do not take it all.
+    """
+
+    def __init__(self, graph: StorageGraph, scheme: Scheme, budgets: Floats, paced: bool) -> None:
+        self.graph, self.scheme = graph, scheme
+        self.sources: list[int] = graph.sources.tolist()
+        self.targets: list[int] = graph.targets.tolist()
+        self.storage: list[float] = graph.storage.tolist()
+        self.recreation: list[float] = graph.recreation.tolist()
+        self.budgets: list[float] = budgets.tolist()
+        self.quickest = quickest_tree(graph)
+        self.expected = self._expectations(budgets, paced)
+        costs = snapshot_costs(graph, self.expected, "independent")
+        self.loads: list[float] = np.minimum(costs, budgets).tolist()
+        self.chosen = [-1] * len(graph)
+        self.distances = [0.0] * len(graph)
+        self.children: list[set[int]] = [set() for _ in self.chosen]
+        self.queue: list[tuple[float, float, int]] = []
+
+    def _expectations(self, budgets: Floats, paced: bool) -> list[float]:
+        least: list[float] = Plan(self.graph, tuple(self.quickest)).distances.tolist()
+        if not paced:
+            return least
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.nan_to_num(budgets / cheapest_costs(self.graph, self.scheme), nan=1.0, posinf=1.0)
+        factors: list[float] = ratios.tolist()
+        shares = [min([factors[s] for s in owners], default=1.0) for owners in self.graph.owners]
+        return [share * cost for share, cost in zip(shares, least, strict=True)]
+
+    def run(self) -> Chosen:
+        self._offer(NULL)
+        while self.queue:
+            edge = heapq.heappop(self.queue)[-1]
+            node = self.targets[edge]
+            if self.chosen[node] < 0 and self._fits(node, edge):
+                self._attach(node, edge)
+                self._offer(node)
+                self._improve_by(node)
+        return self._completed()
+
+    def _offer(self, node: int) -> None:
+        for edge in self.graph.out[node].tolist():
+            if self.chosen[self.targets[edge]] < 0:
+                heapq.heappush(self.queue, (self.storage[edge], self.recreation[edge], edge))
+
+    def _reached(self, edge: int) -> float:
+        return self.distances[self.sources[edge]] + self.recreation[edge]
+
+    def _fits(self, node: int, edge: int) -> bool:
+        distance, owners = self._reached(edge), self.graph.owners[node]
+        if self.scheme == "parallel":
+            return all(distance <= self.budgets[snapshot] for snapshot in owners)
+        more = distance - self.expected[node]
+        return all(self.loads[snapshot] + more <= self.budgets[snapshot] for snapshot in owners)
+
+    def _attach(self, node: int, edge: int) -> None:
+        self.chosen[node] = edge
+        self.children[self.sources[edge]].add(node)
+        self._set_distance(node, self._reached(edge), self.expected[node])
+
+    def _set_distance(self, node: int, distance: float, before: float) -> None:
+        self.distances[node] = distance
+        for snapshot in self.graph.owners[node]:
+            self.loads[snapshot] += distance - before
+
+    def _improve_by(self, base: int) -> None:
+        """Store by a delta to the new node whatever is in the tree, gets cheaper for it and not farther."""
+        for edge in self.graph.out[base].tolist():
+            node, old = self.targets[edge], self.chosen[self.targets[edge]]
+            if old < 0 or self.storage[edge] >= self.storage[old] or self._reached(edge) > self.distances[node]:
+                continue
+            if not self._is_above(node, base):
+                self.children[self.sources[old]].remove(node)
+                self.children[base].add(node)
+                self.chosen[node] = edge
+                self._draw_near(node)
+
+    def _draw_near(self, node: int) -> None:
+        waiting = [node]
+        for one in waiting:
+            self._set_distance(one, self._reached(self.chosen[one]), self.distances[one])
+            waiting.extend(self.children[one])
+
+    def _is_above(self, node: int, below: int) -> bool:
+        while below not in (NULL, node):
+            below = self.sources[self.chosen[below]]
+        return below == node
+
+    def _completed(self) -> Chosen:
+        """With the nodes that found no place: by their shortest way, which mending then pays for."""
+        missing = {node for node in range(1, len(self.chosen)) if self.chosen[node] < 0}
+        for node in missing:
+            whole = [edge for edge in self.graph.into[node] if self.sources[edge] == NULL]
+            self.chosen[node] = min(whole, key=self.recreation.__getitem__, default=self.quickest[node])
+        return self.chosen

@@ -1,0 +1,145 @@
+"""Archive plans: which matrix is stored how, so that little is stored and every snapshot is read within its budget.
+
+    plan(graph, "pas-mt", "independent", by_factor(graph, "independent", 2.0))
+
+| name   | what it is                                                                                              |
+|--------|---------------------------------------------------------------------------------------------------------|
+| mst    | the least storage there is; knows no budget                                                             |
+| spt    | the quickest recreation there is                                                                        |
+| last   | a balance of the two, with the budget of a snapshot split over its matrices (Khuller et al., 1995)      |
+| pas-mt | the cheapest tree, mended by the edge that gains most per byte until every budget is kept (Algorithm 1) |
+| pas-pt | a tree grown by the cheapest edge that still keeps every budget (Algorithm 2)                           |
+
+The PAS algorithms are those of the ModelHub paper. As published they can end above LAST's storage: PAS-PT lets the
+matrices that come first use up a snapshot's budget, and both stop at the first plan that keeps the budgets. With
+`refined`, PAS-PT paces what a matrix may use, and the better of the tree and LAST's is improved as long as the
+budgets allow. A plan that exceeds a budget is never returned.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from regatta.errors import UsageError, nearest
+from regatta.store.archive.budgets import check_feasible, split_by_size
+from regatta.store.archive.pas import Growth, mended
+from regatta.store.archive.refine import ROUNDS, Refinement
+from regatta.store.archive.spanning_trees import (
+    Chosen,
+    balanced_tree,
+    cheapest_tree,
+    quickest_tree,
+)
+from regatta.store.archive.storage_graph import (
+    Floats,
+    Plan,
+    Scheme,
+    StorageGraph,
+    check_scheme,
+)
+from regatta.store.archive.storage_tree import Tree
+
+ALGORITHMS = ("mst", "spt", "last", "pas-mt", "pas-pt")
+
+
+def plan(
+    graph: StorageGraph,
+    algorithm: str = "pas-mt",
+    scheme: Scheme = "independent",
+    budgets: Floats | None = None,
+    *,
+    refined: bool = True,
+    rounds: int = ROUNDS,
+    hops: int | None = None,
+) -> Plan:
+    """A plan by that algorithm that keeps the budgets, with at most so many hops from the null node.
+
+    `rounds` bounds the time that refining a PAS plan takes: a few tenths of a millisecond to milliseconds each.
+    """
+    check_scheme(scheme)
+    if algorithm not in ALGORITHMS:
+        raise UsageError(
+            f"There is no planning algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}.",
+            candidates=nearest(algorithm, ALGORITHMS),
+        )
+    if len(graph) == 1:
+        return Plan(graph, (-1,))
+    limits = np.full(len(graph.snapshots), math.inf) if budgets is None else np.asarray(budgets, np.float64)
+    check_feasible(graph, scheme, limits)
+    chosen = _tree(graph, algorithm, scheme, limits, refined)
+    if refined and algorithm.startswith("pas"):
+        chosen = _refined(graph, chosen, scheme, limits, rounds)
+    found = Plan(graph, tuple(chosen))
+    if hops is not None:
+        found = shortened(found, hops)
+    _check_kept(found, algorithm, scheme, limits)
+    return found
+
+
+def _check_kept(found: Plan, algorithm: str, scheme: Scheme, budgets: Floats) -> None:
+    costs = found.recreation(scheme)
+    if over := np.flatnonzero(costs > budgets).tolist():
+        worst = max(over, key=lambda snapshot: float(costs[snapshot] - budgets[snapshot]))
+        raise UsageError(
+            f"The plan by {algorithm} exceeds {len(over)} of {len(costs)} budgets, most that of "
+            f"{found.graph.snapshots[worst]}: {costs[worst]:g} of {budgets[worst]:g}.",
+            hint="Use pas-mt or pas-pt, or raise the budgets.",
+        )
+
+
+def shortened(found: Plan, hops: int) -> Plan:
+    """The plan with every chain cut to so many hops; no matrix gets farther from the null node."""
+    if hops < 1:
+        raise UsageError(f"A chain of {hops} hops was asked for; a matrix that is stored as it is has 1.")
+    tree = Tree(found.graph, found.chosen)
+    depths = found.hops.copy()
+    for node in found.order:
+        if depths[node] <= hops:
+            continue
+        below, allowed = tree.below(node), found.distances[node] - tree.distances[node]
+        ways = [edge for edge in found.graph.into[node] if depths[tree.sources[edge]] < hops]
+        fitting = [edge for edge in ways if tree.change(edge) <= allowed and tree.sources[edge] not in below]
+        if not fitting:
+            raise UsageError(
+                f"Matrix {found.graph.nodes[node]} cannot be recreated within {hops} hops as quickly as by the "
+                f"chain of {depths[node]} that was planned.",
+                hint="Allow more hops, or give it an edge from the null node.",
+            )
+        tree.move(min(fitting, key=lambda edge: float(found.graph.storage[edge])), below)
+        for one in below:
+            depths[one] = depths[tree.base(one)] + 1
+    return tree.plan()
+
+
+def _tree(graph: StorageGraph, algorithm: str, scheme: Scheme, budgets: Floats, refined: bool) -> Chosen:
+    match algorithm:
+        case "mst":
+            return cheapest_tree(graph)
+        case "spt":
+            return quickest_tree(graph)
+        case "last":
+            return balanced_tree(graph, split_by_size(graph, scheme, budgets))
+        case "pas-mt":
+            return mended(graph, cheapest_tree(graph), scheme, budgets)
+        case _:
+            return mended(graph, Growth(graph, scheme, budgets, paced=refined).run(), scheme, budgets)
+
+
+def _refined(graph: StorageGraph, found: Chosen, scheme: Scheme, budgets: Floats, rounds: int) -> Chosen:
+    cheapest = _tree(graph, "mst", scheme, budgets, False)
+    if _keeps(Plan(graph, tuple(cheapest)), scheme, budgets):
+        return cheapest
+    last = Plan(graph, tuple(_tree(graph, "last", scheme, budgets, False)))
+    if _keeps(last, scheme, budgets) and last.storage < Plan(graph, tuple(found)).storage:
+        found = list(last.chosen)
+    refinement = Refinement(graph, found, scheme, budgets)
+    refinement.climb()
+    refinement.search(rounds)
+    refinement.climb()
+    return refinement.tree.chosen
+
+
+def _keeps(found: Plan, scheme: Scheme, budgets: Floats) -> bool:
+    return bool((found.recreation(scheme) <= budgets).all())

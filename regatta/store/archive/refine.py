@@ -1,0 +1,145 @@
+"""Makes a storage plan that keeps its budgets cheaper, by moves that keep them too."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+
+from regatta.store.archive.storage_graph import (
+    Floats,
+    Integers,
+    Scheme,
+    StorageGraph,
+)
+from regatta.store.archive.storage_tree import Tree, meter
+
+Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target
+ROUNDS = 5_000
+ROUNDS_PER_NODE = 50  # more bring next to nothing
+TRIES_PER_ROUND = 40  # bounds the time where each lift touches a great many edges
+_ENOUGH = 20  # rounds per node from which on it pays to accept losses
+_HOT, _COLD = 0.5, 0.02  # the loss that is accepted at first and at last, as a part of the mean matrix
+_LARGEST = 60  # nodes below one that is lifted: trying more costs more than it finds
+
+
+class Refinement:
+    """A tree within its budgets that gets cheaper and stays within them."""
+
+    def __init__(self, graph: StorageGraph, chosen: list[int], scheme: Scheme, budgets: Floats) -> None:
+        self.graph, self.scheme, self.budgets = graph, scheme, budgets
+        self.into = [np.arange(edges.start, edges.stop) for edges in graph.into]
+        self.scale = float(graph.recreation.mean()) * 1e-12 or 1.0  # stands for "uses nothing" in a denominator
+        self.into_members = cache(self._into_members)
+        self.tries = 0
+        self._start(chosen)
+
+    def _start(self, chosen: list[int]) -> None:
+        self.tree = Tree(self.graph, chosen)
+        self.meter = meter(self.tree, self.scheme, self.budgets)
+
+    def climb(self) -> None:
+        """Take every edge that stores less and fits, those first that save most for what they use up."""
+        while self._improve(np.arange(len(self.graph.edges)), []) > 0:
+            pass
+
+    def search(self, rounds: int = ROUNDS) -> None:
+        """Lift random nodes nearer to the null node and see whether that lets their neighbours save more.
+
+        With enough rounds for the size of the graph, losses are accepted too, ever smaller ones, before they are not.
+        """
+        nodes = len(self.graph) - 1
+        rounds = min(rounds, ROUNDS_PER_NODE * nodes)
+        if rounds >= _ENOUGH * nodes:
+            self._anneal(rounds, float(self.tree.stored.sum()) / nodes)
+        draw = random.Random(nodes)
+        for _ in self._progress(rounds):
+            self._lift(draw, 0.0)
+
+    def _anneal(self, rounds: int, mean: float) -> None:
+        draw = random.Random(rounds)
+        gained, most, best = 0.0, 0.0, list(self.tree.chosen)
+        for done in self._progress(rounds):
+            gained += self._lift(draw, mean * _HOT * (_COLD / _HOT) ** done)
+            if gained > most + 1e-9 * mean:
+                most, best = gained, list(self.tree.chosen)
+        self._start(best)
+
+    def _progress(self, rounds: int) -> Iterator[float]:
+        """What part of the rounds, or of the edges that may be tried in them, is behind us."""
+        self.tries = 0
+        for number in range(rounds):
+            done = max(number / rounds, self.tries / (rounds * TRIES_PER_ROUND))
+            if done >= 1:
+                return
+            yield done
+
+    def _lift(self, draw: random.Random, heat: float) -> float:
+        """Store a random node by an edge that brings it nearer, then improve what that touches; what it saved."""
+        tree, graph = self.tree, self.graph
+        node = draw.randrange(1, len(graph))
+        nearer = [edge for edge in graph.into[node] if tree.change(edge) < 0]
+        below = tree.below(node)
+        if not nearer or len(below) > _LARGEST:
+            return 0.0
+        edge = draw.choice(nearer)
+        spent = float(graph.storage[edge] - tree.stored[node])
+        done: Undo = []
+        self._move(edge, below, done)
+        saved = self._improve(self._touched(node, below), done) - spent
+        if saved > heat * math.log(1 - draw.random()):
+            return saved
+        for old, nodes in reversed(done):
+            tree.move(old, nodes)
+            self.meter.update(nodes)
+        return 0.0
+
+    def _touched(self, node: int, below: list[int]) -> Integers:
+        """The edges that may fit now that these nodes are nearer: out of them, and into what shares their budgets."""
+        graph = self.graph
+        near = [*(graph.out[one] for one in below), *(self.into[one] for one in below)]
+        if self.scheme == "independent":
+            near.extend(self.into_members(snapshot) for snapshot in {s for one in below for s in graph.owners[one]})
+        edges = np.concatenate(near)
+        found: Integers = edges[graph.targets[edges] != node]
+        return found
+
+    def _into_members(self, snapshot: int) -> Integers:
+        return np.concatenate([self.into[node] for node in self.graph.members[snapshot]])
+
+    def _improve(self, edges: Integers, done: Undo) -> float:
+        """Try the edges, those first that save most for what they use up; what was saved."""
+        tree, graph = self.tree, self.graph
+        targets = graph.targets[edges]
+        saving = tree.stored[targets] - graph.storage[edges]
+        farther = tree.distances[graph.sources[edges]] + graph.recreation[edges] - tree.distances[targets]
+        hopeful = (saving > 0) & (farther <= np.maximum(self.meter.room_at_most(targets), 0))
+        worth = saving[hopeful] / np.maximum(farther[hopeful], self.scale)
+        return math.fsum(self._try(edge, done) for edge in edges[hopeful][np.argsort(-worth, kind="stable")].tolist())
+
+    def _try(self, edge: int, done: Undo) -> float:
+        """Take an edge if it saves something and no budget minds; what it saves."""
+        tree = self.tree
+        node, source = tree.targets[edge], tree.sources[edge]
+        saved = float(tree.stored[node] - self.graph.storage[edge])
+        if saved <= 0:
+            return 0.0
+        self.tries += 1
+        below, farther = tree.below(node), tree.change(edge)
+        if source in below or (farther > 0 and self.meter.room(below) < farther):
+            return 0.0
+        self._move(edge, below, done)
+        if any(self.meter.weight(one) for one in below):  # what rounding made of "just fits"
+            old, _ = done.pop()
+            tree.move(old, below)
+            self.meter.update(below)
+            return 0.0
+        return saved
+
+    def _move(self, edge: int, below: list[int], done: Undo) -> None:
+        done.append((self.tree.move(edge, below), below))
+        self.meter.update(below)

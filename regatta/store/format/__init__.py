@@ -1,0 +1,9 @@
+"""From tensors to bytes on disk and back, as FORMAT.md says.
+
+dtypes.py, tensor_id.py        element types; what a tensor is, and its id
+planes.py, deltas.py           byte planes; differences to another tensor
+codecs.py, pcodec_blocks.py    entropy coders
+lossy.py                       schemes that keep fewer bits, on request
+encodings.py                   the encodings by their numbers on disk
+pack_file.py, manifest.py      pack files, and the snapshots that they hold
+"""

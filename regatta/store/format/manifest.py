@@ -1,0 +1,150 @@
+"""Manifests: a snapshot as a list of names and tensor ids, with one canonical text.
+
+The id of a snapshot is the hash of that text; a manifest is read only when it is, byte for byte, what would be written
+for what it says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from regatta.errors import CorruptError, UsageError
+from regatta.store.format.dtypes import DTYPES
+from regatta.store.format.tensor_id import (
+    is_id,
+    snapshot_id,
+    why_not_name,
+    why_not_shape,
+)
+
+FORMAT = 1
+MAX_MANIFEST = 2**26  # bytes of text
+MAX_TENSORS = 2**18
+
+
+@dataclass(frozen=True)
+class Member:
+    """A tensor as a manifest names it. One that a lossy scheme made says which, and the id of what it was made of."""
+
+    id: str
+    dtype: str
+    shape: tuple[int, ...]
+    scheme: str | None = None
+    original: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A snapshot: its tensors by name, in the order of the names, and some words about it."""
+
+    tensors: Mapping[str, Member]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self) -> bytes:
+        """The canonical text: sorted keys, no spaces, UTF-8."""
+        tensors = {name: _as_json(member) for name, member in self.tensors.items()}
+        content = {"format": FORMAT, "metadata": dict(self.metadata), "tensors": tensors}
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @property
+    def id(self) -> str:
+        return snapshot_id(self.text())
+
+    @property
+    def lossy(self) -> bool:
+        return any(member.scheme is not None for member in self.tensors.values())
+
+
+def make_manifest(tensors: Mapping[str, Member], metadata: Mapping[str, str] | None = None) -> Manifest:
+    """A manifest that can be read back: everything in it is checked first."""
+    made = Manifest(dict(sorted(tensors.items())), dict(sorted((metadata or {}).items())))
+    if (reason := _why_not(made)) is not None:
+        raise UsageError(f"This is no snapshot: {reason}.")
+    if len(made.text()) > MAX_MANIFEST:
+        raise UsageError(f"The manifest would take {len(made.text())} bytes; {MAX_MANIFEST} is the limit.")
+    return made
+
+
+def parse_manifest(text: bytes, snapshot: str, place: str) -> Manifest:
+    """The manifest of that snapshot, whatever wrote it; CorruptError names what is wrong with it."""
+    if len(text) > MAX_MANIFEST:
+        raise CorruptError(f"The manifest of {snapshot} has {len(text)} bytes.", place=place)
+    if snapshot_id(text) != snapshot:
+        raise CorruptError(f"The manifest of {snapshot} is not the one that its id names.", place=place)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"The manifest of {snapshot} is not JSON: {error}.", place=place) from error
+    made = _from_json(content, snapshot, place)
+    if (reason := _why_not(made)) is not None:
+        raise CorruptError(f"The manifest of {snapshot} is wrong: {reason}.", place=place)
+    if made.text() != text:
+        raise CorruptError(f"The manifest of {snapshot} is not in its canonical form.", place=place)
+    return made
+
+
+def _as_json(member: Member) -> dict[str, Any]:
+    content: dict[str, Any] = {"dtype": member.dtype, "id": member.id, "shape": list(member.shape)}
+    if member.scheme is not None:
+        content |= {"scheme": member.scheme, "original": member.original}
+    return content
+
+
+def _from_json(content: Any, snapshot: str, place: str) -> Manifest:
+    """The shape of the JSON alone; what the values are is checked afterwards."""
+    if not isinstance(content, dict) or set(content) != {"format", "metadata", "tensors"}:
+        raise CorruptError(f"The manifest of {snapshot} is not an object with its three fields.", place=place)
+    if content["format"] != FORMAT or type(content["format"]) is not int:
+        raise CorruptError(
+            f"The manifest of {snapshot} has format {content['format']!r:.40}; this version reads {FORMAT}.",
+            place=place,
+        )
+    if not isinstance(content["metadata"], dict) or not isinstance(content["tensors"], dict):
+        raise CorruptError(f"The manifest of {snapshot} has fields that are no objects.", place=place)
+    members = {}
+    for name, fields in content["tensors"].items():
+        if not isinstance(fields, dict) or not isinstance(fields.get("shape"), list):
+            raise CorruptError(f"The manifest of {snapshot} has no tensor in {name!r:.200}.", place=place)
+        known: dict[str, Any] = {key: fields.get(key) for key in ("id", "dtype", "scheme", "original")}
+        members[name] = Member(shape=tuple(fields["shape"]), **known)
+    return Manifest(members, content["metadata"])
+
+
+def _why_not(manifest: Manifest) -> str | None:
+    if len(manifest.tensors) > MAX_TENSORS:
+        return f"{len(manifest.tensors)} tensors are more than {MAX_TENSORS}"
+    for key, value in manifest.metadata.items():
+        if not _is_text(key) or not _is_text(value):
+            return f"the metadata {key!r:.200} is not a text for a text, but {value!r:.200}"
+    for name, member in manifest.tensors.items():
+        if (reason := why_not_name(name)) is not None:
+            return f"the name {name!r:.200} {reason}"
+        if (reason := _why_not_member(member)) is not None:
+            return f"the tensor {name!r:.200}: {reason}"
+    return None
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a string that UTF-8 can hold: JSON may smuggle in halves of characters."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _why_not_member(member: Member) -> str | None:
+    if not is_id(member.id):
+        return f"{member.id!r:.100} is no tensor id"
+    if not isinstance(member.dtype, str) or member.dtype not in DTYPES:
+        return f"{member.dtype!r:.100} is no element type"
+    if (member.scheme is None) != (member.original is None):
+        return "a scheme and the tensor that it was applied to come together"
+    if member.scheme is not None and (not isinstance(member.scheme, str) or not is_id(member.original)):
+        return f"{member.scheme!r:.100} of {member.original!r:.100} is no lossy scheme of a tensor"
+    return why_not_shape(member.shape)

@@ -1,0 +1,180 @@
+"""What a tensor is: its element type, its shape and its bits, and the one id that follows from them.
+
+The id is BLAKE3 over type, shape and canonical bytes (little-endian, C order). How a tensor is encoded, where and
+beside what, never enters it: equal tensors have equal ids, and an archive may be written anew without changing one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from regatta.errors import UsageError
+from regatta.store.format.dtypes import (
+    DType,
+    Words,
+    array_from,
+    dtype_named,
+    dtype_of,
+    words_from,
+    words_of,
+)
+
+MAX_DIMENSIONS = 32
+MAX_ELEMENTS = 2**44
+MAX_NAME = 1024  # bytes of UTF-8
+_ID = re.compile(r"[0-9a-f]{64}")
+_TORCH = {
+    "torch.float64": "F64",
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint64": "U64",
+    "torch.uint32": "U32",
+    "torch.uint16": "U16",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+    "torch.complex64": "C64",
+    "torch.complex128": "C128",
+}
+
+
+class Bits(NamedTuple):
+    """A tensor of a type that NumPy lacks: what `get` gives for it, and what `put` takes, with any buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: Any
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the store sees it; `words` are one-dimensional, in C order."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    words: Words
+
+    @property
+    def id(self) -> str:
+        return tensor_id(self.dtype, self.shape, self.words)
+
+    def value(self) -> NDArray[Any] | Bits:
+        """An array where NumPy has the type, else its bits."""
+        if self.dtype.numpy is None:
+            return Bits(self.dtype.name, self.shape, self.words)
+        return array_from(self.words, self.dtype, self.shape)
+
+
+def tensor_id(dtype: DType, shape: tuple[int, ...], words: Words) -> str:
+    """64 hexadecimal digits that name a tensor."""
+    digest = blake3(f"regatta tensor 1 {dtype.name} {','.join(map(str, shape))}\n".encode())
+    digest.update(np.ascontiguousarray(words, dtype.word).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def snapshot_id(manifest: bytes) -> str:
+    """64 hexadecimal digits that name a snapshot, from the canonical text of its manifest."""
+    return blake3(b"regatta snapshot 1\n" + manifest).hexdigest()
+
+
+def is_id(text: object) -> bool:
+    return isinstance(text, str) and _ID.fullmatch(text) is not None
+
+
+def word_count(dtype: DType, shape: tuple[int, ...]) -> int:
+    """How many words a tensor of that shape has: one for an element, two for a complex one."""
+    return math.prod(shape) * dtype.lanes
+
+
+def why_not_shape(shape: object) -> str | None:
+    """What keeps this from being the shape of a tensor; None for a good one."""
+    if not isinstance(shape, tuple | list):
+        return f"{shape!r} is no list of sizes"
+    if len(shape) > MAX_DIMENSIONS:
+        return f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}"
+    if not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
+        return f"{list(shape)!r} holds a size that is not an integer from 0 to 2^44"
+    if math.prod(size for size in shape if size) > MAX_ELEMENTS:
+        return f"{list(shape)!r} has more than 2^44 elements"
+    return None
+
+
+def why_not_name(name: object) -> str | None:
+    """What keeps this from being the name of a tensor or a reference; None for a good one.
+
+    Names end up as keys of files and, in exports, as paths: none may climb out of its folder.
+    """
+    if not isinstance(name, str) or not name:
+        return "is not a non-empty string"
+    if len(name) > MAX_NAME or len(name.encode("utf-8", "replace")) > MAX_NAME:
+        return f"is longer than {MAX_NAME} bytes"
+    if not name.isprintable():
+        return "holds characters that cannot be printed"
+    if any(part in ("", ".", "..") for part in re.split(r"[/\\]", name)):
+        return "has an empty part, '.' or '..' between its slashes"
+    return None
+
+
+def check_name(name: object, what: str) -> str:
+    """The name, when it may be one."""
+    if (reason := why_not_name(name)) is not None:
+        raise UsageError(f"The name {name!r:.200} of a {what} {reason}.")
+    return str(name)
+
+
+def as_tensor(name: str, value: Any) -> Tensor:
+    """What was given under that name as a tensor: an array, (type, shape, buffer), a PyTorch tensor or a number."""
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], str):
+        return _from_bits(name, Bits(*value))
+    if type(value).__module__.startswith("torch") and hasattr(value, "data_ptr"):
+        return _from_torch(name, value)
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise UsageError(f"The tensor {name!r} is {type(value).__name__}, which is no array of numbers.")
+    return Tensor(dtype_of(array), array.shape, words_of(array))
+
+
+def _from_bits(name: str, bits: Bits) -> Tensor:
+    dtype, shape = dtype_named(bits.dtype), tuple(bits.shape)
+    if (reason := why_not_shape(shape)) is not None:
+        raise UsageError(f"The shape of the tensor {name!r} is wrong: {reason}.")
+    buffer = np.ascontiguousarray(bits.buffer) if isinstance(bits.buffer, np.ndarray) else bits.buffer
+    view = buffer.reshape(-1).view(np.uint8).data if isinstance(buffer, np.ndarray) else buffer
+    words = words_from(view, dtype)
+    if len(words) != word_count(dtype, shape):
+        expected = word_count(dtype, shape) * dtype.width_bytes
+        raise UsageError(
+            f"The tensor {name!r} of type {dtype.name} and shape {list(shape)} has {expected} bytes; "
+            f"its buffer has {words.nbytes}."
+        )
+    return Tensor(dtype, shape, words)
+
+
+def _from_torch(name: str, tensor: Any) -> Tensor:
+    """PyTorch is not imported: a tensor in this process brings all that is needed."""
+    if str(tensor.dtype) not in _TORCH or str(tensor.layout) != "torch.strided":
+        raise UsageError(f"The tensor {name!r} is a {tensor.layout} {tensor.dtype} tensor, which the store lacks.")
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    dtype, shape = dtype_named(_TORCH[str(tensor.dtype)]), tuple(tensor.shape)
+    size = word_count(dtype, shape) * dtype.width_bytes
+    if not size:
+        return Tensor(dtype, shape, np.empty(0, dtype.word))
+    memory: Any = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
+    memory.owner = plain  # the memory lives as long as the array that looks at it
+    return Tensor(dtype, shape, np.frombuffer(memory, dtype.word))

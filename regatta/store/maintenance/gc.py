@@ -1,0 +1,85 @@
+"""Taking away what is not needed: mark from names, leases and young snapshots over tensors and the bases of deltas.
+
+Nothing that was let go of less than `grace` seconds ago is deleted, so that readers under way and writers that found a
+tensor present need not be asked. First the index forgets; the packs in which nothing is needed any more are dated, and
+deleted only when that date is old as well. Packs of which little is needed are copied together.
+"""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from regatta.errors import UsageError
+from regatta.store.index import LOCAL
+from regatta.store.locks import exclusive
+from regatta.store.maintenance.rewrite import copy_out, relocate
+
+if TYPE_CHECKING:
+    from regatta.store.store import ParameterStore
+
+SPARSE = 0.5  # a pack of which less than this share is needed is written anew
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What gc took away: counts, and the bytes of the files."""
+
+    snapshots: int
+    tensors: int
+    packs: int
+    copied_packs: int
+    bytes: int
+
+
+def collect(store: ParameterStore, grace: float, wait: bool) -> Collected:
+    """See ParameterStore.gc."""
+    if grace < 0:
+        raise UsageError(f"The time of grace is {grace} seconds; it cannot be negative.")
+    with exclusive(store.path / "maintenance.lock", "gc", wait):
+        now = store.clock()
+        with store.index.transaction():
+            snapshots, tensors = store.index.drop_unneeded(now, grace)
+            store.index.retire_packs(now)
+        copied = _compact(store)
+        before = store.clock() - grace
+        packs, size = _sweep(store, before)
+        store.folder.sweep_tmp(before)
+    return Collected(snapshots, tensors, packs, copied, size)
+
+
+def _compact(store: ParameterStore) -> int:
+    """Copy what is needed out of packs that hold little else; how many packs that empties."""
+    with store.index.reading():
+        used, packs = store.index.used_bytes(), store.index.packs()
+    sparse = [
+        pack
+        for pack, (size, place, retired) in packs.items()
+        if retired is None and place & LOCAL and used.get(pack, 0) < SPARSE * size
+    ]
+    if sparse:
+        with store.folder.packing() as packing:
+            for pack in sparse:
+                copy_out(store, pack, packing)
+            packing.seal()
+            relocate(store, packing)
+    return len(sparse)
+
+
+def _sweep(store: ParameterStore, before: float) -> tuple[int, int]:
+    """Delete packs that have not been needed since then, and files that never came to count; number and bytes."""
+    with store.index.transaction():
+        packs = store.index.packs().items()
+        dropped = {pack for pack, (_, _, retired) in packs if retired is not None and retired <= before}
+        store.index.drop_packs(dropped)
+    with store.index.transaction():  # a writer may have brought one of them back in between
+        known = store.index.packs()
+        files = {pack: found for pack, found in store.folder.present() if pack not in known}
+        unneeded = {
+            pack: found.st_size
+            for pack, found in files.items()
+            if stat.S_ISREG(found.st_mode) and (pack in dropped or found.st_mtime <= before)
+        }
+        store.folder.remove(unneeded)
+    return len(unneeded), sum(unneeded.values())

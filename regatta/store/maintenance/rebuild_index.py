@@ -1,0 +1,137 @@
+"""A new index for a store whose index is lost or damaged: everything but names and leases is in the packs.
+
+The old index is moved to quarantine/, and the names are taken from it where it can still be read. A snapshot without a
+name gets the name `recovered/<id>`, so that nothing is deleted before somebody has looked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regatta.errors import CorruptError, NotFoundError, RegattaError
+from regatta.store.database import USERS
+from regatta.store.format.pack_file import ManifestRecord, fsync_folder
+from regatta.store.format.tensor_id import is_id, why_not_name
+from regatta.store.index import MAX_CHAIN, Stored
+from regatta.store.locks import exclusive
+from regatta.store.maintenance.repair import Census, take_census
+from regatta.store.reader import check_stored
+from regatta.store.sqlite import sqlite3
+
+if TYPE_CHECKING:
+    from regatta.store.store import ParameterStore
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """How much was found, and what could not be read."""
+
+    packs: int
+    tensors: int
+    snapshots: int
+    names: int
+    unreadable: tuple[str, ...]
+
+
+def rebuild(path: Path, reopen: Callable[[], ParameterStore]) -> Rebuilt:
+    """See ParameterStore.rebuild."""
+    if not (path / "packs").is_dir():
+        raise NotFoundError("There is no parameter store.", place=str(path))
+    with exclusive(path / USERS, "rebuild", wait=False):
+        names = _names(path / "index.sqlite")
+        _put_aside(path)
+    with reopen() as store:
+        census = take_census(store, remote=True)
+        return _fill(store, census, names)
+
+
+def _names(index: Path) -> dict[str, str]:
+    """The names in the old index, as far as it can be read."""
+    if not index.exists():
+        return {}
+    try:
+        db = sqlite3.connect(index)
+        try:
+            rows = db.execute("SELECT name, lower(hex(snapshot)) FROM names").fetchall()
+        finally:
+            db.close()
+    except sqlite3.DatabaseError:
+        return {}
+    return {name: snapshot for name, snapshot in rows if why_not_name(name) is None and is_id(snapshot)}
+
+
+def _put_aside(path: Path) -> None:
+    (path / "quarantine").mkdir(exist_ok=True)
+    stamp = time.time_ns()
+    for file in path.glob("index.sqlite*"):
+        os.replace(file, path / "quarantine" / f"{file.name}.{stamp}")
+    fsync_folder(path / "quarantine")
+    fsync_folder(path)
+
+
+def _fill(store: ParameterStore, census: Census, names: dict[str, str]) -> Rebuilt:
+    """Tell the new index of all that was found, in one transaction."""
+    index, now = store.index, store.clock()
+    chosen, manifests = _choose(store, census), _manifests(store, census)
+    names = {name: snapshot for name, snapshot in names.items() if snapshot in manifests}
+    names |= {f"recovered/{snapshot}": snapshot for snapshot in manifests.keys() - set(names.values())}
+    with index.transaction():
+        for (pack, place), size in census.sizes.items():
+            index.add_pack(pack, size, place, now)
+        for stored in chosen.values():
+            index.store_tensor([(part.segment, part.pack) for part in stored.segments])
+        for record, pack, tensors in manifests.values():
+            index.store_snapshot(record, pack, tensors, now)
+        for name, snapshot in names.items():
+            index.set_name(name, snapshot, now)
+        index.retire_packs(now)
+    return Rebuilt(len(census.sizes), len(chosen), len(manifests), len(names), tuple(census.unreadable))
+
+
+def _choose(store: ParameterStore, census: Census) -> dict[str, Stored]:
+    """One way to recreate each tensor. Those without a base come first, then deltas to what is chosen: no circles."""
+    versions = {tensor: list(census.versions(store, tensor)) for tensor in census.tensors}
+    chosen: dict[str, Stored] = {}
+    depths: dict[str | None, int] = {None: 0}
+    grown = True
+    while grown:
+        grown = False
+        for tensor in versions.keys() - chosen.keys():
+            for version in versions[tensor]:
+                if depths.get(version.base, MAX_CHAIN) < MAX_CHAIN and _fits(version, chosen):
+                    chosen[tensor], depths[tensor], grown = version, depths[version.base] + 1, True
+                    break
+    for tensor in versions.keys() - chosen.keys():
+        where = ", ".join(sorted({located.pack for located in census.tensors[tensor]}))
+        census.unreadable.append(f"No pack of {where} holds tensor {tensor} whole, and all that it is a delta to.")
+    return chosen
+
+
+def _fits(version: Stored, chosen: dict[str, Stored]) -> bool:
+    try:
+        check_stored(version, version)
+        if version.base is not None:
+            check_stored(chosen[version.base], version)
+    except CorruptError:
+        return False
+    return True
+
+
+def _manifests(store: ParameterStore, census: Census) -> dict[str, tuple[ManifestRecord, str, list[str]]]:
+    """One manifest of each snapshot that has a good one: its record, its pack and the tensors that it lists."""
+    found = {}
+    for snapshot, places in census.manifests.items():
+        for record, pack, place in places:
+            try:
+                manifest = store.read_manifest(snapshot, record, pack, place)
+            except RegattaError as error:
+                census.unreadable.append(str(error))
+                continue  # there may be another copy
+            found[snapshot] = record, pack, [member.id for member in manifest.tensors.values()]
+            break
+    return found

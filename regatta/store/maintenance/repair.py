@@ -1,0 +1,265 @@
+"""Mending a damaged store.
+
+A bad pack is replaced by the remote's copy of it. Where there is none, whatever it held is looked for: in the bad pack
+itself, in every other pack here, in every pack at the remote; a tensor is taken from where it can be recreated with the
+id that it must have. Bad packs go to quarantine/. What is found nowhere is marked as lost, with the deltas to it:
+storing it again, or a later repair with a better remote, brings it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from regatta.errors import RegattaError
+from regatta.store.folder import Packing
+from regatta.store.format.manifest import Manifest
+from regatta.store.format.pack_file import ManifestRecord, Segment
+from regatta.store.format.tensor_id import tensor_id, word_count
+from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Located, Stored
+from regatta.store.maintenance.rewrite import checked_streams
+from regatta.store.reader import Request
+
+if TYPE_CHECKING:
+    from regatta.store.store import ParameterStore
+
+
+def recreated_id(store: ParameterStore, chain: list[Stored]) -> str:
+    """The id that a tensor has when it is decoded over that chain."""
+    head = chain[0]
+    (words,) = store.reader.read([Request(chain, 0, word_count(head.dtype, head.shape))])
+    return tensor_id(head.dtype, head.shape, words)
+
+
+@dataclass
+class Census:
+    """Every record of every pack that can be read: where else a tensor or a manifest may be found."""
+
+    tensors: dict[str, list[Located]] = field(default_factory=dict)
+    manifests: dict[str, list[tuple[ManifestRecord, str, int]]] = field(default_factory=dict)
+    sizes: dict[tuple[str, int], int] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+
+    def add(self, store: ParameterStore, pack: str, place: int, size: int) -> None:
+        """A pack that cannot be read has nothing to offer."""
+        try:
+            records = store.source.records(pack, place, size)
+        except RegattaError as error:
+            self.unreadable.append(str(error))
+            return
+        self.sizes[pack, place] = size
+        for record in records:
+            if isinstance(record, Segment):
+                self.tensors.setdefault(record.tensor, []).append(Located(record, pack, place))
+            else:
+                self.manifests.setdefault(record.snapshot, []).append((record, pack, place))
+
+    def versions(self, store: ParameterStore, tensor: str) -> Iterator[Stored]:
+        """The ways in which a tensor is stored whole, those without a base first."""
+        ways: dict[tuple[int, str | None], dict[int, Located]] = {}
+        for located in self.tensors.get(tensor, ()):
+            segment = located.segment
+            parts = ways.setdefault((segment.encoding, segment.base), {})
+            if segment.first not in parts and _is_whole(store, located):
+                parts[segment.first] = located
+        for (encoding, base), parts in sorted(ways.items(), key=lambda way: way[0][1] is not None):
+            if parts:
+                yield Stored(tensor, encoding, base, tuple(parts[first] for first in sorted(parts)))
+
+
+def _is_whole(store: ParameterStore, located: Located) -> bool:
+    try:
+        return all(True for _ in checked_streams(store.source, located, located.segment))
+    except RegattaError:
+        return False
+
+
+def take_census(store: ParameterStore, remote: bool) -> Census:
+    """Look through the packs here, and those at the remote if there is one that can be reached."""
+    census = Census()
+    for pack, stat in store.folder.present():
+        census.add(store, pack, LOCAL, stat.st_size)
+    if remote and store.remote is not None:
+        try:
+            found = list(store.remote.packs())
+        except RegattaError as error:
+            census.unreadable.append(str(error))
+            return census
+        for pack, size in found:
+            census.add(store, pack, REMOTE, size)
+    return census
+
+
+class Repair:
+    """Mends what fsck found; `repaired` and `lost` say what came of it. Its caller holds the maintenance lock."""
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        packs: Mapping[str, str],
+        tensors: Mapping[str, str],
+        snapshots: Mapping[str, str],
+    ) -> None:
+        self.store, self.index = store, store.index
+        self.bad_packs, self.bad_snapshots = dict(packs), dict(snapshots)
+        self.suspects = dict(tensors)
+        self.seen: dict[str, list[str]] = {}  # where suspects lay when they were looked at
+        self.good: dict[str, list[Stored]] = {}
+        self.wrong: dict[str, str] = {}  # packs that hold, well-formed, another tensor than they say
+        self.repaired: list[str] = []
+        self.lost: list[str] = []
+
+    def run(self) -> None:
+        self.store.reader.cache.clear()  # it may hold what bad data was decoded to
+        for pack in [pack for pack in self.bad_packs if self._replace(pack)]:
+            self.repaired.append(f"Pack {pack} was replaced by the remote's copy.")
+            del self.bad_packs[pack]
+        self.census = take_census(self.store, remote=True)
+        self._suspect()
+        self._settle_tensors()
+        if wrong := {pack: self.wrong[pack] for pack in self.wrong.keys() & self.index.packs().keys()}:
+            self.bad_packs |= wrong  # what shares a pack with them has to be copied out as well
+            self.store.reader.cache.clear()
+            self._suspect()
+            self._settle_tensors()
+        manifests = self._settle_snapshots()
+        with self.store.folder.packing() as packing:
+            self._copy(packing, manifests)
+            self._publish(packing, manifests)
+
+    def _replace(self, pack: str) -> bool:
+        """Put the remote's copy of a pack into its place."""
+        remote, folder = self.store.remote, self.store.folder
+        if remote is None:
+            return False
+        with folder.packing() as packing:
+            try:
+                packing.receive(pack, lambda file: remote.fetch(pack, file))
+            except RegattaError:
+                return False
+            with self.index.transaction():
+                folder.put_aside(pack)
+                folder.place(packing.sealed)
+                self.index.move_pack(pack, LOCAL | REMOTE)
+        return True
+
+    def _suspect(self) -> None:
+        """Doubt also what shares a pack with bad data, and every delta to a tensor in doubt."""
+        with self.index.reading():
+            bases = self.index.bases()
+            for pack, why in self.bad_packs.items():
+                for located in self.index.contents(pack)[0]:
+                    self.suspects.setdefault(located.segment.tensor, f"Its pack {pack} is bad: {why}")
+                for record, _ in self.index.contents(pack)[1]:
+                    self.bad_snapshots.setdefault(record.snapshot, f"Its pack {pack} is bad: {why}")
+        grown = True
+        while grown:
+            deltas = [t for t, base in bases.items() if base in self.suspects and t not in self.suspects]
+            self.suspects |= {tensor: f"Its base {bases[tensor]} is lost." for tensor in deltas}
+            grown = bool(deltas)
+        self.seen |= {tensor: self._packs_of(tensor) for tensor in self.suspects.keys() - self.seen.keys()}
+
+    def _settle_tensors(self) -> None:
+        """Find a way to recreate each suspect; a delta has to wait for its base."""
+        while any([self._settle(tensor) for tensor in sorted(self.suspects.keys() - self.good.keys())]):
+            pass
+
+    def _settle(self, tensor: str) -> bool:
+        for version in (*self._current(tensor), *self.census.versions(self.store, tensor)):
+            below = self._chain_of(version.base) if version.base is not None else []
+            if below is None or len(below) >= MAX_CHAIN:
+                continue
+            try:
+                if (found := recreated_id(self.store, [version, *below])) == tensor:
+                    self.good[tensor] = [version, *below]
+                    return True
+                self.wrong |= {part.pack: f"It holds {found} as {tensor}." for part in version.segments}
+            except RegattaError:
+                continue  # this one cannot be read; there may be others
+        return False
+
+    def _current(self, tensor: str) -> list[Stored]:
+        """What the index says of it, lost or not."""
+        try:
+            return [self.index.stored(tensor, even_lost=True)]
+        except RegattaError:
+            return []
+
+    def _packs_of(self, tensor: str) -> list[str]:
+        return [part.pack for version in self._current(tensor) for part in version.segments]
+
+    def _chain_of(self, base: str) -> list[Stored] | None:
+        """How a base is recreated; None while that is not known."""
+        if base in self.good or base in self.suspects:
+            return self.good.get(base)
+        try:
+            return self.index.chain(base)
+        except RegattaError:
+            return None
+
+    def _settle_snapshots(self) -> dict[str, tuple[Manifest, ManifestRecord, str, int]]:
+        """Find the manifests of bad snapshots."""
+        found = {}
+        for snapshot in self.bad_snapshots:
+            for record, pack, place in (*self._current_manifest(snapshot), *self.census.manifests.get(snapshot, ())):
+                try:
+                    found[snapshot] = self.store.read_manifest(snapshot, record, pack, place), record, pack, place
+                    break
+                except RegattaError:
+                    continue
+        return found
+
+    def _current_manifest(self, snapshot: str) -> list[tuple[ManifestRecord, str, int]]:
+        try:
+            return [self.index.manifest_record(snapshot)]
+        except RegattaError:
+            return []
+
+    def _copy(self, packing: Packing, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
+        """Copy what lies in a bad pack, or in one that this store does not have."""
+        staying = self.index.packs().keys() - self.bad_packs.keys()
+        for version, *_ in self.good.values():
+            if any(part.pack not in staying for part in version.segments):
+                for part in version.segments:
+                    packing.add(part.segment, checked_streams(self.store.source, part, part.segment))
+        for _, record, pack, place in manifests.values():
+            if pack not in staying:
+                packing.add(record, self.store.source.read(pack, place, [(record.offset, record.length)]))
+        packing.seal()
+
+    def _publish(self, packing: Packing, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
+        index, now = self.index, self.store.clock()
+        with index.transaction():
+            self.store.folder.place(packing.sealed)
+            for sealed in packing.sealed:
+                index.add_pack(sealed.id, sealed.bytes, LOCAL, now)
+            copies = packing.segments()
+            for tensor, (version, *_) in self.good.items():
+                index.store_tensor(copies.get(tensor) or [(part.segment, part.pack) for part in version.segments])
+            for snapshot, (manifest, record, pack, _) in manifests.items():
+                placed = packing.manifests().get(snapshot, (record, pack))
+                index.store_snapshot(*placed, [member.id for member in manifest.tensors.values()], now)
+            self._give_up(manifests)
+            index.retire_packs(now)
+
+    def _give_up(self, manifests: Iterable[str]) -> None:
+        """Mark what was found nowhere, and move bad packs aside."""
+        for tensor, why in self.suspects.items():
+            if tensor in self.good:
+                self.repaired.append(f"Tensor {tensor} was found whole.")
+            elif self._packs_of(tensor) != self.seen[tensor]:
+                self.repaired.append(f"Tensor {tensor} was stored again by another process.")
+            else:
+                self.lost.append(f"Tensor {tensor}: {why}")
+                self.index.lose(tensor, why.rstrip("."))
+        for snapshot, why in self.bad_snapshots.items():
+            if snapshot in manifests:
+                self.repaired.append(f"The manifest of snapshot {snapshot} was found whole.")
+            else:
+                self.lost.append(f"The manifest of snapshot {snapshot}: {why}")
+        for pack in self.bad_packs:
+            self.index.drop_segments(pack)
+            self.index.drop_packs([pack])
+            if (aside := self.store.folder.put_aside(pack)) is not None:
+                self.repaired.append(f"Pack {pack} was moved aside to {aside}.")

@@ -1,0 +1,234 @@
+"""Moving tensors that are stored: into another encoding, into other packs, to the remote and back.
+
+What is written anew is compared with what was there before the index is told of it; the old packs stay until gc finds
+that they were not needed for a time of grace. Ids never change, and readers never notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64_intdigest
+
+from regatta.errors import CorruptError, NotFoundError, UsageError
+from regatta.store.folder import Packing
+from regatta.store.format.dtypes import Words
+from regatta.store.format.encodings import ENCODINGS
+from regatta.store.format.pack_file import Segment
+from regatta.store.format.tensor_id import Tensor, word_count
+from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index, Located, Stored
+from regatta.store.locks import exclusive
+from regatta.store.remote import PackSource, Remote
+
+if TYPE_CHECKING:
+    from regatta.store.store import ParameterStore
+
+Plan = Mapping[str, tuple[int, str | None]]
+
+
+def reencode(store: ParameterStore, plan: Plan, wait: bool) -> None:
+    """See ParameterStore.reencode."""
+    words = lru_cache(maxsize=3)(store.words)  # the next delta's base is often one that was just at hand
+    with exclusive(store.path / "maintenance.lock", "reencode", wait), store.folder.packing() as packing:
+        for stored, encoding, base in _check_plan(store, plan):
+            tensor = Tensor(stored.dtype, stored.shape, words(stored.tensor))
+            if tensor.id != stored.tensor:
+                raise CorruptError(
+                    f"The tensor {stored.tensor} cannot be stored anew: it is damaged.", hint="Run fsck."
+                )
+            against: tuple[str, Words] | None = None if base is None else (base, words(base))
+            store.encoder.encode(tensor, stored.tensor, ENCODINGS[encoding], against, verify=True).write(packing)
+        if packing.seal():
+            swap(store, packing)
+
+
+def _check_plan(store: ParameterStore, plan: Plan) -> list[tuple[Stored, int, str | None]]:
+    """What the plan changes, when all of it can be done."""
+    with store.index.reading():
+        graph, lost = store.index.bases(), store.index.lost()
+        named = {*plan, *(base for _, base in plan.values() if base is not None)}
+        for tensor in named:
+            if tensor not in graph or tensor in lost:
+                raise NotFoundError(f"The plan names the tensor {tensor!r:.80}, which the store cannot read.")
+        stored = {tensor: store.index.stored(tensor) for tensor in named}
+    for tensor, (encoding, base) in plan.items():
+        _check_edge(stored[tensor], encoding, None if base is None else stored[base])
+    check_graph({**graph, **{tensor: base for tensor, (_, base) in plan.items()}})
+    edges = ((stored[tensor], encoding, base) for tensor, (encoding, base) in plan.items())
+    return [(one, encoding, base) for one, encoding, base in edges if (encoding, base) != (one.encoding, one.base)]
+
+
+def _check_edge(stored: Stored, encoding: int, base: Stored | None) -> None:
+    found = ENCODINGS.get(encoding)
+    if found is None or found.lossy:
+        reason = "is not known" if found is None else f"({found.name}) is lossy: it would make another tensor of it"
+        raise UsageError(f"The plan wants tensor {stored.tensor} in the encoding {encoding!r}, which {reason}.")
+    if found.needs_base != (base is not None):
+        given = "no" if base is None else "a"
+        raise UsageError(f"The plan gives tensor {stored.tensor}, to be encoded as {found.name}, {given} base.")
+    if base is None:
+        return
+    sizes = [word_count(one.dtype, one.shape) for one in (stored, base)]
+    if stored.dtype != base.dtype or sizes[0] != sizes[1]:
+        raise UsageError(
+            f"Tensor {stored.tensor} ({sizes[0]} words of {stored.dtype.name}) cannot be a delta to {base.tensor} "
+            f"({sizes[1]} words of {base.dtype.name})."
+        )
+
+
+def check_graph(bases: Mapping[str, str | None]) -> None:
+    """Refuse deltas that go in a circle, or through more than MAX_CHAIN tensors."""
+    depths: dict[str | None, int] = {None: 0}
+    for tensor in bases:
+        path: dict[str, None] = {}
+        at: str | None = tensor
+        while at not in depths:
+            if at in path:
+                raise UsageError(f"The deltas of tensor {tensor} would go in a circle at {at}.")
+            path[str(at)] = None
+            at = bases.get(str(at))
+        for member in reversed(path):
+            depths[member] = depths[at] + 1
+            at = member
+        if depths[tensor] > MAX_CHAIN:
+            raise UsageError(f"The deltas of tensor {tensor} would go through {depths[tensor]} tensors.",
+                             hint=f"{MAX_CHAIN} is the limit.")  # fmt: skip
+
+
+def swap(store: ParameterStore, packing: Packing, remote: Packing | None = None) -> None:
+    """Tell the index of sealed packs: what is in them is stored there from now on."""
+    index, now = store.index, store.clock()
+    with index.transaction():
+        store.folder.place(packing.sealed)
+        moved = packing.segments()
+        for pack in packing.sealed:
+            index.add_pack(pack.id, pack.bytes, LOCAL, now)
+        for pack in remote.sealed if remote is not None else ():
+            index.add_pack(pack.id, pack.bytes, REMOTE, now)
+        for tensor, segments in (remote.segments() if remote is not None else {}).items():
+            moved.setdefault(tensor, []).extend(segments)
+        for segments in moved.values():
+            index.store_tensor(segments)
+        check_graph(index.bases())
+        index.retire_packs(now)
+
+
+def copy_out(store: ParameterStore, pack: str, packing: Packing) -> None:
+    """Copy all that is needed of a pack, as it is."""
+    with store.index.reading():
+        segments, manifests = store.index.contents(pack)
+    for located in segments:
+        packing.add(located.segment, checked_streams(store.source, located, located.segment))
+    for record, place in manifests:
+        packing.add(record, [store.source.read(pack, place, [(record.offset, record.length)])[0]])
+
+
+def relocate(store: ParameterStore, packing: Packing) -> None:
+    """Tell the index where copies of segments and manifests are; what it says of them otherwise stays."""
+    index, now = store.index, store.clock()
+    with index.transaction():
+        store.folder.place(packing.sealed)
+        for sealed in packing.sealed:
+            index.add_pack(sealed.id, sealed.bytes, LOCAL, now)
+            for record in sealed.records:
+                index.move_record(record, sealed.id)
+        index.retire_packs(now)
+
+
+def needed(index: Index, snapshots: Iterable[str] | None) -> dict[str, Stored]:
+    """How the tensors of these snapshots (of all) are stored, and the bases of these."""
+    found: dict[str, Stored] = {}
+    for snapshot in index.snapshots() if snapshots is None else snapshots:
+        for tensor in index.members(snapshot):
+            if tensor not in found:
+                found |= {stored.tensor: stored for stored in index.chain(tensor)}
+    return found
+
+
+def push(store: ParameterStore, snapshots: list[str] | None) -> int:
+    """See ParameterStore.push."""
+    remote = _remote(store)
+    with exclusive(store.path / "maintenance.lock", "push"):
+        packs = [pack for pack, place in _packs(store, snapshots).items() if not place & REMOTE]
+        for pack in packs:
+            remote.push(store.folder.path(pack), pack)
+            with store.index.transaction():
+                store.index.move_pack(pack, LOCAL | REMOTE)
+    return len(packs)
+
+
+def recall(store: ParameterStore, snapshots: list[str], wait: bool) -> int:
+    """See ParameterStore.recall."""
+    remote = _remote(store)
+    with exclusive(store.path / "maintenance.lock", "recall", wait), store.folder.packing() as packing:
+        packs = [pack for pack, place in _packs(store, snapshots).items() if not place & LOCAL]
+        for pack in packs:
+            packing.receive(pack, partial(remote.fetch, pack))
+        with store.index.transaction():
+            store.folder.place(packing.sealed)
+            for pack in packs:
+                store.index.move_pack(pack, LOCAL | REMOTE)
+    return len(packs)
+
+
+def offload(store: ParameterStore, snapshots: list[str], tensors: list[str], keep_planes: int, wait: bool) -> int:
+    """See ParameterStore.offload."""
+    if keep_planes < 1:
+        raise UsageError(f"At least one plane stays here, not {keep_planes}.")
+    remote, folder = _remote(store), store.folder
+    lock = exclusive(store.path / "maintenance.lock", "offload", wait)
+    with lock, folder.packing() as here, folder.packing() as there:
+        with store.index.reading():
+            stored = needed(store.index, snapshots) | {tensor: store.index.stored(tensor) for tensor in tensors}
+        for one in stored.values():
+            parted = ENCODINGS[one.encoding].progressive and one.dtype.planes > keep_planes
+            if parted and all(part.place & LOCAL for part in one.segments):
+                _split(store, one, keep_planes, here, there)
+        here.seal()
+        for pack in there.seal():
+            remote.push(pack.path, pack.id)
+        swap(store, here, there)
+    return sum(segment.size for segments in there.segments().values() for segment, _ in segments)
+
+
+def _split(store: ParameterStore, stored: Stored, keep: int, here: Packing, there: Packing) -> None:
+    for part in stored.segments:
+        segment = part.segment
+        kept = min(max(keep - segment.first, 0), segment.count)
+        if kept:
+            high = segment.part(segment.first, kept)
+            here.add(high, checked_streams(store.source, part, high))
+        if kept < segment.count:
+            low = segment.part(segment.first + kept, segment.count - kept)
+            there.add(low, checked_streams(store.source, part, low))
+
+
+def checked_streams(source: PackSource, located: Located, part: Segment) -> Iterator[memoryview]:
+    """The streams of a segment, one by one, each compared with its checksum."""
+    (data,) = source.read(located.pack, located.place, [(part.offset, part.size)])
+    at = 0
+    for length, check in part.table.tolist():
+        stream = data[at : at + length]
+        if xxh3_64_intdigest(stream) != check:
+            raise CorruptError(
+                f"A stream of tensor {part.tensor} does not match its checksum.", place=source.where(located)
+            )
+        yield stream
+        at += length
+
+
+def _packs(store: ParameterStore, snapshots: list[str] | None) -> dict[str, int]:
+    """The packs that these snapshots need, manifests and tensors, and where they are."""
+    with store.index.reading():
+        wanted = store.index.snapshots() if snapshots is None else snapshots
+        found = {pack: place for _, pack, place in map(store.index.manifest_record, wanted)}
+        parts = (part for stored in needed(store.index, wanted).values() for part in stored.segments)
+        return found | {part.pack: part.place for part in parts}
+
+
+def _remote(store: ParameterStore) -> Remote:
+    if store.remote is None:
+        raise UsageError("The store has no remote.", place=str(store.path), hint="Open it with `remote=`.")
+    return store.remote

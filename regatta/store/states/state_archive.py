@@ -1,0 +1,354 @@
+"""States of models in training that went into the parameter store, and come back as the very files that they were.
+
+A state is a snapshot: its tensors under their own names, and the header of its file as metadata, so that the file can
+be made again byte for byte. A name keeps it:
+
+    runs/<series>/<configuration>/<epoch>-<visits>
+
+The series is the run's name and a hash of how its journal begins: a run that takes the name of one that was deleted
+never meets the other's states. A file is deleted when the store has given it back once, with the hash that the
+journal says; until then it stays, so that one or the other is always there.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from regatta.errors import CorruptError, NotFoundError, RegattaError
+from regatta.store.commit import NewSnapshot
+from regatta.store.format.dtypes import dtype_named, floats_of
+from regatta.store.format.manifest import Manifest, Member
+from regatta.store.format.tensor_id import (
+    Bits,
+    Tensor,
+    as_tensor,
+    check_name,
+    word_count,
+)
+from regatta.store.states.state_files import (
+    StateFolder,
+    model_names,
+    publish,
+    read_weights,
+    state_key,
+    temporary,
+    writing,
+)
+from regatta.store.store import ParameterStore
+
+PREFIX = "runs/"
+MAX_HEADER = 10**8  # safetensors' own limit
+_TOGETHER = 2**26  # bytes of tensors that are read at once
+_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class RawState:
+    """The file of a state that counts, and the BLAKE3 digest that the journal has of it."""
+
+    path: Path
+    config: str
+    hash: str
+
+
+class Outcome(NamedTuple):
+    """What became of states: the files that are in the store as well now, and why others are not."""
+
+    kept: list[Path]
+    left: dict[Path, str]
+
+
+def series_of(run: Path) -> str | None:
+    """The name of a run's states in a store; None for a folder without a journal that has begun."""
+    try:
+        with (run / "journal.jsonl").open("rb") as file:
+            line = file.readline(2**24)
+        name = json.loads(line)["name"] if line.endswith(b"\n") else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return None if name is None else f"{name}.{blake3(line).hexdigest()[:12]}"
+
+
+def reference_of(series: str, config: str, path: Path) -> str:
+    """The name that keeps the state of that file."""
+    return f"{PREFIX}{series}/{config}/{path.stem}"
+
+
+def store_states(store: ParameterStore, series: str, states: Iterable[RawState]) -> Outcome:
+    """Put states into the store, in one transaction; the files that the store has been seen to give back may go."""
+    found, left = _readable(states, series)
+    stored = store.put_all(snapshot for _, snapshot in found)
+    kept = []
+    for (state, _), snapshot in zip(found, stored, strict=True):
+        try:
+            _check_hash(_pieces(store, snapshot), state)
+        except RegattaError as error:
+            left[state.path] = str(error)
+        else:
+            kept.append(state.path)
+    return Outcome(kept, left)
+
+
+def series_bases(references: Mapping[str, str]) -> dict[str, list[str]]:
+    """The snapshots that each state may be a delta to: the same configuration's one before."""
+    courses: dict[str, list[tuple[tuple[int, int], str]]] = {}
+    for name, snapshot in references.items():
+        course, _, stem = name.rpartition("/")
+        if name.startswith(PREFIX) and (key := state_key(f"{stem}.safetensors")) is not None:
+            courses.setdefault(course, []).append((key, snapshot))
+    ordered = (sorted(course) for course in courses.values())
+    return {after: [before] for course in ordered for (_, before), (_, after) in pairwise(course) if before != after}
+
+
+class RunStates:
+    """All states of a run, whether they are files or in the store of the run's repository."""
+
+    def __init__(self, run: Path, store: Path | None = None) -> None:
+        self.states = StateFolder(run / "states")
+        self._store = store or run.absolute().parent.parent / "store"
+        self._run = run
+
+    def weights(self, config: str, epoch: int | None = None) -> dict[str, NDArray[Any]]:
+        """The model's tensors after an epoch, or the newest there are."""
+        _, found = self._find(config, epoch)
+        if isinstance(found, Path):
+            try:
+                return read_weights(found)
+            except NotFoundError:  # it went into the store this very moment
+                return self.weights(config, epoch)
+        with self._opened() as store:
+            return _stored_weights(store, found)
+
+    def materialize(self, config: str, epoch: int | None = None, target: Path | None = None) -> Path:
+        """The file of the state after an epoch, or of the newest; made again where only the store has it.
+
+        With a target, that is where it appears, and nobody takes it away; without one it is put back in its place,
+        which is right while nothing moves states of this run into the store.
+        """
+        key, found = self._find(config, epoch)
+        if not isinstance(found, Path):
+            with self._opened() as store:
+                return _rebuild(store, found, target or self.states.path(config, *key))
+        if target is None:
+            return found
+        try:
+            return _linked(found, target)
+        except FileNotFoundError:
+            return self.materialize(config, epoch, target)
+
+    def _find(self, config: str, epoch: int | None) -> tuple[tuple[int, int], Path | str]:
+        """Epoch and visits, and the file or the snapshot; files first, for what goes meanwhile is in the store then."""
+        found: dict[tuple[int, int], Path | str] = dict(self.states.files(config))
+        for key, snapshot in self._stored(config).items():
+            found.setdefault(key, snapshot)
+        wanted = [key for key in found if epoch is None or key[0] == epoch]
+        if not wanted:
+            raise self.states.missing(config, epoch)
+        return max(wanted), found[max(wanted)]
+
+    def _stored(self, config: str) -> dict[tuple[int, int], str]:
+        series = series_of(self._run)
+        if series is None or not (self._store / "index.sqlite").exists():
+            return {}
+        with self._opened() as store:
+            names = store.references(f"{PREFIX}{series}/{config}/")
+        keys = ((state_key(f"{name.rpartition('/')[2]}.safetensors"), snapshot) for name, snapshot in names.items())
+        return {key: snapshot for key, snapshot in keys if key is not None}
+
+    def _opened(self) -> ParameterStore:
+        return ParameterStore.open(self._store, create=False)
+
+
+def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawState, NewSnapshot]], dict[Path, str]]:
+    """The states whose files are what the journal says; why the others are not. One that is gone is neither."""
+    found, left = [], {}
+    for state in states:
+        try:
+            view = mapped(state.path)
+            _check_hash([view], state)
+            found.append((state, _snapshot(state, view, series)))
+        except FileNotFoundError:
+            continue
+        except (RegattaError, OSError) as error:
+            left[state.path] = str(error)
+    return found, left
+
+
+def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
+    header, tensors = parse_tensors(view, str(state.path))
+    return NewSnapshot(tensors, {"header": header, "hash": state.hash}, reference_of(series, state.config, state.path))
+
+
+def parse_tensors(view: memoryview, place: str) -> tuple[str, dict[str, Tensor]]:
+    """The header of a safetensors file and its tensors, which look at its bytes; CorruptError says what is wrong."""
+    length = int.from_bytes(view[:_LENGTH], "little")
+    if not 0 < length <= min(MAX_HEADER, len(view) - _LENGTH):
+        raise CorruptError(f"The header claims {length} bytes in a file of {len(view)}.", place=place)
+    header, body = bytes(view[_LENGTH : _LENGTH + length]), view[_LENGTH + length :]
+    layout = _layout(header, place)
+    _check_layout(layout, len(body), place)
+    tensors = {
+        check_name(name, "tensor"): as_tensor(name, Bits(dtype, shape, body[start:stop]))
+        for name, dtype, shape, start, stop in layout
+    }
+    return header.decode(), tensors
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies in a file, and what it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def _place(name: str, entry: Any) -> _Place:
+    dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+        raise ValueError(f"{name!r:.100} is no tensor: {entry!r:.100}")
+    return _Place(name, dtype, shape, start, stop)
+
+
+def _layout(header: bytes, place: str) -> list[_Place]:
+    """The tensors that a header names, in the order in which they lie in the file."""
+    try:
+        entries = {name: entry for name, entry in dict(json.loads(header.decode())).items() if name != "__metadata__"}
+        places = [_place(name, entry) for name, entry in entries.items()]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise CorruptError(f"The header of the state cannot be read: {error!r:.200}.", place=place) from error
+    return sorted(places, key=lambda entry: (entry.start, entry.stop))
+
+
+def _check_layout(layout: list[_Place], size: int, place: str) -> None:
+    """Refuse a file with gaps or overlaps: what lies there would not come back."""
+    ends = [0, *(entry.stop for entry in layout)]
+    if ends[-1] != size or any(entry.start != end for entry, end in zip(layout, ends, strict=False)):
+        raise CorruptError("The tensors do not follow each other from the beginning to the end.", place=place)
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, read as they are looked at."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise CorruptError("The file is empty.", place=str(path))
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _check_hash(pieces: Iterable[bytes | memoryview], state: RawState) -> None:
+    digest = blake3()
+    for piece in pieces:
+        digest.update(piece)
+    if digest.hexdigest() != state.hash:
+        raise CorruptError(f"The state has the hash {digest.hexdigest()}, not {state.hash}.", place=str(state.path))
+
+
+def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview]:
+    """The bytes of a state's file, as the store gives them back."""
+    manifest = store.manifest(snapshot)
+    header = _header(manifest, snapshot)
+    yield len(header).to_bytes(_LENGTH, "little") + header
+    names = [entry.name for entry in _layout(header, f"snapshot {snapshot}")]
+    if not manifest.tensors.keys() >= set(names):
+        raise CorruptError("The header names tensors that are not there.", place=f"snapshot {snapshot}")
+    for group in _groups(manifest, names):
+        values = store.read({name: manifest.tensors[name].id for name in group})
+        for name in group:
+            yield as_tensor(name, values[name]).words.view("u1").data
+
+
+def _header(manifest: Manifest, snapshot: str) -> bytes:
+    try:
+        return manifest.metadata["header"].encode()
+    except KeyError:
+        raise CorruptError("There is no header of a state.", place=f"snapshot {snapshot}") from None
+
+
+def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
+    """As many of the tensors together as may be in memory at once."""
+    group: list[str] = []
+    size = 0
+    for name in names:
+        group.append(name)
+        size += _size(manifest.tensors[name])
+        if size >= _TOGETHER:
+            yield group
+            group, size = [], 0
+    yield group
+
+
+def _size(member: Member) -> int:
+    dtype = dtype_named(member.dtype)
+    return word_count(dtype, member.shape) * dtype.width_bytes
+
+
+def _rebuild(store: ParameterStore, snapshot: str, path: Path) -> Path:
+    """Write the file of a state again; it appears when its hash is the one that it had."""
+    written = temporary(path)
+    state = RawState(path, "", store.manifest(snapshot).metadata.get("hash", ""))
+    try:
+        with writing(path), written.open("wb") as file:
+            _check_hash(_written(_pieces(store, snapshot), file), state)
+        publish(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+    return path
+
+
+def _written(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> Iterator[bytes | memoryview]:
+    for piece in pieces:
+        file.write(piece)
+        yield piece
+
+
+def _linked(path: Path, target: Path) -> Path:
+    """A second name for a file, which stays when the first one goes; a copy on disks that know no second names."""
+    link = temporary(target)
+    try:
+        try:
+            os.link(path, link)
+        except PermissionError:
+            shutil.copyfile(path, link)
+        publish(link, target)
+    finally:
+        link.unlink(missing_ok=True)
+    return target
+
+
+def stored_names(manifest: Manifest, snapshot: str) -> dict[str, str]:
+    """The model's own names for tensors of a state that is in the store: {name: the tensor's name in the snapshot}."""
+    return header_names(_header(manifest, snapshot), manifest.tensors, f"snapshot {snapshot}")
+
+
+def header_names(header: str | bytes, tensors: Iterable[str], place: str) -> dict[str, str]:
+    """The same for a state of which this is the header of the file."""
+    try:
+        meta = json.loads(json.loads(header)["__metadata__"]["regatta"])
+        return model_names(tensors, meta)
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptError(f"The header is not that of a state: {error!r:.200}.", place=place) from error
+
+
+def _stored_weights(store: ParameterStore, snapshot: str) -> dict[str, NDArray[Any]]:
+    wanted = stored_names(store.manifest(snapshot), snapshot)
+    values = store.get(snapshot, sorted(set(wanted.values())))
+    return {name: _as_array(values[source]) for name, source in sorted(wanted.items())}
+
+
+def _as_array(value: NDArray[Any] | Bits) -> NDArray[Any]:
+    if isinstance(value, Bits):
+        return np.array(floats_of(value.buffer, dtype_named(value.dtype))).reshape(value.shape)
+    return value

@@ -1,0 +1,93 @@
+"""What ran where: a standalone page with a row for each worker, and the learning curves below."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regatta.web.page_base import fill, rounded
+
+if TYPE_CHECKING:
+    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.run import Run
+
+STYLES = ("page.css", "gantt.css")
+SCRIPTS = ("page.js", "timeline.js", "curves.js", "gantt.js")
+VERSION = 1
+
+
+def page(run: Run) -> str:
+    """The whole page as text."""
+    return fill("gantt.html", run.name, STYLES, SCRIPTS, page_data(run))
+
+
+def write_page(run: Run, path: Path) -> None:
+    path.write_text(page(run), encoding="utf-8")
+
+
+def page_data(run: Run) -> dict[str, Any]:
+    """All that the page shows; units as columns, which is a third of the size of a list of objects."""
+    record = run.record
+    origin = min((unit.start for unit in record.units), default=record.started)
+    ranked = record.leaderboard()
+    named = {*record.workers, *(unit.worker for unit in record.units)}
+    workers = sorted(named, key=lambda name: (len(name), name))  # w2 before w10
+    efficiency = run.efficiency()
+    return {
+        "version": VERSION,
+        "run": _header(record),
+        "resources": asdict(record.resources()),
+        "efficiency": {**asdict(efficiency), "ratio": efficiency.ratio},
+        "workers": workers,
+        "configs": [_config(record, config) for config in ranked],
+        "units": _columns(record, [config.id for config in ranked], workers, origin),
+    }
+
+
+def _header(record: RunRecord) -> dict[str, Any]:
+    dataset = record.header.get("dataset", {})
+    return {
+        "name": record.name,
+        "status": record.status,
+        "error": record.error,
+        "started": record.started,
+        "metric": record.metric,
+        "mode": record.mode,
+        "seed": record.header.get("seed"),
+        "rule": record.header.get("rule"),
+        "partitions": len(dataset.get("train", [])),
+    }
+
+
+def _config(record: RunRecord, config: ConfigRecord) -> dict[str, Any]:
+    best = config.best(record.metric, record.mode)
+    return {
+        "id": config.id,
+        "values": config.values,
+        "status": config.status,
+        "error": config.error,
+        "epochs": config.epochs,
+        "best": list(best) if best else None,
+        "series": [[epoch, config.reports[epoch].get(record.metric)] for epoch in sorted(config.reports)],
+    }
+
+
+def _columns(record: RunRecord, configs: list[str], workers: list[str], origin: float) -> dict[str, Any]:
+    units = sorted((u for u in record.units if u.config in record.configs), key=lambda unit: unit.start)
+    config_number = {name: number for number, name in enumerate(configs)}
+    worker_number = {name: number for number, name in enumerate(workers)}
+    metrics = list(dict.fromkeys(name for unit in units for name in unit.metrics))
+    return {
+        "kind": [unit.kind for unit in units],
+        "config": [config_number[unit.config] for unit in units],
+        "worker": [worker_number[unit.worker] for unit in units],
+        "epoch": [unit.epoch for unit in units],
+        "partition": [unit.partition for unit in units],
+        "start": [round(unit.start - origin, 6) for unit in units],
+        "end": [round(unit.end - origin, 6) for unit in units],
+        "rows": [unit.rows for unit in units],
+        "hop_bytes": [unit.hop_bytes for unit in units],
+        "hop_seconds": [round(unit.hop_seconds, 6) for unit in units],
+        "metrics": {name: [rounded(unit.metrics.get(name)) for unit in units] for name in metrics},
+    }

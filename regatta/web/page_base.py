@@ -1,0 +1,49 @@
+"""What all pages share: templates, assets, and data in a script element that it cannot leave."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+
+def fill(template: str, title: str, styles: Sequence[str], scripts: Sequence[str], data: Any) -> str:
+    """A whole page: its template with the styles, the scripts and the data in it."""
+    parts = {
+        "title": html.escape(title),
+        "style": "\n".join(asset(name) for name in styles),
+        "script": "\n".join(asset(name) for name in scripts),
+        "data": embed(data),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], asset(template))
+
+
+def embed(data: Any) -> str:
+    """JSON for a script element: no `<` that could end it or open a comment; NaN becomes null."""
+    text = json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    # Half of a surrogate pair is a text in Python, but not in UTF-8.
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def asset(name: str) -> str:
+    kind = name.rpartition(".")[2]
+    folder = "templates" if kind == "html" else f"static/{kind}"
+    return files("regatta.web").joinpath(folder, name).read_text(encoding="utf-8")
+
+
+def rounded(value: float | None, figures: int = 6) -> float | None:
+    """So many figures of a number; a page is read by people, and each figure is a byte."""
+    return value if value is None or not math.isfinite(value) else float(f"{value:.{figures}g}")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

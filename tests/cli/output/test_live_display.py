@@ -1,0 +1,242 @@
+"""The live display: on a terminal, elsewhere, and with records in any order that a record can take."""
+
+from __future__ import annotations
+
+import io
+import threading
+from typing import Any
+
+import pytest
+from fake_run import MadeRun
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from regatta.cli.output import live_frame as pictures
+from regatta.cli.output.live_display import (
+    Lines,
+    Pace,
+    Watched,
+    open_display,
+)
+from regatta.journal.record import RunRecord
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def play(listener: Any, records: list[dict[str, Any]]) -> RunRecord:
+    run = RunRecord()
+    for line in records:
+        run.apply(line)
+        listener(run, line)
+    return run
+
+
+def lines_of(made: MadeRun, clock: Any = lambda: 0.0) -> list[str]:
+    out = io.StringIO()
+    play(Lines(Console(file=out, width=200), clock), made.records)
+    return out.getvalue().splitlines()
+
+
+def frame(run: RunRecord, width: int = 100, height: int = 30, now: float = 0.0) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height)
+    console.print(pictures.picture(run, Pace(), now or run.now, width, height))
+    return out.getvalue().splitlines()
+
+
+def midway(made: MadeRun, part: float = 0.5) -> RunRecord:
+    run = RunRecord()
+    for line in made.records[: int(len(made.records) * part)]:
+        run.apply(line)
+    return run
+
+
+class Closed(io.StringIO):
+    """A pipe whose reader has seen enough."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def fileno(self) -> int:
+        raise OSError
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Closed, "isatty", lambda self: terminal)
+    with open_display(Closed()) as listener:
+        assert play(listener, MadeRun(fails=(3,)).records).status == "done"
+
+
+def test_without_a_terminal_start_failures_and_end_are_said() -> None:
+    said = lines_of(MadeRun(fails=(3,)))
+    assert said[:2] == ["made: starting", "made: 8 configurations, 4 partitions, 3 epochs on 2 workers"]
+    assert any(line.startswith("failed: ") and line.endswith("ValueError: bad luck") for line in said)
+    assert said[-1].startswith("made: done, ")
+    assert said[-1].endswith("1 configuration failed")
+
+
+def test_without_a_terminal_reports_are_seconds_apart() -> None:
+    made = MadeRun()
+    still = [line for line in lines_of(made, clock=lambda: 0.0) if "/96 units, " in line]
+    assert len(still) == 1
+    ticks = iter(range(0, 10**6, 10))
+    moving = [line for line in lines_of(made, clock=lambda: float(next(ticks))) if "/96 units, " in line]
+    assert len(moving) == 24  # eight configurations, three epochs
+    assert "loss" in moving[0]
+
+
+def test_notes_and_lost_workers_are_said() -> None:
+    made = MadeRun()
+    made.records[-1:-1] = [
+        {"event": "note", "time": 1.0, "level": "warning", "text": "loss is nan", "config": "x"},
+        {"event": "worker", "time": 1.0, "worker": "w1", "state": "down", "reason": "killed by signal 9"},
+    ]
+    said = lines_of(made)
+    assert "warning: loss is nan" in said
+    assert "worker w1 is gone: killed by signal 9" in said
+
+
+def test_a_pipe_gets_no_control_characters() -> None:
+    out = io.StringIO()
+    with open_display(out) as listener:
+        play(listener, MadeRun(fails=(1,)).records)
+    assert "\x1b" not in out.getvalue()
+    assert "\r" not in out.getvalue()
+
+
+def test_a_terminal_gets_a_picture_and_one_line_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "30")
+    out = Terminal()
+    with open_display(out) as listener:
+        play(listener, MadeRun(fails=(3,)).records)
+    text = out.getvalue()
+    assert "trains" in text or "idle" in text
+    assert "failed: " in text
+    assert "made: done" in text
+    assert "\x1b[?25h" in text  # the cursor is back
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    out = Terminal()
+    with open_display(out) as listener:
+        play(listener, MadeRun().records)
+    assert "\x1b[?25l" not in out.getvalue()
+
+
+def test_the_picture_says_who_trains_what_and_how_far_it_is() -> None:
+    run = midway(MadeRun())
+    text = "\n".join(frame(run))
+    done, wanted = run.progress()
+    assert f"{done}/{wanted} units" in text
+    for worker in run.workers.values():
+        assert worker.running is None or worker.running[1] in text
+    assert all(config in text for config in run.configs)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 10), (200, 60), (40, 5)])
+def test_a_hundred_configurations_fit_any_terminal(width: int, height: int) -> None:
+    run = midway(MadeRun(configs=100, workers=12, epochs=2))
+    lines = frame(run, width, height)
+    assert len(lines) <= height - 1
+    if height >= 10:
+        shown = sum(any(line.startswith(config) for line in lines) for config in run.configs)
+        assert f"and {100 - shown} more: " in lines[-1]
+
+
+def test_the_best_and_the_running_ones_are_shown() -> None:
+    run = midway(MadeRun(configs=100, workers=4, epochs=2))
+    chosen = pictures.choose_configs(run, limit=10)
+    assert len(chosen) == 10
+    assert {c.id for c in run.configs.values() if c.running} <= {c.id for c in chosen}
+    assert run.leaderboard()[0] in chosen
+
+
+def test_before_the_first_record_there_is_something_to_see() -> None:
+    console = Console(file=io.StringIO())
+    state = Watched()
+    assert "starting" in str(state.show(console))
+    state.hear(RunRecord(), {"event": "note", "time": 0.0, "level": "info", "text": "early"})
+    assert "starting" in str(state.show(console))
+
+
+def test_pace_needs_two_units_and_counts_down_between_them() -> None:
+    pace = Pace()
+    assert pace.rate is None
+    assert pace.left(10, 0.0, 0.0) is None
+    for second in range(5):
+        pace.hear({"event": "unit", "kind": "train", "time": float(second)})
+    pace.hear({"event": "unit", "kind": "eval", "time": 100.0})
+    assert pace.rate == 1.0
+    assert pace.left(10, 0.0, 4.0) == 10.0
+    assert pace.left(10, 3.0, 7.0) == 7.0
+    assert pace.left(1, 0.0, 50.0) == 0.0
+    assert pace.left(1, 12.0, 6.0) == 10.0  # one model has a long way
+
+
+def test_a_display_may_join_a_run_that_has_begun() -> None:
+    records = MadeRun().records
+    run = RunRecord()
+    for line in records[:60]:
+        run.apply(line)
+    state = Watched()
+    for line in records[60:]:
+        run.apply(line)
+        state.hear(run, line)
+    assert state.record is not run
+    assert state.record == run
+
+
+def test_drawing_while_the_run_goes_on_is_safe() -> None:
+    """The refreshing thread and the runner's thread never touch the same object."""
+    state = Watched()
+    console = Console(file=io.StringIO(), width=100, height=40)
+    over = threading.Event()
+    wrong: list[BaseException] = []
+
+    def refresh() -> None:
+        try:
+            while not over.is_set():
+                console.print(state.show(console))
+        except RuntimeError as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=refresh)
+    thread.start()
+    play(state.hear, MadeRun(configs=40, epochs=2).records)
+    over.set()
+    thread.join()
+    assert not wrong
+
+
+MIXED = MadeRun(configs=4, partitions=2, epochs=2, fails=(1,), nans=(2,)).records
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.permutations(MIXED), st.integers(0, len(MIXED)))
+def test_records_in_any_order_do_no_harm(order: list[dict[str, Any]], header: int) -> None:
+    """Whatever a record can take in, the display shows; the journal begins with its run and configurations."""
+    first = [line for line in MIXED if line["event"] in ("run", "config")]
+    later = [line for line in order if line["event"] not in ("run", "config")]
+    later.insert(min(header, len(later)), {"event": "of a later version", "time": 0.0})
+    run, state = RunRecord(), Watched()
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=20)
+    lines = Lines(console)
+    for number, line in enumerate([*first, *later]):
+        try:
+            run.apply(line)
+        except KeyError:
+            continue  # a unit of a worker that is not up: the runner could not have written it either
+        state.hear(run, line)
+        lines(run, line)
+        if number % 6 == 0:
+            console.print(state.show(console))
+    assert state.record == run

@@ -1,0 +1,66 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from regatta.cli.output import numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0 ms"),
+        (0.0002, "0.2 ms"),
+        (0.034, "34 ms"),
+        (0.0999, "0.10 s"),
+        (0.25, "0.25 s"),
+        (0.999, "1.0 s"),
+        (1.24, "1.2 s"),
+        (99.4, "99.4 s"),
+        (99.96, "1 min 40 s"),
+        (125, "2 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (11_520, "3 h 12 min"),
+    ],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert numbers.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (3_400, "3.4 kB"),
+        (40_000_000, "40 MB"),
+        (999_960, "1.0 MB"),
+        (2.5e15, "2500 TB"),
+    ],
+)
+def test_size(value: float, text: str) -> None:
+    assert numbers.size(value) == text
+
+
+def test_counts_agree_with_their_nouns() -> None:
+    assert numbers.count(1, "unit") == "1 unit"
+    assert numbers.count(12_345, "unit") == "12,345 units"
+    assert numbers.count(0, "entry", "entries") == "0 entries"
+
+
+def test_a_metric_is_four_figures_or_says_what_it_is() -> None:
+    assert [numbers.metric(v) for v in (0.123456, 1e-7, None, math.nan, math.inf)] == [
+        "0.1235", "1e-07", "-", "NaN", "inf",
+    ]  # fmt: skip
+
+
+def test_sparkline_rises_with_the_values_and_marks_what_is_no_number() -> None:
+    assert numbers.sparkline([0, 7]) == "▁█"
+    assert numbers.sparkline([3.0, 2.0, 1.0])[0] == "█"
+    assert numbers.sparkline([1.0, math.nan, 2.0]) == "▁×█"
+    assert numbers.sparkline([5.0, 5.0]) == "▄▄"
+    assert numbers.sparkline([]) == ""
+    assert len(numbers.sparkline(list(range(100)), width=12)) == 12

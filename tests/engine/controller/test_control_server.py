@@ -1,0 +1,281 @@
+"""Steering a run while it is trained, from other threads and other processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from locations import HELPERS
+from processes import is_running, soon
+from recipes import eval_fn, loss_fn, model_fn, small_data
+
+from regatta import Cluster, Run, Sweep, open_run, search
+from regatta.configuration import config_id
+from regatta.engine.controller.control_server import ask
+from regatta.errors import NotFoundError, UsageError
+
+SLOW = {"batch_size": 5, "sleeps": 0.03, "lr": 0.01}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
+
+
+def launched(folder: Path, *configs: dict[str, Any], epochs: int = 3, **options: Any) -> Run:
+    options = {"cluster": Cluster.local(1, threads=1), "name": "steered", **options}
+    return Sweep(
+        small_data(folder / "data"), search.configs(configs), model_fn, loss_fn=loss_fn, eval_fn=eval_fn,
+        epochs=epochs, repo=folder, **options,
+    ).launch(wait=False, progress=False)  # fmt: skip
+
+
+def begun(run: Run, config: dict[str, Any], epoch: int = 1) -> bool:
+    def is_there() -> bool:
+        found = run.record.configs.get(config_id(config))
+        return found is not None and found.epoch >= epoch
+
+    return soon(is_there, 60)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[Run]]:
+    """Runs that are halted when the test is over, whatever came of it."""
+    runs: list[Run] = []
+    yield runs
+    for run in runs:
+        run.halt()
+
+
+def test_stop_and_resume_while_others_train(tmp_path: Path, ended: list[Run]) -> None:
+    one, other = {**SLOW, "lr": 0.01}, {**SLOW, "lr": 0.02}
+    run = launched(tmp_path, one, other, epochs=6)
+    ended.append(run)
+    assert begun(run, one)
+    seen = open_run("steered", tmp_path)  # as another process would
+    assert seen.stop(one)["done"]
+    assert run.find(one).status == "stopped"
+    before = len(run.find(one).units)
+    assert begun(run, other, run.find(other).epoch + 2)
+    assert len(run.find(one).units) <= before + 1, "at most the unit that was under way"
+    with pytest.raises(UsageError, match="is stopped already"):
+        seen.stop(one)
+    assert "goes on to epoch 6" in seen.resume(one)["text"]
+    run.result(timeout=120)
+    assert {run.find(config).status for config in (one, other)} == {"done"}
+    assert sorted(run.find(one).reports) == list(range(1, 7))
+    assert [r["verb"] for r in run.record.requests.values()] == ["stop", "stop", "resume"]
+
+
+def test_a_clone_keeps_what_was_not_changed(tmp_path: Path, ended: list[Run]) -> None:
+    parent = {**SLOW, "kind": "schedule per epoch", "lr": 0.04}
+    run = launched(tmp_path, parent, epochs=4)
+    ended.append(run)
+    assert begun(run, parent, 2)
+    warm = run.clone(parent, {"lr": 0.02}, epochs=1)
+    cold = run.clone(parent, {"batch_size": 4}, warm=False, epochs=1)
+    with pytest.raises(UsageError, match="no value 'rate'"):
+        run.clone(parent, {"rate": 1.0})
+    with pytest.raises(UsageError, match="these values already"):
+        run.clone(parent, {"lr": 0.02})
+    run.result(timeout=120)
+    child, fresh = run.find(warm["config"]), run.find(cold["config"])
+    assert child.values == {**parent, "lr": 0.02}
+    assert (child.parent, child.parent_epoch) == (config_id(parent), 2)
+    assert (fresh.parent, fresh.parent_epoch, fresh.values) == (child.parent, None, {**parent, "batch_size": 4})
+    assert [len(c.reports) for c in (child, fresh)] == [1, 1]
+    _check_child_began_with(run, parent, child)
+
+
+def _check_child_began_with(run: Run, parent: dict[str, Any], child: Any) -> None:
+    """Its last state is that of a plain loop from the parent's state, with the child's learning rate, decayed alike."""
+    from regatta.configuration import unit_seed
+    from regatta.data import batch_order, read_partition
+    from regatta.frameworks.torch import framework
+
+    trainee = framework.assemble(model_fn(child.values), "cpu")
+    path = run.folder / "states" / config_id(parent) / "0002-004.safetensors"
+    framework.restore(trainee, framework.read(path))
+    rate = trainee.optimizer.param_groups[0]["lr"] / 2  # the child's is half the parent's, however far it has decayed
+    trainee.optimizer.param_groups[0]["lr"] = rate
+    trainee.optimizer.param_groups[0]["initial_lr"] = 0.02
+    schedule = trainee.schedules["epoch"]
+    schedule.base_lrs, schedule._last_lr = [0.02], [rate]
+    dataset = run.sweep().dataset
+    for partition in child.visits(1):
+        data = framework.prepare(read_partition(dataset.train[partition].path), "cpu")
+        seed = unit_seed(0, child.values, 1, partition)
+        with framework.seeded(seed):
+            framework.train(trainee, data, batch_order(framework.rows(data), 5, seed), loss_fn, child.values)
+    wanted = {name: tensor.numpy() for name, tensor in trainee.model.state_dict().items()}
+    found = run.weights(child.id)
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    assert torch.is_tensor(trainee.model.steps)
+
+
+def test_what_is_done_can_be_extended_later(tmp_path: Path) -> None:
+    config = {"batch_size": 5, "lr": 0.01}
+    run = launched(tmp_path, config, epochs=1).result(timeout=60)
+    answer = run.extend(config, 2)
+    assert not answer["done"]
+    assert answer["waits"]
+    later = open_run("steered", tmp_path)
+    later.go_on(progress=False)
+    assert sorted(later.find(config).reports) == [1, 2, 3]
+    assert len(later.record.requests) == 1
+    with pytest.raises(UsageError, match="is done"):
+        open_run("steered", tmp_path).go_on(progress=False)
+    assert open_run("steered", tmp_path).replay().ok
+
+
+def test_hostile_requests_are_refused_and_change_nothing(tmp_path: Path, ended: list[Run]) -> None:
+    run = launched(tmp_path, SLOW, epochs=3)
+    ended.append(run)
+    assert begun(run, SLOW)
+    folder = run.folder / "requests"
+    folder.mkdir(exist_ok=True)
+    (folder / "a.json").write_text("[" * 50_000)
+    (folder / "b.json").write_text(json.dumps({"verb": "stop", "event": "end", "config": {"x": 1}}))
+    (folder / "c.json").write_text(json.dumps({"verb": "burn", "config": config_id(SLOW)}))
+    (folder / "d.json").write_bytes(b'{"verb": "stop", "config": "' + b"x" * 100_000)
+    for wrong in ({"epochs": 0}, {"epochs": "two"}, {"epochs": True}):
+        assert not ask(run.folder, "extend", config_id(SLOW), **wrong)["done"]
+    assert not ask(run.folder, "stop", "nobody")["done"]
+    assert not ask(run.folder, "clone", config_id(SLOW), values={"lr": [1, 2]})["done"]
+    run.result(timeout=120)
+    assert run.find(SLOW).status == "done"
+    assert len(list(folder.glob("*.answer.json"))) == 9
+    assert not any(request["answer"]["done"] for request in run.record.requests.values())
+
+
+def command(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "regatta", *words, "--repo", str(folder)]
+    return subprocess.Popen(
+        argv, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, **options
+    )
+
+
+def test_from_the_command_line(tmp_path: Path, ended: list[Run]) -> None:
+    run = launched(tmp_path, SLOW, epochs=4)
+    ended.append(run)
+    assert begun(run, SLOW)
+    name = config_id(SLOW)
+    said, wrong = command(tmp_path, "clone", "steered", name[:6], "lr=0.5", "--json").communicate(timeout=60)
+    assert json.loads(said)["done"], wrong
+    clone = json.loads(said)["config"]
+    assert run.find(clone).values == {**SLOW, "lr": 0.5}
+    said, _ = command(tmp_path, "stop", "steered", clone).communicate(timeout=60)
+    assert f"{clone} is stopped" in said
+    _, wrong = command(tmp_path, "stop", "steered", clone).communicate(timeout=60)
+    assert "is stopped already" in wrong
+    run.result(timeout=120)
+    said, _ = command(tmp_path, "extend", "steered", name, "1").communicate(timeout=60)
+    assert "`regatta resume steered` goes on" in said
+    resumed = command(tmp_path, "resume", "steered")
+    said, wrong = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, wrong
+    assert open_run("steered", tmp_path).find(SLOW).epoch == 5
+
+
+def test_a_worker_that_joins_does_work_and_may_leave(tmp_path: Path, ended: list[Run]) -> None:
+    configs = [{**SLOW, "lr": rate} for rate in (0.01, 0.02, 0.03)]
+    run = launched(tmp_path, *configs, epochs=200)
+    ended.append(run)
+    assert begun(run, configs[0])
+    guest = command(tmp_path, "worker", "steered")
+    assert soon(lambda: any(unit.worker == "w1" for unit in list(run.record.units)), 60), guest.communicate()[1]
+    pid = run.record.workers["w1"].info["pid"]
+    guest.send_signal(signal.SIGINT)
+    guest.communicate(timeout=30)
+    assert soon(lambda: not is_running(pid))
+    assert soon(lambda: not run.record.workers["w1"].up)
+    count = len(run.record.units)
+    assert soon(lambda: len(run.record.units) > count + 3, 60), "the others go on"
+    second = command(tmp_path, "worker", "steered")
+    assert soon(lambda: any(unit.worker == "w2" for unit in list(run.record.units)), 60)
+    run.halt()
+    second.communicate(timeout=30)
+    assert second.returncode == 0, "a run that ends lets its guests go"
+    with pytest.raises(KeyboardInterrupt):
+        run.result()
+    assert not (run.folder / "door.json").exists()
+    _, wrong = command(tmp_path, "worker", "steered").communicate(timeout=60)
+    assert "No controller of run steered is at work" in wrong
+
+
+def test_nobody_joins_without_the_key(tmp_path: Path, ended: list[Run]) -> None:
+    from multiprocessing import AuthenticationError
+    from multiprocessing.connection import Client
+
+    run = launched(tmp_path, SLOW, epochs=200)
+    ended.append(run)
+    assert begun(run, SLOW)
+    door = json.loads((run.folder / "door.json").read_text())
+    assert (run.folder / "door.json").stat().st_mode & 0o077 == 0
+    with pytest.raises((AuthenticationError, OSError, EOFError)):
+        Client(door["address"], family="AF_UNIX", authkey=b"guess").recv_bytes()
+    assert run.stop(SLOW)["done"], "and the door still opens"
+
+
+def test_a_unit_that_hangs_is_ended(tmp_path: Path) -> None:
+    stalls = {"batch_size": 5, "epoch_steps": 10, "fails": "stall"}
+    run = launched(tmp_path, {"batch_size": 5}, stalls, unit_limit=1.5, cluster=Cluster.local(2, threads=1))
+    run.result(timeout=120)
+    assert run.find({"batch_size": 5}).status == "done"
+    assert run.find(stalls).status == "failed"
+    assert "took longer than 1.5 seconds" in str(run.find(stalls).error)
+
+
+def test_ctrl_c_while_waiting_for_a_background_run(tmp_path: Path) -> None:
+    run = launched(tmp_path, SLOW, epochs=500)
+    assert begun(run, SLOW)
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.result(timeout=60)
+    assert run.done()
+    assert open_run("steered", tmp_path).record.status == "interrupted"
+    last = [unit for unit in run.record.units if unit.kind == "train"][-1]
+    assert (run.folder / str(last.state)).exists()
+
+
+def test_a_disk_that_fills_up_pauses_the_run(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        _check_pause(disk)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def _check_pause(disk: Path) -> None:
+    config = {**SLOW, "kind": "adam"}
+    run = launched(disk, config, epochs=4)
+    try:
+        assert begun(run, config)
+        ballast = disk / "ballast"
+        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(4096))
+        assert soon(lambda: any("Paused" in text for _, text in run.record.notes), 30)
+        assert not run.done()
+        ballast.unlink()
+        run.result(timeout=60)
+    finally:
+        run.halt()
+    assert run.find(config).status == "done"
+    assert open_run("steered", disk).replay().ok
+
+
+def test_no_controller_no_answer(tmp_path: Path) -> None:
+    from regatta.engine.controller.control_server import knock
+
+    with pytest.raises(NotFoundError, match="No controller"):
+        knock(tmp_path)

@@ -1,0 +1,221 @@
+"""What pilots measure: how many batches they take, what they count, and that they harm nobody."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from recipes import loss_fn, model_fn, small_data
+
+from regatta import Dataset
+from regatta.configuration import config_id
+from regatta.engine.messages import (
+    Outfit,
+    PilotResult,
+    Recipe,
+    Task,
+    TaskDone,
+)
+from regatta.engine.profiling.models import recalled_pilots
+from regatta.engine.workers.training import profiler, trainer
+from regatta.engine.workers.training.profiler import (
+    MOST,
+    Pace,
+    paced,
+    settled,
+    steps_of,
+)
+from regatta.engine.workers.training.trainer import Trainer, memory_of
+from regatta.plan.schedule.units import Unit
+
+VALUES = {"batch_size": 4, "epoch_steps": 1000, "fails": "never"}
+
+
+class Clock:
+    """Time that passes only while batches are taken."""
+
+    def __init__(self, seconds: Any) -> None:
+        self.now, self.taken, self._seconds = 0.0, list[int](), seconds
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def take(self, batches: Any) -> dict[str, float]:
+        for batch in batches:
+            self.now += self._seconds(len(self.taken))
+            self.taken.append(len(batch))
+        return {"loss": 0.0}
+
+
+def pace_of(
+    monkeypatch: pytest.MonkeyPatch, seconds: Any, batches: int = 100, last: int = 8, **options: Any
+) -> tuple[Pace, Clock]:
+    clock = Clock(seconds)
+    monkeypatch.setattr(profiler, "time", clock)
+    order = [np.arange(8)] * (batches - 1) + [np.arange(last)]
+    return paced(clock.take, order, **options), clock
+
+
+def test_short_batches_are_taken_until_there_are_48(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, clock = pace_of(monkeypatch, lambda number: 0.5 if number == 0 else 0.003 if number < 28 else 0.001)
+    assert len(clock.taken) == MOST
+    assert pace.first == pytest.approx(0.5)
+    assert pace.each == pytest.approx(0.001)  # the last twenty count
+    assert pace.start == pytest.approx(0.499)
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.03, 9), (0.15, 3), (5.0, 2)])
+def test_long_batches_are_few(monkeypatch: pytest.MonkeyPatch, seconds: float, most: int) -> None:
+    pace, clock = pace_of(monkeypatch, lambda number: seconds)
+    assert 2 <= len(clock.taken) <= most
+    assert pace.each == pytest.approx(seconds)
+
+
+def test_a_disturbed_batch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace, _ = pace_of(monkeypatch, lambda number: 0.1 if number == 40 else 0.001)
+    assert pace.each == pytest.approx(0.001)
+    assert settled([3.0, 1.0, 9.0]) == 3.0
+
+
+def test_batches_that_are_not_full_do_not_count_and_others_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, clock = pace_of(monkeypatch, lambda number: 0.0005, batches=3, last=2)
+    assert len(clock.taken) == MOST
+    assert set(clock.taken) == {8}
+    _, clock = pace_of(monkeypatch, lambda number: 0.0005, batches=9, most=5)
+    assert len(clock.taken) == 5
+
+
+def test_members_of_a_group_take_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one has the say."""
+    asked: list[bool] = []
+    answers = iter([True, False, False, True])
+
+    def agree(mine: bool) -> bool:
+        asked.append(mine)
+        return next(answers)
+
+    _, clock = pace_of(monkeypatch, lambda number: 0.001, agree=agree)
+    assert asked == [False] * 4
+    assert len(clock.taken) == 4
+
+
+def test_a_short_last_batch_is_a_step_too() -> None:
+    assert steps_of(64, 32) == 2
+    assert steps_of(80, 32) == 2.75
+    assert 1.5 < steps_of(33, 32) < 1.6
+
+
+def pilot_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset | None = None) -> PilotResult:
+    data = data or small_data(folder / "data")
+    paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
+    worker = Trainer("w0", Outfit(recipe, 0, paths[0], paths[1], folder / "logs"))
+    done = worker.run(Task("pilot", config_id(values), values, 0, 0, judge_on=0))
+    assert isinstance(done, TaskDone), done
+    assert done.pilot is not None
+    return done.pilot
+
+
+def test_building_is_paid_by_every_unit_and_eval_fn_by_evaluations(tmp_path: Path) -> None:
+    def slow_model(config: Any) -> Any:
+        time.sleep(0.02)
+        return model_fn(config)
+
+    def slow_eval(data: Any, model: Any, config: Any) -> dict[str, float]:
+        time.sleep(0.05)
+        return {"slow": 1.0}
+
+    found = pilot_of(tmp_path, Recipe(slow_model, loss_fn, eval_fn=slow_eval))
+    assert found.fixed_seconds > 0.02
+    assert found.eval_fixed_seconds is not None
+    assert found.eval_fixed_seconds > 0.02
+    assert found.eval_seconds_per_row * found.eval_rows > 0.05
+    assert set(found.metrics) == {"train_loss", "loss", "slow"}
+
+
+def test_a_schedule_that_ends_with_the_unit_is_not_outrun(tmp_path: Path) -> None:
+    def scheduled(config: Any) -> Any:
+        net = model_fn(config)[0]
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        return net, optimizer, {"step": torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)}
+
+    data = small_data(tmp_path / "data", proportions=(1, 1))
+    assert data.train[0].rows in (22, 23)  # six batches of four
+    assert pilot_of(tmp_path, Recipe(scheduled, loss_fn), data=data).train_seconds_per_row > 0
+
+
+def test_what_transform_fn_imports_is_not_its_price(tmp_path: Path) -> None:
+    called: list[int] = []
+
+    def transform(batch: Any, seed: int) -> Any:
+        time.sleep(0.0 if called else 0.5)
+        called.append(seed)
+        return batch
+
+    found = pilot_of(tmp_path, Recipe(model_fn, loss_fn, transform_fn=transform))
+    assert len(called) > 1
+    assert 0 < found.prepare_seconds_per_row * found.train_rows < 0.4
+
+
+def test_a_train_fn_is_tried_on_a_part(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def train(data: Any, model: Any, optimizer: Any, config: Any) -> dict[str, float]:
+        seen.append(len(data[0]))
+        return {"loss": 0.5}
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8000, 6)).astype(np.float32)
+    data = Dataset.from_arrays(x, x.sum(1), partitions=1, eval_fraction=0.1, directory=tmp_path / "data")
+    found = pilot_of(tmp_path, Recipe(model_fn, train_fn=train), data=data)
+    assert set(seen) == {256, 1536}
+    assert found.metrics == ("train_loss",)
+
+
+def test_evaluations_are_not_charged_for_leaving_a_state(tmp_path: Path) -> None:
+    data = small_data(tmp_path)
+    line = {
+        "event": "pilot", "config": "a", "train_seconds_per_row": 0.01, "eval_seconds_per_row": 0.01,
+        "train_rows": data.train[0].rows, "eval_rows": data.eval[0].rows, "fixed_seconds": 0.05,
+        "eval_fixed_seconds": 0.02, "state_bytes": 9,
+    }  # fmt: skip
+    estimates = recalled_pilots(data, [line]).estimates
+    assert estimates.seconds(Unit("train", "a", 1, 0), "w0") == pytest.approx(0.05 + 0.01 * data.train[0].rows)
+    assert estimates.seconds(Unit("eval", "a", 1, 0), "w0") == pytest.approx(0.02 + 0.01 * data.eval[0].rows)
+    del line["eval_fixed_seconds"]  # as older journals have it
+    estimates = recalled_pilots(data, [line]).estimates
+    assert estimates.seconds(Unit("eval", "a", 1, 0), "w0") == pytest.approx(0.05 + 0.01 * data.eval[0].rows)
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux counts it")
+def test_the_most_memory_that_a_model_takes(tmp_path: Path) -> None:
+    """Weights, gradients and momentum of 16 MiB each; not what an earlier, larger model or others like it take."""
+
+    def large(config: Any) -> Any:
+        net = torch.nn.Sequential(torch.nn.Linear(6, config["width"]), torch.nn.Linear(config["width"], 2048))
+        return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def mean_loss(model: Any, batch: Any, config: Any) -> Any:
+        return model(batch[0]).square().mean()
+
+    data = small_data(tmp_path / "data", proportions=(1, 1))
+    recipe = Recipe(large, mean_loss)
+    larger, found = (
+        pilot_of(tmp_path, recipe, {"batch_size": 10, "width": width}, data).peak_bytes / 2**20
+        for width in (4096, 2048)
+    )
+    assert 3 * 16 * 0.9 < found < 6 * 16
+    assert 3 * 32 * 0.9 < larger < 6 * 32
+
+
+def test_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = memory_of("cpu", "cpu", 1)
+    assert whole > 2**26
+    assert memory_of("cpu", "cpu", 4) == whole // 4
+    monkeypatch.setattr(trainer, "choose_device", lambda wanted, index: f"cpu:{index % 2}")  # as if there were two
+    assert memory_of("cpu:1", "auto", 3) == whole
+    assert memory_of("cpu:0", "auto", 3) == whole // 2

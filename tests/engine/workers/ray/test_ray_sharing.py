@@ -1,0 +1,277 @@
+"""Preprocessing shared by models on Ray: the same bits as without, made once, whatever dies, and let go of."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transforms
+from processes import is_running, soon
+from ray_cluster import RayNodes
+from recipes import small_data
+from transforms import linear_fn, noisy, squares, told
+
+from regatta import Cluster, Dataset, Run, Sweep, search
+from regatta.configuration import derive_seed
+from regatta.data.sharing import Sharing
+from regatta.engine.messages import Outfit, Recipe, SharingPlan
+from regatta.engine.sharing.block_reader import Reader
+from regatta.engine.sharing.ledger import Key
+from regatta.engine.sharing.preprocess import ROWS, Preparation
+from regatta.engine.workers.ray.preprocess_worker import blocks_of
+from regatta.engine.workers.ray.session import Session
+from regatta.engine.workers.ray.shared_blocks import WorkerLine
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.usefixtures("one_thread", "nodes")
+RAY = Cluster.ray(2, cpus=0.4)
+CONFIGS = [{"lr": rate, "batch_size": 20} for rate in (0.1, 0.03, 0.01)]
+EPOCHS, TIMES = 2, 100
+KEYS = [Key("train", partition, epoch) for epoch in (1, 2, 3) for partition in (0, 1)]
+BLOCK = 300 * 6 * 4 * TIMES  # bytes, and some for the labels: too much to travel with a message
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Two partitions, each of more than one piece."""
+    return small_data(tmp_path_factory.mktemp("data"), rows=800, proportions=(1, 1), eval_partitions=1)
+
+
+def sweep(data: Dataset, folder: Path, transform: Any, cluster: Cluster = RAY, **more: Any) -> Sweep:
+    options = {"visits": "seeded", "epochs": EPOCHS, "pack": False, "share": True, **more}
+    return Sweep(
+        data, search.configs(CONFIGS), linear_fn, loss_fn=squares, transform_fn=transform, cluster=cluster,
+        repo=folder, **options,
+    )  # fmt: skip
+
+
+def hashes(run: Run) -> dict[Any, Any]:
+    return {(unit.config, unit.epoch, unit.partition): unit.hash for unit in run.record.units if unit.kind == "train"}
+
+
+def seeds(data: Dataset, epochs: range) -> list[str]:
+    pieces = [(j, start) for j, part in enumerate(data.train) for start in range(0, part.rows or 0, ROWS)]
+    return [str(derive_seed(0, "transform", epoch, *piece)) for epoch in epochs for piece in pieces]
+
+
+# -- whole runs ----------------------------------------------------------------------------------------------
+
+
+def test_shared_on_ray_or_done_alone_the_bits_are_the_same(data: Dataset, tmp_path: Path) -> None:
+    log, reads = tmp_path / "made", tmp_path / "read"
+    read = partial(transforms.read_noted, log=reads)
+    run = sweep(data, tmp_path / "ray", partial(noisy, log=log), input_fn=read).launch(progress=False)
+    alone = sweep(data, tmp_path / "inline", noisy, Cluster.inline(), share=False).launch(progress=False)
+    assert hashes(run) == hashes(alone) and len(set(hashes(run).values())) == len(CONFIGS) * EPOCHS * 2
+
+    made = Counter(seed for _, seed in told(log))
+    assert {made[seed] for seed in seeds(data, range(1, EPOCHS + 1))} == {1}
+    assert Counter(name for _, name in told(reads)) == {part.path.name: 1 for part in (*data.train, *data.eval)}
+    workers = {worker.info["pid"] for worker in run.record.workers.values()}
+    makers = {int(pid) for pid, seed in told(log) if seed in seeds(data, range(1, EPOCHS + 1))}
+    assert makers.isdisjoint(workers)
+    assert soon(lambda: not any(map(is_running, makers | workers)), 30.0)
+
+
+def test_a_transform_that_raises_fails_its_configuration_with_its_traceback(data: Dataset, tmp_path: Path) -> None:
+    raises = partial(transforms.fails_for, seeds={int(seed) for seed in seeds(data, range(2, 3))})
+    run = sweep(data, tmp_path, raises).launch(progress=False)
+    assert run.record.status == "failed"
+    for config in run.record.configs.values():
+        assert config.error == "ValueError: cannot augment"
+        assert "in fails_for" in config.traceback and "regatta/engine" not in config.traceback
+    assert {unit.epoch for unit in run.record.units if unit.kind == "train"} == {1}
+
+
+# -- blocks --------------------------------------------------------------------------------------------------
+
+
+def wide(batch: Any, seed: int, then: Callable[..., Any] = noisy) -> Any:
+    """Rows that are long enough to go through the object store."""
+    x, y = then(batch, seed)
+    return np.repeat(x, TIMES, axis=1), y
+
+
+def wide_read(path: Path, log: Path) -> Any:
+    import ray
+
+    log.with_suffix(".node").write_text(ray.get_runtime_context().get_node_id())
+    x, y = transforms.read_noted(path, log)
+    return np.repeat(x, TIMES, axis=1), y
+
+
+def probe() -> type:
+    """Within a function, so that it travels as it is: actors do not find this module."""
+
+    class Probe:
+        """A reader in an actor, without a worker around it."""
+
+        def __init__(self, private: bool) -> None:
+            self.line = WorkerLine()
+            self.line.private = private
+            self.reader = Reader(self.line)
+            self.found: Any = None
+
+        def ask(self) -> Any:
+            return self.line.said()
+
+        def answer(self, message: Any, reference: Any) -> None:
+            self.line.hear(message, reference)
+
+        def get(self, key: Key, models: list[str]) -> Any:
+            """What is found, a copy of it, and whether it can be written to."""
+            self.found = self.reader.get(key, models)
+            return None if self.found is None else ([part.copy() for part in self.found], self.found[0].flags.writeable)
+
+        def write(self) -> None:
+            self.found[0][:] = 0
+
+        def release(self, key: Key) -> None:
+            self.found = None
+            self.reader.release(key)
+
+    return Probe
+
+
+class Desk:
+    """A broker on Ray with probes as its readers."""
+
+    def __init__(self, data: Dataset, folder: Path, transform: Any, settings: Sharing, input_fn: Any) -> None:
+        made = Recipe(linear_fn, squares, transform_fn=transform, input_fn=input_fn)
+        plan = SharingPlan(settings, len(CONFIGS), EPOCHS, input_fn is not None, True)
+        train, held = (tuple(part.path for part in kind) for kind in (data.train, data.eval))
+        self.outfit = Outfit(made, 0, train, held, folder / "logs", plan)
+        cluster = RAY.sized(2)
+        self.session = Session(cluster)
+        found = blocks_of(self.session, cluster, self.outfit)
+        assert found is not None
+        self.blocks, self.broker = found, found.broker
+        self.actors: list[Any] = []
+
+    def reader(self, name: str, node: str | None = None, private: bool = False) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = node or self.nodes()[0]
+        groups = {"ask": 1, "answer": 1, "read": 1}
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        kind = ray.remote(concurrency_groups=groups)(probe()).options(num_cpus=0, scheduling_strategy=where)
+        self.actors.append(kind.remote(private))
+        self.blocks.seat(name, self.actors[-1])
+        self.blocks.settle(name, node)
+        return self.actors[-1]
+
+    def nodes(self) -> list[str]:
+        return [node for node, cores in self.session.cores().items() if cores]
+
+    def right(self, key: Key) -> Any:
+        preparation = Preparation(self.outfit)
+        return preparation.transform(preparation.read("train", key.partition), key.partition, key.epoch or 0)
+
+    def close(self) -> None:
+        self.blocks.close()
+        for actor in self.actors:
+            self.session.kill(actor)
+
+
+def call(actor: Any, name: str, *arguments: Any) -> Any:
+    import ray
+
+    return ray.get(getattr(actor, name).options(concurrency_group="read").remote(*arguments), timeout=120)
+
+
+def equal(found: Any, wanted: Any) -> bool:
+    return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.fixture
+def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
+    desks: list[Desk] = []
+
+    def opened(transform: Any = wide, input_fn: Any = None, **settings: Any) -> Desk:
+        bounds = Sharing(**{"memory": 10**8, "disk": 0, **settings})
+        desks.append(Desk(data, tmp_path, transform, bounds, input_fn))
+        return desks[-1]
+
+    yield opened
+    for desk in desks:
+        desk.close()
+
+
+def test_readers_have_one_block_and_let_go_of_it(opened: Any) -> None:
+    """Room for two blocks: those that nobody holds any more go, and with them what they took of the store."""
+    import ray
+
+    desk = opened(memory=int(2.5 * BLOCK))
+    free = ray.available_resources()["object_store_memory"]
+    own, other = desk.nodes()
+    readers = [desk.reader("r0", own), desk.reader("r1", other), desk.reader("r2", own, private=True)]
+    for key in (*KEYS, KEYS[0]):
+        for reader, private in zip(readers, (False, False, True), strict=True):
+            found, writable = call(reader, "get", key, ["m0", "m1"])
+            assert equal(found, desk.right(key)) and writable == private
+        call(readers[2], "write")  # that is for itself alone
+        assert equal(call(readers[0], "get", key, ["m0"])[0], desk.right(key))
+        for reader in readers:
+            call(reader, "release", key)
+    assert len(desk.broker.makers()) == 1
+    assert 1 <= len(desk.broker._blocks) <= 2
+    assert soon(lambda: ray.available_resources()["object_store_memory"] < free, 30.0)
+    desk.close()
+    assert soon(lambda: ray.available_resources()["object_store_memory"] >= free, 30.0)
+
+
+def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
+    desk = opened(partial(wide, then=partial(transforms.dies_once, mark=tmp_path / "died")))
+    reader = desk.reader("r0")
+    found, _ = call(reader, "get", KEYS[0], ["m0"])
+    assert (tmp_path / "died").exists() and equal(found, desk.right(KEYS[0]))
+    for idle in desk.broker.makers():
+        os.kill(idle, signal.SIGKILL)
+    assert equal(call(reader, "get", KEYS[5], ["m0"])[0], desk.right(KEYS[5]))
+
+
+@pytest.mark.slow
+def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNodes, tmp_path: Path) -> None:
+    """One that is transformed, and the one that it was made from."""
+    log, reads = tmp_path / "made", tmp_path / "read"
+
+    def made_at(goes: str) -> Desk | None:
+        """A desk whose maker is there: Ray may put it elsewhere while its nodes do not know each other yet."""
+        log.write_text("")
+        reads.write_text("")
+        desk: Desk = opened(partial(noisy, log=log), input_fn=partial(wide_read, log=reads))
+        for worker in ("busy", "also busy"):
+            desk.blocks.settle(worker, next(node for node in desk.nodes() if node != goes))
+        assert call(desk.reader("r0", goes), "get", KEYS[0], ["m0"]) is not None
+        if reads.with_suffix(".node").read_text() == goes:
+            return desk
+        desk.close()
+        return None
+
+    stays, goes = [node for node, cores in Session(RAY).cores().items() if cores]
+    desk = next(filter(None, (made_at(goes) for _ in range(10))))
+    nodes.remove(goes)
+    found, _ = call(desk.reader("r1", stays), "get", KEYS[0], ["m1"])
+    made = Counter(seed for _, seed in told(log))
+    read = Counter(name for _, name in told(reads))
+    assert made[str(derive_seed(0, "transform", 1, 0, 0))] == read[desk.outfit.train[0].name] == 2
+    assert equal(found, desk.right(KEYS[0]))
+
+
+def test_workers_do_it_themselves_where_it_does_not_pay_or_fit_or_nobody_is_asked(opened: Any) -> None:
+    idle = opened(always=None)
+    assert call(idle.reader("r0"), "get", KEYS[0], ["m0"]) is None
+    assert idle.broker.makers() == []
+    small = opened(memory=1000)
+    reader = small.reader("r0")
+    assert call(reader, "get", KEYS[0], ["m0"]) is None
+    small.blocks.close()
+    assert call(reader, "get", KEYS[1], ["m0"]) is None

@@ -1,0 +1,94 @@
+"""Compiled trainees are kept from unit to unit, within bounds, and processes are told how many threads to use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from regatta import Cluster, Dataset, Sweep, search
+from regatta.engine.workers.training import model_cache
+from regatta.engine.workers.training.model_cache import Bench, Kept
+from regatta.frameworks import load_framework
+from regatta.frameworks.jax.framework import assemble
+from regatta.frameworks.numpy import SGD
+
+
+def bench(size: int = 1, **loose: Any) -> Bench:
+    return Bench(load_framework("jax"), assemble(({"w": jnp.ones(2)}, optax.sgd(0.1)), "cpu"), loose, size)
+
+
+def test_a_trainee_is_taken_once() -> None:
+    found, mine = Kept(), bench()
+    found.put("a", mine)
+    assert found.take("b") is None
+    assert found.take("a") is mine
+    assert found.take("a") is None
+
+
+def test_those_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_cache, "MOST", 2)
+    found = Kept()
+    for name in "abc":
+        found.put(name, bench())
+    assert [name for name in "abc" if found.take(name)] == ["b", "c"]
+
+
+def test_their_states_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_cache, "MOST_BYTES", 10)
+    found = Kept()
+    for name, size in (("a", 6), ("b", 4), ("c", 5), ("huge", 11)):
+        found.put(name, bench(size))
+    assert not any(map(found.take, ("a", "b", "c", "huge")))
+    found.put("b", bench(4))
+    found.put("c", bench(6))
+    assert all(map(found.take, "bc"))
+
+
+def test_what_changed_in_a_way_that_no_state_covers_is_not_kept() -> None:
+    found = Kept()
+    found.put("a", bench(steps=3))
+    assert found.take("a") is None
+    numpy = load_framework("numpy")
+    found.put("b", Bench(numpy, numpy.assemble(({"w": np.ones(2)}, SGD(0.1)), "cpu"), {}, 1))
+    assert found.take("b") is None
+
+
+def test_a_sweep_compiles_each_configuration_once(tmp_path: Path) -> None:
+    """On one worker: for the pilot, its rehearsal, every unit of every epoch and the evaluations together."""
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    data = Dataset.from_arrays(x, x.sum(1), partitions=2, eval_fraction=0.25, eval_partitions=1, directory=tmp_path)
+    traces: list[bool] = []
+
+    def loss_fn(params: Any, batch: Any, config: Any, training: bool) -> Any:
+        traces.append(training)
+        return ((batch[0] @ params["w"] - batch[1]) ** 2).mean()
+
+    run = Sweep(
+        data,
+        search.grid(lr=[0.1, 0.01], batch_size=[8]),
+        lambda config: ({"w": jnp.ones(3)}, optax.sgd(config["lr"])),
+        loss_fn=loss_fn,
+        epochs=3,
+        cluster=Cluster.inline(1, device="cpu"),
+        repo=tmp_path,
+    ).launch(progress=False)
+    assert all(config.status == "done" for config in run.record.configs.values())
+    assert sorted(traces) == [False, False, True, True]
+
+
+def test_threads_are_limited_before_anything_is_imported() -> None:
+    code = (
+        "import os; from regatta.frameworks import threads; threads.limit(1); assert threads.count() == 1;"
+        "import torch; assert torch.get_num_threads() == 1; threads.limit(2); assert torch.get_num_threads() == 2;"
+        "assert threads.count() == 2; assert os.environ['TF_NUM_INTRAOP_THREADS'] == '2'"
+    )
+    clean = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name and name != "NPROC"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=clean)

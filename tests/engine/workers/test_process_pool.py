@@ -1,0 +1,135 @@
+"""Worker processes keep the contract of a pool, and outlive nothing and nobody."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import children, is_running, soon
+
+from regatta.cluster import Cluster
+from regatta.engine.messages import Outfit, WorkerLost, WorkerReady
+from regatta.engine.workers import open_pool
+from regatta.engine.workers.base import WorkerPool
+from regatta.engine.workers.process import ProcessPool
+from regatta.errors import RegattaError
+from regatta.testing.workers import Harness, WorkerPoolContract, input_fn, loss_fn, write_outfit
+
+
+class TestProcessPool(WorkerPoolContract):
+    @classmethod
+    def open_pool(cls, outfit: Outfit, workers: int) -> WorkerPool:
+        return ProcessPool(Cluster.local(workers, threads=1).sized(3), outfit)
+
+
+def sleeper(path: Path, config: Any = None) -> list[int]:
+    """A program that user code starts and forgets: its number goes into a file."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    path.write_text(str(process.pid))
+    return [process.pid]
+
+
+def loss_with_a_child(weights: Any, batch: Any, config: Any) -> Any:
+    if "child" in config:
+        sleeper(Path(config["child"]))
+    return loss_fn(weights, batch, config)
+
+
+def talkative(path: Path) -> Any:
+    print("reading", path.name, flush=True)
+    return input_fn(path)
+
+
+@pytest.fixture(scope="module")
+def rough(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    """Two workers that will be treated badly."""
+    folder = tmp_path_factory.mktemp("rough")
+    outfit = write_outfit(folder)
+    outfit = replace(outfit, sealed=replace(outfit.recipe, loss_fn=loss_with_a_child, input_fn=talkative))
+    pool = open_pool(Cluster.local(2, threads=1).sized(3), outfit)
+    harness = Harness(pool, outfit, folder)
+    yield harness
+    pool.close()
+
+
+def lost_and_back(harness: Harness, count: int) -> dict[str, str]:
+    """Why workers were lost, once so many are ready again."""
+    lost: dict[str, str] = {}
+    back: set[str] = set()
+    while len(back) < count:
+        for event in harness.events():
+            if isinstance(event, WorkerLost):
+                lost[event.worker] = event.reason
+            elif isinstance(event, WorkerReady):
+                assert event.worker in lost
+                assert event.info["pid"] != harness.ready[event.worker].info["pid"]
+                harness.ready[event.worker] = event
+                back.add(event.worker)
+            else:
+                raise AssertionError(event)
+    return lost
+
+
+def test_workers_that_die_are_lost_with_a_reason_and_come_back(rough: Harness, tmp_path: Path) -> None:
+    first, second = rough.pool.workers
+    tasks = [rough.train(rough.values(sleeps=30.0, child=str(tmp_path / "child")), 0)]
+    tasks.append(rough.train(rough.values(ends="die"), 1))
+    rough.pool.submit(first, tasks[0])
+    assert soon(lambda: (tmp_path / "child").exists() and bool((tmp_path / "child").read_text()))
+    os.kill(rough.ready[first].info["pid"], signal.SIGKILL)
+    rough.pool.submit(second, tasks[1])
+    assert lost_and_back(rough, 2) == {first: "was killed by SIGKILL", second: "exited with code 7"}
+    assert not is_running(int((tmp_path / "child").read_text())), "what the dead worker had started goes on"
+    for task in tasks:
+        assert task.state_out is not None
+        assert not task.state_out.exists()
+    again = {worker: rough.train(rough.values(), 2) for worker in (first, second)}
+    rough.do(again)
+    for task in again.values():
+        rough.check_state(task, [2])
+
+
+def test_what_workers_print_is_kept(rough: Harness) -> None:
+    rough.do({worker: rough.train(rough.values(), 0) for worker in rough.pool.workers})
+    for worker in rough.pool.workers:
+        assert "reading part-0.npz" in (rough.outfit.logs / f"{worker}.log").read_text()
+
+
+def test_an_interrupt_is_for_the_controller_alone(rough: Harness) -> None:
+    worker = rough.pool.workers[0]
+    os.kill(rough.ready[worker].info["pid"], signal.SIGINT)
+    task = rough.train(rough.values(), 1)
+    rough.done(worker, task)
+    rough.check_state(task, [1])
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions are in a module that the worker does not find."""
+    (tmp_path / "vanishing.py").write_text("def model_fn(config):\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    vanishing = importlib.import_module("vanishing")
+    outfit = write_outfit(tmp_path)
+    before = children(os.getpid())
+    pool = open_pool(
+        Cluster.local(1).sized(1), replace(outfit, sealed=replace(outfit.recipe, model_fn=vanishing.model_fn))
+    )
+    (tmp_path / "vanishing.py").unlink()
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    pool.start()
+    with pytest.raises(RegattaError, match="exited with code 1 before it could take work, again and again") as caught:
+        while True:
+            assert all(isinstance(event, WorkerLost) for event in pool.events())
+    pool.close()
+    assert "ModuleNotFoundError: No module named 'vanishing'" in str(caught.value)
+    assert f"All it said is in {outfit.logs / 'w0.log'}" in str(caught.value)
+    assert children(os.getpid()) == before

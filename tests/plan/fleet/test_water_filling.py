@@ -1,0 +1,211 @@
+"""Allocations of devices: each running model has at least one, no device has two, and no policy beats the bound."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regatta.errors import RegattaError, UsageError
+from regatta.plan.fleet.convergence import Bounds
+from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.policies import Changes, Task, View
+from regatta.plan.fleet.rates import Geometric
+from regatta.plan.fleet.simulate import Truth, Voyage, malleable_bound, simulate
+from regatta.plan.fleet.water_filling import Water, fill
+from regatta.plan.papers.fleet_policies import FleetG, FleetL, OneDevice
+from regatta.plan.papers.fleet_suite import POLICIES, SUITES, make_policy
+
+
+def tasks(*singles: float, rows: int = 100, bounds: Bounds | None = None, inside: float = 1.0) -> list[Task]:
+    made = bounds or Bounds(1, 10)
+    return [Task(f"m{i}", Geometric(single, inside, inside, 1.0, 4), rows, made) for i, single in enumerate(singles)]
+
+
+def check(view: View) -> None:
+    """Held after each decision."""
+    held = [device for group in view.groups.values() for device in group]
+    assert len(held) == len(set(held)), "a device has two models"
+    assert all(view.groups.values()), "a model runs without a device"
+    assert view.free.isdisjoint(held)
+    assert view.free | set(held) == set(range(view.machines.count))
+    assert not set(view.groups) & set(view.waiting)
+
+
+problems = st.tuples(
+    st.lists(st.tuples(st.floats(5, 200), st.integers(2, 9)), min_size=1, max_size=9),
+    st.integers(1, 14),
+    st.integers(1, 5),
+    st.sampled_from((0.0, 3.0, 40.0)),
+    st.floats(0.85, 1.0),
+)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(problems)
+def test_every_policy_is_valid_and_no_faster_than_the_bound(
+    name: str, problem: tuple[list[tuple[float, int]], int, int, float, float]
+) -> None:
+    drawn, devices, each, restart, inside = problem
+    made = [
+        Task(f"m{i}", Geometric(single, inside, inside, 0.95, each), 50, Bounds(2, 9))
+        for i, (single, _) in enumerate(drawn)
+    ]
+    machines, truth = Machines.of(devices, each), Truth([epochs for _, epochs in drawn])
+    found = simulate(make_policy(name), made, machines, truth, restart=restart, after=check)
+    assert set(found.ends) == {task.name for task in made}
+    assert found.makespan >= malleable_bound(made, machines, truth) * (1 - 1e-9)
+    no_overlap(found)
+    assert 0 < found.utilisation <= 1 + 1e-9
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(problems, st.sampled_from((1, 2, 4)))
+def test_water_moves_nobody_between_its_stops(
+    problem: tuple[list[tuple[float, int]], int, int, float, float], stops: int
+) -> None:
+    drawn, devices, each, restart, inside = problem
+    made = [
+        Task(f"m{i}", Geometric(single, inside, inside, 0.95, each), 50, Bounds(2, 9))
+        for i, (single, _) in enumerate(drawn)
+    ]
+    machines, truth = Machines.of(devices, each), Truth([epochs for _, epochs in drawn])
+    found = simulate(Water(), made, machines, truth, restart=restart, stops=stops, after=check)
+    assert found.makespan >= malleable_bound(made, machines, truth) * (1 - 1e-9)
+    no_overlap(found)
+
+
+def no_overlap(found: Voyage) -> None:
+    by_device: dict[int, list[tuple[float, float]]] = {}
+    for stay in found.stays:
+        for device in stay.devices:
+            by_device.setdefault(device, []).append((stay.start, stay.end))
+    for spans in by_device.values():
+        spans.sort()
+        assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(spans))
+
+
+def test_one_device_by_hand() -> None:
+    """Rates 10 and 5, 100 rows: epochs of 10 and 20 s; three and two of them on one device each."""
+    found = simulate(OneDevice(), tasks(10.0, 5.0), Machines((2,)), Truth([3, 2]))
+    assert found.ends == pytest.approx({"m0": 30.0, "m1": 40.0})
+    assert found.restarts == 0
+
+
+def test_lockstep_is_the_pace_of_the_slowest() -> None:
+    """Two epochs each at 5 rows a second; then the slow one alone, at the same pace."""
+    found = simulate(make_policy("homogeneous"), tasks(10.0, 5.0), Machines((2,)), Truth([2, 3]))
+    assert found.ends == pytest.approx({"m0": 40.0, "m1": 60.0})
+
+
+def test_a_flotilla_goes_on_until_too_few_devices_are_at_work() -> None:
+    """The first of five to converge leaves four devices of five, which is alpha; the second begins a new flotilla."""
+    made = tasks(*[10.0] * 5)
+    found = simulate(FleetG(alpha=0.8), made, Machines((5,)), Truth([1, 2, 3, 3, 3]), restart=7.0)
+    assert found.ends["m0"] == pytest.approx(10.0)
+    assert found.ends["m1"] == pytest.approx(20.0)
+    assert found.rounds == 2
+    assert found.restarts == 3
+    widths = sorted(len(stay.devices) for stay in found.stays if stay.start > 0)
+    assert widths == [1, 2, 2]
+    assert found.makespan == pytest.approx(27.0 + 10.0)  # the one device leads, because all keep its pace
+
+
+def test_the_local_paradigm_fills_what_was_released() -> None:
+    """Three models of the same rate on two devices: the first to end makes room for the third."""
+    found = simulate(FleetL(), tasks(10.0, 10.0, 10.0), Machines((2,)), Truth([1, 3, 1]))
+    assert found.ends == pytest.approx({"m0": 10.0, "m1": 30.0, "m2": 20.0})
+
+
+def test_filling_gives_the_next_device_to_who_ends_last() -> None:
+    rates = np.array([[10.0, 20.0, 30.0, 40.0]] * 2)
+    assert fill({0: 100.0, 1: 300.0}, {0: 1, 1: 1}, rates, 2) == {0: 1, 1: 3}
+    assert fill({0: 100.0, 1: 300.0}, {0: 1, 1: 1}, np.array([[10.0, 20.0], [10.0, 10.0]]), 1) == {0: 1, 1: 1}
+
+
+def test_water_starts_with_the_widths_of_the_fluid() -> None:
+    found = simulate(Water(), tasks(10.0, 30.0, bounds=Bounds(4, 4)), Machines((4,)), Truth([4, 4]), restart=1.0)
+    assert {stay.model: len(stay.devices) for stay in found.stays} == {"m0": 3, "m1": 1}
+    assert found.makespan == pytest.approx(40 / 3)
+
+
+@pytest.mark.parametrize(("restart", "restarts"), [(4.0, 1), (6.0, 0)])
+def test_water_changes_a_model_only_for_more_than_two_restarts(restart: float, restarts: int) -> None:
+    """m0 ends after 10 s and leaves 30 s of m1 on one device, 15 on two: 11 are won with 4 s, 9 with 6 s of restart."""
+    made = [Task("m0", Geometric(10.0), 100, Bounds(1, 1)), Task("m1", Geometric(10.0), 100, Bounds(4, 4))]
+    found = simulate(Water(), made, Machines((2,)), Truth([1, 4]), restart=restart)
+    assert found.restarts == restarts
+    assert found.makespan == pytest.approx(10 + restart + 15 if restarts else 40.0)
+
+
+def test_water_makes_room_inside_a_node() -> None:
+    """m3 has a device of node 0 and could have another only on node 1; m0, with time to spare, goes there instead."""
+    made = [Task(f"m{i}", Geometric(10.0, 1.0, 1.0, 0.5, 2), 100, Bounds(n, n)) for i, n in enumerate((4, 2, 9, 20))]
+    view = View(Machines((2, 2)), made, 1.0, now=20.0, epochs=np.array([2.0, 2.0, 2.0, 2.0]), ready=np.zeros(4))
+    view.groups, view.free = {0: (0,), 3: (1,), 2: (2,)}, {3}
+    assert Water().decide(view) == {0: (3,), 3: (0, 1)}
+
+
+def test_groups_lie_inside_nodes_where_they_fit() -> None:
+    problem, machines = SUITES["fleet"](0), Machines.of(60, 4)
+    found = simulate(Water(), problem.tasks, machines, problem.truth, restart=34.0)
+    small = [stay for stay in found.stays if 1 < len(stay.devices) <= 4]
+    assert sum(machines.nodes(stay.devices) == 1 for stay in small) > 0.6 * len(small)
+
+
+def test_truth_may_be_slower_than_what_the_policy_knows() -> None:
+    made = tasks(10.0)
+    found = simulate(OneDevice(), made, Machines((1,)), Truth([2], [Geometric(5.0)]))
+    assert found.makespan == pytest.approx(40.0)
+
+
+@pytest.mark.parametrize("devices", [20, 80, 160])
+def test_the_calibrated_suite_is_what_the_paper_prints_and_water_is_near_its_bound(devices: int) -> None:
+    problem, machines = SUITES["fleet"](1), Machines.of(devices, 4)
+    lengths = [t.rows * e / t.rate.single for t, e in zip(problem.tasks, problem.truth.epochs, strict=True)]  # type: ignore[attr-defined]
+    assert 9_500 < np.mean(lengths) < 11_500 and max(lengths) <= 22_700
+    bound = problem.bound(machines)
+    assert problem.run("water", machines, stops=1).makespan < 1.25 * bound
+    assert problem.run("water", machines).makespan < problem.run("fleet-g", machines).makespan
+
+
+def test_the_baseline_is_what_its_policy_comes_to() -> None:
+    problem, machines = SUITES["fleet"](2), Machines.of(20, 4)
+    ends = [problem.run("one-device", machines, seed).makespan for seed in range(3)]
+    assert problem.baseline(machines, orders=3) == pytest.approx(np.mean(ends))
+
+
+class Wrong:
+    """A policy that does what it is told."""
+
+    lockstep = False
+
+    def __init__(self, *answers: Changes) -> None:
+        self.answers = list(answers)
+
+    def decide(self, view: View) -> Changes:
+        return self.answers.pop(0) if self.answers else {}
+
+
+def test_the_simulator_refuses_what_cannot_be() -> None:
+    made, machines, truth = tasks(10.0, 10.0), Machines((2,)), Truth([1, 2])
+    with pytest.raises(RegattaError, match="m1 was given"):
+        simulate(Wrong({0: (0,), 1: (0,)}), made, machines, truth)
+    with pytest.raises(RegattaError, match="has converged"):
+        simulate(Wrong({0: (0,), 1: (1,)}, {0: (0,)}), made, machines, truth)
+    with pytest.raises(RegattaError, match="between two of its stops"):
+        simulate(Wrong({0: (0,), 1: (1,)}, {1: (0, 1)}), tasks(10.0, 7.0), machines, truth, stops=1)
+    with pytest.raises(UsageError, match="1 models waiting for ever"):
+        simulate(Wrong({0: (0,)}), made, machines, truth)
+    with pytest.raises(UsageError, match="2 models, but the epochs of 1"):
+        simulate(OneDevice(), made, machines, Truth([1]))
+
+
+def test_a_misspelt_policy_gets_the_nearest() -> None:
+    with pytest.raises(UsageError) as caught:
+        make_policy("fleat-g")
+    assert "fleet-g" in caught.value.candidates

@@ -1,0 +1,91 @@
+"""Runs on a simulated clock: noise, workers that come and go, and who holds what."""
+
+from __future__ import annotations
+
+import pytest
+from schedule_instances import hopper_for, known, schedule_of
+
+from regatta.errors import UsageError
+from regatta.plan.schedule.hopper import Hopper
+from regatta.plan.schedule.simulate import Outage, simulate, spread
+
+
+def test_partitions_are_spread_over_fewer_workers() -> None:
+    assert spread(5, 2, 3) == {"w0": ([0, 2, 4], [0, 2]), "w1": ([1, 3], [1])}
+
+
+def test_several_workers_share_a_partition_where_there_are_fewer_of_them() -> None:
+    assert spread(2, 5) == {"w0": ([0], []), "w1": ([1], []), "w2": ([0], []), "w3": ([1], []), "w4": ([0], [])}
+
+
+def test_replicas_lie_on_neighbours() -> None:
+    assert spread(4, 4, 0, replicas=2) == {
+        "w0": ([0, 3], []),
+        "w1": ([0, 1], []),
+        "w2": ([1, 2], []),
+        "w3": ([2, 3], []),
+    }
+    with pytest.raises(UsageError, match="0 workers"):
+        spread(3, 0)
+
+
+def test_a_schedule_counts_its_idle_time() -> None:
+    schedule = schedule_of([[3.0, 1.0]], "longest")
+    assert schedule.makespan == 4.0
+    assert schedule.busy == 4.0
+    assert schedule.utilisation == 0.5
+    assert sorted(schedule.visits("m0", 1)) == [0, 1]
+
+
+def test_an_outage_loses_the_unit_in_flight_and_nothing_else() -> None:
+    times = [[2.0, 2.0]] * 3
+    hopper = hopper_for(times, "longest")
+    schedule = simulate(hopper, known(times), outages=[Outage("w1", 3.0, 10.0)], after=Hopper.validate)
+    assert schedule.lost == pytest.approx(1.0)
+    assert len(schedule.rows) == 6
+    assert all(not (3.0 < row.start < 10.0 or 3.0 < row.end < 10.0) for row in schedule.rows if row.worker == "w1")
+    assert schedule.makespan == pytest.approx(14.0)
+
+
+def test_a_partition_that_nobody_holds_any_more_is_an_error() -> None:
+    hopper = hopper_for([[1.0, 1.0]] * 3, "longest")
+    with pytest.raises(UsageError, match=r"units can never run: nobody holds the partitions \[0\]"):
+        simulate(hopper, known([[1.0, 1.0]] * 3), outages=[Outage("w0", 1.5)])
+
+
+def test_a_replica_takes_over() -> None:
+    times = known([[1.0] * 4] * 6)
+    hopper = Hopper(4, estimates=times, rule="backlog")
+    for worker, held in spread(4, 4, replicas=2).items():
+        hopper.add_worker(worker, *held)
+    for model in range(6):
+        hopper.add_model(f"m{model}", 1)
+    schedule = simulate(hopper, times, outages=[Outage("w0", 1.5)], after=Hopper.validate)
+    assert len(schedule.rows) == 24
+    assert schedule.makespan <= 9.5
+
+
+def test_noise_is_the_same_for_the_same_seed() -> None:
+    times = [[1.0, 2.0, 3.0]] * 5
+
+    def run(seed: int) -> float:
+        return simulate(hopper_for(times, "longest"), known(times), noise=0.3, seed=seed).makespan
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_events_that_only_rounding_keeps_apart_are_heard_together() -> None:
+    """0.1 + 0.2 is not 0.3: but both workers are idle at that moment, and one model fits only one of them."""
+    times = [[0.1, 0.3], [0.2, 0.1], [0.5, 0.5]]
+    decisions: list[float] = []
+    hopper = hopper_for(times, "longest")
+    assign = hopper.assign
+
+    def counted(now: float = 0.0) -> list:
+        decisions.append(round(now, 9))
+        return assign(now)
+
+    hopper.assign = counted  # type: ignore[method-assign]
+    simulate(hopper, known(times))
+    assert len(decisions) == len(set(decisions))

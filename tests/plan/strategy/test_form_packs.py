@@ -1,0 +1,86 @@
+"""Packs are as large as they pay, as many as keep workers busy, and of models that are alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regatta.plan.strategy.form_packs import (
+    Builds,
+    PackCandidate,
+    PackRate,
+    form_packs,
+)
+
+SIZES = {"a": 64, "b": 4, "c": 1}  # as a plan says
+
+
+def candidates(*builds: str) -> list[PackCandidate]:
+    return [PackCandidate(f"m{number}", build) for number, build in enumerate(builds)]
+
+
+def sizes(groups: list[list[str]]) -> list[int]:
+    return sorted(map(len, groups))
+
+
+def test_the_gain_of_other_sizes_follows_a_straight_line() -> None:
+    rate = PackRate(8, 4.0)  # a step of eight takes as long as two alone: 1 + 7 * each = 2
+    assert rate.gain_of(8) == pytest.approx(4.0)
+    assert rate.gain_of(15) == pytest.approx(5.0)
+    assert rate.gain_of(1) == 1.0
+    assert PackRate(8, 20.0).gain_of(8) == 8.0  # more than all at once there is not
+
+
+@pytest.mark.parametrize(
+    ("builds", "idle", "expected"),
+    [
+        ("aaaa", 1, [4]),
+        ("aaaa", 2, [2, 2]),
+        ("aaaa", 8, [1, 1, 1, 1]),  # every worker has one of its own
+        ("aaaaab", 3, [1, 2, 3]),
+        ("aaabbb", 1, [3, 3]),  # only what is alike goes together
+        ("b" * 6, 1, [3, 3]),  # no more than the plan says, and all alike
+        ("cccc", 1, [1, 1, 1, 1]),  # the plan says one by one
+        ("xxxx", 1, [1, 1, 1, 1]),  # the plan says nothing of them
+        (["", "", ""], 1, [1, 1, 1]),
+        ("a" * 100, 1, [50, 50]),
+    ],
+)
+def test_packs_by_builds_sizes_and_idle_workers(builds: Any, idle: int, expected: list[int]) -> None:
+    assert sizes(form_packs(candidates(*builds), SIZES, idle)) == expected
+
+
+def test_models_at_different_places_stay_apart() -> None:
+    found = [PackCandidate("one", "a", (1, ())), PackCandidate("other", "a", (2, ()))]
+    assert form_packs(found, SIZES, 1) == [["one"], ["other"]]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "", "x"]), min_size=1, max_size=200), st.integers(1, 40))
+def test_everybody_is_in_one_pack_that_is_not_too_large(builds: list[str], idle: int) -> None:
+    given_candidates = candidates(*builds)
+    groups = form_packs(given_candidates, SIZES, idle)
+    build = {candidate.name: candidate.build for candidate in given_candidates}
+    assert sorted(name for group in groups for name in group) == sorted(build)
+    assert len(groups) >= min(idle, len(builds))
+    for group in groups:
+        assert len({build[name] for name in group}) == 1
+        assert len(group) <= SIZES.get(build[group[0]], 1)
+
+
+def test_a_build_is_guessed_by_the_values_that_decide_it() -> None:
+    builds = Builds()
+    assert builds.of("new", {"width": 8}) == ""
+    for number, (width, lr) in enumerate([(8, 0.1), (8, 0.2), (16, 0.3), (16, 0.4)]):
+        builds.learn(f"m{number}", {"width": width, "lr": lr, "seed": 1}, f"of {width}")
+    assert builds.of("m0", {"width": 8, "lr": 0.1, "seed": 1}) == "of 8"
+    assert builds.of("new", {"width": 16, "lr": 0.9, "seed": 7}) == "of 16"
+    assert builds.of("strange", {"width": 32, "lr": 0.9, "seed": 7}) == ""
+
+
+def test_one_build_is_everybodys() -> None:
+    builds = Builds()
+    builds.learn("m", {"lr": 0.1}, "only")
+    assert builds.of("new", {"lr": 0.7}) == "only"

@@ -1,0 +1,114 @@
+"""fsck finds what is wrong, gc takes what nobody needs, and old and new formats are told apart."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regatta.errors import CorruptError, UsageError
+from regatta.repo import Repo
+from regatta.repo.catalog.migrations import STEPS
+
+WEIGHTS = {"w": np.random.default_rng(0).normal(size=1000).astype("f4")}
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Iterator[Repo]:
+    with Repo.init(tmp_path) as opened:
+        opened.commit("net", WEIGHTS, files={"a": b"aaaa"}, git=False)
+        yield opened
+
+
+def test_a_sound_repository(repo: Repo) -> None:
+    for depth in ("structure", "checksums", "deep"):
+        found = repo.fsck(depth)  # type: ignore[arg-type]
+        assert found.clean and (found.versions, found.files, found.leftovers) == (1, 1, 0)
+
+
+def test_a_file_that_changed_or_went(repo: Repo) -> None:
+    (entry,) = repo.catalog.files(repo.version("net"))
+    path = repo.files.path(entry.hash)
+    path.write_bytes(b"bbbb")
+    assert repo.fsck().clean
+    assert repo.fsck("checksums").problems == (f"File {entry.hash}: its content is another.",)
+    path.unlink()
+    assert repo.fsck().problems == (f"File {entry.hash}: it is gone.",)
+    with pytest.raises(CorruptError, match="is gone"):
+        repo.read_file("net", "a")
+
+
+def test_weights_that_went(repo: Repo) -> None:
+    (snapshot,) = repo.snapshots("net")
+    repo.store.release(snapshot.reference)
+    assert any("the store has no name" in problem for problem in repo.fsck().problems)
+    other = repo.store.put({"w": np.zeros(3)}, reference=snapshot.reference)
+    assert any(other in problem for problem in repo.fsck().problems)
+
+
+def test_damage_of_the_store_is_told(repo: Repo) -> None:
+    for pack in (repo.folder / "store" / "packs").iterdir():
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 1
+        pack.write_bytes(data)
+    assert not repo.fsck("deep").clean
+
+
+def test_damage_of_the_catalog_is_told(repo: Repo) -> None:
+    repo.catalog._run("PRAGMA foreign_keys = OFF")
+    repo.catalog._run("INSERT INTO tag VALUES ('lost', 999, 0)")
+    repo.catalog._run("DELETE FROM words")
+    problems = repo.fsck().problems
+    assert "Catalog: a row of tag refers to no model_version." in problems
+    assert "Catalog: 1 versions cannot be searched for." in problems
+
+
+def test_leftovers_are_no_problem_and_go(repo: Repo) -> None:
+    repo.files.put_all({"x": b"never committed"})
+    repo.store.put({"w": np.ones(5)}, reference="versions/0123456789abcdef0123456789abcdef/000000")
+    (repo.folder / "files" / "tmp" / "123-dead").write_bytes(b"half")
+    found = repo.fsck("deep")
+    assert found.clean and found.leftovers == 2
+    assert repo.gc().files == 0, "a time of grace"
+    assert repo.fsck().leftovers == 1
+    collected = repo.gc(grace=0)
+    assert collected.files == 1 and collected.store.snapshots == 1 and collected.bytes > 15
+    assert repo.fsck("deep").leftovers == 0
+    assert list((repo.folder / "files" / "tmp").iterdir()) == []
+    assert np.array_equal(repo.load("net")["w"], WEIGHTS["w"]) and repo.read_file("net", "a") == b"aaaa"
+
+
+def test_networks_are_kept_once_and_go_with_the_last(repo: Repo) -> None:
+    network = {"nodes": [{"id": "a", "kind": "INPUT"}, {"id": "b", "kind": "ADD"}], "edges": [["a", "b"], ["a", "b"]]}
+    for _ in range(2):
+        repo.commit("graph", network=network, git=False)
+    count = lambda table: repo.catalog._all(f"SELECT COUNT(*) FROM {table}")[0][0]  # noqa: E731
+    assert (count("network"), count("node"), count("edge")) == (1, 2, 2)
+    repo.delete("graph")
+    assert count("network") == 1
+    repo.delete("graph")
+    assert (count("network"), count("node"), count("edge")) == (0, 0, 0)
+
+
+def test_a_catalog_of_a_later_version_is_refused_and_left_alone(repo: Repo, tmp_path: Path) -> None:
+    repo.catalog._run(f"PRAGMA user_version = {len(STEPS) + 1}")
+    with pytest.raises(UsageError, match="later version"):
+        Repo.open(tmp_path)
+    repo.catalog._run(f"PRAGMA user_version = {len(STEPS)}")
+
+
+def test_a_catalog_that_was_begun_and_not_finished_is_finished(tmp_path: Path) -> None:
+    (tmp_path / ".regatta").mkdir()
+    sqlite3.connect(tmp_path / ".regatta" / "catalog.sqlite").close()
+    with Repo.open(tmp_path) as repo:
+        assert repo.versions() == []
+
+
+def test_what_is_no_catalog(tmp_path: Path) -> None:
+    (tmp_path / ".regatta").mkdir()
+    (tmp_path / ".regatta" / "catalog.sqlite").write_bytes(b"something else altogether" * 100)
+    with pytest.raises(CorruptError, match="catalog cannot be read"):
+        Repo.open(tmp_path)

@@ -1,0 +1,188 @@
+"""gc: what is needed stays, what is not goes, and not before its time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from regatta.errors import ConflictError, NotFoundError, UsageError
+from regatta.store.format.encodings import by_name
+from regatta.store.locks import exclusive
+from regatta.store.store import ParameterStore
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 4e9  # later than any file is
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[ParameterStore]:
+    with ParameterStore.open(tmp_path / "store", threads=1, clock=clock) as opened:
+        yield opened
+
+
+def weights(seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=2000).astype(np.float32)
+
+
+def packs(store: ParameterStore) -> set[str]:
+    return {path.stem for path in store.folder.packs.iterdir()}
+
+
+def test_what_has_a_name_stays(store: ParameterStore, clock: Clock) -> None:
+    snapshot = store.put({"w": weights(1)}, reference="kept")
+    clock.now += 1e6
+    collected = store.gc(grace=0.0)
+    assert (collected.snapshots, collected.tensors, collected.packs) == (0, 0, 0)
+    assert np.array_equal(store.get(snapshot)["w"], weights(1))
+
+
+def test_what_has_none_goes_after_the_time_of_grace(store: ParameterStore, clock: Clock) -> None:
+    snapshot = store.put({"w": weights(1)})
+    clock.now += 9
+    assert store.gc(grace=10).snapshots == 0
+    clock.now += 2
+    collected = store.gc(grace=10)  # the index forgets, the file stays for those who are reading it
+    assert (collected.snapshots, collected.tensors, collected.packs) == (1, 1, 0)
+    assert len(packs(store)) == 1
+    with pytest.raises(NotFoundError):
+        store.get(snapshot)
+    clock.now += 11
+    collected = store.gc(grace=10)
+    assert (collected.packs, packs(store)) == (1, set())
+    assert collected.bytes > 6000
+
+
+def test_a_released_name_has_grace_too(store: ParameterStore, clock: Clock) -> None:
+    snapshot = store.put({"w": weights(1)}, reference="old")
+    clock.now += 1000
+    store.release("old")
+    assert store.gc(grace=10).snapshots == 0
+    assert store.snapshots() == [snapshot]
+    clock.now += 11
+    assert store.gc(grace=10).snapshots == 1
+
+
+def test_putting_it_again_renews_it(store: ParameterStore, clock: Clock) -> None:
+    store.put({"w": weights(1)})
+    clock.now += 9
+    store.put({"w": weights(1)})
+    clock.now += 9
+    assert store.gc(grace=10).snapshots == 0
+
+
+def test_tensors_that_others_share_stay(store: ParameterStore, clock: Clock) -> None:
+    store.put({"a": weights(1), "b": weights(2)}, reference="going")
+    kept = store.put({"x": weights(2)}, reference="staying")
+    store.release("going")
+    clock.now += 1
+    assert store.gc(grace=0).tensors == 1
+    assert np.array_equal(store.get(kept)["x"], weights(2))
+    assert store.fsck("deep").clean
+
+
+def test_bases_stay_as_long_as_their_deltas(store: ParameterStore, clock: Clock) -> None:
+    ids = [store.put({"w": weights(seed)}, reference=str(seed)) for seed in range(3)]
+    tensors = [store.manifest(snapshot).tensors["w"].id for snapshot in ids]
+    store.reencode({child: (by_name("subtract").id, base) for base, child in itertools.pairwise(tensors)})
+    store.release("0")
+    store.release("1")
+    clock.now += 1
+    collected = store.gc(grace=0)
+    assert (collected.snapshots, collected.tensors) == (2, 0)
+    assert np.array_equal(store.get(ids[2])["w"], weights(2))
+    store.reencode({tensors[2]: (by_name("pcodec").id, None)})
+    assert store.gc(grace=0).tensors == 2
+    assert np.array_equal(store.get(ids[2])["w"], weights(2))
+
+
+def test_a_lease_holds(store: ParameterStore, clock: Clock) -> None:
+    snapshot = store.put({"w": weights(1)})
+    with store.lease([snapshot], seconds=100):
+        clock.now += 99
+        assert store.gc(grace=0).snapshots == 0
+    clock.now += 1
+    assert store.gc(grace=0).snapshots == 1
+    with pytest.raises(NotFoundError), store.lease([snapshot]):
+        pass
+
+
+def test_a_lease_of_the_dead_ends(store: ParameterStore, clock: Clock) -> None:
+    snapshot = store.put({"w": weights(1)})
+    lease = store.lease([snapshot], seconds=100)
+    lease.__enter__()
+    clock.now += 101
+    assert store.gc(grace=0).snapshots == 1
+
+
+def test_old_encodings_go_and_manifests_move(store: ParameterStore, clock: Clock) -> None:
+    ids = [store.put({"w": weights(seed)}, reference=str(seed)) for seed in range(5)]
+    store.reencode({store.manifest(i).tensors["w"].id: (by_name("pcodec").id, None) for i in ids})
+    clock.now += 1
+    before = packs(store)
+    assert store.gc(grace=0).copied_packs == 5
+    assert len(packs(store)) == 2  # one of tensors, one of manifests
+    assert packs(store) & before
+    assert [np.array_equal(store.get(i)["w"], weights(seed)) for seed, i in enumerate(ids)] == [True] * 5
+    assert store.fsck("deep").clean
+    clock.now += 1
+    again = store.gc(grace=0)
+    assert (again.copied_packs, again.packs) == (0, 0)  # nothing left to do
+
+
+def test_files_that_never_counted_go_when_they_are_old(store: ParameterStore, clock: Clock) -> None:
+    kept = store.put({"w": weights(1)}, reference="kept")
+    orphan, half = store.folder.path("ab" * 32), store.folder.tmp / "1-left.pack"
+    for path in (orphan, half):
+        path.write_bytes(b"left by somebody who was killed")
+        os.utime(path, (clock.now - 5, clock.now - 5))
+    strange = store.folder.packs / "README"
+    strange.write_bytes(b"not ours")
+    store.gc(grace=10)
+    assert orphan.exists()
+    assert half.exists()
+    store.gc(grace=4)
+    assert (orphan.exists(), half.exists(), strange.exists()) == (False, False, True)
+    assert np.array_equal(store.get(kept)["w"], weights(1))
+
+
+def test_a_pack_that_comes_back_is_not_deleted(store: ParameterStore, clock: Clock) -> None:
+    """The same content has the same name: what gc is about to delete may be what a writer has just placed."""
+    store.put({"w": weights(1)})
+    clock.now += 11
+    store.gc(grace=10)
+    (pack,) = packs(store)
+    snapshot = store.put({"w": weights(1)}, reference="again")
+    assert packs(store) == {pack}
+    clock.now += 100
+    store.gc(grace=10)
+    assert np.array_equal(store.get(snapshot)["w"], weights(1))
+
+
+def test_one_at_a_time(store: ParameterStore) -> None:
+    with exclusive(store.path / "maintenance.lock", "a test"):
+        for work in (store.gc, store.fsck, lambda wait: store.reencode({}, wait=wait)):
+            with pytest.raises(ConflictError, match=f"a test, process {os.getpid()}"):
+                work(wait=False)
+
+
+def test_grace_is_not_negative(store: ParameterStore) -> None:
+    with pytest.raises(UsageError):
+        store.gc(grace=-1)

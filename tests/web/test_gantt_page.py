@@ -1,0 +1,157 @@
+"""The page of what ran where: whole, safe, and the same numbers as the run's."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_run import MadeRun
+
+from regatta.journal.record import RunRecord
+from regatta.run import Run
+from regatta.web.gantt_page import page, page_data, write_page
+from regatta.web.notebook_table import table_html
+from regatta.web.page_base import embed
+
+
+class Elements(HTMLParser):
+    """The elements of a page and the text of its scripts, as a browser would take it apart."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.title = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside == "title":
+            self.title += data
+
+
+def run_of(record: RunRecord) -> Run:
+    return Run(Path(record.name), record)
+
+
+def data_of(text: str) -> Any:
+    elements = Elements(text)
+    assert len(elements.scripts) == 2
+    return json.loads(elements.scripts[0])
+
+
+def test_the_data_parses_back(made: RunRecord) -> None:
+    data = data_of(page(run_of(made)))
+    assert data == json.loads(embed(page_data(run_of(made))))
+    assert data["run"]["name"] == "made"
+    assert [config["id"] for config in data["configs"]] == [config.id for config in made.leaderboard()]
+
+
+def test_every_unit_is_on_the_page(made: RunRecord) -> None:
+    units = data_of(page(run_of(made)))["units"]
+    lengths = {len(column) for name, column in units.items() if name != "metrics"}
+    assert lengths == {len(made.units)}
+    assert sorted(set(units["kind"])) == ["eval", "pilot", "train"]
+    busy = sum(end - start for start, end in zip(units["start"], units["end"], strict=True))
+    assert busy == pytest.approx(sum(unit.seconds for unit in made.units), abs=1e-3)
+    assert min(units["start"]) == 0
+    assert units["start"] == sorted(units["start"])
+
+
+def test_units_name_their_configuration_and_worker(made: RunRecord) -> None:
+    data = data_of(page(run_of(made)))
+    units = data["units"]
+    found = {
+        (data["configs"][c]["id"], data["workers"][w], kind, epoch, partition)
+        for c, w, kind, epoch, partition in zip(
+            units["config"], units["worker"], units["kind"], units["epoch"], units["partition"], strict=True
+        )
+    }
+    assert found == {(u.config, u.worker, u.kind, u.epoch, u.partition) for u in made.units}
+
+
+def test_nan_and_failures_reach_the_page(made: RunRecord) -> None:
+    configs = data_of(page(run_of(made)))["configs"]
+    assert any(point[1] is None for config in configs for point in config["series"])
+    assert [config["error"] for config in configs if config["status"] == "failed"] == ["ValueError: bad luck"]
+
+
+def test_nothing_from_a_run_can_leave_its_place() -> None:
+    evil = "</script><script>alert(1)</script><!-- {{script}} {{data}}"
+    record = MadeRun().record()
+    record.name = record.header["name"] = evil
+    config = next(iter(record.configs.values()))
+    config.values["note"], config.error = evil, evil
+    text = page(Run(Path("folder") / "x", record))
+    data = data_of(text)
+    assert data["run"]["name"] == evil
+    assert [c["values"]["note"] for c in data["configs"] if c["id"] == config.id] == [evil]
+    assert text.count("<script") == 2
+    assert "alert(1)</script" not in text
+
+
+def test_a_name_with_markup_is_text_in_the_title() -> None:
+    record = MadeRun(name="a<b>&c").record()
+    assert Elements(page(run_of(record))).title == "a<b>&c: what ran where"
+
+
+def test_the_page_needs_nothing_from_elsewhere(made: RunRecord) -> None:
+    text = page(run_of(made))
+    elements = Elements(text)
+    assert not [attrs for _, attrs in elements.tags if {"src", "href"} & set(attrs)]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    policy = next(a for tag, a in elements.tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in (policy["content"] or "")
+    assert "{{" not in text.replace(elements.scripts[1], "")
+
+
+def test_elements_that_the_script_asks_for_are_there(made: RunRecord) -> None:
+    elements = Elements(page(run_of(made)))
+    there = {attrs["id"] for _, attrs in elements.tags if "id" in attrs}
+    asked = set(re.findall(r'\$\("(\w[\w-]*)"\)', elements.scripts[1]))
+    assert asked and asked <= there
+
+
+def test_a_run_that_has_only_begun_has_a_page() -> None:
+    record = RunRecord()
+    for line in MadeRun().records[:12]:
+        record.apply(line)
+    data = data_of(page(run_of(record)))
+    assert data["run"]["status"] == "running"
+    assert len(data["configs"]) == 8
+
+
+def test_twenty_thousand_units_stay_small(tmp_path: Path) -> None:
+    record = MadeRun(configs=40, partitions=8, epochs=56, workers=8, pilots=False).record()
+    assert len(record.units) > 20_000
+    begun = time.perf_counter()
+    write_page(run_of(record), tmp_path / "page.html")
+    assert time.perf_counter() - begun < 5
+    assert (tmp_path / "page.html").stat().st_size < 3_000_000
+
+
+def test_a_notebook_gets_the_leaderboard_as_text(made: RunRecord) -> None:
+    config = made.leaderboard()[0]
+    config.values["hidden"] = "<b>"
+    shown = table_html("a&b", made)
+    assert "a&amp;b" in shown
+    assert "&lt;b&gt;" in shown
+    assert config.id in shown
+    assert "batch_size" not in shown
+    assert "not begun" in table_html("x", RunRecord())
