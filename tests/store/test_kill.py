@@ -39,7 +39,7 @@ def drill(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
 
 
 def dying(folder: Path, every: int) -> dict[str, list[Any]]:
-    command = [sys.executable, str(HERE / "dies.py"), str(folder), str(every)]
+    command = [sys.executable, str(HERE / "crash_points.py"), str(folder), str(every)]
     done = subprocess.run(command, check=True, timeout=1200, stdout=subprocess.PIPE)
     result: dict[str, list[Any]] = json.loads(done.stdout)
     return result
@@ -69,7 +69,7 @@ def test_dying_at_some_steps_of_every_operation(memory: Path) -> None:
 
 
 def test_dying_at_some_steps_of_keeping_states(memory: Path) -> None:
-    command = [sys.executable, str(HERE / "keep_dies.py"), str(memory), "13"]
+    command = [sys.executable, str(HERE / "states/archive_crash_points.py"), str(memory), "13"]
     done = subprocess.run(command, check=True, timeout=600, stdout=subprocess.PIPE)
     moments, *problems = json.loads(done.stdout)
     assert problems == []
