@@ -18,6 +18,7 @@ from itertools import chain, count
 from pathlib import Path
 
 import pytest
+from locations import HELPERS, TESTS
 
 from regatta.repo import Repo
 from regatta.testing.kills import Notes, read_notes, snapshot_of
@@ -44,8 +45,8 @@ def commit_some(folder: Path, writer: int, number: int) -> list[str]:
 
 
 def dying(folder: Path, every: int) -> list[object]:
-    command = [sys.executable, str(HERE / "commits_die.py"), str(folder), str(every)]
-    paths = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / "commit_crash_points.py"), str(folder), str(every)]
+    paths = os.pathsep.join([str(HELPERS), str(TESTS / "store"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, check=True, timeout=1200, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
     )
