@@ -31,11 +31,11 @@ from regatta.engine.archiver import Keeper
 from regatta.engine.controller.run_log import Listener
 from regatta.engine.controller.runner import Runner
 from regatta.engine.messages import (
-    Outfit,
     Recipe,
     SharingPlan,
     Task,
-    unsealed,
+    WorkerSetup,
+    unpickle_recipe,
 )
 from regatta.engine.planning.planner import Planner, Wishes
 from regatta.errors import UsageError, nearest
@@ -173,7 +173,7 @@ class Sweep:
 
     @property
     def recipe(self) -> Recipe:
-        self._sealed = unsealed(self._sealed)
+        self._sealed = unpickle_recipe(self._sealed)
         return self._sealed
 
     def configs(self) -> dict[str, dict[str, Scalar]]:
@@ -263,8 +263,8 @@ class Sweep:
         wanted = foreseen(self.search, self.goal)
         inquiry = Inquiry(self.dataset, self.goal, configs, wanted, planner, cluster, self._profiles(cluster))
         with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
-            outfit = self._outfit(Path(folder))
-            pool = open_pool(cluster, outfit)
+            setup = self._setup(Path(folder))
+            pool = open_pool(cluster, setup)
             found = inquiry.known(pool)
             if found is None:
                 if progress:
@@ -272,7 +272,7 @@ class Sweep:
 
                     ui.message(f"trying a few batches of {count(len(configs), 'configuration')}")
                 try:
-                    found = inquiry.try_out(pool, outfit.logs / "meetings")
+                    found = inquiry.try_out(pool, setup.logs / "meetings")
                 finally:
                     pool.close()
         return found, planner.decide(found, wanted, workforce(pool, cluster, found.outcome))
@@ -311,7 +311,7 @@ class Sweep:
             dataset=self.dataset,
             search=self.search,
             goal=self.goal,
-            pool=open_pool(cluster, self._outfit(folder), **({} if widths is None else {"widths": widths})),
+            pool=open_pool(cluster, self._setup(folder), **({} if widths is None else {"widths": widths})),
             rule=self.rule,
             orders=self._visits if orders is None else lambda config, epochs: orders.get(config),
             unit_limit=self.unit_limit,
@@ -386,10 +386,10 @@ class Sweep:
         share = OUTLINING_SHARE * run.record.resources().wall
         return max(OUTLINING, share) if "torch._dynamo" in sys.modules else share if share > COMPILER else 0.0
 
-    def _outfit(self, folder: Path) -> Outfit:
+    def _setup(self, folder: Path) -> WorkerSetup:
         train = tuple(part.path for part in self.dataset.train)
         held_out = tuple(part.path for part in self.dataset.eval)
-        return Outfit(self._sealed, self.goal.seed, train, held_out, folder / "logs", self._sharing())
+        return WorkerSetup(self._sealed, self.goal.seed, train, held_out, folder / "logs", self._sharing())
 
     def _sharing(self) -> SharingPlan | None:
         """What is shared; nothing where nobody prepares anything, or where it would not pay."""

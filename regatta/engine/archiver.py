@@ -262,7 +262,7 @@ class _Batch:
             with contextlib.suppress(FileNotFoundError):  # taken already
                 self._states[state.path] = state, state.path.stat().st_size
 
-    def patience(self) -> float | None:
+    def watchdog(self) -> float | None:
         """How long it may wait for more: as long as it likes while it is empty."""
         if not self._states:
             return None
@@ -293,8 +293,8 @@ def serve(run: Path, store: Path, token: bytes, pipe: int) -> None:
     with ParameterStore.open(store, threads=1) as opened:
         batch.add(settled(run))  # what the last keeper did not get to
         while not inbox.ended:
-            batch.add(inbox.wait(batch.patience()))
-            if batch.patience() == 0.0 and _take_turn(run, token, opened, series, batch) is None:
+            batch.add(inbox.wait(batch.watchdog()))
+            if batch.watchdog() == 0.0 and _take_turn(run, token, opened, series, batch) is None:
                 return
         batch.add(settled(run))
         while batch and _take_turn(run, token, opened, series, batch) is not None:

@@ -45,10 +45,10 @@ class SharingPlan:
 
 
 @dataclass(frozen=True)
-class Outfit:
+class WorkerSetup:
     """What every worker of a run is given before its first task."""
 
-    sealed: Recipe | bytes  # pickled, where the controller itself has no use for it
+    recipe_or_pickle: Recipe | bytes  # pickled, where the controller itself has no use for it
     seed: int
     train: tuple[Path, ...]
     eval: tuple[Path, ...]
@@ -57,10 +57,10 @@ class Outfit:
 
     @cached_property
     def recipe(self) -> Recipe:
-        return unsealed(self.sealed)
+        return unpickle_recipe(self.recipe_or_pickle)
 
 
-def unsealed(recipe: Recipe | bytes) -> Recipe:
+def unpickle_recipe(recipe: Recipe | bytes) -> Recipe:
     """The user's functions, with all that they import; bytes come from our own controller."""
     if isinstance(recipe, Recipe):
         return recipe
@@ -85,7 +85,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Crew:
+class GroupRank:
     """A worker's place in a group that does a task together."""
 
     meeting: Path | Address  # through which file, or at which address, its members find each other
@@ -107,10 +107,10 @@ class Task:
     state_in: Path | None = None  # None: the model is new
     state_out: Path | None = None
     ends_epoch: bool = False
-    judge_on: int | None = None  # the evaluation partition on which a pilot tries its hand
+    eval_partition: int | None = None  # on which a profiling task also measures evaluation
     parent: Mapping[str, Scalar] | None = None  # the values of the configuration whose state it begins with
-    mates: tuple[Task, ...] = ()  # the same for other configurations, side by side with this one: a pack
-    crew: Crew | None = None  # None: the worker does it alone
+    packed_with: tuple[Task, ...] = ()  # the same unit for the other members of its pack
+    group_rank: GroupRank | None = None  # None: the worker does it alone
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,13 @@ class TaskDone:
     save_seconds: float = 0.0
     sync_seconds: float = 0.0
     width: int = 1
-    pilot: PilotResult | None = None
-    packed: PackPilot | None = None
-    grouped: GroupPilot | None = None
+    profile: ModelProfile | None = None
+    pack_profile: PackProfile | None = None
+    group_profile: GroupProfile | None = None
 
 
 @dataclass(frozen=True)
-class PackPilot:
+class PackProfile:
     """What a few batches of several models side by side tell."""
 
     build: str
@@ -152,7 +152,7 @@ class PackPilot:
 
 
 @dataclass(frozen=True)
-class GroupPilot:
+class GroupProfile:
     """What a few batches by a group of workers tell."""
 
     build: str
@@ -161,7 +161,7 @@ class GroupPilot:
 
 
 @dataclass(frozen=True)
-class PilotResult:
+class ModelProfile:
     """What a few batches tell: seconds per row, what a unit costs besides, the size of a state, names of metrics."""
 
     train_seconds_per_row: float

@@ -2,8 +2,8 @@
 
 class TestMine(WorkerPoolContract):
     @classmethod
-    def open_pool(cls, outfit: Outfit, workers: int) -> WorkerPool:
-        return MyPool(outfit, workers)
+    def open_pool(cls, setup: WorkerSetup, workers: int) -> WorkerPool:
+        return MyPool(setup, workers)
 
 The models are NumPy's, so that the suite can compute beside the pool what each task must give.
 """
@@ -28,13 +28,13 @@ from regatta.configuration import Scalar, config_id, initial_seed, unit_seed
 from regatta.data.order import batch_order
 from regatta.engine.messages import (
     Event,
-    Outfit,
     Recipe,
     StateDurable,
     Task,
     TaskDone,
     TaskFailed,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.workers.base import WorkerPool
 from regatta.frameworks import numpy as reference
@@ -82,7 +82,7 @@ def _end(how: str | None) -> None:
         os._exit(7)
 
 
-def write_outfit(folder: Path) -> Outfit:
+def write_setup(folder: Path) -> WorkerSetup:
     """Three partitions to train on, two to evaluate on, and the functions above."""
     generator = np.random.default_rng(0)
     paths = []
@@ -90,15 +90,15 @@ def write_outfit(folder: Path) -> Outfit:
         paths.append(folder / f"part-{number}.npz")
         np.savez(paths[-1], x=generator.normal(size=(rows, 3)), y=generator.normal(size=rows))
     recipe = Recipe(model_fn, loss_fn, None, input_fn, eval_fn, "numpy")
-    return Outfit(recipe, SEED, tuple(paths[:3]), tuple(paths[3:]), folder / "logs")
+    return WorkerSetup(recipe, SEED, tuple(paths[:3]), tuple(paths[3:]), folder / "logs")
 
 
 class Harness:
     """A started pool, tasks for it, and what has to come of them."""
 
-    def __init__(self, pool: WorkerPool, outfit: Outfit, folder: Path) -> None:
+    def __init__(self, pool: WorkerPool, setup: WorkerSetup, folder: Path) -> None:
         self.pool = pool
-        self.outfit = outfit
+        self.setup = setup
         self.states = StateFolder(folder / "states")
         self._number = 0
         self.ready: dict[str, WorkerReady] = {}
@@ -161,7 +161,7 @@ class Harness:
             trainee = reference.assemble(model_fn(values), "cpu")
         for partition in partitions:
             seed = unit_seed(SEED, values, 1, partition)
-            with np.load(self.outfit.train[partition]) as file, reference.seeded(seed):
+            with np.load(self.setup.train[partition]) as file, reference.seeded(seed):
                 batches = batch_order(ROWS[partition], values["batch_size"], seed)
                 reference.train(trainee, (file["x"], file["y"]), batches, loss_fn, values)
         return trainee
@@ -178,7 +178,7 @@ class WorkerPoolContract:
     """Everything that the controller relies on."""
 
     @classmethod
-    def open_pool(cls, outfit: Outfit, workers: int) -> WorkerPool:
+    def open_pool(cls, setup: WorkerSetup, workers: int) -> WorkerPool:
         raise NotImplementedError("say how a pool is opened")
 
     @pytest.fixture(scope="class")
@@ -186,10 +186,10 @@ class WorkerPoolContract:
     def harness(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
         """One pool of two workers for all tests of the suite: starting it may take seconds."""
         folder = tmp_path_factory.mktemp("pool")
-        outfit = write_outfit(folder)
-        pool = cls.open_pool(outfit, 2)
+        setup = write_setup(folder)
+        pool = cls.open_pool(setup, 2)
         try:
-            yield Harness(pool, outfit, folder)
+            yield Harness(pool, setup, folder)
         finally:
             pool.close()
 
@@ -249,7 +249,7 @@ class WorkerPoolContract:
         done = [harness.done(worker, task) for worker in workers]
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
         assert done[0].metrics == done[1].metrics
-        with np.load(harness.outfit.eval[1]) as file:
+        with np.load(harness.setup.eval[1]) as file:
             worst = eval_fn((file["x"], file["y"]), read_weights(trained.state_out), {})["worst"]
         assert set(done[0].metrics) == {"loss", "worst"}
         assert done[0].metrics["worst"] == worst
@@ -257,8 +257,8 @@ class WorkerPoolContract:
 
     def test_a_pilot_measures_and_leaves_nothing(self, harness: Harness, workers: tuple[str, ...]) -> None:
         values = harness.values()
-        task = Task("pilot", config_id(values), values, 0, 0, judge_on=0)
-        pilot = harness.done(workers[0], task).pilot
+        task = Task("pilot", config_id(values), values, 0, 0, eval_partition=0)
+        pilot = harness.done(workers[0], task).profile
         assert pilot is not None
         assert pilot.train_seconds_per_row > 0
         assert pilot.eval_seconds_per_row > 0
@@ -331,7 +331,7 @@ class WorkerPoolContract:
     def test_a_worker_reads_each_partition_once(self, harness: Harness, workers: tuple[str, ...]) -> None:
         for partition in (0, 1, 0):
             harness.do({worker: harness.train(harness.values(), partition) for worker in workers})
-        lines = (harness.outfit.train[0].parent / "reads").read_text().splitlines()
+        lines = (harness.setup.train[0].parent / "reads").read_text().splitlines()
         reads = [(line.split()[0], line.split()[2]) for line in lines]
         per_process = len(workers) // len({ready.info["pid"] for ready in harness.ready.values()})
         for pid, name in set(reads):
@@ -339,9 +339,9 @@ class WorkerPoolContract:
         assert {name for _, name in reads} >= {"part-0.npz", "part-1.npz"}
 
     def test_closing_leaves_no_process_behind(self, tmp_path: Path) -> None:
-        outfit = write_outfit(tmp_path)
-        pool = self.open_pool(outfit, 1)
-        harness = Harness(pool, outfit, tmp_path)
+        setup = write_setup(tmp_path)
+        pool = self.open_pool(setup, 1)
+        harness = Harness(pool, setup, tmp_path)
         pool.submit(pool.workers[0], harness.train(harness.values(sleeps=20.0), 0))
         pool.close()
         others = {ready.info["pid"] for ready in harness.ready.values()} - {os.getpid()}

@@ -19,10 +19,10 @@ from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.engine.messages import (
-    Outfit,
     Recipe,
     Task,
     WorkerLost,
+    WorkerSetup,
 )
 from regatta.engine.workers import open_pool
 from regatta.errors import DiskError, UsageError
@@ -195,8 +195,8 @@ def test_a_run_named_after_any_folder_can_be_opened(tmp_path: Path) -> None:
         Dataset.from_paths([part.path for part in made.train], name="a/b")
 
 
-def outfit(tmp_path: Path, data: Dataset, **functions: Any) -> Outfit:
-    return Outfit(Recipe(model_fn, **functions), 0, tuple(p.path for p in data.train), (), tmp_path / "logs")
+def worker_setup(tmp_path: Path, data: Dataset, **functions: Any) -> WorkerSetup:
+    return WorkerSetup(Recipe(model_fn, **functions), 0, tuple(p.path for p in data.train), (), tmp_path / "logs")
 
 
 def orphaning_loss(model: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor:
@@ -210,7 +210,7 @@ def orphaning_loss(model: Any, batch: Any, config: dict[str, Any]) -> torch.Tens
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_death_is_heard_of_though_a_child_lives_and_the_signal_has_no_name(data: Dataset, tmp_path: Path) -> None:
-    pool = open_pool(Cluster.local(1, threads=1, device="cpu"), outfit(tmp_path, data, loss_fn=orphaning_loss))
+    pool = open_pool(Cluster.local(1, threads=1, device="cpu"), worker_setup(tmp_path, data, loss_fn=orphaning_loss))
     pool.start()
     try:
         pool.events()

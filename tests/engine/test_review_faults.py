@@ -21,7 +21,7 @@ from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
 from regatta.engine.controller.control_server import ask, knock
 from regatta.engine.controller.runner import Runner
-from regatta.engine.controller.trials import Courses
+from regatta.engine.controller.trials import Trials
 from regatta.errors import RegattaError
 from regatta.journal.journal import Journal, Record
 from regatta.run_folders import code_of
@@ -108,33 +108,33 @@ def report(config: str, epoch: int, loss: float) -> Record:
 
 
 def test_what_people_had_trained_before_a_rung_asks_for_it_counts_in_the_rung() -> None:
-    courses = Courses(halving(), GOAL)
-    rung = [course.id for course in courses.start()][:4]
-    courses.relive(request("extend", rung[0], epochs=4))
+    trials = Trials(halving(), GOAL)
+    rung = [trial.id for trial in trials.start()][:4]
+    trials.replay_record(request("extend", rung[0], epochs=4))
     for epoch in (1, 2, 3, 4):
-        courses.relive(report(rung[0], epoch, 0.5))
+        trials.replay_record(report(rung[0], epoch, 0.5))
     for place, config in enumerate(rung[1:]):
-        courses.relive(report(config, 1, 0.1 + place))
-    assert courses[rung[1]].epochs == 2, "the two best go on, of which the other is there already"
-    courses.relive(report(rung[1], 2, 0.1))
-    assert courses[rung[1]].epochs == 4, "and the better of them to the end"
-    assert courses[rung[2]].epochs == 1
+        trials.replay_record(report(config, 1, 0.1 + place))
+    assert trials[rung[1]].epochs == 2, "the two best go on, of which the other is there already"
+    trials.replay_record(report(rung[1], 2, 0.1))
+    assert trials[rung[1]].epochs == 4, "and the better of them to the end"
+    assert trials[rung[2]].epochs == 1
 
 
 def test_a_clone_that_the_search_asks_for_later_is_heard_of() -> None:
     values = [{"batch_size": 7, "lr": rate} for rate in (0.1, 0.2, 0.3)]
     for fails in (False, True):
-        courses = Courses(search.asha(lr=[0.1, 0.2, 0.3], batch_size=[7], n=3, eta=3, at_once=1), GOAL)
-        first = courses.start()[0]
+        trials = Trials(search.asha(lr=[0.1, 0.2, 0.3], batch_size=[7], n=3, eta=3, at_once=1), GOAL)
+        first = trials.start()[0]
         clones = [config_id(other) for other in values if config_id(other) != first.id]
         for clone, other in [(config_id(v), v) for v in values if config_id(v) in clones]:
-            courses.relive(request("clone", first.id, values=other, warm=False, epochs=1, parent_epoch=None))
+            trials.replay_record(request("clone", first.id, values=other, warm=False, epochs=1, parent_epoch=None))
             line = {"event": "failed", "config": clone, "epoch": 1} if fails else report(clone, 1, 0.1)
-            courses.relive(line)
-        assert not any(courses[clone].searched for clone in clones)
-        courses.relive(report(first.id, 1, 0.5))
-        assert all(courses[clone].searched for clone in clones), "one after another, for none had to be waited for"
-        assert sum(course.epochs == 4 for course in courses) == 1, "of three in a rung one goes on"
+            trials.replay_record(line)
+        assert not any(trials[clone].searched for clone in clones)
+        trials.replay_record(report(first.id, 1, 0.5))
+        assert all(trials[clone].searched for clone in clones), "one after another, for none had to be waited for"
+        assert sum(trial.epochs == 4 for trial in trials) == 1, "of three in a rung one goes on"
 
 
 def asked(sweep: Sweep, *requests: dict[str, Any]) -> Run:

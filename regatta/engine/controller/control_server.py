@@ -41,11 +41,11 @@ Socket: TypeAlias = "Connection[Any, Any]"
 VERBS = ("stop", "resume", "extend", "clone")
 LARGEST = 1 << 16  # bytes of a request
 MOST_EPOCHS = 100_000  # that one may ask for
-SPEECHLESS = 5.0  # seconds that whoever comes has to say what for
+HELLO_TIMEOUT_S = 5.0  # seconds that whoever comes has to say what for
 
 
 @dataclass(frozen=True)
-class Knock:
+class RequestNotice:
     """Somebody has left a request, and waits at the door until it is answered."""
 
     connection: Socket | None = None
@@ -56,7 +56,7 @@ class Knock:
 
 
 @dataclass(frozen=True)
-class Guest:
+class JoiningWorker:
     """A worker that wants to join."""
 
     connection: Socket
@@ -66,14 +66,14 @@ class Guest:
         refuse(self.connection, "The run has ended.")
 
 
-class Desk:
+class ControlServer:
     """The controller's side."""
 
-    def __init__(self, folder: Path, call: Callable[[Knock | Guest], None]) -> None:
+    def __init__(self, folder: Path, call: Callable[[RequestNotice | JoiningWorker], None]) -> None:
         self._folder = folder
         self._call = call
 
-    def __enter__(self) -> Desk:
+    def __enter__(self) -> ControlServer:
         self._place = tempfile.mkdtemp(prefix="regatta-")  # short: a socket's name may have some 100 characters
         key = secrets.token_bytes(32)
         self._listener = Listener(os.path.join(self._place, "door"), family="AF_UNIX", authkey=key)
@@ -83,7 +83,7 @@ class Desk:
         _write_private(self._folder / "door.json", json.dumps(door))
         threading.Thread(target=self._listen, name="door", daemon=True).start()
         if self.requests():
-            self._call(Knock())
+            self._call(RequestNotice())
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -121,14 +121,14 @@ class Desk:
             except (OSError, EOFError, AuthenticationError):
                 continue  # whoever it was has no key, or went away again
             try:
-                wishes: Any = json.loads(connection.recv_bytes(LARGEST)) if connection.poll(SPEECHLESS) else None
+                wishes: Any = json.loads(connection.recv_bytes(LARGEST)) if connection.poll(HELLO_TIMEOUT_S) else None
             except (OSError, EOFError, ValueError, RecursionError):
                 connection.close()
                 continue
             joins = isinstance(wishes, dict) and wishes.get("kind") == "worker"
-            self._announce(Guest(connection, wishes) if joins else Knock(connection))
+            self._announce(JoiningWorker(connection, wishes) if joins else RequestNotice(connection))
 
-    def _announce(self, caller: Knock | Guest) -> None:
+    def _announce(self, caller: RequestNotice | JoiningWorker) -> None:
         with self._closing:
             if not self._closed:
                 self._call(caller)
@@ -263,7 +263,7 @@ def _nobody(folder: Path) -> NotFoundError:
 
 def waiting(folder: Path) -> int:
     """How many requests no controller has answered yet."""
-    return 0 if is_live(folder) else len(Desk(folder, lambda caller: None).requests())
+    return 0 if is_live(folder) else len(ControlServer(folder, lambda caller: None).requests())
 
 
 def _read(path: Path) -> Request:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from regatta.data import Dataset
 
 
-class Holdings:
+class PartitionOwners:
     """Partitions by worker, for training and for evaluation; each team of workers holds all of them."""
 
     def __init__(self, dataset: Dataset, *teams: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-from regatta.engine.controller.trials import Course
+from regatta.engine.controller.trials import Trial
 from regatta.journal.journal import Journal, Record
 from regatta.journal.record import RunRecord
 
@@ -16,7 +16,7 @@ Listener: TypeAlias = Callable[[RunRecord, Record], None]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Chronicle:
+class RunLog:
     """Writes records; each is taken into the run's record and told to the listeners at once."""
 
     def __init__(self, listeners: Iterable[Listener], metric: str, wait_for_room: Callable[[OSError], bool]) -> None:
@@ -65,14 +65,14 @@ class Chronicle:
             )
             self.note("warning", text, config=config)
 
-    def warn_of_metrics(self, course: Course, epoch: int, metrics: Mapping[str, float]) -> None:
+    def warn_of_metrics(self, trial: Trial, epoch: int, metrics: Mapping[str, float]) -> None:
         """Say once what is no number, or is not there: it ranks last."""
         wrong = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
         if self._metric not in metrics:
             wrong.append(f"{self._metric} is missing")
-        if wrong and not course.warned:
-            course.warned = True
-            self.note("warning", f"{course.id}: {', '.join(wrong)} after epoch {epoch}", config=course.id)
+        if wrong and not trial.warned:
+            trial.warned = True
+            self.note("warning", f"{trial.id}: {', '.join(wrong)} after epoch {epoch}", config=trial.id)
 
     def _tell(self, line: Record, size: int = 0) -> None:
         self.record.apply(line, size)

@@ -2,7 +2,7 @@
 
 A unit is *finished* when its state can be read by the next worker, and *counts* when that state is durable and its
 record is in the journal. Models hop on finished units; searches, reports and the deletion of older states wait
-for units that count. The records of one configuration are written in the order of its course, whatever the order in
+for units that count. The records of one configuration are written in the order of its trial, whatever the order in
 which its states became durable.
 
 A run whose folder holds a journal is resumed: what counts is not done again, what was under way is.
@@ -21,20 +21,20 @@ from typing import Any, TypeAlias
 
 from regatta.cluster import Cluster
 from regatta.data import Dataset
-from regatta.engine.controller.control_server import Desk, Guest, Knock
-from regatta.engine.controller.partition_owners import Holdings
-from regatta.engine.controller.run_log import Chronicle, Listener
-from regatta.engine.controller.scheduled import Bundle, Bundles
+from regatta.engine.controller.control_server import ControlServer, JoiningWorker, RequestNotice
+from regatta.engine.controller.partition_owners import PartitionOwners
+from regatta.engine.controller.run_log import Listener, RunLog
+from regatta.engine.controller.scheduled import ScheduledModel, ScheduledModels
 from regatta.engine.controller.signals import interruptible
-from regatta.engine.controller.state_files import Whereabouts
+from regatta.engine.controller.state_files import StateFiles
 from regatta.engine.controller.trials import (
-    Course,
-    Courses,
     Entry,
     Progress,
+    Trial,
+    Trials,
     summary,
 )
-from regatta.engine.controller.watchdog import Patience
+from regatta.engine.controller.watchdog import Watchdog
 from regatta.engine.messages import (
     DiskFull,
     Event,
@@ -91,8 +91,8 @@ class Runner:
         profiles: Profiles | None = None,
         listeners: Iterable[Listener] = (),
     ) -> None:
-        self._chronicle = Chronicle(listeners, goal.metric, self._wait_for_room)
-        self._where = Whereabouts(folder, dataset)
+        self._run_log = RunLog(listeners, goal.metric, self._wait_for_room)
+        self._where = StateFiles(folder, dataset)
         self._folder = folder
         self._header = header
         self._dataset = dataset
@@ -102,16 +102,16 @@ class Runner:
         self._search = search
         self._profiles = profiles
         self._packer = Packer(orders)
-        self._steering = Steering(pool, planner, cluster, self._chronicle, self._packer, folder / "logs" / "meetings")
-        self._courses = Courses(search, goal)
-        self._bundles = Bundles()
-        self._awaited: dict[Path, tuple[Course, Entry, str]] = {}  # states on their way to the disk
+        self._steering = Steering(pool, planner, cluster, self._run_log, self._packer, folder / "logs" / "meetings")
+        self._trials = Trials(search, goal)
+        self._scheduled = ScheduledModels()
+        self._awaited: dict[Path, tuple[Trial, Entry, str]] = {}  # states on their way to the disk
         self._largest = 0  # bytes of a state
         self._pauses = 0  # since a state was written
         self._hinted: set[str] = set()  # workers that know what probably comes next
-        self._callers: queue.SimpleQueue[Knock | Guest] = queue.SimpleQueue()
-        self._patience = Patience(lambda: self._pool.wake(), unit_limit)
-        self._try_out = TryOut(pool, dataset, goal, self._chronicle, self._patience, lambda: self._interrupted)
+        self._callers: queue.SimpleQueue[RequestNotice | JoiningWorker] = queue.SimpleQueue()
+        self._watchdog = Watchdog(lambda: self._pool.wake(), unit_limit)
+        self._try_out = TryOut(pool, dataset, goal, self._run_log, self._watchdog, lambda: self._interrupted)
         self._interrupted = False
         self._looping = False
         self._started = time.time()
@@ -125,10 +125,10 @@ class Runner:
                 )  # the journal makes all names in the run's folder durable
                 history = _history(self._folder / "journal.jsonl")
                 with Journal(self._folder / "journal.jsonl") as journal:
-                    self._chronicle.open(journal)
+                    self._run_log.open(journal)
                     self._go(history)
         finally:
-            self._patience.close()
+            self._watchdog.close()
             self._pool.close()
         if self._interrupted:
             raise KeyboardInterrupt
@@ -141,7 +141,7 @@ class Runner:
     @property
     def record(self) -> RunRecord:
         """The run so far."""
-        return self._chronicle.record
+        return self._run_log.record
 
     def interrupt(self) -> None:
         """Come to a halt once the states that are on their way are durable; may be called from another thread."""
@@ -158,46 +158,46 @@ class Runner:
         try:
             self._prepare(history)
             try:
-                with Desk(self._folder, self._call) as self._desk:
+                with ControlServer(self._folder, self._call) as self._control:
                     self._loop()
             finally:
                 self._turn_away()
-            self._chronicle.settle()  # a run that has ended leaves nothing lying about
-            self._chronicle.write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
+            self._run_log.settle()  # a run that has ended leaves nothing lying about
+            self._run_log.write("end", **({"status": "interrupted"} if self._interrupted else self._verdict()))
         except KeyboardInterrupt:
-            self._chronicle.write("end", status="interrupted")
+            self._run_log.write("end", status="interrupted")
             raise
         except BaseException as error:
-            self._chronicle.write("end", status="failed", error=f"{type(error).__name__}: {error}")
+            self._run_log.write("end", status="failed", error=f"{type(error).__name__}: {error}")
             raise
 
     # -- beginning, and beginning again --------------------------------------------------------------
 
     def _prepare(self, history: History) -> None:
-        """The search, the courses, the workers and the scheduler: new, or as the journal says they were."""
+        """The search, the trials, the workers and the scheduler: new, or as the journal says they were."""
         if not history:
-            self._chronicle.write("run", None, **self._header())
+            self._run_log.write("run", None, **self._header())
         asked = foreseen(self._search, self._goal, FORESEEN)  # before it begins: to start again would make it forget
-        self._courses.start()
+        self._trials.start()
         for line, size in history:
             self.record.apply(line, size)
-            self._courses.relive(line)
+            self._trials.replay_record(line)
         if history:
-            self._chronicle.write("resume", pid=os.getpid())
+            self._run_log.write("resume", pid=os.getpid())
             done, wanted = self.record.progress()
             text = f"Going on with {self.record.name}: {done} of {wanted} training units count already."
-            self._chronicle.note("info", text)
-        for course in self._courses:
-            self._declare(course)
+            self._run_log.note("info", text)
+        for trial in self._trials:
+            self._declare(trial)
         lines = [line for line, _ in history]
-        self._bundles.count_from(line["pack"] for line in lines if line.get("pack") is not None)
-        found = self._try_out.run(self._courses, lines, asked, self._steering, self._profiles)
+        self._scheduled.count_from(line["pack"] for line in lines if line.get("pack") is not None)
+        found = self._try_out.run(self._trials, lines, asked, self._steering, self._profiles)
         self._estimates = found.outcome.estimates
         self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
         self._seat(self._steering.begin(found, asked, lines))
         if history:
             self._where.clear_away(self.record)
-        self._want([course for course in self._courses if not course.scheduled])
+        self._want([trial for trial in self._trials if not trial.scheduled])
         for failure in found.outcome.failed.values():
             self._fail(failure)
         self._enlist()
@@ -206,42 +206,42 @@ class Runner:
         """A scheduler for these workers, who are there, and for others, who may come."""
         teams = self._steering.teams()
         self._hopper = self._scheduler(teams)
-        self._holdings = Holdings(self._dataset, *teams)
+        self._owners = PartitionOwners(self._dataset, *teams)
         for worker, event in ready.items():
             self._add_worker(worker, event.info)
         for worker in self._steering.gone():
             self._hand_over(worker)
 
     def _enlist(self) -> None:
-        """Give the scheduler what waits for it: packs where they pay, single courses otherwise."""
-        while ready := self._bundles.ready():
-            places = {course: self._where.take_up(course, self.record) for course in ready if not course.failed}
-            for courses in self._packer.form(places, self._idle_workers()):
-                self._admit(courses, places[courses[0]])
+        """Give the scheduler what waits for it: packs where they pay, single trials otherwise."""
+        while ready := self._scheduled.ready():
+            places = {trial: self._where.take_up(trial, self.record) for trial in ready if not trial.failed}
+            for trials in self._packer.form(places, self._idle_workers()):
+                self._admit(trials, places[trials[0]])
 
     def _idle_workers(self) -> int:
-        """Workers for whom there is no bundle with something left to do."""
+        """Workers for whom there is no model with something left to do."""
         expected = max(self._hopper.worker_count(), len(self._pool.workers))  # those of a resumed run come later
         return max(1, expected - self._hopper.models_left())
 
-    def _admit(self, courses: Sequence[Course], far: Progress) -> None:
-        first = courses[0]
-        bundle = self._bundles.add(courses, {epoch for epoch, _ in far.evals})
-        if bundle.name != first.id:
-            names = [course.id for course in courses]
-            self._estimates.set_joint(bundle.name, names, self._packer.gain(bundle), self._packer.fixed(bundle))
-        if len(courses) > 1:
-            self._chronicle.note("info", self._packer.describe(bundle))
+    def _admit(self, trials: Sequence[Trial], far: Progress) -> None:
+        first = trials[0]
+        model = self._scheduled.add(trials, {epoch for epoch, _ in far.evals})
+        if model.name != first.id:
+            names = [trial.id for trial in trials]
+            self._estimates.set_joint(model.name, names, self._packer.gain(model), self._packer.fixed(model))
+        if len(trials) > 1:
+            self._run_log.note("info", self._packer.describe(model))
         self._hopper.add_model(
-            bundle.name, max(first.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
+            model.name, max(first.epochs, far.epochs), done=far.epochs, visited=far.visited, evals=far.evals,
             order=self._orders(first.id, first.epochs), most=first.most,
         )  # fmt: skip
-        for course in courses:
-            if course.stopped:
-                self._hopper.stop_model(bundle.name)
+        for trial in trials:
+            if trial.stopped:
+                self._hopper.stop_model(model.name)
             for epoch in far.reports:
-                course.entries.append(Entry("report", {"config": course.id, "epoch": epoch}))
-            self._settle(course)
+                trial.entries.append(Entry("report", {"config": trial.id, "epoch": epoch}))
+            self._settle(trial)
 
     def _scheduler(self, teams: Sequence[Sequence[str]]) -> Hopper | Teams:
         parts, evals = len(self._dataset.train), len(self._dataset.eval)
@@ -290,17 +290,17 @@ class Runner:
         """To people who ask for something, workers that want to join, and units that take too long."""
         while not self._callers.empty():
             caller = self._callers.get()
-            if isinstance(caller, Guest):
+            if isinstance(caller, JoiningWorker):
                 self._pool.admit(caller.connection, caller.wishes)
             else:
                 self._serve(caller)
-        self._patience.end_overdue(self._pool, "its unit took")
+        self._watchdog.end_overdue(self._pool, "its unit took")
 
     def _dispatch(self) -> None:
         """Give idle workers their units, and busy ones a hint of what comes next."""
         self._reconsider()
         self._enlist()
-        if self._interrupted or self._patience.holds() or self._waits_for_groups():
+        if self._interrupted or self._watchdog.holds() or self._waits_for_groups():
             return
         while assignments := self._hopper.assign(self._now()):
             for assignment in assignments:
@@ -310,31 +310,31 @@ class Runner:
                 self._hint(worker)
 
     def _begin(self, worker: str, unit: Unit) -> None:
-        bundle = self._bundles[unit.model]
-        courses = bundle.takes(unit)
-        if not courses:  # who was to be judged is stopped
+        model = self._scheduled[unit.model]
+        trials = model.takes(unit)
+        if not trials:  # who was to be judged is stopped
             if self._hopper.finish(worker, self._now()).evaluated:
-                bundle.to_judge.pop(unit.epoch, None)
+                model.to_judge.pop(unit.epoch, None)
             return
-        packed = {"pack": bundle.name} if len(courses) > 1 else {}
-        for course in courses:
-            self._chronicle.write("start", None, worker=worker, **_place(unit, course), **packed)
+        packed = {"pack": model.name} if len(trials) > 1 else {}
+        for trial in trials:
+            self._run_log.write("start", None, worker=worker, **_place(unit, trial), **packed)
         self._hinted.discard(worker)
-        self._bundles.under_way[worker] = courses
-        first, *mates = (self._where.task(unit, course, self._courses) for course in courses)
-        self._pool.submit(worker, replace(first, mates=tuple(mates)))
-        self._patience.begin(worker, len(courses))
+        self._scheduled.under_way[worker] = trials
+        first, *others = (self._where.task(unit, trial, self._trials) for trial in trials)
+        self._pool.submit(worker, replace(first, packed_with=tuple(others)))
+        self._watchdog.begin(worker, len(trials))
 
-    def _end_unit(self, worker: str) -> list[Course]:
+    def _end_unit(self, worker: str) -> list[Trial]:
         """A worker's unit is over, however it ended; whose it was."""
-        self._patience.end(worker)
-        return self._bundles.under_way.pop(worker, [])
+        self._watchdog.end(worker)
+        return self._scheduled.under_way.pop(worker, [])
 
     def _hint(self, worker: str) -> None:
         """Let a busy worker read the state that it will probably need next."""
         upcoming = self._hopper.likely_next(worker)
-        courses = self._bundles[upcoming.model].courses if upcoming is not None else []
-        state = self._where.state_for(upcoming, courses[0]) if upcoming is not None and len(courses) == 1 else None
+        trials = self._scheduled[upcoming.model].trials if upcoming is not None else []
+        state = self._where.state_for(upcoming, trials[0]) if upcoming is not None and len(trials) == 1 else None
         if state is not None:
             self._hinted.add(worker)
             self._pool.prefetch(worker, state)
@@ -343,124 +343,124 @@ class Runner:
 
     def _finish(self, event: TaskDone | PackDone) -> None:
         """A unit is done: its models may hop on, and its records wait for their states to be durable."""
-        bundle = self._bundles[self._hopper.running()[event.worker].model]
+        model = self._scheduled[self._hopper.running()[event.worker].model]
         self._end_unit(event.worker)
         parts = event.parts if isinstance(event, PackDone) else (event,)
         for part in parts:
             if isinstance(part, TaskFailed):
                 place = {"worker": event.worker, **_task_place(part.task)}
-                self._give_up(self._courses[part.task.config], place, part.error, part.traceback)
+                self._give_up(self._trials[part.task.config], place, part.error, part.traceback)
         done = [part for part in parts if isinstance(part, TaskDone)]
         if not done:
             self._hopper.give_back(event.worker)
             return
         self._steering.hear(self._hopper.running()[event.worker], event)
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
-        packed = {"pack": bundle.name} if isinstance(event, PackDone) else {}
-        courses = [self._enter(part, packed) for part in done]
+        packed = {"pack": model.name} if isinstance(event, PackDone) else {}
+        trials = [self._enter(part, packed) for part in done]
         if finished.trained:
-            bundle.trained(finished.unit.epoch, courses)
+            model.trained(finished.unit.epoch, trials)
         if finished.evaluated:
-            judged = bundle.to_judge.pop(finished.unit.epoch, courses)
-            for course in (course for course in judged if not course.failed):
-                course.entries.append(Entry("report", {"config": course.id, "epoch": finished.unit.epoch}))
-                self._settle(course)
-        for course in courses:
-            self._settle(course)
+            judged = model.to_judge.pop(finished.unit.epoch, trials)
+            for trial in (trial for trial in judged if not trial.failed):
+                trial.entries.append(Entry("report", {"config": trial.id, "epoch": finished.unit.epoch}))
+                self._settle(trial)
+        for trial in trials:
+            self._settle(trial)
 
-    def _enter(self, event: TaskDone, packed: Mapping[str, str]) -> Course:
+    def _enter(self, event: TaskDone, packed: Mapping[str, str]) -> Trial:
         """The record of a unit, to be written when its state is durable."""
-        task, course = event.task, self._courses[event.task.config]
+        task, trial = event.task, self._trials[event.task.config]
         fields = {**_unit_fields(event, self._folder), **packed}
-        entry = Entry("unit", fields, before=(course.state, course.visits))
-        course.entries.append(entry)
+        entry = Entry("unit", fields, before=(trial.state, trial.visits))
+        trial.entries.append(entry)
         if task.state_out is not None:
             entry.ready = False
-            self._awaited[task.state_out] = (course, entry, event.worker)
+            self._awaited[task.state_out] = (trial, entry, event.worker)
             self._pauses = 0
-            course.kills = 0  # it can be trained; what died under it died of something else
-            entry.spent = self._where.spent(course, task)
-            course.state, course.visits = task.state_out, course.visits + 1
-        return course
+            trial.kills = 0  # it can be trained; what died under it died of something else
+            entry.spent = self._where.spent(trial, task)
+            trial.state, trial.visits = task.state_out, trial.visits + 1
+        return trial
 
     def _count(self, path: Path, digest: str) -> None:
         awaited = self._awaited.pop(path, None)
         if awaited is not None:
-            course, entry, _ = awaited
+            trial, entry, _ = awaited
             entry.fields["hash"] = digest
             entry.ready = True
-            self._settle(course)
+            self._settle(trial)
 
     def _undo(self, path: Path) -> None:
         """A finished unit will never count: its model is where it was before."""
         awaited = self._awaited.pop(path, None)
         if awaited is None:
             return
-        course, entry, _ = awaited
-        while course.entries.pop() is not entry:
+        trial, entry, _ = awaited
+        while trial.entries.pop() is not entry:
             pass  # a report of the epoch that it ended
-        course.state, course.visits = entry.before
-        bundle = self._bundles.of(course)
-        if bundle is not None:  # otherwise nobody goes on with it
-            self._hopper.undo(bundle.name, entry.fields["epoch"], entry.fields["partition"])
+        trial.state, trial.visits = entry.before
+        model = self._scheduled.of(trial)
+        if model is not None:  # otherwise nobody goes on with it
+            self._hopper.undo(model.name, entry.fields["epoch"], entry.fields["partition"])
 
-    def _settle(self, course: Course) -> None:
+    def _settle(self, trial: Trial) -> None:
         """Write what of a configuration is due, in order; then the search may hear of it."""
-        while course.entries and course.entries[0].ready:
-            entry = course.entries.popleft()
+        while trial.entries and trial.entries[0].ready:
+            entry = trial.entries.popleft()
             if entry.event == "report":
-                self._report(course, entry.fields["epoch"])
+                self._report(trial, entry.fields["epoch"])
             else:
                 then = None if entry.spent is None else partial(self._forget, entry.spent)
-                self._chronicle.write(entry.event, then, **entry.fields)
+                self._run_log.write(entry.event, then, **entry.fields)
 
     def _forget(self, path: Path) -> None:
         self._where.states.drop(path)
         self._pool.forget(path)
 
-    def _report(self, course: Course, epoch: int) -> None:
-        metrics = summary(self.record.configs[course.id], epoch)
+    def _report(self, trial: Trial, epoch: int) -> None:
+        metrics = summary(self.record.configs[trial.id], epoch)
         elapsed, spent = self.record.elapsed, self.record.device_seconds
-        self._chronicle.write(
-            "report", config=course.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent
+        self._run_log.write(
+            "report", config=trial.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent
         )
-        self._chronicle.warn_of_metrics(course, epoch, metrics)
-        self._want(self._courses.report(course.id, epoch, metrics, elapsed, spent))
+        self._run_log.warn_of_metrics(trial, epoch, metrics)
+        self._want(self._trials.report(trial.id, epoch, metrics, elapsed, spent))
 
-    def _want(self, courses: Iterable[Course]) -> None:
-        """Put into effect what is wanted of these courses now."""
-        for course in courses:
-            self._declare(course)
-            if course.failed:
+    def _want(self, trials: Iterable[Trial]) -> None:
+        """Put into effect what is wanted of these trials now."""
+        for trial in trials:
+            self._declare(trial)
+            if trial.failed:
                 continue
-            bundle = self._bundles.of(course)
-            if bundle is not None:
-                self._extend(bundle)
-            elif not course.scheduled or not course.stopped:
-                course.scheduled = True
-                self._bundles.wait(course)
+            model = self._scheduled.of(trial)
+            if model is not None:
+                self._extend(model)
+            elif not trial.scheduled or not trial.stopped:
+                trial.scheduled = True
+                self._scheduled.wait(trial)
 
-    def _extend(self, bundle: Bundle) -> None:
-        """Train a bundle as far as its members are wanted to be now."""
-        active = bundle.active()
+    def _extend(self, model: ScheduledModel) -> None:
+        """Train a model as far as its members are wanted to be now."""
+        active = model.active()
         if active:
-            epochs = bundle.epochs()
-            self._hopper.extend_model(bundle.name, epochs, order=self._orders(active[0].id, epochs))
+            epochs = model.epochs()
+            self._hopper.extend_model(model.name, epochs, order=self._orders(active[0].id, epochs))
         else:
-            self._hopper.stop_model(bundle.name)
-            if bundle.is_pack:  # who has trained enough may still have to be judged
-                self._bundles.disband(bundle)
+            self._hopper.stop_model(model.name)
+            if model.is_pack:  # who has trained enough may still have to be judged
+                self._scheduled.disband(model)
 
-    def _declare(self, course: Course) -> None:
-        """Write what is wanted of a course, unless the journal says so already."""
-        known = self.record.configs.get(course.id)
-        again = known is not None and known.stopped and not course.stopped
-        if known is None or known.epochs != course.epochs or again:
-            wanted = {"values": dict(course.values), "epochs": course.epochs}
-            parent = {"parent": course.parent, "parent_epoch": course.parent_epoch}
-            self._chronicle.write("config", None, config=course.id, **wanted, **parent)
-        if course.stopped and not self.record.configs[course.id].stopped:
-            self._chronicle.write("stop", config=course.id)
+    def _declare(self, trial: Trial) -> None:
+        """Write what is wanted of a trial, unless the journal says so already."""
+        known = self.record.configs.get(trial.id)
+        again = known is not None and known.stopped and not trial.stopped
+        if known is None or known.epochs != trial.epochs or again:
+            wanted = {"values": dict(trial.values), "epochs": trial.epochs}
+            parent = {"parent": trial.parent, "parent_epoch": trial.parent_epoch}
+            self._run_log.write("config", None, config=trial.id, **wanted, **parent)
+        if trial.stopped and not self.record.configs[trial.id].stopped:
+            self._run_log.write("stop", config=trial.id)
 
     # -- failures ------------------------------------------------------------------------------------------
 
@@ -475,51 +475,51 @@ class Runner:
             self._hopper.give_back(event.worker)
             return
         place = {"worker": event.worker, **_task_place(event.task)}
-        self._give_up(self._courses[event.task.config], place, event.error, event.traceback)
+        self._give_up(self._trials[event.task.config], place, event.error, event.traceback)
         if event.task.kind != "pilot":
             self._hopper.give_back(event.worker)
 
-    def _give_up(self, course: Course, place: dict[str, Any], error: str, traceback: str) -> None:
-        self._chronicle.write("failed", **{**place, "config": course.id}, error=error, traceback=traceback)
-        if course.failed:  # by another of its units
+    def _give_up(self, trial: Trial, place: dict[str, Any], error: str, traceback: str) -> None:
+        self._run_log.write("failed", **{**place, "config": trial.id}, error=error, traceback=traceback)
+        if trial.failed:  # by another of its units
             return
-        changed = self._courses.fail(course.id, place["epoch"])
-        bundle = self._bundles.of(course)
-        if bundle is not None:
-            self._extend(bundle)
+        changed = self._trials.fail(trial.id, place["epoch"])
+        model = self._scheduled.of(trial)
+        if model is not None:
+            self._extend(model)
         self._want(changed)
 
     def _pause(self, error: str) -> None:
         """No new units until the disk takes their states; one that only says that it would is not waited for."""
-        if self._patience.wait_for_room(self._where.states.folder, self._largest):
+        if self._watchdog.wait_for_room(self._where.states.folder, self._largest):
             self._pauses += 1
             if self._pauses > PAUSES:
                 raise DiskError(error)
             text = f"Paused, and going on by itself once the disk takes {self._largest} bytes: {error}"
-            self._chronicle.say("warning", text)
+            self._run_log.say("warning", text)
 
     def _wait_for_room(self, error: OSError) -> bool:
         """The journal cannot be written; whether there is room again."""
         if self._interrupted:
             return False
         self._pause(f"the journal cannot be written: {error.strerror}")
-        self._patience.wait()
+        self._watchdog.wait()
         return True
 
     # -- workers -------------------------------------------------------------------------------------------
 
     def _add_worker(self, worker: str, info: dict[str, Any]) -> None:
         self._steering.came(worker, info)
-        train, held = self._holdings.of(worker)
-        self._chronicle.write("worker", None, worker=worker, state="up", **info, train=train, eval=held)
+        train, held = self._owners.of(worker)
+        self._run_log.write("worker", None, worker=worker, state="up", **info, train=train, eval=held)
         self._hopper.add_worker(worker, train, held)
 
     def _lose(self, event: WorkerLost) -> None:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
-        self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
+        self._run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
         self._steering.left(event.worker, event.for_good)
         self._hinted.discard(event.worker)
-        courses = self._end_unit(event.worker)
+        trials = self._end_unit(event.worker)
         unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None
         for path in [path for path, (_, _, worker) in self._awaited.items() if worker == event.worker]:
             if path.exists():  # otherwise the pool sees to it
@@ -528,35 +528,35 @@ class Runner:
             self._hand_over(event.worker)
         if unit is None or event.for_good:  # a guest that leaves is nobody's fault
             return
-        bundle = self._bundles[unit.model]
-        if len(courses) > 1:  # whoever it was, the others go on
-            self._bundles.disband(bundle, alone=True)
-            self._hopper.stop_model(bundle.name)
+        model = self._scheduled[unit.model]
+        if len(trials) > 1:  # whoever it was, the others go on
+            self._scheduled.disband(model, alone=True)
+            self._hopper.stop_model(model.name)
             return
-        (course,) = courses
-        course.kills += 1
-        if course.kills >= KILLS:
+        (trial,) = trials
+        trial.kills += 1
+        if trial.kills >= KILLS:
             error = f"took {KILLS} workers with it; the last, {event.worker}, {event.reason}"
-            self._give_up(course, {"worker": event.worker, **_place(unit, course)}, error, "")
+            self._give_up(trial, {"worker": event.worker, **_place(unit, trial)}, error, "")
 
     def _hand_over(self, worker: str) -> None:
         """Others go on with what a worker held that will not come back."""
         left = self._hopper.workers()
-        for missing in self._holdings.hand_over(worker, left):
-            self._chronicle.note("warning", f"{missing}: the run waits for a worker that has them.")
+        for missing in self._owners.hand_over(worker, left):
+            self._run_log.note("warning", f"{missing}: the run waits for a worker that has them.")
         for other in left:
-            self._hopper.hold(other, *self._holdings.of(other))
+            self._hopper.hold(other, *self._owners.of(other))
 
     # -- the plan ------------------------------------------------------------------------------------------
 
     def _reconsider(self) -> None:
-        """Where the plan is made anew, bundles become as it says, as soon as what they have trained counts."""
-        if self._interrupted or not self._steering.reconsider(self._hopper, self._courses):
+        """Where the plan is made anew, scheduled become as it says, as soon as what they have trained counts."""
+        if self._interrupted or not self._steering.reconsider(self._hopper, self._trials):
             return
-        for bundle in list(self._bundles):
-            if bundle.courses and self._hopper.left_of(bundle.name) and not self._packer.fits(bundle):
-                self._bundles.disband(bundle)
-                self._hopper.stop_model(bundle.name)
+        for model in list(self._scheduled):
+            if model.trials and self._hopper.left_of(model.name) and not self._packer.fits(model):
+                self._scheduled.disband(model)
+                self._hopper.stop_model(model.name)
 
     def _waits_for_groups(self) -> bool:
         """Whether workers are to be in other groups, which waits until nothing is under way."""
@@ -565,15 +565,15 @@ class Runner:
         if self._hopper.running() or self._awaited:
             return True
         for worker in self._hopper.workers():
-            self._chronicle.write("worker", None, worker=worker, state="down", regroups=True)
-        self._bundles.restart(self._hopper.left_of)
+            self._run_log.write("worker", None, worker=worker, state="down", regroups=True)
+        self._scheduled.restart(self._hopper.left_of)
         self._seat(self._steering.regroup())
         self._enlist()
         return False
 
     # -- people --------------------------------------------------------------------------------------------
 
-    def _call(self, caller: Knock | Guest) -> None:
+    def _call(self, caller: RequestNotice | JoiningWorker) -> None:
         """Somebody is at the door; called from another thread."""
         self._callers.put(caller)
         self._pool.wake()
@@ -584,15 +584,15 @@ class Runner:
         while not self._callers.empty():
             self._callers.get().close()
 
-    def _serve(self, knock: Knock) -> None:
+    def _serve(self, knock: RequestNotice) -> None:
         """Do what people asked for, and say what was done."""
-        for request in self._desk.requests():
+        for request in self._control.requests():
             if request["id"] not in self.record.requests:
-                request, answer = self._desk.judge(request, self.record, self._interrupted)
-                self._chronicle.write("request", **request, answer=answer)
+                request, answer = self._control.judge(request, self.record, self._interrupted)
+                self._run_log.write("request", **request, answer=answer)
                 if answer["done"]:
-                    self._want(self._courses.obey(request))
-            self._desk.answer(request["id"], self.record.requests[request["id"]]["answer"])
+                    self._want(self._trials.apply_request(request))
+            self._control.answer(request["id"], self.record.requests[request["id"]]["answer"])
         knock.close()
 
     def _verdict(self) -> dict[str, Any]:
@@ -609,13 +609,13 @@ def _history(path: Path) -> History:
     return list(read_lines(path)) if path.exists() else []
 
 
-def _place(unit: Unit, course: Course) -> dict[str, Any]:
-    return {"kind": unit.kind, "config": course.id, "epoch": unit.epoch, "partition": unit.partition}
+def _place(unit: Unit, trial: Trial) -> dict[str, Any]:
+    return {"kind": unit.kind, "config": trial.id, "epoch": unit.epoch, "partition": unit.partition}
 
 
 def _unit_fields(event: TaskDone, folder: Path) -> dict[str, Any]:
     task = event.task
-    fields = {k: v for k, v in vars(event).items() if k not in ("task", "pilot", "packed", "grouped")}
+    fields = {k: v for k, v in vars(event).items() if k not in ("task", "profile", "pack_profile", "group_profile")}
     state = None if task.state_out is None else str(task.state_out.relative_to(folder))
     return {**_task_place(task), **fields, "state": state}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from regatta.data import Dataset
 from regatta.engine.controller.trials import (
-    Course,
-    Courses,
     Progress,
+    Trial,
+    Trials,
     progress,
 )
 from regatta.engine.messages import Task
@@ -19,7 +19,7 @@ from regatta.store.states.state_archive import RunStates
 from regatta.store.states.state_files import StateFolder
 
 
-class Whereabouts:
+class StateFiles:
     """The files of states: which one a unit begins with, which one it leaves, which ones nobody needs."""
 
     def __init__(self, folder: Path, dataset: Dataset) -> None:
@@ -27,43 +27,43 @@ class Whereabouts:
         self.states = StateFolder(folder / "states")
         self._dataset = dataset
 
-    def task(self, unit: Unit, course: Course, courses: Courses) -> Task:
+    def task(self, unit: Unit, trial: Trial, trials: Trials) -> Task:
         """What a worker is to do for one configuration."""
-        state = self.state_for(unit, course)
+        state = self.state_for(unit, trial)
         if unit.kind == "eval":
-            return Task("eval", course.id, course.values, unit.epoch, unit.partition, state)
-        begins = course.state is None and course.origin is not None
-        parent = courses[course.parent].values if course.parent and begins else None
+            return Task("eval", trial.id, trial.values, unit.epoch, unit.partition, state)
+        begins = trial.state is None and trial.origin is not None
+        parent = trials[trial.parent].values if trial.parent and begins else None
         return Task(
-            "train", course.id, course.values, unit.epoch, unit.partition, state,
-            self.states.path(course.id, unit.epoch, course.visits + 1),
-            ends_epoch=course.visits + 1 == len(self._dataset.train), parent=parent,
+            "train", trial.id, trial.values, unit.epoch, unit.partition, state,
+            self.states.path(trial.id, unit.epoch, trial.visits + 1),
+            ends_epoch=trial.visits + 1 == len(self._dataset.train), parent=parent,
         )  # fmt: skip
 
-    def state_for(self, unit: Unit, course: Course) -> Path | None:
+    def state_for(self, unit: Unit, trial: Trial) -> Path | None:
         """The state that a unit begins with; None: the model is new."""
         if unit.kind == "eval":
-            return self._of_epoch(course.id, unit.epoch)
-        return course.state or course.origin
+            return self._of_epoch(trial.id, unit.epoch)
+        return trial.state or trial.origin
 
-    def spent(self, course: Course, task: Task) -> Path | None:
+    def spent(self, trial: Trial, task: Task) -> Path | None:
         """The state that nobody needs once this unit counts: not those at ends of epochs, its parent's among them."""
-        if course.state is None:
-            own = self.states.path(course.id, 0, 0)
-            return own if course.origin == own else None
-        return task.state_in if course.visits > 0 else None
+        if trial.state is None:
+            own = self.states.path(trial.id, 0, 0)
+            return own if trial.origin == own else None
+        return task.state_in if trial.visits > 0 else None
 
-    def take_up(self, course: Course, record: RunRecord) -> Progress:
-        """Where the units that count have left a course; its state is brought there."""
-        far = progress(record.configs[course.id], len(self._dataset.train), len(self._dataset.eval))
-        course.visits = len(far.visited)
+    def take_up(self, trial: Trial, record: RunRecord) -> Progress:
+        """Where the units that count have left a trial; its state is brought there."""
+        far = progress(record.configs[trial.id], len(self._dataset.train), len(self._dataset.eval))
+        trial.visits = len(far.visited)
         if far.visited:
-            course.state = self.states.path(course.id, far.epochs + 1, course.visits)
+            trial.state = self.states.path(trial.id, far.epochs + 1, trial.visits)
         elif far.epochs:
-            course.state = self._brought_back(course.id, far.epochs)
-        elif course.parent is not None and course.parent_epoch is not None:
-            target = self.states.path(course.id, 0, 0)
-            course.origin = self._brought_back(course.parent, course.parent_epoch, target)
+            trial.state = self._brought_back(trial.id, far.epochs)
+        elif trial.parent is not None and trial.parent_epoch is not None:
+            target = self.states.path(trial.id, 0, 0)
+            trial.origin = self._brought_back(trial.parent, trial.parent_epoch, target)
         return far
 
     def clear_away(self, record: RunRecord) -> None:

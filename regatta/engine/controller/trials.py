@@ -1,7 +1,7 @@
 """The way of each configuration through a run: what is wanted of it, how far it is, what waits to be written.
 
-`Courses` is told what the search and people want, in the order of the journal: once while it happens, and again, from
-the journal, when a run is resumed. The same calls in the same order lead to the same courses.
+`Trials` is told what the search and people want, in the order of the journal: once while it happens, and again, from
+the journal, when a run is resumed. The same calls in the same order lead to the same trials.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Entry:
     fields: dict[str, Any]
     ready: bool = True  # not before its state is durable
     spent: Path | None = None  # the state that nobody needs once this is durable
-    before: tuple[Path | None, int] = (None, 0)  # the course's state and visits, should it never count
+    before: tuple[Path | None, int] = (None, 0)  # the trial's state and visits, should it never count
 
 
 @dataclass(eq=False)
-class Course:
+class Trial:
     """The way of one configuration through the run."""
 
     id: str
@@ -56,28 +56,28 @@ class Course:
     warned: bool = False
 
 
-class Courses:
-    """The courses of a run, and the search that asks for most of them."""
+class Trials:
+    """The trials of a run, and the search that asks for most of them."""
 
     def __init__(self, search: Search, goal: Goal) -> None:
         self._search = search
         self._goal = goal
-        self._courses: dict[str, Course] = {}
+        self._trials: dict[str, Trial] = {}
         self._reported: dict[str, int] = {}  # the last epoch of which was told
 
-    def __getitem__(self, config: str) -> Course:
-        return self._courses[config]
+    def __getitem__(self, config: str) -> Trial:
+        return self._trials[config]
 
     def __contains__(self, config: str) -> bool:
-        return config in self._courses
+        return config in self._trials
 
-    def __iter__(self) -> Iterator[Course]:
-        return iter(self._courses.values())
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self._trials.values())
 
-    def start(self) -> list[Course]:
+    def start(self) -> list[Trial]:
         return self._take(self._search.start(self._goal))
 
-    def relive(self, line: Record) -> None:
+    def replay_record(self, line: Record) -> None:
         """Take in a record of the journal as it was taken in when it was written."""
         event = line["event"]
         if event == "report":
@@ -86,49 +86,49 @@ class Courses:
         elif event == "failed":
             self.fail(line["config"], line["epoch"])
         elif event == "request" and line["answer"]["done"]:
-            self.obey(line)
+            self.apply_request(line)
 
     def report(
         self, config: str, epoch: int, metrics: Mapping[str, float], elapsed: float, device_seconds: float
-    ) -> list[Course]:
-        """An epoch counts; the courses that the search changes for it."""
-        course = self._courses[config]
-        if course.failed:  # in a later epoch, while this one was still judged
+    ) -> list[Trial]:
+        """An epoch counts; the trials that the search changes for it."""
+        trial = self._trials[config]
+        if trial.failed:  # in a later epoch, while this one was still judged
             return []
         self._reported[config] = max(epoch, self._reported.get(config, 0))
-        course.unheard.append(Report(config, course.values, epoch, metrics, False, elapsed, device_seconds))
-        return self._take(self._catch_up(course))
+        trial.unheard.append(Report(config, trial.values, epoch, metrics, False, elapsed, device_seconds))
+        return self._take(self._catch_up(trial))
 
-    def fail(self, config: str, epoch: int) -> list[Course]:
+    def fail(self, config: str, epoch: int) -> list[Trial]:
         """Nothing more will come of it."""
-        course = self._courses[config]
-        course.failed = True
-        return self._write_off(course, epoch)
+        trial = self._trials[config]
+        trial.failed = True
+        return self._write_off(trial, epoch)
 
-    def obey(self, request: Record) -> list[Course]:
+    def apply_request(self, request: Record) -> list[Trial]:
         """Do what people asked for, which was checked."""
-        course = self._courses[request["config"]]
+        trial = self._trials[request["config"]]
         if request["verb"] == "stop":
-            course.stopped = True
-            return [course, *self._write_off(course, self._reported.get(course.id, 0))]
+            trial.stopped = True
+            return [trial, *self._write_off(trial, self._reported.get(trial.id, 0))]
         if request["verb"] == "clone":
             name, epochs = config_id(request["values"]), request["epochs"]
-            clone = Course(name, request["values"], epochs, 0, course.id, request["parent_epoch"], asked=epochs)
-            self._courses[name] = clone
+            clone = Trial(name, request["values"], epochs, 0, trial.id, request["parent_epoch"], asked=epochs)
+            self._trials[name] = clone
             return [clone]
-        course.stopped = False
-        course.epochs = course.asked = request["epochs"]
-        return [course]
+        trial.stopped = False
+        trial.epochs = trial.asked = request["epochs"]
+        return [trial]
 
-    def _write_off(self, course: Course, epoch: int) -> list[Course]:
+    def _write_off(self, trial: Trial, epoch: int) -> list[Trial]:
         """A rung or a generation must not wait for what will never come."""
-        if course.written_off or not course.searched:
+        if trial.written_off or not trial.searched:
             return []
-        course.written_off = True
-        return self._take(self._search.hear(Report(course.id, course.values, epoch, {}, failed=True)))
+        trial.written_off = True
+        return self._take(self._search.hear(Report(trial.id, trial.values, epoch, {}, failed=True)))
 
-    def _take(self, actions: Iterable[Action]) -> list[Course]:
-        """Act, and on what the search answers to what is known of these courses already."""
+    def _take(self, actions: Iterable[Action]) -> list[Trial]:
+        """Act, and on what the search answers to what is known of these trials already."""
         changed, open_actions = [], deque(actions)
         while open_actions:
             action = open_actions.popleft()
@@ -136,33 +136,33 @@ class Courses:
             open_actions.extend(self._catch_up(changed[-1]))
         return changed
 
-    def _catch_up(self, course: Course) -> list[Action]:
-        """Tell the search what it wants to know: people may have had a course trained before it asked."""
-        if course.written_off or not course.searched:
+    def _catch_up(self, trial: Trial) -> list[Action]:
+        """Tell the search what it wants to know: people may have had a trial trained before it asked."""
+        if trial.written_off or not trial.searched:
             return []
-        due = [report for report in course.unheard if report.epoch <= course.searched]
-        course.unheard = [report for report in course.unheard if report.epoch > course.searched]
-        if course.failed:
-            course.written_off = True
-            due.append(Report(course.id, course.values, self._reported.get(course.id, 0), {}, failed=True))
+        due = [report for report in trial.unheard if report.epoch <= trial.searched]
+        trial.unheard = [report for report in trial.unheard if report.epoch > trial.searched]
+        if trial.failed:
+            trial.written_off = True
+            due.append(Report(trial.id, trial.values, self._reported.get(trial.id, 0), {}, failed=True))
         return [action for report in due for action in self._search.hear(report)]
 
-    def _stop(self, action: Stop) -> Course:
-        course = self._courses[action.config]
-        course.stopped = True
-        return course
+    def _stop(self, action: Stop) -> Trial:
+        trial = self._trials[action.config]
+        trial.stopped = True
+        return trial
 
-    def _train(self, action: Train) -> Course:
+    def _train(self, action: Train) -> Trial:
         name = config_id(action.config)
-        course = self._courses.get(name)
-        if course is None:
-            course = self._courses[name] = Course(name, action.config, action.epochs, parent=action.parent)
-            course.parent_epoch = None if action.parent is None else self._state_of(action.parent)
-        course.searched, course.most = action.epochs, action.most
-        course.epochs = max(course.searched, course.asked)
-        course.stopped = False
-        course.written_off &= course.failed
-        return course
+        trial = self._trials.get(name)
+        if trial is None:
+            trial = self._trials[name] = Trial(name, action.config, action.epochs, parent=action.parent)
+            trial.parent_epoch = None if action.parent is None else self._state_of(action.parent)
+        trial.searched, trial.most = action.epochs, action.most
+        trial.epochs = max(trial.searched, trial.asked)
+        trial.stopped = False
+        trial.written_off &= trial.failed
+        return trial
 
     def _state_of(self, parent: str) -> int:
         """The last epoch of a parent that counts: what its children begin with."""

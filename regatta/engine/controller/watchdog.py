@@ -15,7 +15,7 @@ LEAST_ROOM = 1 << 20
 LOOK_AGAIN = 1.0  # seconds between two looks at a full disk, which tells nobody when it has room
 
 
-class Patience:
+class Watchdog:
     """A clock beside the controller: it wakes it when a unit is overdue, or when there is room again."""
 
     def __init__(self, wake: Callable[[], None], limit: float | None = None) -> None:
@@ -78,7 +78,7 @@ class Patience:
 
     def _watch(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="patience", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
             self._thread.start()
         with self._changed:
             self._changed.notify()

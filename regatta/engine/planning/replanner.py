@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from regatta.cluster import Cluster
-from regatta.engine.controller.run_log import Chronicle
-from regatta.engine.controller.trials import Course
+from regatta.engine.controller.run_log import RunLog
+from regatta.engine.controller.trials import Trial
 from regatta.engine.messages import PackDone, TaskDone, WorkerReady
 from regatta.engine.planning.packer import Packer
 from regatta.engine.planning.planner import Decision, Planner, workforce
@@ -34,11 +34,11 @@ class Steering:
     """What is decided of a run, and the pool of its workers, in groups or not."""
 
     def __init__(
-        self, pool: WorkerPool, planner: Planner, cluster: Cluster, chronicle: Chronicle, packer: Packer, meetings: Path
+        self, pool: WorkerPool, planner: Planner, cluster: Cluster, run_log: RunLog, packer: Packer, meetings: Path
     ) -> None:
         self.pool = pool
         self.planner, self.cluster = planner, cluster
-        self._chronicle, self._packer, self.meetings = chronicle, packer, meetings
+        self._run_log, self._packer, self.meetings = run_log, packer, meetings
         self._decision = Decision()
         self._alone = pool  # the workers, each by itself
         self._there: dict[str, WorkerReady] = {}  # workers by themselves that are there
@@ -67,7 +67,7 @@ class Steering:
         decision = Decision.recalled(history)
         if decision is None:
             decision = self._decided(findings, wanted)
-            self._chronicle.write("plan", None, **decision.to_record(), reason="", changed=True)
+            self._run_log.write("plan", None, **decision.to_record(), reason="", changed=True)
         else:
             decision = self.planner.wishes.kept_to(decision, self.pool)
         return self._settled(decision if not self._gone or not self.pool.groupable else _alone(decision))
@@ -90,7 +90,7 @@ class Steering:
         try:
             return self.planner.decide(findings, wanted, workforce(self.pool, self.cluster, findings.outcome))
         except (ArithmeticError, ValueError, RegattaError) as error:
-            self._chronicle.note("warning", f"No plan could be made ({error}): models hop one by one.")
+            self._run_log.note("warning", f"No plan could be made ({error}): models hop one by one.")
             return Decision(self.planner.wishes.group or 1, bool(self.planner.wishes.share))
 
     def came(self, worker: str, info: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class Steering:
         return [worker for worker in self.pool.workers if worker in self._gone]
 
     def team_of(self, model: str) -> int:
-        """The number of the team that trains a model; a bundle's name says whose it is."""
+        """The number of the team that trains a model; a model's name says whose it is."""
         return squad_of(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
 
     def hear(self, unit: Unit, event: TaskDone | PackDone) -> None:
@@ -142,7 +142,7 @@ class Steering:
         links.update({build: self._exchanges[build].corrected(link) for build, link in known.items()})
         self.estimates.set_hands(self._hands(self._decision))
 
-    def reconsider(self, hopper: Hopper | Teams, courses: Iterable[Course]) -> bool:
+    def reconsider(self, hopper: Hopper | Teams, trials: Iterable[Trial]) -> bool:
         """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
         if self.regroups:
             return False
@@ -150,9 +150,9 @@ class Steering:
         reason = self.planner.doubts(workers) or self._too_few(hopper.models_left(), workers) or self._too_idle(hopper)
         if not reason:
             return False
-        active = [course for course in courses if not course.stopped and not course.failed]
-        epochs = {course.id: course.epochs - self._chronicle.record.configs[course.id].epoch for course in active}
-        left = {course.id: Train(dict(course.values), epochs[course.id]) for course in active}
+        active = [trial for trial in trials if not trial.stopped and not trial.failed]
+        epochs = {trial.id: trial.epochs - self._run_log.record.configs[trial.id].epoch for trial in active}
+        left = {trial.id: Train(dict(trial.values), epochs[trial.id]) for trial in active}
         force = workforce(self._alone, self.cluster, self._findings.outcome)
         self._learn_exchanges()
         decision = self.planner.revise(self._findings, left, force, self._decision)
@@ -162,7 +162,7 @@ class Steering:
         changed = not decision.same_way(self._decision)
         self._write(decision, reason, changed)
         if changed and decision.plan is not None:
-            self._chronicle.note("info", f"{reason}: from here on {decision.plan.name}.")
+            self._run_log.note("info", f"{reason}: from here on {decision.plan.name}.")
         if decision.same_groups(self._decision):
             self._take(decision)
         else:
@@ -183,10 +183,10 @@ class Steering:
             return
         self._next = _alone(self._decision)
         self._write(self._next, reason)
-        self._chronicle.note("warning", f"{reason}: from here on models are trained by one worker each.")
+        self._run_log.note("warning", f"{reason}: from here on models are trained by one worker each.")
 
     def _write(self, decision: Decision, reason: str, changed: bool = True) -> None:
-        self._chronicle.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
+        self._run_log.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
 
     def regroup(self) -> Mapping[str, WorkerReady]:
         """Put workers, all of them idle, into groups as the plan says; who is there then."""

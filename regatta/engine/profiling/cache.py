@@ -24,7 +24,7 @@ from blake3 import blake3
 from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
-from regatta.engine.messages import PilotResult
+from regatta.engine.messages import ModelProfile
 from regatta.errors import RegattaError
 from regatta.plan.strategy.form_packs import EVERYTHING, Builds, PackRate
 
@@ -49,7 +49,7 @@ class Known:
     """A configuration that was tried, and the seconds that this took."""
 
     values: Values
-    pilot: PilotResult
+    pilot: ModelProfile
     seconds: float = 0.0
 
 
@@ -82,7 +82,7 @@ class Profiles:
             os.utime(found.path)
         return found
 
-    def find(self, values: Values) -> PilotResult | None:
+    def find(self, values: Values) -> ModelProfile | None:
         """What was measured of a configuration, or else of one that is built like it."""
         known = self.configs.get(config_id(values)) or self._like(values)
         return None if known is None else known.pilot
@@ -203,7 +203,7 @@ def _is_near(value: object, seen: Sequence[object]) -> bool:
 
 def _known(line: Mapping[str, Any]) -> Known:
     found = line["pilot"]
-    pilot = PilotResult(**{name: _plain(name, found[name]) for name in found.keys() & _FIELDS})
+    pilot = ModelProfile(**{name: _plain(name, found[name]) for name in found.keys() & _FIELDS})
     return Known({str(name): value for name, value in line["values"].items()}, pilot, _number(line["seconds"]))
 
 
@@ -215,7 +215,7 @@ def _known_rate(line: Mapping[str, Any]) -> KnownRate:
     return KnownRate(found, tuple(map(str, line["configs"])))
 
 
-_FIELDS = {part.name for part in fields(PilotResult)}
+_FIELDS = {part.name for part in fields(ModelProfile)}
 _WORDS, _LISTS, _COUNTS = ("build",), ("metrics", "forgotten"), ("train_rows", "eval_rows", "state_bytes", "peak_bytes")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from regatta.data import Dataset
 from regatta.engine.messages import (
     Event,
-    GroupPilot,
+    GroupProfile,
     Task,
     TaskDone,
     TaskFailed,
@@ -58,11 +58,11 @@ def run_group_pilots(
         groups.submit(name, task)
         begun(groups.first_of(name))  # whoever ends that one ends the group
         answer = _await(groups, name, between)
-        if isinstance(answer, TaskDone) and answer.pilot is not None:
+        if isinstance(answer, TaskDone) and answer.profile is not None:
             alone = max(findings.outcome.results[config].train_seconds_per_row, 1e-12)
-            ratio = max(0.0, WIDTH * answer.pilot.train_seconds_per_row / alone - 1)
+            ratio = max(0.0, WIDTH * answer.profile.train_seconds_per_row / alone - 1)
             found[build], news[build] = Communication(ratio), ratio
-            answer = replace(answer, pilot=None, grouped=GroupPilot(build, WIDTH, ratio))
+            answer = replace(answer, profile=None, group_profile=GroupProfile(build, WIDTH, ratio))
         heard(replace(answer, worker=groups.first_of(name)))
         if isinstance(answer, WorkerLost):
             break

@@ -16,7 +16,7 @@ from regatta.configuration import Scalar
 from regatta.data import Dataset
 from regatta.engine.messages import (
     Event,
-    PilotResult,
+    ModelProfile,
     Task,
     TaskDone,
     TaskFailed,
@@ -41,7 +41,7 @@ class PilotOutcome:
     """What was learnt: estimates for the scheduler, the size of states, who failed, which workers are there."""
 
     estimates: Estimates
-    results: dict[str, PilotResult] = field(default_factory=dict)
+    results: dict[str, ModelProfile] = field(default_factory=dict)
     failed: dict[str, TaskFailed] = field(default_factory=dict)
     ready: dict[str, WorkerReady] = field(default_factory=dict)
     start_seconds: float | None = None  # until a process is there that prepares data
@@ -86,7 +86,7 @@ def run_pilots(
     while not pilots.over():
         for event in pool.events():
             counts = pilots.take(event)
-            heard(replace(event, pilot=None) if isinstance(event, TaskDone) and not counts else event)
+            heard(replace(event, profile=None) if isinstance(event, TaskDone) and not counts else event)
         if pilots.outcome.ready and first is None:
             first = time.perf_counter() - begin
         between()
@@ -114,7 +114,7 @@ def cached_pilots(
     return pilots.outcome
 
 
-def told(result: PilotResult) -> dict[str, object]:
+def told(result: ModelProfile) -> dict[str, object]:
     """What a journal's line says of a pilot."""
     return {name: value for name, value in vars(result).items() if name not in ("metrics", "forgotten")}
 
@@ -125,8 +125,8 @@ def recalled_pilots(dataset: Dataset, history: Iterable[Record]) -> PilotOutcome
     outcome = _nothing_known(dataset)
     for line in history:
         if line["event"] == "pilot":
-            fields = {name: line[name] for name in PilotResult.__dataclass_fields__ if name in line}
-            _learn(outcome, line["config"], PilotResult(**fields, metrics=()), known)
+            fields = {name: line[name] for name in ModelProfile.__dataclass_fields__ if name in line}
+            _learn(outcome, line["config"], ModelProfile(**fields, metrics=()), known)
         elif line["event"] == "unit" and line.get("pack") is None:
             unit = Unit(line["kind"], line["config"], line["epoch"], line["partition"])
             outcome.estimates.observe(unit, line["worker"], line["end"] - line["start"])
@@ -139,7 +139,7 @@ def _nothing_known(dataset: Dataset) -> PilotOutcome:
     return PilotOutcome(Estimates(train, judged))
 
 
-def _learn(outcome: PilotOutcome, config: str, result: PilotResult, known_rows: bool) -> None:
+def _learn(outcome: PilotOutcome, config: str, result: ModelProfile, known_rows: bool) -> None:
     outcome.results[config] = result
     train, judged, prepare = (
         result.train_seconds_per_row, _judging(result), result.prepare_seconds_per_row,
@@ -149,7 +149,7 @@ def _learn(outcome: PilotOutcome, config: str, result: PilotResult, known_rows: 
     outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds, prepare)
 
 
-def _judging(result: PilotResult) -> float:
+def _judging(result: ModelProfile) -> float:
     """Seconds per row of evaluation units beyond what a training unit costs besides its rows: they leave no state."""
     if result.eval_fixed_seconds is None or not result.eval_rows:
         return result.eval_seconds_per_row
@@ -209,11 +209,11 @@ class _Pilots:
                 self.outcome.failed[event.task.config] = event
                 self.outcome.results.pop(event.task.config, None)
                 self.outcome.cached.discard(event.task.config)
-            elif event.pilot is not None:
+            elif event.profile is not None:
                 self.proved.add(event.worker)
                 self.seconds[event.task.config] = event.end - event.start
                 self.outcome.cached.discard(event.task.config)
-                _learn(self.outcome, event.task.config, event.pilot, self.known_rows)
+                _learn(self.outcome, event.task.config, event.profile, self.known_rows)
         return True
 
     def dispatch(self) -> list[tuple[str, Task]]:
@@ -237,8 +237,8 @@ class _Pilots:
         return found
 
     def _task(self, worker: str, config: str) -> Task:
-        judge_on = self.eval[worker][0] if self.eval[worker] else None
-        return Task("pilot", config, self.configs[config], 0, self.train[worker][0], judge_on=judge_on)
+        eval_partition = self.eval[worker][0] if self.eval[worker] else None
+        return Task("pilot", config, self.configs[config], 0, self.train[worker][0], eval_partition=eval_partition)
 
     def over(self) -> bool:
         everyone = set(self.workers) <= self.outcome.ready.keys() | self.outcome.lost  # who was lost may not come back

@@ -10,8 +10,8 @@ from regatta.configuration import Scalar
 from regatta.data import Dataset
 from regatta.engine.messages import (
     Event,
-    PackPilot,
-    PilotResult,
+    ModelProfile,
+    PackProfile,
     Task,
     TaskDone,
     TaskFailed,
@@ -76,7 +76,7 @@ def run_pack_pilots(
         workers = [name for name in outcome.ready if train.get(name)]  # all at once, as it will be in the run
         for worker in workers:
             first, *others = (Task("pilot", member, configs[member], 0, train[worker][0]) for member in members)
-            pool.submit(worker, replace(first, mates=tuple(others)))
+            pool.submit(worker, replace(first, packed_with=tuple(others)))
             begun(worker)
         found = _await(pool, workers, outcome, heard, between)
         if found:
@@ -122,7 +122,7 @@ def _wanted(
 
 def _worth_trying(
     members: Sequence[str],
-    results: Sequence[PilotResult],
+    results: Sequence[ModelProfile],
     configs: Configs,
     dataset: Dataset,
     epochs: int,
@@ -155,9 +155,9 @@ def _await(
     outcome: PilotOutcome,
     heard: Callable[[Event], None],
     between: Callable[[], None],
-) -> list[PackPilot]:
+) -> list[PackProfile]:
     """What the workers find, until each is done with its task, or gone."""
-    waits, found = set(workers), list[PackPilot]()
+    waits, found = set(workers), list[PackProfile]()
     while waits:
         for event in pool.events():
             heard(event)
@@ -167,7 +167,7 @@ def _await(
                 outcome.left(event)
             if isinstance(event, TaskDone | TaskFailed | WorkerLost):
                 waits.discard(event.worker)
-            if isinstance(event, TaskDone) and event.packed is not None:
-                found.append(event.packed)
+            if isinstance(event, TaskDone) and event.pack_profile is not None:
+                found.append(event.pack_profile)
         between()
     return found

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from regatta.cluster import Cluster
 from regatta.data import Dataset
-from regatta.engine.controller.run_log import Chronicle
-from regatta.engine.controller.trials import Courses
-from regatta.engine.controller.watchdog import Patience
+from regatta.engine.controller.run_log import RunLog
+from regatta.engine.controller.trials import Trials
+from regatta.engine.controller.watchdog import Watchdog
 from regatta.engine.messages import (
     Event,
     TaskDone,
@@ -104,11 +104,11 @@ class TryOut:
     """Starts the workers of a run and learns what units cost, writing down what it learns."""
 
     def __init__(
-        self, pool: WorkerPool, dataset: Dataset, goal: Goal, chronicle: Chronicle, patience: Patience,
+        self, pool: WorkerPool, dataset: Dataset, goal: Goal, run_log: RunLog, watchdog: Watchdog,
         interrupted: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._pool, self._dataset, self._goal = pool, dataset, goal
-        self._chronicle, self._patience = chronicle, patience
+        self._run_log, self._watchdog = run_log, watchdog
         self._interrupted = interrupted
         self._packed: set[str] = set()  # builds of which packs were tried now
         self._grouped: set[str] = set()  # and groups
@@ -116,18 +116,18 @@ class TryOut:
 
     def run(
         self,
-        courses: Courses,
+        trials: Trials,
         history: Sequence[Record],
         wanted: Mapping[str, Train],
         steering: Steering,
         profiles: Profiles | None,
     ) -> Findings:
         """Pilots of all that the search begins with; where it is known how long units take, none are needed."""
-        if any(unit.kind == "train" for unit in self._chronicle.record.units):
+        if any(unit.kind == "train" for unit in self._run_log.record.units):
             self._pool.start()
-            return recalled(self._dataset, history, {course.id: course.values for course in courses})
-        configs = {course.id: course.values for course in courses if not course.failed and not course.stopped}
-        hooks = self._hear, partial(self._patience.begin, units=FIRST_UNITS), self._attend
+            return recalled(self._dataset, history, {trial.id: trial.values for trial in trials})
+        configs = {trial.id: trial.values for trial in trials if not trial.failed and not trial.stopped}
+        hooks = self._hear, partial(self._watchdog.begin, units=FIRST_UNITS), self._attend
         self.under_way = True
         try:
             planner, cluster = steering.planner, steering.cluster
@@ -141,34 +141,34 @@ class TryOut:
     def _attend(self) -> None:
         if self._interrupted():
             raise KeyboardInterrupt  # nothing is on its way
-        self._patience.end_overdue(self._pool, "its first batches took", FIRST_UNITS)
+        self._watchdog.end_overdue(self._pool, "its first batches took", FIRST_UNITS)
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, TaskDone | TaskFailed | WorkerLost):
-            self._patience.end(event.worker)
-        if isinstance(event, TaskDone) and event.pilot is not None:
-            self._write("pilot", event, **told(event.pilot))
-            self._chronicle.warn_of_forgotten(event.task.config, event.pilot.forgotten)
-        elif isinstance(event, TaskDone) and event.packed is not None:
-            self._packed.add(event.packed.build)
-            self._write("packs", event, **vars(event.packed))
-        elif isinstance(event, TaskDone) and event.grouped is not None:
-            self._grouped.add(event.grouped.build)
-            self._write("groups", event, **vars(event.grouped))
+            self._watchdog.end(event.worker)
+        if isinstance(event, TaskDone) and event.profile is not None:
+            self._write("pilot", event, **told(event.profile))
+            self._run_log.warn_of_forgotten(event.task.config, event.profile.forgotten)
+        elif isinstance(event, TaskDone) and event.pack_profile is not None:
+            self._packed.add(event.pack_profile.build)
+            self._write("packs", event, **vars(event.pack_profile))
+        elif isinstance(event, TaskDone) and event.group_profile is not None:
+            self._grouped.add(event.group_profile.build)
+            self._write("groups", event, **vars(event.group_profile))
         elif isinstance(event, WorkerLost):
-            self._chronicle.write("worker", worker=event.worker, state="down", reason=event.reason)
+            self._run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
 
     def _write_cached(self, found: Findings) -> None:
         """What earlier runs have told: a resumed run needs it too."""
         for config in found.outcome.cached:
-            self._chronicle.write("pilot", None, config=config, cached=True, **told(found.outcome.results[config]))
+            self._run_log.write("pilot", None, config=config, cached=True, **told(found.outcome.results[config]))
         for build, rate in found.rates.items():
             if build not in self._packed:
-                self._chronicle.write("packs", None, build=build, cached=True, **vars(rate))
+                self._run_log.write("packs", None, build=build, cached=True, **vars(rate))
         for build, link in found.links.items():
             if build not in self._grouped:
-                self._chronicle.write("groups", None, build=build, cached=True, width=WIDTH, ratio=link.inside)
+                self._run_log.write("groups", None, build=build, cached=True, width=WIDTH, ratio=link.inside)
 
     def _write(self, kind: str, event: TaskDone, **found: object) -> None:
         place = {"config": event.task.config, "worker": event.worker, "start": event.start, "end": event.end}
-        self._chronicle.write(kind, None, **place, **found)
+        self._run_log.write(kind, None, **place, **found)

@@ -142,7 +142,7 @@ class Broker:
     def _serve(self) -> None:
         try:
             while not self._closing:
-                for chosen, _ in self._selector.select(self._patience()):
+                for chosen, _ in self._selector.select(self._watchdog()):
                     chosen.data()
                     self._close_dropped()
                 self._staff()
@@ -358,7 +358,7 @@ class Broker:
         order = {"make": job.key, "memory": job.memory, "disk": job.disk, "layout": layout_of_base}
         maker.line.send(order, block_of_base)
 
-    def _patience(self) -> float | None:
+    def _watchdog(self) -> float | None:
         """Until when nothing need happen for something to be done."""
         now, moments = time.monotonic(), list[float]()
         if self._waiting_since is not None and len(self._makers) < self._most:

@@ -214,8 +214,8 @@ class Ledger:
         for model in models if key.epoch is not None else ():
             self._progress[model] = max(key.epoch or 0, self._progress.get(model, 0))
             self._asked[model] = self._asks
-        patience = ABSENT * (len(self._progress) + 1)
-        for model in [model for model, when in self._asked.items() if when < self._asks - patience]:
+        watchdog = ABSENT * (len(self._progress) + 1)
+        for model in [model for model, when in self._asked.items() if when < self._asks - watchdog]:
             del self._asked[model], self._progress[model]  # it was stopped, or has failed
 
     def _finish(self, key: Key) -> _Entry:

@@ -14,7 +14,7 @@ import numpy as np
 
 from regatta.configuration import derive_seed
 from regatta.data import read_partition
-from regatta.engine.messages import Outfit
+from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.blocks import (
     Layout,
     layout_of,
@@ -36,11 +36,11 @@ Allocate = Callable[[Layout], Any]
 class Preparation:
     """Reads and transforms the partitions of a run."""
 
-    outfit: Outfit
+    setup: WorkerSetup
 
     def read(self, kind: Kind, index: int) -> Any:
-        path = (self.outfit.train if kind == "train" else self.outfit.eval)[index]
-        return (self.outfit.recipe.input_fn or read_partition)(path)
+        path = (self.setup.train if kind == "train" else self.setup.eval)[index]
+        return (self.setup.recipe.input_fn or read_partition)(path)
 
     def transform(
         self, base: Any, partition: int, epoch: int, most: int | None = None, allocate: Allocate | None = None
@@ -70,9 +70,9 @@ class Preparation:
             into[:] = given
 
     def _piece(self, base: Any, partition: int, epoch: int, start: int, stop: int) -> Any:
-        transform = self.outfit.recipe.transform_fn
+        transform = self.setup.recipe.transform_fn
         assert transform is not None
-        seed = derive_seed(self.outfit.seed, "transform", epoch, partition, start)
+        seed = derive_seed(self.setup.seed, "transform", epoch, partition, start)
         before = loaded()
         while True:
             batch = mapped(

@@ -19,7 +19,7 @@ from typing import Any
 
 import cloudpickle
 
-from regatta.engine.messages import Outfit, Recipe
+from regatta.engine.messages import Recipe, WorkerSetup
 from regatta.engine.sharing.blocks import (
     Layout,
     UnsharableError,
@@ -42,25 +42,25 @@ from regatta.engine.workers.training.error_report import headline, users_traceba
 _MAIN = "from regatta.engine.sharing.preprocess_worker import main"
 
 
-def open_broker(outfit: Outfit, threads: int, path: Sequence[str]) -> Broker | None:
+def open_broker(setup: WorkerSetup, threads: int, path: Sequence[str]) -> Broker | None:
     """The broker of a run whose blocks are to be shared; none where there is nothing to share."""
-    plan = outfit.sharing
+    plan = setup.sharing
     if plan is None or plan.settings.always is False:
         return None
-    outfit.logs.mkdir(parents=True, exist_ok=True)
+    setup.logs.mkdir(parents=True, exist_ok=True)
     settings = plan.settings
-    hello = cloudpickle.dumps((threads, makers_outfit(outfit)))
+    hello = cloudpickle.dumps((threads, preprocess_setup(setup)))
     return broker_of(
-        outfit, settings.memory_bytes(), settings.disk_bytes(outfit.logs),
-        functools.partial(_start, hello, threads, path, outfit.logs), settings.most_processes(),
+        setup, settings.memory_bytes(), settings.disk_bytes(setup.logs),
+        functools.partial(_start, hello, threads, path, setup.logs), settings.most_processes(),
     )  # fmt: skip
 
 
-def broker_of(outfit: Outfit, memory: int, disk: int, start: Start, most: int) -> Broker:
+def broker_of(setup: WorkerSetup, memory: int, disk: int, start: Start, most: int) -> Broker:
     """A broker with the books of a run, for at most so many makers, wherever they are."""
-    plan = outfit.sharing
+    plan = setup.sharing
     assert plan is not None
-    partitions = len(outfit.train)
+    partitions = len(setup.train)
     ledger = Ledger(
         memory, disk, partitions=partitions, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms
     )
@@ -68,12 +68,12 @@ def broker_of(outfit: Outfit, memory: int, disk: int, start: Start, most: int) -
     return Broker(ledger, start, worth, most)
 
 
-def makers_outfit(outfit: Outfit) -> Outfit:
+def preprocess_setup(setup: WorkerSetup) -> WorkerSetup:
     """What a maker is given: nothing of models."""
-    recipe = outfit.sealed
+    recipe = setup.recipe_or_pickle
     if isinstance(recipe, Recipe):
         recipe = Recipe(_nothing, input_fn=recipe.input_fn, transform_fn=recipe.transform_fn)
-    return replace(outfit, sealed=recipe, sharing=None)
+    return replace(setup, recipe_or_pickle=recipe, sharing=None)
 
 
 def _nothing(config: dict[str, Any]) -> None:
@@ -110,11 +110,11 @@ def _serve(file: int, hello: int) -> None:
     from regatta.engine.workers.training.trainer import limit_threads
 
     with open(hello, "rb") as told:
-        threads, outfit = cloudpickle.loads(told.read())
-    maker = _Maker(Preparation(outfit), socket.socket(fileno=file))
+        threads, setup = cloudpickle.loads(told.read())
+    maker = _Maker(Preparation(setup), socket.socket(fileno=file))
     limit_threads(threads)
     keep_freed()
-    assert outfit.recipe
+    assert setup.recipe
     maker.say({"ready": os.getpid()})
     while True:
         maker.work()
@@ -124,7 +124,7 @@ class _Maker:
     def __init__(self, preparation: Any, controller: socket.socket) -> None:
         self._preparation = preparation
         self._controller = controller
-        self._folder = preparation.outfit.logs
+        self._folder = preparation.setup.logs
 
     def say(self, message: Message, file: int | None = None) -> None:
         try:

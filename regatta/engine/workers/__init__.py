@@ -16,33 +16,33 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from regatta.cluster import Cluster
-from regatta.engine.messages import Outfit, Recipe, Task
+from regatta.engine.messages import Recipe, Task, WorkerSetup
 from regatta.engine.workers.base import WorkerPool
 
 
-def open_pool(cluster: Cluster, outfit: Outfit, widths: Callable[[Task], int] | None = None) -> WorkerPool:
+def open_pool(cluster: Cluster, setup: WorkerSetup, widths: Callable[[Task], int] | None = None) -> WorkerPool:
     """The workers of a cluster, not yet started; `widths` says of a task how many of a group do it, if not all."""
     if cluster.kind == "inline":
         from regatta.engine.workers.inline import InlinePool
 
-        return InlinePool(cluster, outfit)
+        return InlinePool(cluster, setup)
     width = cluster.group or 1
     if width == 1:
-        return _open_workers(cluster, outfit)
+        return _open_workers(cluster, setup)
     from regatta.engine.workers.groups import GroupPool
     from regatta.engine.workers.training.group_member import check_sharable
 
-    if isinstance(outfit.sealed, Recipe):  # otherwise the workers find out
-        check_sharable(outfit.sealed, width, outfit.sealed.framework)
-    pool, grows = _open_workers(cluster, outfit), cluster.kind == "ray"
-    return GroupPool(pool, width, outfit.logs / "meetings", widths, patient=grows)
+    if isinstance(setup.recipe_or_pickle, Recipe):  # otherwise the workers find out
+        check_sharable(setup.recipe_or_pickle, width, setup.recipe_or_pickle.framework)
+    pool, grows = _open_workers(cluster, setup), cluster.kind == "ray"
+    return GroupPool(pool, width, setup.logs / "meetings", widths, patient=grows)
 
 
-def _open_workers(cluster: Cluster, outfit: Outfit) -> WorkerPool:
+def _open_workers(cluster: Cluster, setup: WorkerSetup) -> WorkerPool:
     if cluster.kind == "ray":
         from regatta.engine.workers.ray.pool import RayPool
 
-        return RayPool(cluster, outfit)
+        return RayPool(cluster, setup)
     from regatta.engine.workers.process import ProcessPool
 
-    return ProcessPool(cluster, outfit)
+    return ProcessPool(cluster, setup)

@@ -18,7 +18,7 @@ class WorkerPool(Protocol):
     """
 
     workers: tuple[str, ...]
-    packs: bool  # whether a task may have mates
+    packs: bool  # whether a task may have `packed_with`
     groupable: bool  # whether groups can be made of its workers while they are there
 
     def start(self) -> None:

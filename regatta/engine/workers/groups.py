@@ -20,9 +20,9 @@ from typing import Any, Literal, TypeAlias
 
 from regatta.engine.messages import (
     Address,
-    Crew,
     DiskFull,
     Event,
+    GroupRank,
     StateDurable,
     StateLost,
     Task,
@@ -52,14 +52,14 @@ class _Group:
     up: bool = False
     over: bool = False  # it was said that it will not come back
     meeting: Path | Address | None = None
-    crew: tuple[str, ...] = ()  # who does its task
+    task_members: tuple[str, ...] = ()  # who does its task
     task: Task | None = None
     answers: dict[str, Answer] = field(default_factory=dict)
     durable: list[StateDurable] = field(default_factory=list)  # that came before the answer was whole
-    patience: float | None = None  # until when those that have not answered are waited for
+    watchdog: float | None = None  # until when those that have not answered are waited for
 
     def silent(self) -> list[str]:
-        return [member for member in self.crew if member not in self.answers]
+        return [member for member in self.task_members if member not in self.answers]
 
     def backend(self) -> Literal["gloo", "nccl"]:
         """NCCL takes each GPU once; members that share one, or have none, exchange through memory."""
@@ -90,12 +90,12 @@ class _Group:
     def verdict(self) -> list[Event]:
         """The answer of the group, made from those of its members: the first that failed by itself, or the first."""
         assert self.task is not None
-        answers = [self.answers[member] for member in self.crew if member in self.answers]
+        answers = [self.answers[member] for member in self.task_members if member in self.answers]
         failed = [answer for answer in answers if isinstance(answer, TaskFailed) and not answer.echo]
         returned = [answer for answer in answers if isinstance(answer, TaskReturned)]
         answer = replace([*failed, *returned, *answers][0], worker=self.name, task=self.task)
         if isinstance(answer, TaskDone):
-            answer = replace(answer, width=len(self.crew))
+            answer = replace(answer, width=len(self.task_members))
         held = [] if failed or returned else self.durable
         self._clear()
         return [answer, *held]
@@ -111,7 +111,7 @@ class _Group:
         self.meeting = None
 
     def _clear(self) -> None:
-        self.task, self.patience, self.answers, self.durable = None, None, {}, []
+        self.task, self.watchdog, self.answers, self.durable = None, None, {}, []
 
 
 class GroupPool:
@@ -188,19 +188,19 @@ class GroupPool:
     def submit(self, worker: str, task: Task) -> None:
         group = self._groups[worker]
         width = len(group.members) if self._widths is None else min(self._widths(task), len(group.members))
-        crew = group.members[:width]
-        if crew != group.crew:
+        task_members = group.members[:width]
+        if task_members != group.task_members:
             group.forget_meeting()
-        group.task, group.crew = task, crew
-        for rank, member in enumerate(crew):
+        group.task, group.task_members = task, task_members
+        for rank, member in enumerate(task_members):
             place = None
             if width > 1:
-                place = Crew(self._meeting(group), rank, width, group.backend(), group.nodes(crew))
+                place = GroupRank(self._meeting(group), rank, width, group.backend(), group.nodes(task_members))
             state_out = task.state_out if rank == 0 else None
-            self._pool.submit(member, replace(task, crew=place, state_out=state_out))
+            self._pool.submit(member, replace(task, group_rank=place, state_out=state_out))
 
     def prefetch(self, worker: str, state: Path) -> None:
-        for member in self._groups[worker].crew:
+        for member in self._groups[worker].task_members:
             self._pool.prefetch(member, state)
 
     def forget(self, state: Path) -> None:
@@ -340,13 +340,13 @@ class GroupPool:
         return [WorkerReady(group.name, group.info())]
 
     def _answer(self, group: _Group, event: Answer) -> Sequence[Event]:
-        if event.task.crew is not None and event.task.crew.meeting != group.meeting:
+        if event.task.group_rank is not None and event.task.group_rank.meeting != group.meeting:
             return []  # said by one that has ended since, and is back
         group.answers[event.worker] = event
         if not group.silent():
             return self._conclude(group)
-        if not isinstance(event, TaskDone) and group.patience is None:
-            group.patience = time.monotonic() + GRACE
+        if not isinstance(event, TaskDone) and group.watchdog is None:
+            group.watchdog = time.monotonic() + GRACE
             alarm = threading.Timer(GRACE, self._pool.wake)
             alarm.daemon = True
             alarm.start()
@@ -354,7 +354,7 @@ class GroupPool:
         return []
 
     def _conclude(self, group: _Group) -> Sequence[Event]:
-        group.patience = None
+        group.watchdog = None
         if not group.is_broken():
             return group.verdict()
         worker, answer = next((m, a) for m, a in group.answers.items() if isinstance(a, TaskFailed))
@@ -364,8 +364,8 @@ class GroupPool:
     def _end_silent(self) -> None:
         """When one member has failed by itself, the others may wait for it for ever."""
         for group in self._groups.values():
-            if group.patience is not None and time.monotonic() >= group.patience:
-                group.patience = None
+            if group.watchdog is not None and time.monotonic() >= group.watchdog:
+                group.watchdog = None
                 self._pool.end(group.silent()[0], f"was ended: another of {group.name} failed, and it said nothing")
 
     def _lose(self, group: _Group, event: WorkerLost, gone: set[str]) -> Sequence[Event]:

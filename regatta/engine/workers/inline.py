@@ -11,10 +11,10 @@ from typing import Any
 from regatta.cluster import Cluster
 from regatta.engine.messages import (
     Event,
-    Outfit,
     StateDurable,
     Task,
     WorkerReady,
+    WorkerSetup,
     published,
 )
 from regatta.engine.workers.base import refuse
@@ -29,10 +29,10 @@ class InlinePool:
     packs = True
     groupable = False
 
-    def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
+    def __init__(self, cluster: Cluster, setup: WorkerSetup) -> None:
         self.workers = cluster.names()
         self._trainers = {
-            name: Trainer(name, outfit, choose_device(cluster.device, index)) for index, name in enumerate(self.workers)
+            name: Trainer(name, setup, choose_device(cluster.device, index)) for index, name in enumerate(self.workers)
         }
         self._tasks: queue.SimpleQueue[tuple[str, Task] | None] = queue.SimpleQueue()  # None: wake up
         self._events: list[Event] = []

@@ -34,13 +34,13 @@ import cloudpickle
 from regatta.cluster import Cluster
 from regatta.engine.messages import (
     Event,
-    Outfit,
     StateDurable,
     Task,
     WorkerLost,
     WorkerReady,
+    WorkerSetup,
     published,
-    unsealed,
+    unpickle_recipe,
 )
 from regatta.errors import RegattaError
 
@@ -68,7 +68,7 @@ class _Hello:
     index: int
     device: str
     threads: int
-    outfit: bytes
+    setup: bytes
     workers: int  # that are on this machine
     begun: float = 0.0  # when it was started
     maker: bytes | None = None  # what those are given that prepare data, where that may be shared
@@ -110,26 +110,26 @@ class ProcessPool:
     packs = True
     groupable = True
 
-    def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
+    def __init__(self, cluster: Cluster, setup: WorkerSetup) -> None:
         self.workers = cluster.names()
         self._cluster = cluster
-        self._logs = outfit.logs
-        self._outfit = cloudpickle.dumps(outfit)
+        self._logs = setup.logs
+        self._setup = cloudpickle.dumps(setup)
         self._members: dict[str, _Member] = {}
         self._failed_starts = dict.fromkeys(self.workers, 0.0)
         self._guests = 0
         self._woken, self._waker = Pipe(duplex=False)
         self._broker: Broker | None = None
         self._maker: bytes | None = None
-        self._given = outfit
+        self._given = setup
 
     def start(self) -> None:
         if self._given.sharing is not None:
-            from regatta.engine.sharing.preprocess_worker import makers_outfit, open_broker
+            from regatta.engine.sharing.preprocess_worker import open_broker, preprocess_setup
 
             self._broker = open_broker(self._given, self._cluster.threads or 1, sys.path)
             if self._broker is not None:
-                self._maker = cloudpickle.dumps(makers_outfit(self._given))
+                self._maker = cloudpickle.dumps(preprocess_setup(self._given))
         for name in self.workers:
             self._spawn(name)
 
@@ -161,7 +161,7 @@ class ProcessPool:
         self._members[name] = _Member(None, connection)
         device = device if isinstance(device, str) else self._cluster.device
         workers = len(self.workers) + self._guests
-        self._send(name, _Hello(name, workers - 1, device, threads, self._outfit, workers))
+        self._send(name, _Hello(name, workers - 1, device, threads, self._setup, workers))
 
     def events(self) -> list[Event]:
         signs: dict[Any, str] = {member.socket: name for name, member in self._members.items()}
@@ -200,7 +200,7 @@ class ProcessPool:
         end = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
         self._members[name] = _Member(process, ours, end, pid=process.pid)
         index = self.workers.index(name)
-        told = self._outfit, len(self.workers), begun, self._maker
+        told = self._setup, len(self.workers), begun, self._maker
         self._send(name, _Hello(name, index, self._cluster.device, threads, *told))
 
     def _send(self, worker: str, message: Any) -> None:
@@ -307,12 +307,12 @@ def serve(file: int, blocks: int | None = None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed()
     maker_seconds = _as_a_maker(hello)
-    outfit: Outfit = cloudpickle.loads(hello.outfit)  # first, for it may fail
+    setup: WorkerSetup = cloudpickle.loads(hello.setup)  # first, for it may fail
     limit_threads(hello.threads)
     warm_up()
     gc.freeze()
     gc.enable()
-    trainer = Trainer(hello.worker, outfit, choose_device(hello.device, hello.index))
+    trainer = Trainer(hello.worker, setup, choose_device(hello.device, hello.index))
     if blocks is not None:
         from regatta.engine.sharing.block_reader import Reader
         from regatta.engine.sharing.connections import SocketLine
@@ -336,7 +336,7 @@ def _as_a_maker(hello: _Hello) -> dict[str, float]:
     """After how many seconds a process is there that only prepares data: it need not import what models need."""
     if hello.maker is None:
         return {}
-    unsealed(cloudpickle.loads(hello.maker).sealed)
+    unpickle_recipe(cloudpickle.loads(hello.maker).recipe_or_pickle)
     return {"maker_seconds": max(0.0, time.time() - hello.begun)}
 
 

@@ -24,7 +24,7 @@ from recipes import eval_fn, loss_fn, model_fn, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
-from regatta.engine.messages import Outfit, Recipe
+from regatta.engine.messages import Recipe, WorkerSetup
 from regatta.engine.profiling.models import run_pilots
 from regatta.engine.workers import open_pool
 from regatta.errors import RegattaError
@@ -121,15 +121,15 @@ def test_no_worker_is_left(battered: Any) -> None:
     assert not any(map(is_running, pids))
 
 
-def outfit_of(folder: Path) -> tuple[Any, Outfit]:
+def setup_of(folder: Path) -> tuple[Any, WorkerSetup]:
     data = small_data(folder / "data")
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
-    return data, Outfit(Recipe(model_fn, loss_fn), 0, paths[0], paths[1], folder / "logs")
+    return data, WorkerSetup(Recipe(model_fn, loss_fn), 0, paths[0], paths[1], folder / "logs")
 
 
 def test_a_pilot_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) -> None:
-    data, outfit = outfit_of(tmp_path)
-    pool = open_pool(Cluster.local(1, threads=1).sized(4), outfit)
+    data, setup = setup_of(tmp_path)
+    pool = open_pool(Cluster.local(1, threads=1).sized(4), setup)
     configs = {"deadly": values(fails="death", epoch_steps=0), "good": values()}
     heard: list[str] = []
     try:
@@ -143,8 +143,8 @@ def test_a_pilot_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) 
 
 
 def test_pilots_that_all_kill_their_workers_end_the_run(tmp_path: Path) -> None:
-    data, outfit = outfit_of(tmp_path)
-    pool = open_pool(Cluster.local(1, threads=1).sized(4), outfit)
+    data, setup = setup_of(tmp_path)
+    pool = open_pool(Cluster.local(1, threads=1).sized(4), setup)
     try:
         with pytest.raises(RegattaError, match="Workers die while they try the first batches: w0 exited with code 3"):
             run_pilots(pool, data, {"deadly": values(fails="death", epoch_steps=0)}, 1, "loss")

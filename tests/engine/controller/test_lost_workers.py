@@ -15,10 +15,10 @@ from regatta import Cluster, Dataset, Sweep, search
 from regatta.engine import workers
 from regatta.engine.messages import (
     Event,
-    Outfit,
     TaskDone,
     WorkerLost,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.workers.inline import InlinePool
 from regatta.journal.journal import read_journal
@@ -35,8 +35,8 @@ class Unlucky(InlinePool):
     knows, but the state was not made durable. late: when all was said.
     """
 
-    def __init__(self, cluster: Cluster, outfit: Outfit, luck: random.Random, share: float, fair: bool) -> None:
-        super().__init__(cluster, outfit)
+    def __init__(self, cluster: Cluster, setup: WorkerSetup, luck: random.Random, share: float, fair: bool) -> None:
+        super().__init__(cluster, setup)
         self.luck = luck
         self.chance = share
         self.fair = fair  # strikes a model again only after it has got on
@@ -83,8 +83,8 @@ def executed(data: Dataset, folder: Path, monkeypatch: pytest.MonkeyPatch, seed:
     """A run on unlucky workers; they share the partitions, so that a unit can go elsewhere."""
     pools: list[Unlucky] = []
 
-    def open_pool(cluster: Cluster, outfit: Outfit) -> Unlucky:
-        pools.append(Unlucky(cluster, outfit, random.Random(seed), how["share"], how.get("fair", False)))
+    def open_pool(cluster: Cluster, setup: WorkerSetup) -> Unlucky:
+        pools.append(Unlucky(cluster, setup, random.Random(seed), how["share"], how.get("fair", False)))
         return pools[0]
 
     monkeypatch.setattr(workers, "open_pool", open_pool)

@@ -119,7 +119,7 @@ def test_launching_the_same_sweep_again_goes_on_with_it(tmp_path: Path, undistur
 
 def _interrupt_after(sweep: Sweep, units: int) -> Run:
     def began(runner: Any) -> None:
-        runner._chronicle.listeners.append(
+        runner._run_log.listeners.append(
             lambda record, line: runner.interrupt() if sum(u.kind == "train" for u in record.units) >= units else None
         )
 

@@ -9,7 +9,7 @@ import pytest
 from recipes import small_data
 
 from regatta.data import Dataset
-from regatta.engine.messages import PilotResult
+from regatta.engine.messages import ModelProfile
 from regatta.engine.planning.planner import (
     Decision,
     Planner,
@@ -36,7 +36,7 @@ def found(data: Dataset, models: int, per_row: float = 0.01, prepare: float = 0.
     estimates = Estimates([part.rows or 0 for part in data.train], [part.rows or 0 for part in data.eval])
     outcome = PilotOutcome(estimates)
     for number in range(models):
-        result = PilotResult(per_row, per_row / 3, 100, 100, 0.002, 1000, ("loss",), build="b", peak_bytes=5000)
+        result = ModelProfile(per_row, per_row / 3, 100, 100, 0.002, 1000, ("loss",), build="b", peak_bytes=5000)
         outcome.results[f"m{number}"] = result
         estimates.set_pilot(f"m{number}", per_row, per_row / 3, 0.002, prepare)
     findings = Findings(outcome, {"b": PackRate(8, gain)} if gain else {})

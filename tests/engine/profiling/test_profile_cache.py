@@ -14,11 +14,11 @@ from regatta import Cluster, Dataset
 from regatta.configuration import Scalar, config_id
 from regatta.engine.messages import (
     Event,
-    Outfit,
-    PilotResult,
+    ModelProfile,
     Recipe,
     TaskDone,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.profiling import cache as profiles_module
 from regatta.engine.profiling.cache import (
@@ -40,8 +40,8 @@ from regatta.search.base import Goal
 ONE = Goal("loss", "min", 1, 0)
 
 
-def result(seconds: float = 0.01, build: str = "b", **more: Any) -> PilotResult:
-    return PilotResult(seconds, 0.001, 9, 5, 0.05, 100, ("train_loss", "loss"), build=build, **more)
+def result(seconds: float = 0.01, build: str = "b", **more: Any) -> ModelProfile:
+    return ModelProfile(seconds, 0.001, 9, 5, 0.05, 100, ("train_loss", "loss"), build=build, **more)
 
 
 def known(hidden: int, lr: float, seconds: float = 0.01, build: str | None = None) -> Known:
@@ -188,13 +188,13 @@ VALUES: dict[str, dict[str, Scalar]] = {
 
 def piloted(folder: Path, data: Dataset, profiles: Profiles, recipe: Recipe, configs: Any = VALUES) -> Any:
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
-    outfit = Outfit(recipe, 0, paths[0], paths[1], folder / "logs")
-    pool, heard = open_pool(Cluster.inline(2, device="cpu").sized(4), outfit), list[Event]()
+    setup = WorkerSetup(recipe, 0, paths[0], paths[1], folder / "logs")
+    pool, heard = open_pool(Cluster.inline(2, device="cpu").sized(4), setup), list[Event]()
     try:
         outcome = run_pilots(pool, data, configs, 1, "loss", heard.append, profiles=profiles)
     finally:
         pool.close()
-    return outcome, [event.task.config for event in heard if isinstance(event, TaskDone) and event.pilot]
+    return outcome, [event.task.config for event in heard if isinstance(event, TaskDone) and event.profile]
 
 
 def test_what_is_known_is_not_tried_again_but_by_each_worker_once(tmp_path: Path) -> None:
@@ -229,8 +229,8 @@ def test_packs_that_are_known_are_not_tried_again(tmp_path: Path) -> None:
     profiles.keep(packs={"b": KnownRate(rate, ("x", "y", "z"))})
     assert cached_rates(1, data, VALUES, 1000, outcome, profiles) == {"b": rate}
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
-    outfit = Outfit(Recipe(model_fn, loss_fn), 0, paths[0], paths[1], tmp_path / "logs")
-    pool = open_pool(Cluster.inline(1, device="cpu").sized(4), outfit)
+    setup = WorkerSetup(Recipe(model_fn, loss_fn), 0, paths[0], paths[1], tmp_path / "logs")
+    pool = open_pool(Cluster.inline(1, device="cpu").sized(4), setup)
     outcome.ready["w0"] = WorkerReady("w0", {})
     assert run_pack_pilots(pool, data, VALUES, 1000, outcome, profiles=profiles) == {"b": rate}
 

@@ -15,11 +15,11 @@ from recipes import loss_fn, model_fn, small_data
 from regatta import Dataset
 from regatta.configuration import config_id
 from regatta.engine.messages import (
-    Outfit,
-    PilotResult,
+    ModelProfile,
     Recipe,
     Task,
     TaskDone,
+    WorkerSetup,
 )
 from regatta.engine.profiling.models import recalled_pilots
 from regatta.engine.workers.training import profiler, trainer
@@ -110,14 +110,14 @@ def test_a_short_last_batch_is_a_step_too() -> None:
     assert 1.5 < steps_of(33, 32) < 1.6
 
 
-def pilot_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset | None = None) -> PilotResult:
+def pilot_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset | None = None) -> ModelProfile:
     data = data or small_data(folder / "data")
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
-    worker = Trainer("w0", Outfit(recipe, 0, paths[0], paths[1], folder / "logs"))
-    done = worker.run(Task("pilot", config_id(values), values, 0, 0, judge_on=0))
+    worker = Trainer("w0", WorkerSetup(recipe, 0, paths[0], paths[1], folder / "logs"))
+    done = worker.run(Task("pilot", config_id(values), values, 0, 0, eval_partition=0))
     assert isinstance(done, TaskDone), done
-    assert done.pilot is not None
-    return done.pilot
+    assert done.profile is not None
+    return done.profile
 
 
 def test_building_is_paid_by_every_unit_and_eval_fn_by_evaluations(tmp_path: Path) -> None:

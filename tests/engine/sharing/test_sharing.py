@@ -30,10 +30,10 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
 from regatta.engine.messages import (
-    Outfit,
     Recipe,
     SharingPlan,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.planning.planner import workforce
 from regatta.engine.profiling.models import PilotOutcome
@@ -193,8 +193,8 @@ class Desk:
         made = Recipe(linear_fn, squares, transform_fn=transform, **recipe)
         plan = SharingPlan(settings, len(CONFIGS), EPOCHS, "input_fn" in recipe, transform is not None)
         train, held = (tuple(part.path for part in kind) for kind in (data.train, data.eval))
-        self.outfit = Outfit(made, 0, train, held, folder / "logs", plan)
-        found = open_broker(self.outfit, 1, sys.path)
+        self.setup = WorkerSetup(made, 0, train, held, folder / "logs", plan)
+        found = open_broker(self.setup, 1, sys.path)
         assert found is not None
         self.broker: Broker = found
         self.readers: list[Reader] = []
@@ -210,7 +210,7 @@ class Desk:
 
     def right(self, key: Key) -> Any:
         """What a worker by itself would make."""
-        preparation = Preparation(self.outfit)
+        preparation = Preparation(self.setup)
         base = preparation.read("train", key.partition)
         return base if key.epoch is None else preparation.transform(base, key.partition, key.epoch)
 
@@ -388,8 +388,8 @@ def test_short_waits_add_up_to_another_maker(opened: Any) -> None:
 def test_workers_tell_how_soon_a_maker_would_be_there(opened: Any) -> None:
     """Which need not import what models need: the first does long before the first worker is there."""
     desk = opened()
-    outfit = replace(desk.outfit, sealed=replace(desk.outfit.recipe, model_fn=recipes.model_fn))
-    pool, outcome, begin = ProcessPool(LOCAL.sized(2), outfit), PilotOutcome(Estimates([1])), time.perf_counter()
+    setup = replace(desk.setup, recipe_or_pickle=replace(desk.setup.recipe, model_fn=recipes.model_fn))
+    pool, outcome, begin = ProcessPool(LOCAL.sized(2), setup), PilotOutcome(Estimates([1])), time.perf_counter()
     try:
         pool.start()
         while len(outcome.ready) < 2:
@@ -460,14 +460,14 @@ def test_a_transform_is_called_with_rows_and_their_seed(data: Dataset, tmp_path:
 )
 def test_what_a_transform_returns_is_checked(data: Dataset, tmp_path: Path, transform: Any, said: str) -> None:
     train = tuple(part.path for part in data.train)
-    preparation = Preparation(Outfit(Recipe(linear_fn, transform_fn=transform), 0, train, (), tmp_path))
+    preparation = Preparation(WorkerSetup(Recipe(linear_fn, transform_fn=transform), 0, train, (), tmp_path))
     with pytest.raises(UsageError, match=said):
         preparation.transform(preparation.read("train", 0), 0, 1)
 
 
 def test_the_first_rows_are_those_of_the_whole(data: Dataset, tmp_path: Path) -> None:
     train = tuple(part.path for part in data.train)
-    preparation = Preparation(Outfit(Recipe(linear_fn, transform_fn=noisy), 0, train, (), tmp_path))
+    preparation = Preparation(WorkerSetup(Recipe(linear_fn, transform_fn=noisy), 0, train, (), tmp_path))
     base = preparation.read("train", 0)
     whole, some = preparation.transform(base, 0, 1), preparation.transform(base, 0, 1, most=270)
     assert equal(some, [part[:270] for part in whole]) and not equal(whole, preparation.transform(base, 0, 2))

@@ -138,7 +138,7 @@ def test_members_meet_at_the_first_and_know_whether_they_are_near(stage: Stage) 
     stage.enter(w0="a", w1="a", w2="b", w3="c")
     stage.pool.submit("g0", TASK)
     stage.pool.submit("g1", TASK)
-    near, far = stage.script.given["w0"].crew, stage.script.given["w3"].crew
+    near, far = stage.script.given["w0"].group_rank, stage.script.given["w3"].group_rank
     assert near is not None
     assert far is not None
     assert isinstance(near.meeting, Address)
@@ -161,7 +161,7 @@ def test_nccl_wants_a_gpu_for_each_member(tmp_path: Path, one: Any, other: Any, 
     stage = Stage(tmp_path, workers=2)
     stage.hear(ready("w0", **{"node": "a", **one}), ready("w1", **{"node": "a", **other}))
     stage.pool.submit("g0", TASK)
-    assert [task.crew.backend for task in stage.script.given.values() if task.crew] == [backend] * 2
+    assert [task.group_rank.backend for task in stage.script.given.values() if task.group_rank] == [backend] * 2
     stage.pool.close()
 
 
@@ -191,15 +191,15 @@ def test_those_whose_groups_are_lost_for_good_make_another(stage: Stage) -> None
 def test_a_group_whose_member_comes_back_is_the_same_group(stage: Stage) -> None:
     stage.enter(w0="a", w1="a", w2="b", w3="b")
     stage.pool.submit("g1", TASK)
-    before = stage.script.given["w2"].crew
+    before = stage.script.given["w2"].group_rank
     assert stage.hear(WorkerLost("w3", "died")) == [WorkerLost("g1", "lost w3, which died")]
     assert stage.hear(WorkerLost("w2", "was ended")) == []
     (again,) = stage.enter(w3="c", w2="b")
     assert members(again) == ("g1", ["w2", "w3"], 2)
     stage.pool.submit("g1", TASK)
     assert before is not None
-    assert stage.script.given["w2"].crew != before
-    late = replace(stage.answer("w2", TaskReturned), task=replace(TASK, crew=before))  # type: ignore[type-var]
+    assert stage.script.given["w2"].group_rank != before
+    late = replace(stage.answer("w2", TaskReturned), task=replace(TASK, group_rank=before))  # type: ignore[type-var]
     assert stage.hear(late, stage.answer("w3", TaskDone)) == []
     (done,) = stage.hear(stage.answer("w2", TaskDone))
     assert (done.worker, type(done)) == ("g1", TaskDone)
@@ -224,7 +224,7 @@ def test_other_groups_of_the_same_workers_do_not_meet_where_they_met_before(tmp_
         pool = GroupPool(script, width, tmp_path / "meetings")
         assert len(pool.adopt(there)) == 4 // width
         pool.submit("g0", TASK)
-        meetings.append(script.given["w0"].crew.meeting)  # type: ignore[union-attr]
+        meetings.append(script.given["w0"].group_rank.meeting)  # type: ignore[union-attr]
         there = pool.release()
     assert len(set(meetings)) == 3
 

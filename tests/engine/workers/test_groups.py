@@ -20,11 +20,11 @@ from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.messages import (
-    Outfit,
     Task,
     TaskDone,
     WorkerLost,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.workers import groups, open_pool
 from regatta.engine.workers.base import WorkerPool
@@ -47,9 +47,9 @@ class TestGroupsOfOne(WorkerPoolContract):
     """The models of the suite are NumPy's, which only groups of one can train."""
 
     @classmethod
-    def open_pool(cls, outfit: Outfit, workers: int) -> WorkerPool:
-        pool = ProcessPool(Cluster.local(workers, threads=1).sized(3), outfit)
-        return GroupPool(pool, 1, outfit.logs / "meetings")
+    def open_pool(cls, setup: WorkerSetup, workers: int) -> WorkerPool:
+        pool = ProcessPool(Cluster.local(workers, threads=1).sized(3), setup)
+        return GroupPool(pool, 1, setup.logs / "meetings")
 
 
 class Unused(nn.Module):
@@ -258,7 +258,7 @@ def test_failures_in_one_member_are_those_of_the_configuration(
 
 def test_a_task_may_be_for_fewer_than_all_and_a_group_is_ended_whole(data: Dataset, tmp_path: Path) -> None:
     width = 2
-    pool = open_pool(PAIR, sweep_on(data, PAIR, tmp_path)._outfit(tmp_path), lambda task: width)
+    pool = open_pool(PAIR, sweep_on(data, PAIR, tmp_path)._setup(tmp_path), lambda task: width)
     values = {"kind": "adam", "batch_size": 7, "waits": str(tmp_path)}
     task = Task("train", "c", values, 1, 0, None, tmp_path / "state")
     try:

@@ -107,7 +107,7 @@ def test_a_model_whose_group_lost_a_member_goes_on(data: Dataset, tmp_path: Path
 
 def test_a_task_may_be_for_fewer_than_all(data: Dataset, tmp_path: Path) -> None:
     width = 2
-    pool = open_pool(PAIR, sweep_on(data, PAIR, tmp_path, [VALUES])._outfit(tmp_path), lambda task: width)
+    pool = open_pool(PAIR, sweep_on(data, PAIR, tmp_path, [VALUES])._setup(tmp_path), lambda task: width)
     task = Task("train", "c", VALUES, 1, 0, None, tmp_path / "state")
     try:
         pool.start()

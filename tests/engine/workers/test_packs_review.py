@@ -16,8 +16,8 @@ from recipes import WIDTH, small_data
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
-from regatta.engine.controller.scheduled import Bundles
-from regatta.engine.controller.trials import Course
+from regatta.engine.controller.scheduled import ScheduledModels
+from regatta.engine.controller.trials import Trial
 from regatta.engine.workers.training.unsaved_state import hidden
 from regatta.journal.journal import read_journal
 from regatta.plan.strategy.form_packs import Builds
@@ -158,14 +158,14 @@ def _kill_a_judge(run: Run) -> None:
 
 
 def test_who_only_waits_to_be_judged_is_not_forgotten() -> None:
-    bundles = Bundles()
-    done, going = (Course(name, {}, epochs) for name, epochs in (("done", 1), ("going", 2)))
-    pack = bundles.add([done, going], [])
+    scheduled = ScheduledModels()
+    done, going = (Trial(name, {}, epochs) for name, epochs in (("done", 1), ("going", 2)))
+    pack = scheduled.add([done, going], [])
     pack.trained(1, [done, going])
-    pack.courses = [going]
+    pack.trials = [going]
     going.failed = True
-    bundles.disband(pack)
-    assert bundles.ready() == [done]
+    scheduled.disband(pack)
+    assert scheduled.ready() == [done]
     pack.trained(2, [done])  # what ran when it was disbanded
     assert not pack.holds(done)
 

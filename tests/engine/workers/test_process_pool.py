@@ -17,18 +17,18 @@ import pytest
 from processes import children, is_running, soon
 
 from regatta.cluster import Cluster
-from regatta.engine.messages import Outfit, WorkerLost, WorkerReady
+from regatta.engine.messages import WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers import open_pool
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.process import ProcessPool
 from regatta.errors import RegattaError
-from regatta.testing.workers import Harness, WorkerPoolContract, input_fn, loss_fn, write_outfit
+from regatta.testing.workers import Harness, WorkerPoolContract, input_fn, loss_fn, write_setup
 
 
 class TestProcessPool(WorkerPoolContract):
     @classmethod
-    def open_pool(cls, outfit: Outfit, workers: int) -> WorkerPool:
-        return ProcessPool(Cluster.local(workers, threads=1).sized(3), outfit)
+    def open_pool(cls, setup: WorkerSetup, workers: int) -> WorkerPool:
+        return ProcessPool(Cluster.local(workers, threads=1).sized(3), setup)
 
 
 def sleeper(path: Path, config: Any = None) -> list[int]:
@@ -53,10 +53,10 @@ def talkative(path: Path) -> Any:
 def rough(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """Two workers that will be treated badly."""
     folder = tmp_path_factory.mktemp("rough")
-    outfit = write_outfit(folder)
-    outfit = replace(outfit, sealed=replace(outfit.recipe, loss_fn=loss_with_a_child, input_fn=talkative))
-    pool = open_pool(Cluster.local(2, threads=1).sized(3), outfit)
-    harness = Harness(pool, outfit, folder)
+    setup = write_setup(folder)
+    setup = replace(setup, recipe_or_pickle=replace(setup.recipe, loss_fn=loss_with_a_child, input_fn=talkative))
+    pool = open_pool(Cluster.local(2, threads=1).sized(3), setup)
+    harness = Harness(pool, setup, folder)
     yield harness
     pool.close()
 
@@ -101,7 +101,7 @@ def test_workers_that_die_are_lost_with_a_reason_and_come_back(rough: Harness, t
 def test_what_workers_print_is_kept(rough: Harness) -> None:
     rough.do({worker: rough.train(rough.values(), 0) for worker in rough.pool.workers})
     for worker in rough.pool.workers:
-        assert "reading part-0.npz" in (rough.outfit.logs / f"{worker}.log").read_text()
+        assert "reading part-0.npz" in (rough.setup.logs / f"{worker}.log").read_text()
 
 
 def test_an_interrupt_is_for_the_controller_alone(rough: Harness) -> None:
@@ -118,10 +118,10 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     vanishing = importlib.import_module("vanishing")
-    outfit = write_outfit(tmp_path)
+    setup = write_setup(tmp_path)
     before = children(os.getpid())
     pool = open_pool(
-        Cluster.local(1).sized(1), replace(outfit, sealed=replace(outfit.recipe, model_fn=vanishing.model_fn))
+        Cluster.local(1).sized(1), replace(setup, recipe_or_pickle=replace(setup.recipe, model_fn=vanishing.model_fn))
     )
     (tmp_path / "vanishing.py").unlink()
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
@@ -131,5 +131,5 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
             assert all(isinstance(event, WorkerLost) for event in pool.events())
     pool.close()
     assert "ModuleNotFoundError: No module named 'vanishing'" in str(caught.value)
-    assert f"All it said is in {outfit.logs / 'w0.log'}" in str(caught.value)
+    assert f"All it said is in {setup.logs / 'w0.log'}" in str(caught.value)
     assert children(os.getpid()) == before

@@ -28,13 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.engine.messages import (
-    Outfit,
     StateDurable,
     Task,
     TaskDone,
     TaskFailed,
     TaskReturned,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.sharing.block_reader import Reader
 from regatta.engine.sharing.wire import Message
@@ -64,7 +64,7 @@ class Hello:
     worker: str
     device: str
     threads: int
-    outfit: bytes
+    setup: bytes
     paths: tuple[str, ...]  # where the controller finds its modules
     run: Path  # the run's folder, in which states have their names
     storage: str | None
@@ -200,17 +200,17 @@ class RayWorker:
         """Get ready; what this raises, such as a module that is missing here, is told to the user."""
         hello = self._hello
         sys.path.extend(path for path in hello.paths if path not in sys.path)
-        outfit: Outfit = cloudpickle.loads(hello.outfit)
-        write_log(outfit.logs / f"{hello.worker}.log")
+        setup: WorkerSetup = cloudpickle.loads(hello.setup)
+        write_log(setup.logs / f"{hello.worker}.log")
         limit_threads(hello.threads)
         keep_freed()
         warm_up()
         self._shelf = Shelf(Storage(hello.run, hello.storage), hello.run)
-        outfit = replace(outfit, sealed=outfit.recipe, logs=self._shelf.folder)  # unsealed now, for it may fail
-        self._trainer = _Trainer(hello.worker, outfit, choose_device(hello.device, 0))
+        setup = replace(setup, recipe_or_pickle=setup.recipe, logs=self._shelf.folder)  # unpickle it now: that may fail
+        self._trainer = _Trainer(hello.worker, setup, choose_device(hello.device, 0))
         self._trainer.shelf = self._shelf
         if hello.shares:
-            self._line.private = (outfit.recipe.train_fn or outfit.recipe.eval_fn) is not None  # they get all of it
+            self._line.private = (setup.recipe.train_fn or setup.recipe.eval_fn) is not None  # they get all of it
             self._trainer.supplies.reader = Reader(self._line)
         info = {"pid": os.getpid(), "device": self._trainer.device, "threads": hello.threads}
         return WorkerReady(hello.worker, {**info, "host": socket.gethostname(), **self._place()})
@@ -239,7 +239,7 @@ class RayWorker:
             state_in=None if task.state_in is None else self._shelf.offer(task.state_in, reference),
             state_out=None if task.state_out is None else self._shelf.place(task.state_out),
         )
-        done = self._trainer.run_one(here)  # there are no mates
+        done = self._trainer.run_one(here)  # a task on Ray has no `packed_with`
         if isinstance(done, TaskDone):
             return replace(done, task=task), None if here.state_out is None else _mapped(here.state_out)
         if unsure and here.state_in is not None and not here.state_in.exists():

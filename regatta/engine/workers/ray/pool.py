@@ -25,13 +25,13 @@ from regatta.cluster import Cluster
 from regatta.engine.messages import (
     DiskFull,
     Event,
-    Outfit,
     Task,
     TaskDone,
     TaskFailed,
     TaskReturned,
     WorkerLost,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.ray.actor import GROUPS, Hello, RayWorker
@@ -81,25 +81,25 @@ class RayPool:
     packs = False  # a task has one state to begin with, and leaves one
     groupable = True
 
-    def __init__(self, cluster: Cluster, outfit: Outfit) -> None:
+    def __init__(self, cluster: Cluster, setup: WorkerSetup) -> None:
         self._session = Session(cluster)
         self._cluster = cluster
-        self._run = outfit.logs.parent
+        self._run = setup.logs.parent
         self._storage = Storage(self._run, cluster.storage)
-        self._given, self._outfit = outfit, cloudpickle.dumps(outfit)
+        self._given, self._setup = setup, cloudpickle.dumps(setup)
         self._blocks: Blocks | None = None
         self._numbers = count()
         self._elastic = cluster.workers is None
         self._width = cluster.group or 1  # so many workers with names in a row are to be near each other
         self._places: dict[int, Any] = {}
         self._room = self._whole(self._session.room())
-        groups = max(1, min(self._session.free() // self._width, len(outfit.train)))
+        groups = max(1, min(self._session.free() // self._width, len(setup.train)))
         self.workers = tuple(self._name() for _ in range(cluster.workers or groups * self._width))
         self._members: dict[str, Member] = {}
         self._failed_starts: dict[str, int] = {}
         self._proven = False  # some worker has been ready: functions and paths are right
         budget = SHARE * self._session.store_bytes()
-        self._states = States(self._members, self._keep, len(outfit.eval), budget)
+        self._states = States(self._members, self._keep, len(setup.eval), budget)
         self._heard: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: wake up; a path: forget it
         self._clocks: set[threading.Timer] = set()
         self._looked = time.monotonic()
@@ -192,7 +192,7 @@ class RayPool:
     def _spawn(self, name: str) -> None:
         """A new actor; where there is no room for it, it comes to life when there is."""
         hello = Hello(
-            name, _device(self._cluster), self._cluster.threads or 1, self._outfit, tuple(sys.path), self._run,
+            name, _device(self._cluster), self._cluster.threads or 1, self._setup, tuple(sys.path), self._run,
             self._cluster.storage, self._blocks is not None,
         )  # fmt: skip
         actor = self._actors(scheduling_strategy=self._place(name)).remote(hello)

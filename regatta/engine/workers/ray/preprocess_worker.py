@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from regatta.cluster import Cluster
 from regatta.data.sharing import Sharing
-from regatta.engine.messages import Outfit
+from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.blocks import Layout, arrays_in
 from regatta.engine.sharing.broker import Broker, Hired
 from regatta.engine.sharing.connections import BlockLostError
@@ -33,7 +33,7 @@ from regatta.engine.sharing.preprocess_worker import (
     NoRoomError,
     broker_of,
     failure,
-    makers_outfit,
+    preprocess_setup,
 )
 from regatta.engine.sharing.wire import Message
 from regatta.engine.workers.ray.actor import write_log
@@ -55,14 +55,14 @@ SHARE = 0.4  # of the cluster's object store, for blocks
 class Blocks:
     """The shared blocks of a run: their broker, with its makers and readers among the actors of a cluster."""
 
-    def __init__(self, session: Session, cluster: Cluster, outfit: Outfit, settings: Sharing) -> None:
+    def __init__(self, session: Session, cluster: Cluster, setup: WorkerSetup, settings: Sharing) -> None:
         self._session, self._cpus = session, cluster.cpus
-        self._hello = _Hello(cloudpickle.dumps(makers_outfit(outfit)), tuple(sys.path), cluster.threads or 1)
+        self._hello = _Hello(cloudpickle.dumps(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1)
         self._nodes: dict[str, str] = {}  # of workers
         self._makers: Counter[str] = Counter()  # by node
         self._actors = session.actors(_Maker, GROUPS, cluster)
         most = settings.processes or max(1, int(sum(session.cores().values())))
-        self.broker: Broker = broker_of(outfit, _room(settings, session), 0, self._start, most)
+        self.broker: Broker = broker_of(setup, _room(settings, session), 0, self._start, most)
 
     def seat(self, worker: str, actor: Any) -> None:
         self.broker.admit(worker, ReaderLine(actor))
@@ -100,12 +100,12 @@ class Blocks:
         return max(cores, key=spare, default=None)
 
 
-def blocks_of(session: Session, cluster: Cluster, outfit: Outfit) -> Blocks | None:
+def blocks_of(session: Session, cluster: Cluster, setup: WorkerSetup) -> Blocks | None:
     """The shared blocks of a run; none where there is nothing to share."""
-    plan = outfit.sharing
+    plan = setup.sharing
     if plan is None or plan.settings.always is False:
         return None
-    return Blocks(session, cluster, outfit, plan.settings)
+    return Blocks(session, cluster, setup, plan.settings)
 
 
 def _room(settings: Sharing, session: Session) -> int:
@@ -150,7 +150,7 @@ class MakerLine:
 class _Hello:
     """What a maker is made with; the user's functions travel in it, from our own controller."""
 
-    outfit: bytes
+    setup: bytes
     paths: tuple[str, ...]  # where the controller finds its modules
     threads: int
 
@@ -163,12 +163,12 @@ class _Maker:
 
     def hello(self) -> Message:
         sys.path.extend(path for path in self._hello.paths if path not in sys.path)
-        outfit: Outfit = cloudpickle.loads(self._hello.outfit)
-        write_log(outfit.logs / "preprocessing.log")
+        setup: WorkerSetup = cloudpickle.loads(self._hello.setup)
+        write_log(setup.logs / "preprocessing.log")
         limit_threads(self._hello.threads)
         keep_freed()
-        assert outfit.recipe  # unsealed now, for it may fail
-        self._preparation = Preparation(outfit)
+        assert setup.recipe  # unpickle it now: that may fail
+        self._preparation = Preparation(setup)
         return {"ready": os.getpid()}
 
     def life(self) -> None:

@@ -94,7 +94,7 @@ class States:
 
     def used(self, state: State, task: Task) -> list[Event]:
         """A task that began with this state is through: who did it has the state."""
-        state.judged += task.kind == "eval" and (task.crew is None or task.crew.rank == 0)
+        state.judged += task.kind == "eval" and (task.group_rank is None or task.group_rank.rank == 0)
         self._release(state)
         return self.rescue(state)
 

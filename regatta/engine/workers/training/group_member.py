@@ -16,7 +16,7 @@ from regatta.configuration import derive_seed
 from regatta.data import batch_order
 from regatta.engine.messages import (
     Address,
-    Crew,
+    GroupRank,
     Recipe,
     Task,
 )
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 Prepared: TypeAlias = Callable[[Bench, Any], None]
 
 
-def seed_of(crew: Crew | None, seed: int) -> int:
+def seed_of(group_rank: GroupRank | None, seed: int) -> int:
     """Each member draws its own random numbers; the first those that one worker alone would draw."""
-    return seed if crew is None or crew.rank == 0 else derive_seed(seed, "rank", crew.rank)
+    return seed if group_rank is None or group_rank.rank == 0 else derive_seed(seed, "rank", group_rank.rank)
 
 
 def check_sharable(recipe: Recipe, width: int, framework: str) -> None:
@@ -60,32 +60,34 @@ class Membership:
         self._group: torch_group.Group | None = None
         self._checked: set[str] = set()  # configurations whose loss is known to be a mean
 
-    def group(self, crew: Crew) -> torch_group.Group:
-        if self._group is None or self._meeting != crew.meeting:
-            store, device = self._store(crew), self._trainer.device
-            address = self.door.address if self.door is not None and crew.nodes > 1 else None
-            self._group = torch_group.join(store, crew.rank, crew.width, crew.backend, device, address)
-            self._meeting = crew.meeting
+    def group(self, group_rank: GroupRank) -> torch_group.Group:
+        if self._group is None or self._meeting != group_rank.meeting:
+            store, device = self._store(group_rank), self._trainer.device
+            address = self.door.address if self.door is not None and group_rank.nodes > 1 else None
+            self._group = torch_group.join(
+                store, group_rank.rank, group_rank.width, group_rank.backend, device, address
+            )
+            self._meeting = group_rank.meeting
         return self._group
 
-    def _store(self, crew: Crew) -> Any:
-        if isinstance(crew.meeting, Path):
-            return rendezvous.file_store(crew.meeting, crew.width)
-        mine = self.door if crew.rank == 0 else None
-        return rendezvous.far_store(crew.meeting.host, crew.meeting.name, mine)
+    def _store(self, group_rank: GroupRank) -> Any:
+        if isinstance(group_rank.meeting, Path):
+            return rendezvous.file_store(group_rank.meeting, group_rank.width)
+        mine = self.door if group_rank.rank == 0 else None
+        return rendezvous.far_store(group_rank.meeting.host, group_rank.meeting.name, mine)
 
     def any(self, task: Task, mine: bool) -> bool:
         """Whether something holds for any member."""
-        return mine if task.crew is None else self.group(task.crew).any(mine)
+        return mine if task.group_rank is None else self.group(task.group_rank).any(mine)
 
-    def doing(self, what: Literal["train", "evaluate"], crew: Crew) -> Callable[..., Any]:
+    def doing(self, what: Literal["train", "evaluate"], group_rank: GroupRank) -> Callable[..., Any]:
         function: Callable[..., Any] = {"train": torch_group.train, "evaluate": torch_group.evaluate}[what]
-        return partial(function, group=self.group(crew))
+        return partial(function, group=self.group(group_rank))
 
     @contextlib.contextmanager
     def timed(self, task: Task, costs: Costs) -> Iterator[None]:
         """Exchanges inside are costs of the task."""
-        group = None if task.crew is None else self.group(task.crew)
+        group = None if task.group_rank is None else self.group(task.group_rank)
         before = 0.0 if group is None else group.seconds
         yield
         if group is not None:
@@ -94,10 +96,10 @@ class Membership:
     @contextlib.contextmanager
     def agreeing(self, task: Task) -> Iterator[Prepared]:
         """A scope in which a model and its data are prepared; all members leave it with the same model, or all fail."""
-        if task.crew is None:
+        if task.group_rank is None:
             yield lambda bench, data: None
             return
-        group, found, error = self.group(task.crew), list[Bench](), None
+        group, found, error = self.group(task.group_rank), list[Bench](), None
 
         def prepared(bench: Bench, data: Any) -> None:
             self._check(task, bench, data)
@@ -110,18 +112,18 @@ class Membership:
         torch_group.agree(group, found[0].trainee if found else None, error)
 
     def _check(self, task: Task, bench: Bench, data: Any) -> None:
-        assert task.crew is not None
-        recipe, width = self._trainer.outfit.recipe, task.crew.width
+        assert task.group_rank is not None
+        recipe, width = self._trainer.setup.recipe, task.group_rank.width
         check_sharable(recipe, width, bench.framework.NAME)
-        if task.kind != "eval" and task.crew.rank == 0 and task.config not in self._checked:
+        if task.kind != "eval" and task.group_rank.rank == 0 and task.config not in self._checked:
             self._check_loss(task, bench, data)
             self._checked.add(task.config)
 
     def _check_loss(self, task: Task, bench: Bench, data: Any) -> None:
         from regatta.engine.workers.training.trainer import batch_size
 
-        assert task.crew is not None
-        seed, recipe = self._trainer.outfit.seed, self._trainer.outfit.recipe
+        assert task.group_rank is not None
+        seed, recipe = self._trainer.setup.seed, self._trainer.setup.recipe
         batch = batch_order(bench.framework.rows(data), batch_size(task.values), 0)[0]
         with bench.framework.seeded(derive_seed(seed, "check")):
-            torch_group.check_mean(bench.trainee, data, batch, recipe.loss_fn, dict(task.values), task.crew.width)
+            torch_group.check_mean(bench.trainee, data, batch, recipe.loss_fn, dict(task.values), task.group_rank.width)

@@ -22,7 +22,7 @@ from regatta.configuration import Scalar, unit_seed
 from regatta.data import batch_order
 from regatta.engine.messages import (
     PackDone,
-    PackPilot,
+    PackProfile,
     Recipe,
     Task,
     TaskDone,
@@ -92,7 +92,7 @@ class Packs:
     def run(self, task: Task) -> PackDone | TaskFailed:
         """Do a task for all its members; what one raises is that one's failure."""
         start = time.time()
-        tasks = (replace(task, mates=()), *task.mates)
+        tasks = (replace(task, packed_with=()), *task.packed_with)
         try:
             parts = self._train(tasks) if task.kind == "train" else [self._judge(each) for each in tasks]
         except (KeyboardInterrupt, DiskError) as error:
@@ -109,25 +109,25 @@ class Packs:
             return replace(full, task=task)
         return PackDone(self._trainer.worker, task, start, time.time(), tuple(parts))
 
-    def pilot(self, task: Task) -> PackPilot:
+    def pilot(self, task: Task) -> PackProfile:
         """How much faster some new models are side by side than one after another."""
-        tasks = (replace(task, mates=()), *task.mates)
+        tasks = (replace(task, packed_with=()), *task.packed_with)
         trainer, pack = self._trainer, self._pack_of_its_own()
         benches = [trainer.build(each.values) for each in tasks]
         data = trainer.partition("train", task.partition, benches[0].framework, task=task)
-        build = build_of(benches[0], trainer.outfit.recipe, task.values, trainer.device)
+        build = build_of(benches[0], trainer.setup.recipe, task.values, trainer.device)
         timed = tasks if build == EVERYTHING else tasks[:FEW]
         alone = fmean(self._alone(trainer.build(each.values), data, each) for each in timed) * len(tasks)
         self._fill(pack, benches, tasks, data)
         together = _step(pack, data)
         failed = next((member.error for member in pack.members if member.error is not None), None)
         if failed is not None:
-            return PackPilot(build, len(tasks), 1.0, f"a member fails: {failed}")
+            return PackProfile(build, len(tasks), 1.0, f"a member fails: {failed}")
         benches = [trainer.build(each.values) for each in tasks]
         start = time.perf_counter()
         self._fill(self._pack_of_its_own(), benches, tasks, data)  # as the next unit will find them
         fixed = max(0.0, time.perf_counter() - start - WARM_STEPS * together) / len(tasks)
-        return PackPilot(build, len(tasks), alone / together, pack.plan()[0].reason, fixed)
+        return PackProfile(build, len(tasks), alone / together, pack.plan()[0].reason, fixed)
 
     def _fill(self, pack: Pack, benches: Sequence[Bench], tasks: Sequence[Task], data: Any) -> None:
         for bench, each in zip(benches, tasks, strict=True):
@@ -150,7 +150,7 @@ class Packs:
         """Seconds of a step by itself."""
         from regatta.engine.workers.training.profiler import paced
 
-        framework, loss_fn, values = bench.framework, self._trainer.outfit.recipe.loss_fn, dict(task.values)
+        framework, loss_fn, values = bench.framework, self._trainer.setup.recipe.loss_fn, dict(task.values)
         order = batch_order(framework.rows(data), _size(task), 0)
         do = partial(framework.train, bench.trainee, data, loss_fn=loss_fn, config=values)
         return paced(do, order, most=ALONE_STEPS).each
@@ -172,7 +172,7 @@ class Packs:
                     errors[task.config] = error
             if seats:
                 some = next(iter(seats.values()))
-                whole = replace(tasks[0], mates=tuple(tasks[1:]))
+                whole = replace(tasks[0], packed_with=tuple(tasks[1:]))
                 data = trainer.partition("train", whole.partition, some.bench.framework, costs[tasks[0].config], whole)
                 self._pack.train(data, epochs={seat.member: 1 for seat in seats.values()})
                 rows = some.bench.framework.rows(data)
@@ -190,7 +190,7 @@ class Packs:
             bench = self._trainer.fetch(task, costs)
             seat = self._seat(task, bench)
         self._seats[task.config] = seat
-        seat.seed = unit_seed(self._trainer.outfit.seed, task.values, task.epoch, task.partition)
+        seat.seed = unit_seed(self._trainer.setup.seed, task.values, task.epoch, task.partition)
         seat.member.start_again(seat.seed)
         return seat
 
@@ -203,7 +203,7 @@ class Packs:
         return seat
 
     def _load(self, pack: Pack, bench: Bench, task: Task, order: Any) -> Member:
-        trainee, recipe = bench.trainee, self._trainer.outfit.recipe
+        trainee, recipe = bench.trainee, self._trainer.setup.recipe
         loss_fn = with_offered(recipe.loss_fn, trainee.model, training=True)
         return pack.load(
             trainee.model, trainee.optimizer, loss_fn, _size(task), config=dict(task.values),

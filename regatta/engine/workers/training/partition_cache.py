@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from regatta.engine.messages import Outfit
+from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.block_reader import Reader
 from regatta.engine.sharing.blocks import UnsharableError, layout_of, plain
 from regatta.engine.sharing.ledger import Key
@@ -25,7 +25,7 @@ _Place: TypeAlias = tuple[str, Key]
 class Supplies:
     """What is read is kept; of what is transformed or shared, the last of each kind."""
 
-    outfit: Outfit
+    setup: WorkerSetup
     device: str = "cpu"
     reader: Reader | None = None
     _data: dict[_Place, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Supplies:
     unsharable: bool = False  # what it was made from
 
     def __post_init__(self) -> None:
-        self._preparation = Preparation(self.outfit)
+        self._preparation = Preparation(self.setup)
         self._held: set[Key] = set()
 
     def partition(
@@ -47,7 +47,7 @@ class Supplies:
         models: Sequence[str] = (),
     ) -> Any:
         """The data of a partition; for training, as it is in an epoch."""
-        transformed = kind == "train" and epoch is not None and self.outfit.recipe.transform_fn is not None
+        transformed = kind == "train" and epoch is not None and self.setup.recipe.transform_fn is not None
         key = Key(kind, index, epoch if transformed else None)
         place, start = (framework.NAME, key), time.perf_counter()
         if place not in self._data or (transformed and not self._keeps()):
@@ -90,7 +90,7 @@ class Supplies:
 
     def _keeps(self) -> bool:
         """Whether a model may have what was made for another."""
-        sharing = self.outfit.sharing
+        sharing = self.setup.sharing
         return sharing is None or sharing.settings.always is not False
 
     def _make_way(self, key: Key) -> None:
@@ -107,7 +107,7 @@ class Supplies:
             self.reader.release(key)
 
     def _bring(self, key: Key, models: Sequence[str]) -> Any:
-        shares = self.outfit.sharing is not None and (key.epoch is not None or self.outfit.sharing.reads_for_all)
+        shares = self.setup.sharing is not None and (key.epoch is not None or self.setup.sharing.reads_for_all)
         if self.reader is not None and shares:
             found = self.reader.get(key, models)
             if found is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from regatta.configuration import derive_seed
 from regatta.data import batch_order
-from regatta.engine.messages import PilotResult, Task
+from regatta.engine.messages import ModelProfile, Task
 from regatta.engine.workers.training.device_memory import growth
 from regatta.engine.workers.training.model_cache import Bench
 from regatta.engine.workers.training.packs import build_of
@@ -78,7 +78,7 @@ class Pilots:
         self._trainer = trainer
         self._rehearsed = False
 
-    def run(self, task: Task, costs: Costs) -> PilotResult:
+    def run(self, task: Task, costs: Costs) -> ModelProfile:
         """Measure a new model; nothing of it is kept but the data, and what is compiled."""
         if self._trainer.membership.any(task, not self._rehearsed):
             self._rehearsed = True  # the first model also pays for imports, caches and threads
@@ -86,7 +86,7 @@ class Pilots:
             self._trainer.supplies.sample_again()
         return self._measure(task, costs)
 
-    def _measure(self, task: Task, costs: Costs) -> PilotResult:
+    def _measure(self, task: Task, costs: Costs) -> ModelProfile:
         trainer = self._trainer
         peak = growth(trainer.device)
         bench, data = trainer.set_up("train", task.partition, task, costs)
@@ -99,9 +99,9 @@ class Pilots:
         trained = self._train_others(trained, bench, data, task)
         save, fetch, fetched = self._carry(bench, task)
         start = self._start(fetched, data, task, trained.each)
-        build = build_of(bench, trainer.outfit.recipe, task.values, trainer.device)
+        build = build_of(bench, trainer.setup.recipe, task.values, trainer.device)
         rows, prepare = trainer.supplies.sampled or (framework.rows(data), 0.0)
-        return PilotResult(
+        return ModelProfile(
             trained.per_row, judged.per_row, rows, judged.rows,
             fixed_seconds=fetch + start + save,
             eval_fixed_seconds=fetch + judged.start,
@@ -116,24 +116,26 @@ class Pilots:
 
     def _train(self, bench: Bench, data: Any, task: Task) -> _Found:
         """No more batches than a unit has, for a schedule may end with them."""
-        with bench.framework.seeded(derive_seed(self._trainer.outfit.seed, "pilot")):
-            if self._trainer.outfit.recipe.train_fn is not None:
+        with bench.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
+            if self._trainer.setup.recipe.train_fn is not None:
                 return self._train_opaque(bench, data, task)
             order = _shuffled(bench.framework.rows(data), task)
             most = min(MOST, len(order) - 1)
-            pace = paced(self._steps("train", bench, data, task), order, self._agree(task), most, task.crew is not None)
+            pace = paced(
+                self._steps("train", bench, data, task), order, self._agree(task), most, task.group_rank is not None
+            )
         return self._trained(pace, bench, data, task)
 
     def _train_others(self, found: _Found, bench: Bench, data: Any, task: Task) -> _Found:
         """Where a unit has few batches, those of more such models count too; of the memory, only the first's."""
         pace = found.pace
-        if pace is None or task.crew is not None or bench.framework.COMPILES:
+        if pace is None or task.group_rank is not None or bench.framework.COMPILES:
             return found
         order, began = _shuffled(bench.framework.rows(data), task), time.perf_counter()
         most = min(MOST, len(order) - 1)
         if most >= COUNTED:
             return found
-        with bench.framework.seeded(derive_seed(self._trainer.outfit.seed, "pilot")):
+        with bench.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
             while len(pace.later) < COUNTED and time.perf_counter() - began < ROUND_BUDGET:
                 another = self._trainer.build(task.values)
                 pace.later.extend(paced(self._steps("train", another, data, task), order, most=most).later)
@@ -158,12 +160,12 @@ class Pilots:
 
     def _judge(self, bench: Bench, task: Task, costs: Costs) -> _Found:
         """The loss on a few batches, and the user's eval_fn on all data."""
-        if task.judge_on is None:
+        if task.eval_partition is None:
             return _Found()
-        trainer, framework, recipe = self._trainer, bench.framework, self._trainer.outfit.recipe
-        data = trainer.partition("eval", task.judge_on, framework, costs)
+        trainer, framework, recipe = self._trainer, bench.framework, self._trainer.setup.recipe
+        data = trainer.partition("eval", task.eval_partition, framework, costs)
         rows, seconds, start, metrics = framework.rows(data), 0.0, 0.0, dict[str, float]()
-        with framework.seeded(derive_seed(trainer.outfit.seed, "eval")):
+        with framework.seeded(derive_seed(trainer.setup.seed, "eval")):
             if recipe.train_fn is None:
                 pace = paced(self._steps("evaluate", bench, data, task), _in_order(rows, task), self._agree(task))
                 seconds, start, metrics = pace.each * steps_of(rows, _size(task)), pace.start, pace.found
@@ -193,17 +195,17 @@ class Pilots:
 
     def _start(self, bench: Bench, data: Any, task: Task, each: float) -> float:
         """What the first batch of a unit takes more than the others; in a group, nobody knows."""
-        if task.crew is not None or self._trainer.outfit.recipe.train_fn is not None:
+        if task.group_rank is not None or self._trainer.setup.recipe.train_fn is not None:
             return 0.0
         first, *others = _shuffled(bench.framework.rows(data), task)
         if len(others) < 2:
             return 0.0  # it has taken as many steps already as a unit has
-        with bench.framework.seeded(derive_seed(self._trainer.outfit.seed, "pilot")):
+        with bench.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
             seconds, _ = _timed(partial(self._steps("train", bench, data, task), [first]))
         return max(0.0, seconds - each)
 
     def _steps(self, what: Literal["train", "evaluate"], bench: Bench, data: Any, task: Task) -> Steps:
-        loss_fn, values = self._trainer.outfit.recipe.loss_fn, dict(task.values)
+        loss_fn, values = self._trainer.setup.recipe.loss_fn, dict(task.values)
         do = self._trainer.doing(what, bench.framework, task)
         return lambda batches: do(bench.trainee, data, batches, loss_fn, values)
 

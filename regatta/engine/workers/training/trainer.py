@@ -23,13 +23,13 @@ import numpy as np
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
 from regatta.data import batch_order
 from regatta.engine.messages import (
-    Outfit,
+    ModelProfile,
     PackDone,
-    PackPilot,
-    PilotResult,
+    PackProfile,
     Task,
     TaskDone,
     TaskFailed,
+    WorkerSetup,
 )
 from regatta.engine.workers.training.device_memory import device_memory
 from regatta.engine.workers.training.error_report import headline, users_traceback
@@ -75,8 +75,8 @@ class _Result:
     rows: int
     metrics: dict[str, float]
     costs: Costs
-    pilot: PilotResult | None = None
-    packed: PackPilot | None = None
+    profile: ModelProfile | None = None
+    pack_profile: PackProfile | None = None
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Trainer:
     """The body of a worker."""
 
     worker: str
-    outfit: Outfit
+    setup: WorkerSetup
     device: str = "cpu"
     kept: Kept = field(default_factory=Kept)
     _ahead: tuple[Path, Any] | None = None
@@ -92,7 +92,7 @@ class Trainer:
 
     @functools.cached_property
     def supplies(self) -> Supplies:
-        return Supplies(self.outfit, self.device)
+        return Supplies(self.setup, self.device)
 
     @functools.cached_property
     def packs(self) -> Packs:
@@ -108,7 +108,7 @@ class Trainer:
 
     def run(self, task: Task) -> TaskDone | TaskFailed | PackDone:
         """Do a task; whatever the user's functions raise is the configuration's failure."""
-        return self.packs.run(task) if task.mates and task.kind != "pilot" else self.run_one(task)
+        return self.packs.run(task) if task.packed_with and task.kind != "pilot" else self.run_one(task)
 
     def run_one(self, task: Task, at_hand: Bench | None = None) -> TaskDone | TaskFailed:
         """Do a task of one configuration; a model to judge may be at hand, with its state."""
@@ -124,7 +124,7 @@ class Trainer:
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
             return self.failure(task, start, error)
         done = TaskDone(self.worker, task, start, time.time(), result.rows, result.metrics, **vars(result.costs))
-        return replace(done, pilot=result.pilot, packed=result.packed)
+        return replace(done, profile=result.profile, pack_profile=result.pack_profile)
 
     def failure(self, task: Task, start: float, error: BaseException) -> TaskFailed:
         full = isinstance(error, DiskError)
@@ -142,12 +142,12 @@ class Trainer:
             self._ahead = path, state
 
     def _train(self, task: Task) -> _Result:
-        recipe, values, costs = self.outfit.recipe, task.values, Costs()
+        recipe, values, costs = self.setup.recipe, task.values, Costs()
         bench, data = self.set_up("train", task.partition, task, costs)
         framework, trainee = bench.framework, bench.trainee
         rows = framework.rows(data)
-        seed = unit_seed(self.outfit.seed, values, task.epoch, task.partition)
-        with framework.seeded(seed_of(task.crew, seed)):
+        seed = unit_seed(self.setup.seed, values, task.epoch, task.partition)
+        with framework.seeded(seed_of(task.group_rank, seed)):
             if recipe.train_fn is None:
                 batches = batch_order(rows, batch_size(values), seed)
                 with self.membership.timed(task, costs):
@@ -164,7 +164,7 @@ class Trainer:
 
     def train_opaque(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
         """Have the user's train_fn train."""
-        train_fn, framework = self.outfit.recipe.train_fn, bench.framework
+        train_fn, framework = self.setup.recipe.train_fn, bench.framework
         assert train_fn is not None
         with self._shared(framework, data):
             return _metrics(train_fn(data, *framework.handed(bench.trainee), dict(task.values)), "train_fn")
@@ -180,7 +180,7 @@ class Trainer:
     def doing(self, what: Literal["train", "evaluate"], framework: Framework, task: Task) -> Callable[..., Any]:
         """How the framework trains or evaluates, by this worker or by its group."""
         alone: Callable[..., Any] = getattr(framework, what)
-        return alone if task.crew is None else self.membership.doing(what, task.crew)
+        return alone if task.group_rank is None else self.membership.doing(what, task.group_rank)
 
     def _evaluate(self, task: Task) -> _Result:
         costs = Costs()
@@ -197,8 +197,8 @@ class Trainer:
 
     def _judge(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
         """The metrics of a model on evaluation data."""
-        recipe, values, metrics = self.outfit.recipe, task.values, dict[str, float]()
-        with bench.framework.seeded(derive_seed(self.outfit.seed, "eval")):
+        recipe, values, metrics = self.setup.recipe, task.values, dict[str, float]()
+        with bench.framework.seeded(derive_seed(self.setup.seed, "eval")):
             if recipe.train_fn is None:
                 order = in_order(bench.framework.rows(data), batch_size(values))
                 judge = self.doing("evaluate", bench.framework, task)
@@ -207,8 +207,8 @@ class Trainer:
 
     def judged_by_user(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
         """What eval_fn says, if there is one; the first of a group asks it for all."""
-        eval_fn, framework = self.outfit.recipe.eval_fn, bench.framework
-        if eval_fn is None or (task.crew is not None and task.crew.rank != 0):
+        eval_fn, framework = self.setup.recipe.eval_fn, bench.framework
+        if eval_fn is None or (task.group_rank is not None and task.group_rank.rank != 0):
             return {}
         with self._shared(framework, data), framework.evaluating(bench.trainee):
             return _metrics(eval_fn(data, bench.trainee.model, dict(task.values)), "eval_fn")
@@ -242,18 +242,18 @@ class Trainer:
         built = self._build_once(values)
         if loaded() != before:  # it brought its framework along, whose random numbers were not seeded yet
             built = self._build_once(values)
-        name = self.outfit.recipe.framework
+        name = self.setup.recipe.framework
         framework = framework_of(built) if name == "auto" else load_framework(name)
         trainee = framework.assemble(built, self.device)
         return Bench(framework, trainee, framework.loose(trainee) if framework.COMPILES else {})
 
     def _build_once(self, values: Mapping[str, Scalar]) -> Any:
-        name, seed = self.outfit.recipe.framework, initial_seed(self.outfit.seed, values)
+        name, seed = self.setup.recipe.framework, initial_seed(self.setup.seed, values)
         with seeded_in_all(seed) if name == "auto" else load_framework(name).seeded(seed):
-            return self.outfit.recipe.model_fn(dict(values))
+            return self.setup.recipe.model_fn(dict(values))
 
     def contained(self) -> contextlib.AbstractContextManager[None]:
-        name = self.outfit.recipe.framework
+        name = self.setup.recipe.framework
         return contained_in_all() if name == "auto" else load_framework(name).contained()
 
     def _read(self, framework: Framework, path: Path) -> Any:
@@ -280,11 +280,11 @@ class Trainer:
         """The data of a partition; what a task trains on is as it is in its epoch, of a pilot only the first rows."""
         if task is None:
             return self.supplies.partition(kind, index, framework, costs)
-        if task.kind == "pilot" and self.outfit.recipe.transform_fn is not None:
-            opaque = self.outfit.recipe.train_fn is not None
+        if task.kind == "pilot" and self.setup.recipe.transform_fn is not None:
+            opaque = self.setup.recipe.train_fn is not None
             most = SAMPLE * (ROWS if opaque else batch_size(task.values))
             return self.supplies.sample(index, framework, most, costs)
-        models = (task.config, *(mate.config for mate in task.mates))
+        models = (task.config, *(mate.config for mate in task.packed_with))
         return self.supplies.partition(kind, index, framework, costs, task.epoch, models)
 
     @contextlib.contextmanager
@@ -300,15 +300,15 @@ class Trainer:
     def _pilot(self, task: Task) -> _Result:
         """Measure a few batches of a new model, or of several side by side; nothing of it is kept but the data."""
         costs = Costs()
-        if task.mates:
-            return _Result(0, {}, costs, packed=self.packs.pilot(task))
+        if task.packed_with:
+            return _Result(0, {}, costs, pack_profile=self.packs.pilot(task))
         return _Result(0, {}, costs, self.pilots.run(task, costs))
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A file for a state that nobody keeps."""
-        self.outfit.logs.mkdir(parents=True, exist_ok=True)
-        with writing(self.outfit.logs), tempfile.TemporaryDirectory(dir=self.outfit.logs) as folder:
+        self.setup.logs.mkdir(parents=True, exist_ok=True)
+        with writing(self.setup.logs), tempfile.TemporaryDirectory(dir=self.setup.logs) as folder:
             yield Path(folder) / "scratch.safetensors"
 
 

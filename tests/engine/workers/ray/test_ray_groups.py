@@ -140,7 +140,7 @@ def test_members_of_a_group_are_on_one_node_where_there_is_room(
 def test_a_pool_that_may_grow_starts_whole_groups(ray_nodes: RayNodes, data: Dataset, folder: Path) -> None:
     ray_nodes.resize(3)
     cluster = Cluster.ray(group=2).sized(4)
-    pool = RayPool(cluster, sweep_on(data, folder, cluster)._outfit(folder))
+    pool = RayPool(cluster, sweep_on(data, folder, cluster)._setup(folder))
     try:
         assert pool.workers == ("w0", "w1")
     finally:

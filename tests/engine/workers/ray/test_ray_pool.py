@@ -16,19 +16,19 @@ from regatta.cluster import Cluster
 from regatta.engine.messages import (
     DiskFull,
     Event,
-    Outfit,
     StateDurable,
     StateLost,
     TaskDone,
     TaskReturned,
     WorkerLost,
     WorkerReady,
+    WorkerSetup,
 )
 from regatta.engine.workers import open_pool
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.ray.pool import RayPool
 from regatta.errors import RegattaError, UsageError
-from regatta.testing.workers import Harness, WorkerPoolContract, write_outfit
+from regatta.testing.workers import Harness, WorkerPoolContract, write_setup
 
 pytest.importorskip("ray")
 
@@ -40,8 +40,8 @@ def _connected(nodes: RayNodes) -> None:
 
 class TestRayPool(WorkerPoolContract):
     @classmethod
-    def open_pool(cls, outfit: Outfit, workers: int) -> WorkerPool:
-        return open_pool(Cluster.ray(workers, cpus=0.4).sized(3), outfit)
+    def open_pool(cls, setup: WorkerSetup, workers: int) -> WorkerPool:
+        return open_pool(Cluster.ray(workers, cpus=0.4).sized(3), setup)
 
 
 class Gated(Harness):
@@ -50,11 +50,11 @@ class Gated(Harness):
     pool: RayPool
 
     def __init__(self, folder: Path) -> None:
-        outfit = write_outfit(folder)
-        outfit = replace(outfit, sealed=replace(outfit.recipe, model_fn=wide_fn, loss_fn=wide_loss))
+        setup = write_setup(folder)
+        setup = replace(setup, recipe_or_pickle=replace(setup.recipe, model_fn=wide_fn, loss_fn=wide_loss))
         self.folder = folder
         storage = f"gated://{folder}/far"
-        super().__init__(RayPool(Cluster.ray(2, storage=storage, cpus=0.6).sized(3), outfit), outfit, folder)
+        super().__init__(RayPool(Cluster.ray(2, storage=storage, cpus=0.6).sized(3), setup), setup, folder)
 
     def shut(self) -> None:
         (self.folder / "shut").touch()
@@ -196,9 +196,9 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     try:
         import vanishing_on_ray  # type: ignore[import-not-found]
 
-        outfit = write_outfit(tmp_path)
-        outfit = replace(outfit, sealed=replace(outfit.recipe, model_fn=vanishing_on_ray.model_fn))
-        pool = open_pool(Cluster.ray(1, cpus=0.4).sized(1), outfit)
+        setup = write_setup(tmp_path)
+        setup = replace(setup, recipe_or_pickle=replace(setup.recipe, model_fn=vanishing_on_ray.model_fn))
+        pool = open_pool(Cluster.ray(1, cpus=0.4).sized(1), setup)
     finally:
         sys.path.remove(str(tmp_path))
     with pytest.raises(RegattaError, match="before it could take work, again and again") as caught:
@@ -215,11 +215,11 @@ def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(UsageError, match=f"There is no Ray cluster at {address}: .*refused"):
-        open_pool(Cluster.ray(address=address), write_outfit(tmp_path))
+        open_pool(Cluster.ray(address=address), write_setup(tmp_path))
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"Cluster\.ray needs the package 'ray'") as caught:
-        open_pool(Cluster.ray(), write_outfit(tmp_path))
+        open_pool(Cluster.ray(), write_setup(tmp_path))
     assert "pip install 'regatta[ray]'" in str(caught.value)

@@ -21,7 +21,7 @@ from transforms import linear_fn, noisy, squares, told
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
-from regatta.engine.messages import Outfit, Recipe, SharingPlan
+from regatta.engine.messages import Recipe, SharingPlan, WorkerSetup
 from regatta.engine.sharing.block_reader import Reader
 from regatta.engine.sharing.ledger import Key
 from regatta.engine.sharing.preprocess import ROWS, Preparation
@@ -147,10 +147,10 @@ class Desk:
         made = Recipe(linear_fn, squares, transform_fn=transform, input_fn=input_fn)
         plan = SharingPlan(settings, len(CONFIGS), EPOCHS, input_fn is not None, True)
         train, held = (tuple(part.path for part in kind) for kind in (data.train, data.eval))
-        self.outfit = Outfit(made, 0, train, held, folder / "logs", plan)
+        self.setup = WorkerSetup(made, 0, train, held, folder / "logs", plan)
         cluster = RAY.sized(2)
         self.session = Session(cluster)
-        found = blocks_of(self.session, cluster, self.outfit)
+        found = blocks_of(self.session, cluster, self.setup)
         assert found is not None
         self.blocks, self.broker = found, found.broker
         self.actors: list[Any] = []
@@ -172,7 +172,7 @@ class Desk:
         return [node for node, cores in self.session.cores().items() if cores]
 
     def right(self, key: Key) -> Any:
-        preparation = Preparation(self.outfit)
+        preparation = Preparation(self.setup)
         return preparation.transform(preparation.read("train", key.partition), key.partition, key.epoch or 0)
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNo
     found, _ = call(desk.reader("r1", stays), "get", KEYS[0], ["m1"])
     made = Counter(seed for _, seed in told(log))
     read = Counter(name for _, name in told(reads))
-    assert made[str(derive_seed(0, "transform", 1, 0, 0))] == read[desk.outfit.train[0].name] == 2
+    assert made[str(derive_seed(0, "transform", 1, 0, 0))] == read[desk.setup.train[0].name] == 2
     assert equal(found, desk.right(KEYS[0]))
 
 
