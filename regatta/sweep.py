@@ -28,7 +28,6 @@ from regatta.data import Dataset
 from regatta.data.order import permutation
 from regatta.data.sharing import Sharing, sharing_of
 from regatta.engine.archiver import Keeper
-from regatta.engine.controller.run_log import Listener
 from regatta.engine.controller.runner import Runner
 from regatta.engine.messages import (
     Recipe,
@@ -42,7 +41,7 @@ from regatta.errors import UsageError, nearest
 from regatta.format import count
 from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
 from regatta.journal.journal import VERSION
-from regatta.journal.record import RunRecord
+from regatta.journal.record import Listener, RunRecord
 from regatta.paths import ensure_repository, find_repository
 from regatta.plan.schedule.hopper import check_rule
 from regatta.run import JOURNAL, RUN_NAME, Run

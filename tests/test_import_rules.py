@@ -21,11 +21,14 @@ MAY_USE_FRAMEWORKS = (
     "regatta.frameworks", "regatta.pack", "regatta.engine.workers",
     "regatta.network.torch", "regatta.network.from_keras",
 )  # fmt: skip
-LOWER = ("regatta.plan", "regatta.search", "regatta.dql", "regatta.store")
+BELOW_ENGINE = (
+    "regatta.plan", "regatta.search", "regatta.dql", "regatta.store", "regatta.journal", "regatta.network",
+    "regatta.data", "regatta.frameworks", "regatta.pack", "regatta.repo", "regatta.sinks",
+)  # fmt: skip
 FRONT = ("regatta.cli", "regatta.hub", "regatta.web")
 FRONT_MAY_USE = (
     *FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors", "regatta.format",
-    "regatta.plan.papers.suites",
+    "regatta.journal", "regatta.dql", "regatta.plan.papers.suites",
 )  # fmt: skip
 KNOW_THE_CLI = ("regatta.cli", "regatta.__main__", "regatta.sweep")  # a sweep opens the display, when it is launched
 IMPURE = (
@@ -98,12 +101,14 @@ def _wrong(module: str, statement: Import) -> Iterator[str]:
     name = statement.name
     if under(name, FRAMEWORKS) and not under(module, MAY_USE_FRAMEWORKS):
         yield f"only {', '.join(MAY_USE_FRAMEWORKS)} may import {name}"
-    if under(module, LOWER) and under(name, ("regatta.engine", "regatta.cli")):
+    if under(module, BELOW_ENGINE) and under(name, ("regatta.engine", "regatta.cli")):
+        yield f"{name} is above it"
+    if under(module, ("regatta.journal",)) and under(name, ("regatta.repo",)):
         yield f"{name} is above it"
     if under(module, ("regatta.plan",)) and under(name, IMPURE):
         yield f"plan is pure and may not import {name}"
     if under(module, FRONT) and under(name, ("regatta",)) and not _allowed_in_front(name):
-        yield f"cli, hub and web go through sweep, repo and errors, not {name}"
+        yield f"cli, hub and web go through sweep, run, repo, dql and journal, not {name}"
     if under(name, ("regatta.cli",)) and not under(module, KNOW_THE_CLI):
         yield f"only {', '.join(KNOW_THE_CLI)} may know the command line"
     if under(name, PROGRAMS):
@@ -172,13 +177,20 @@ def test_nothing_below_the_command_line_opens_files_in_plan(root: Path) -> None:
         ("regatta.plan.x", "from regatta.engine import replay", "regatta.engine.replay is above it"),
         ("regatta.search.x", "def f():\n    import regatta.cli.ui", "regatta.cli.ui is above it"),
         ("regatta.store.x", "from regatta.engine.replay import replay", "is above it"),
+        ("regatta.repo.x", "def f():\n    from regatta.engine.archiver import Archiver", "is above it"),
+        ("regatta.sinks.x", "import regatta.engine.messages", "is above it"),
+        ("regatta.journal.x", "from regatta.repo import Repo", "regatta.repo.Repo is above it"),
         ("regatta.plan.x", "from ..engine import replay", "regatta.engine.replay is above it"),
         ("regatta.data.x", "def f():\n    import torch", "may import torch"),
         ("regatta.engine.controller.runner", "from torch import nn", "may import torch.nn"),
         ("regatta.plan.x", "import time", "plan is pure"),
         ("regatta.plan.x", "def f():\n    from os import path", "plan is pure"),
-        ("regatta.cli.x", "from regatta.engine.controller.runner import Runner", "go through sweep, repo and errors"),
-        ("regatta.web.x", "import regatta.store", "go through sweep, repo and errors"),
+        (
+            "regatta.cli.x",
+            "from regatta.engine.controller.runner import Runner",
+            "go through sweep, run",
+        ),
+        ("regatta.web.x", "import regatta.store", "go through sweep, run"),
         ("regatta.engine.x", "def f():\n    from regatta.cli import ui", "may know the command line"),
         ("regatta.cli.x", "from regatta.cli.demo_sweep import sweep", "is a program"),
     ],

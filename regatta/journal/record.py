@@ -7,11 +7,11 @@ and `Run` look at the same object whether the run goes on or ended long ago.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
 from regatta.errors import CorruptError
@@ -345,6 +345,9 @@ class RunRecord:
             self.workers[worker].running = None
         if self.configs[config].running.get(worker) == (kind, epoch, partition):
             del self.configs[config].running[worker]
+
+
+Listener: TypeAlias = Callable[[RunRecord, Record], None]  # is called with each new line of the journal
 
 
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:

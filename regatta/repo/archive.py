@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regatta.engine.archiver import keep, settled
 from regatta.errors import UsageError, nearest
 from regatta.journal.lock import is_live
 from regatta.journal.record import find_journals
@@ -28,6 +27,7 @@ from regatta.store.archive.candidates import lineage
 from regatta.store.format.dtypes import floats_of
 from regatta.store.format.encodings import ENCODINGS, Encoding, by_name
 from regatta.store.format.tensor_id import Tensor, as_tensor
+from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import series_bases, series_of, store_states
 from regatta.store.store import ParameterStore
 
@@ -121,8 +121,8 @@ def _keep_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
     """Move what runs of the past have left as files into the store; how many, their bytes, and runs that go on."""
     count, size, past = 0, 0, _past_runs(repo)
     for run in past:
-        sizes = [state.path.stat().st_size for state in settled(run)]
-        count += len(sizes) if dry_run else keep(run, repo.folder / "store")
+        sizes = [state.path.stat().st_size for state in finished_states(run)]
+        count += len(sizes) if dry_run else archive_run(run, repo.folder / "store")
         size += sum(sizes)
     live = [journal.parent.name for journal in find_journals(repo.folder / "runs") if journal.parent not in past]
     return count, size, tuple(live)
@@ -133,7 +133,7 @@ def _trial(repo: Repo, options: Mapping[str, Any]) -> Report:
     with tempfile.TemporaryDirectory(prefix="regatta-archive-") as folder, ParameterStore.open(folder) as store:
         for run in _past_runs(repo):
             if (series := series_of(run)) is not None:
-                store_states(store, series, settled(run))
+                store_states(store, series, finished_states(run))
         return archive_store(store, **options)
 
 

@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from regatta.engine.archiver import settled
 from regatta.errors import RegattaError
 from regatta.journal.lock import is_live
 from regatta.journal.record import RunRecord, find_journals
@@ -24,6 +23,7 @@ from regatta.paths import find_repository
 from regatta.repo.intake.staging import staged
 from regatta.repo.repo import CATALOG, Repo
 from regatta.store.sqlite import sqlite3
+from regatta.store.states.archive_run import finished_states
 
 LITTLE, VERY_LITTLE = 5 * 2**30, 2**29  # bytes of free disk
 LOOSE = 2**26  # bytes of states that are worth an archive pass
@@ -180,7 +180,7 @@ def _runs(folder: Path) -> Iterator[Finding]:
             going += 1
         elif record.status == "done":
             done += 1
-            loose += sum(state.path.stat().st_size for state in settled(journal.parent))
+            loose += sum(state.path.stat().st_size for state in finished_states(journal.parent))
         else:
             how = "was cut short" if record.status in ("running", "interrupted") else "failed"
             yield Finding("warning", f"run {name}", how, f"regatta resume {name}")

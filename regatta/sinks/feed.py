@@ -13,14 +13,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from regatta.journal.journal import Journal, Record, read_journal
-from regatta.journal.record import RunRecord
+from regatta.journal.record import Listener, RunRecord
 from regatta.sinks.base import Given, Sink, usable_sinks
-
-if TYPE_CHECKING:
-    from regatta.engine.controller.run_log import Listener
 
 JOURNAL = "journal.jsonl"
 PATIENCE = 60.0  # seconds that a run's end waits for its sinks

@@ -19,8 +19,9 @@ from processes import is_running, soon
 from safetensors.numpy import save_file
 
 from regatta.engine import archiver as keeper_module
-from regatta.engine.archiver import Keeper, keep, settled
+from regatta.engine.archiver import Keeper
 from regatta.journal.journal import read_journal
+from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import RunStates
 from regatta.store.states.state_files import state_metadata
 from regatta.store.store import ParameterStore
@@ -144,7 +145,7 @@ def test_little_is_left_to_a_pass(run: Written, monkeypatch: pytest.MonkeyPatch,
     keeper.close(wait=True)
     assert run.files() == {("a", 7)}
     run.note("end", status="done")
-    assert keep(run.folder, run.store) == 1
+    assert archive_run(run.folder, run.store) == 1
     run.check(tmp_path)
 
 
@@ -164,24 +165,24 @@ def test_a_state_that_is_not_evaluated_stays(run: Written) -> None:
         run.train("a", epoch, report=False)
     run.train("b", 1)
     run.train("b", 2, visits=1, report=False)
-    assert settled(run.folder) == []
+    assert finished_states(run.folder) == []
     run.note("report", config="a", epoch=1, metrics={})
     run.note("report", config="a", epoch=2, metrics={})
-    assert [state.path.name for state in settled(run.folder)] == ["0001-002.safetensors"]
+    assert [state.path.name for state in finished_states(run.folder)] == ["0001-002.safetensors"]
     run.note("end", status="interrupted")
-    assert len(settled(run.folder)) == 1
+    assert len(finished_states(run.folder)) == 1
     run.note("end", status="done")
-    names = [(state.config, state.path.name) for state in settled(run.folder)]
+    names = [(state.config, state.path.name) for state in finished_states(run.folder)]
     assert names == [("a", "0001-002.safetensors"), ("a", "0002-002.safetensors"), ("b", "0001-002.safetensors")]
 
 
 def test_a_pass_over_a_run_of_the_past(run: Written, tmp_path: Path) -> None:
     for epoch in (1, 2):
         run.train("a", epoch)
-    assert keep(run.folder, run.store) == 1
+    assert archive_run(run.folder, run.store) == 1
     run.note("end", status="done")
-    assert keep(run.folder, run.store) == 1
-    assert keep(run.folder, run.store) == 0
+    assert archive_run(run.folder, run.store) == 1
+    assert archive_run(run.folder, run.store) == 0
     assert run.files() == set()
     run.check(tmp_path)
 
@@ -214,7 +215,7 @@ def test_a_keeper_that_dies_is_started_again_and_not_for_ever(run: Written, tmp_
     run.note("end", status="done")
     keeper.close(wait=True)
     run.check(tmp_path)
-    keep(run.folder, run.store)
+    archive_run(run.folder, run.store)
     assert run.files() == set()
     run.check(tmp_path)
 
@@ -255,7 +256,7 @@ def test_the_death_of_the_controller_ends_it(run: Written, tmp_path: Path) -> No
     program = f"""
 import os, signal, sys
 from pathlib import Path
-from regatta.engine import keeper as module
+from regatta.engine import archiver as module
 module.LEAST = 0
 keeper = module.Keeper(Path({str(run.folder)!r}), Path({str(run.store)!r}))
 for epoch in (1, 2):
@@ -312,7 +313,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path: Path) -> None:
         run.check(tmp_path)
     assert deaths > 0
     run.note("end", status="done")
-    keep(run.folder, run.store)
+    archive_run(run.folder, run.store)
     assert run.files() == set()
     assert run.stored() == set(run.hashes)
     run.check(tmp_path)

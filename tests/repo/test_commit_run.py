@@ -11,11 +11,11 @@ from fake_run import MadeRun
 from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
-from regatta.engine.archiver import keep
 from regatta.errors import NotFoundError
 from regatta.repo import Repo
 from regatta.repo.commit_run import commit_run, version_id
 from regatta.search import factor
+from regatta.store.states.archive_run import archive_run
 from regatta.store.states.state_archive import series_of
 
 
@@ -84,7 +84,7 @@ def test_every_epoch_is_a_snapshot_whether_a_file_or_in_the_store(copied: Run) -
         first = versions[0]
         partial = repo.load(first, planes=1)
         assert all((low <= repo.load(first)[n]).all() for n, (low, _) in ((n, p.bounds) for n, p in partial.items()))
-        assert keep(copied.folder, repo.folder / "store") == len(expected)
+        assert archive_run(copied.folder, repo.folder / "store") == len(expected)
         assert all(equal(repo.load(version, epoch), values) for (version, epoch), values in expected.items())
         assert repo.fsck("deep").clean
         shutil.rmtree(copied.folder)  # the store has all of it

@@ -6,13 +6,12 @@ import errno
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from regatta.engine.controller.trials import Trial
 from regatta.journal.journal import Journal, Record
-from regatta.journal.record import RunRecord
+from regatta.journal.record import Listener, RunRecord
 
-Listener: TypeAlias = Callable[[RunRecord, Record], None]
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -23,7 +23,7 @@ from regatta.cluster import Cluster
 from regatta.data import Dataset
 from regatta.engine.controller.control_server import ControlServer, JoiningWorker, RequestNotice
 from regatta.engine.controller.partition_owners import PartitionOwners
-from regatta.engine.controller.run_log import Listener, RunLog
+from regatta.engine.controller.run_log import RunLog
 from regatta.engine.controller.scheduled import ScheduledModel, ScheduledModels
 from regatta.engine.controller.signals import interruptible
 from regatta.engine.controller.state_files import StateFiles
@@ -57,7 +57,7 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError
 from regatta.journal.journal import Journal, Record, read_lines
 from regatta.journal.lock import RunLock
-from regatta.journal.record import RunRecord
+from regatta.journal.record import Listener, RunRecord
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.teams import Teams
 from regatta.plan.schedule.units import Unit

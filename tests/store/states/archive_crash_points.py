@@ -20,8 +20,8 @@ from blake3 import blake3
 from crash_points import arm
 from safetensors.numpy import save_file
 
-from regatta.engine.archiver import keep
 from regatta.errors import RegattaError
+from regatta.store.states.archive_run import archive_run
 from regatta.store.states.state_archive import RunStates
 from regatta.store.states.state_files import state_metadata
 from regatta.store.store import ParameterStore
@@ -53,7 +53,7 @@ def keep_and_die(folder: Path, moment: int) -> bool:
         code = 1
         try:
             arm(moment)
-            keep(folder / "runs" / "one", folder / "store")
+            archive_run(folder / "runs" / "one", folder / "store")
             code = 0
         finally:
             if code:
@@ -67,7 +67,7 @@ def keep_and_die(folder: Path, moment: int) -> bool:
 
 def problems(folder: Path, hashes: dict[int, str]) -> list[str]:
     found = [*missing(folder, hashes)]
-    keep(folder / "runs" / "one", folder / "store")
+    archive_run(folder / "runs" / "one", folder / "store")
     left = [path.name for path in (folder / "runs" / "one" / "states" / "a").glob("*.safetensors")]
     found += [f"left after another pass: {left}"] if left else []
     with ParameterStore.open(folder / "store", threads=1) as store:
