@@ -4,12 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit test-slow test-gpu fuzz bench clean
+.PHONY: demo test lint types unit docs hooks test-slow test-gpu fuzz bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/regatta demo
 
-test: lint types unit
+test: lint types docs unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -20,6 +20,13 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest -m "not slow and not gpu"
+
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/site
+	@echo "the site is in build/site/index.html"
+
+hooks: $(VENV)/.dev
+	$(BIN)/pre-commit install
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not gpu"

@@ -23,20 +23,22 @@ REGATTA = [sys.executable, "-c", "from regatta.cli.main import entry; entry()"]
 
 SMALLEST_PROGRAM = """\
 import regatta, torch
+from torch import nn
 
 def model_fn(config):
-    net = torch.nn.Sequential(torch.nn.Linear(64, config["hidden"]), torch.nn.ReLU(), torch.nn.Linear(config["hidden"], 10))
+    hidden = config["hidden"]
+    net = nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
     return net, torch.optim.Adam(net.parameters(), lr=config["lr"])
 
 def loss_fn(model, batch, config):
     x, y = batch
-    return torch.nn.functional.cross_entropy(model(x), y)
+    return nn.functional.cross_entropy(model(x), y)
 
 data = regatta.Dataset.digits(partitions=4)
 space = regatta.search.grid(hidden=[32, 128], lr=[1e-2, 1e-3], batch_size=[32, 64])
 run = regatta.launch(data, space, model_fn, loss_fn=loss_fn, epochs=3)
 print(run.best)
-"""  # noqa: E501
+"""
 
 EXECUTE = """
 import sys
