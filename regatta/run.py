@@ -173,7 +173,7 @@ class Run:
 
     def _stored_weights(self, config: ConfigRecord, epoch: int | None, storage: str) -> dict[str, Any]:
         """The same, of a run whose states are below a URL."""
-        from regatta.engine.workers.ray.storage import Storage
+        from regatta.engine.workers.ray.storage import StateStorage
         from regatta.store.states.state_files import read_weights
 
         trained = (unit for unit in config.units if unit.kind == "train" and epoch in (None, unit.epoch))
@@ -183,7 +183,7 @@ class Run:
             raise NotFoundError(f"Configuration {config.id} has {which} in {storage}.")
         with tempfile.TemporaryDirectory() as folder:
             local = Path(folder) / "state.safetensors"
-            Storage(self.folder, storage).fetch(Path(names[-1]), local)
+            StateStorage(self.folder, storage).fetch(Path(names[-1]), local)
             return read_weights(local)
 
     def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:

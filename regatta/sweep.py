@@ -39,7 +39,7 @@ from regatta.engine.messages import (
 from regatta.engine.planning.planner import Planner, Wishes
 from regatta.errors import UsageError, nearest
 from regatta.format import count
-from regatta.frameworks import NAMES, OFFERED, TWO_LEVELS, may_have_own_loss
+from regatta.frameworks import LOSS_OR_TRAIN_FN, NAMES, OPTIONAL_LOSS_ARGUMENTS, may_have_own_loss
 from regatta.journal.journal import VERSION
 from regatta.journal.record import Listener, RunRecord
 from regatta.paths import ensure_repository, find_repository
@@ -483,17 +483,17 @@ def _recipe(
     transform_fn: Callable[..., Any] | None,
 ) -> Recipe:
     if loss_fn is not None and train_fn is not None:
-        raise UsageError("Give either loss_fn or train_fn, not both.", hint=TWO_LEVELS)
+        raise UsageError("Give either loss_fn or train_fn, not both.", hint=LOSS_OR_TRAIN_FN)
     if loss_fn is None and train_fn is None and not may_have_own_loss(framework):
         raise UsageError(
             "Give either loss_fn or train_fn.",
-            hint=f'{TWO_LEVELS} Compiled Keras models need neither: say framework="keras".',
+            hint=f'{LOSS_OR_TRAIN_FN} Compiled Keras models need neither: say framework="keras".',
         )
     recipe = Recipe(model_fn, loss_fn, train_fn, input_fn, eval_fn, framework, transform_fn)
     for name, arguments in _CALLS.items():
         function = getattr(recipe, name)
         if function is not None:
-            _check_call(name, function, arguments, OFFERED if name == "loss_fn" else ())
+            _check_call(name, function, arguments, OPTIONAL_LOSS_ARGUMENTS if name == "loss_fn" else ())
     return recipe
 
 

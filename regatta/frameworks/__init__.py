@@ -19,20 +19,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from regatta.errors import UsageError, nearest
-from regatta.frameworks.base import OFFERED, TWO_LEVELS, Framework, described
+from regatta.frameworks.base import LOSS_OR_TRAIN_FN, OPTIONAL_LOSS_ARGUMENTS, Framework, describe
 
 NAMES = ("torch", "keras", "jax", "numpy")
 _ASKED = ("keras", "torch", "jax", "numpy")  # on the PyTorch backend, a Keras model is a torch.nn.Module as well
 
 __all__ = [
+    "LOSS_OR_TRAIN_FN",
     "NAMES",
-    "OFFERED",
-    "TWO_LEVELS",
+    "OPTIONAL_LOSS_ARGUMENTS",
     "Framework",
-    "contained_in_all",
     "framework_of",
+    "keep_settings_in_all",
     "load_framework",
-    "loaded",
+    "loaded_frameworks",
     "may_have_own_loss",
     "seeded_in_all",
 ]
@@ -60,7 +60,7 @@ def framework_of(built: object) -> Framework:
         if framework.owns(model):
             return framework
     raise UsageError(
-        f"model_fn returned {described(built)}, which belongs to no known framework.",
+        f"model_fn returned {describe(built)}, which belongs to no known framework.",
         hint="Return a torch.nn.Module, (module, optimizer), or (module, optimizer, schedule); a compiled keras.Model, "
         "or (model, optimizer); (parameters, optimizer) for JAX; for the NumPy reference a dict of arrays and its "
         "optimizer.",
@@ -72,7 +72,7 @@ def may_have_own_loss(framework: str) -> bool:
     return framework == "keras" or (framework == "auto" and "keras" in sys.modules)
 
 
-def loaded() -> tuple[str, ...]:
+def loaded_frameworks() -> tuple[str, ...]:
     """The frameworks that this process has imported; NumPy always is."""
     return tuple(name for name in NAMES if name in sys.modules)
 
@@ -81,15 +81,15 @@ def loaded() -> tuple[str, ...]:
 def seeded_in_all(seed: int) -> Iterator[None]:
     """As `seeded` of every framework that is loaded: which one a model belongs to is not known before it is built."""
     with ExitStack() as stack:
-        for name in loaded():
+        for name in loaded_frameworks():
             stack.enter_context(load_framework(name).seeded(seed))
         yield
 
 
 @contextmanager
-def contained_in_all() -> Iterator[None]:
-    """As `contained` of every framework that is loaded."""
+def keep_settings_in_all() -> Iterator[None]:
+    """As `keep_settings` of every framework that is loaded."""
     with ExitStack() as stack:
-        for name in loaded():
-            stack.enter_context(load_framework(name).contained())
+        for name in loaded_frameworks():
+            stack.enter_context(load_framework(name).keep_settings())
         yield

@@ -47,15 +47,15 @@ def rows(data: Any) -> int:
 
 def take(data: Any, indices: Indices) -> Any:
     """Some rows of every array."""
-    return mapped(lambda part: part[indices], data)
+    return map_leaves(lambda part: part[indices], data)
 
 
-def mapped(function: Callable[[Any], Any], data: Any) -> Any:
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
     """The same tuples and dicts with another thing in each place; lists become tuples."""
     if isinstance(data, tuple | list):
-        return tuple(mapped(function, part) for part in data)
+        return tuple(map_leaves(function, part) for part in data)
     if isinstance(data, dict):
-        return {name: mapped(function, part) for name, part in data.items()}
+        return {name: map_leaves(function, part) for name, part in data.items()}
     return function(data)
 
 
@@ -69,7 +69,7 @@ def read_only(data: Any) -> Any:
         part.flags.writeable = False
         return part
 
-    return mapped(view, data)
+    return map_leaves(view, data)
 
 
 def unique(names: Iterable[str]) -> list[str]:
@@ -82,7 +82,7 @@ def unique(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def check_same(part: str, saved: Any, built: list[str]) -> None:
+def check_same_variables(part: str, saved: Any, built: list[str]) -> None:
     """A state fits only the model that it was taken from: the same variables in the same places."""
     if saved == built:
         return

@@ -20,8 +20,8 @@ from regatta.errors import UsageError
 
 Indices = NDArray[np.int64]
 LossFunction = Callable[[Any, Any, Mapping[str, Scalar]], Any]
-OFFERED = ("training", "key", "rng")  # what a loss_fn gets by name, if it has an argument of that name
-TWO_LEVELS = (
+OPTIONAL_LOSS_ARGUMENTS = ("training", "key", "rng")  # what a loss_fn gets by name, if it has an argument of that name
+LOSS_OR_TRAIN_FN = (
     "loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
     "trains a whole pass over a partition by itself."
 )
@@ -51,13 +51,13 @@ class Framework(Protocol):
     def seeded(self, seed: int) -> AbstractContextManager[None]:
         """All random numbers inside come from the seed; outside, nothing has changed."""
 
-    def contained(self) -> AbstractContextManager[None]:
+    def keep_settings(self) -> AbstractContextManager[None]:
         """Settings of the whole process that change inside are as they were afterwards, for the next unit."""
 
     def prepare(self, data: Any, device: str) -> Any:
         """Arrays become the framework's, on the device; anything else stays as it is."""
 
-    def untouched(self, data: Any) -> AbstractContextManager[None]:
+    def check_unmodified(self, data: Any) -> AbstractContextManager[None]:
         """A scope whose end raises a UsageError if prepared data, which other units share, was changed in it."""
 
     def rows(self, data: Any) -> int:
@@ -76,7 +76,7 @@ class Framework(Protocol):
         Without a loss_fn the model must have a loss of its own.
         """
 
-    def handed(self, trainee: Any) -> tuple[Any, Any]:
+    def train_fn_arguments(self, trainee: Any) -> tuple[Any, Any]:
         """The model and the optimizer as a `train_fn` gets them, to change them in place."""
 
     def end_epoch(self, trainee: Any) -> None:
@@ -98,7 +98,7 @@ class Framework(Protocol):
     def save(self, trainee: Any, path: Path) -> None:
         """Write the whole state of the trainee: weights, buffers, optimizer, schedules."""
 
-    def loose(self, trainee: Any) -> dict[str, Any]:
+    def unsaved_values(self, trainee: Any) -> dict[str, Any]:
         """Plain values and random generators, by name, that `save` leaves out: changes of them are lost at a hop."""
 
     def read(self, path: Path) -> Any:
@@ -108,21 +108,21 @@ class Framework(Protocol):
         """Put what `read` gave into a freshly assembled trainee of the same configuration, without loss."""
 
 
-def described(built: object) -> str:
+def describe(built: object) -> str:
     """What `model_fn` returned, in words."""
     if built is None:
         return "None (is a `return` missing?)"
     if isinstance(built, tuple):
-        return "(" + ", ".join(map(described, built)) + ")"
+        return "(" + ", ".join(map(describe, built)) + ")"
     return f"the class {built.__name__}, not one of its objects" if isinstance(built, type) else type(built).__name__
 
 
-def with_offered(loss_fn: LossFunction | None, model: object, **offered: Any) -> LossFunction:
+def bind_optional(loss_fn: LossFunction | None, model: object, **offered: Any) -> LossFunction:
     """The loss_fn with those of the offered values that it has an argument for; there must be one."""
     if loss_fn is None:
         raise UsageError(
-            f"model_fn returned {described(model)}, which has no loss of its own: give either loss_fn or train_fn.",
-            hint=TWO_LEVELS,
+            f"model_fn returned {describe(model)}, which has no loss of its own: give either loss_fn or train_fn.",
+            hint=LOSS_OR_TRAIN_FN,
         )
     wanted = {name: value for name, value in offered.items() if name in arguments(loss_fn)}
     return functools.partial(loss_fn, **wanted) if wanted else loss_fn

@@ -23,7 +23,7 @@ import numpy as np
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
 from regatta.frameworks.arrays import Arrays, read_arrays, read_only, rows, seeded, take, write_arrays
-from regatta.frameworks.base import Indices, LossFunction, described, with_offered
+from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
 from regatta.frameworks.state_tree import flatten, unflatten
 
 NAME = "numpy"
@@ -35,12 +35,11 @@ __all__ = [
     "SGD",
     "NumpyTrainee",
     "assemble",
-    "contained",
+    "check_unmodified",
     "end_epoch",
     "evaluate",
     "evaluating",
-    "handed",
-    "loose",
+    "keep_settings",
     "owns",
     "prepare",
     "read",
@@ -49,7 +48,8 @@ __all__ = [
     "save",
     "seeded",
     "train",
-    "untouched",
+    "train_fn_arguments",
+    "unsaved_values",
 ]
 
 
@@ -83,13 +83,13 @@ def assemble(built: Any, device: str) -> NumpyTrainee:
     model, optimizer = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not owns(model) or not (optimizer is None or isinstance(optimizer, SGD)):
         raise UsageError(
-            f"model_fn returned {described(built)}, where a dict of arrays belongs, or that and an optimizer.",
+            f"model_fn returned {describe(built)}, where a dict of arrays belongs, or that and an optimizer.",
             hint="The optimizer is a regatta.frameworks.numpy.SGD.",
         )
     return NumpyTrainee(model, optimizer)
 
 
-def contained() -> nullcontext[None]:
+def keep_settings() -> nullcontext[None]:
     return nullcontext()
 
 
@@ -97,7 +97,7 @@ def prepare(data: Any, device: str) -> Any:
     return read_only(data)
 
 
-def untouched(data: Any) -> nullcontext[None]:
+def check_unmodified(data: Any) -> nullcontext[None]:
     return nullcontext()  # what `prepare` gives cannot be written to
 
 
@@ -110,7 +110,7 @@ def train(
 ) -> dict[str, float]:
     if trainee.optimizer is None:
         raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (weights, SGD(...)).")
-    loss_fn = with_offered(loss_fn, trainee.model, training=True)
+    loss_fn = bind_optional(loss_fn, trainee.model, training=True)
     total, seen = 0.0, 0
     for indices in batches:
         loss, gradients = loss_fn(trainee.model, take(data, indices), config)
@@ -120,7 +120,7 @@ def train(
     return {"loss": total / max(1, seen)}
 
 
-def handed(trainee: NumpyTrainee) -> tuple[Arrays, SGD | None]:
+def train_fn_arguments(trainee: NumpyTrainee) -> tuple[Arrays, SGD | None]:
     return trainee.model, trainee.optimizer
 
 
@@ -139,7 +139,7 @@ def evaluate(
     loss_fn: LossFunction | None,
     config: Mapping[str, Scalar],
 ) -> dict[str, float]:
-    loss_fn = with_offered(loss_fn, trainee.model, training=False)
+    loss_fn = bind_optional(loss_fn, trainee.model, training=False)
     total, seen = 0.0, 0
     for indices in batches:
         loss, _ = loss_fn(trainee.model, take(data, indices), config)
@@ -159,7 +159,7 @@ def save(trainee: NumpyTrainee, path: Path) -> None:
     write_arrays(path, NAME, tensors, skeleton)
 
 
-def loose(trainee: NumpyTrainee) -> dict[str, Any]:
+def unsaved_values(trainee: NumpyTrainee) -> dict[str, Any]:
     return {}  # dicts of arrays have nothing else
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from regatta.frameworks import contained_in_all, seeded_in_all
+from regatta.frameworks import keep_settings_in_all, seeded_in_all
 from regatta.network import Network, from_torch, to_json
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _outline(
     import torch
 
     try:
-        with contained_in_all(), torch.device("meta"):
+        with keep_settings_in_all(), torch.device("meta"):
             built = model_fn(config)
             model = built[0] if isinstance(built, tuple) else built
             if not isinstance(model, torch.nn.Module):

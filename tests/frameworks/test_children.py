@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regatta.engine.workers.training.warm_start import inherit
+from regatta.engine.workers.training.warm_start import warm_start
 from regatta.frameworks import load_framework
 
 X, Y = np.ones((8, 3), np.float32), np.ones((8, 2), np.float32)
@@ -20,7 +20,7 @@ def trained_and_inherited(name: str, build: Any, loss_fn: Any, path: Path) -> tu
     parent, child = (framework.assemble(build(rate), "cpu") for rate in (0.4, 0.1))
     framework.train(parent, framework.prepare((X, Y), "cpu"), BATCHES, loss_fn, {"batch_size": 4})
     framework.save(parent, path)
-    inherit(framework, framework.assemble(build(0.4), "cpu"), child, path)
+    warm_start(framework, framework.assemble(build(0.4), "cpu"), child, path)
     return parent, child
 
 

@@ -19,7 +19,7 @@ from regatta.frameworks.base import Framework
 from regatta.frameworks.jax import framework as jax_framework
 from regatta.frameworks.jax.framework import Model, next_key, unit_key
 from regatta.store.states.state_files import read_weights
-from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
+from regatta.testing.frameworks import FrameworkCase, FrameworkContract, GlobalSetting, WrongBuilds
 
 WHOLE = ("schedule", "dropout", "running mean", "layers")
 
@@ -49,15 +49,15 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         jax.config.update(name, value)
 
 
-def made(name: str) -> Subject:
+def made(name: str) -> FrameworkCase:
     model_fn, loss_fn = MODELS[name]
-    setting = Setting(lambda: jax.config.jax_debug_nans, lambda to: jax.config.update("jax_debug_nans", to), True)
-    return Subject(load_framework("jax"), model_fn, loss_fn, arrays(), draw, setting=setting)
+    setting = GlobalSetting(lambda: jax.config.jax_debug_nans, lambda to: jax.config.update("jax_debug_nans", to), True)
+    return FrameworkCase(load_framework("jax"), model_fn, loss_fn, arrays(), draw, setting=setting)
 
 
 class TestJax(FrameworkContract):
     @pytest.fixture(params=WHOLE)
-    def subject(self, request: pytest.FixtureRequest) -> Subject:
+    def subject(self, request: pytest.FixtureRequest) -> FrameworkCase:
         return made(request.param)
 
 
@@ -198,7 +198,7 @@ def test_a_model_with_a_state_returns_the_new_one() -> None:
 
 def test_train_fn_assigns_what_it_made(tmp_path: Path) -> None:
     trainee = jax_framework.assemble((mlp(), optax.sgd(0.1)), "cpu")
-    model, optimizer = jax_framework.handed(trainee)
+    model, optimizer = jax_framework.train_fn_arguments(trainee)
     gradients = jax.grad(classify)(model.params, arrays(), {})
     updates, model.opt_state = optimizer.update(gradients, model.opt_state, model.params)
     model.params = optax.apply_updates(model.params, updates)

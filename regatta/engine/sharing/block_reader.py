@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from regatta.engine.sharing.blocks import Layout
-from regatta.engine.sharing.connections import Block, BlockLostError, Line
-from regatta.engine.sharing.ledger import DEATHS, Key
+from regatta.engine.sharing.blocks import BlockLayout
+from regatta.engine.sharing.connections import BlockLostError, Channel, SharedBlock
+from regatta.engine.sharing.ledger import DEATHS, BlockKey
 from regatta.engine.sharing.wire import Message
 from regatta.errors import RegattaError
 
 
-class PreparationError(RegattaError):
+class PreprocessingError(RegattaError):
     """A function of the user raised in another process: its error and traceback, as they were there."""
 
     def __init__(self, headline: str, traceback: str) -> None:
@@ -20,34 +20,34 @@ class PreparationError(RegattaError):
         self.headline, self.traceback = headline, traceback
 
 
-class Reader:
+class BlockReader:
     """Asks the broker at the other end of a line; without one, a worker makes everything by itself."""
 
-    def __init__(self, line: Line) -> None:
-        self._line: Line | None = line
+    def __init__(self, line: Channel) -> None:
+        self._line: Channel | None = line
 
-    def get(self, key: Key, models: Sequence[str] = ()) -> Any:
+    def get(self, key: BlockKey, models: Sequence[str] = ()) -> Any:
         """The arrays of a block, mapped; None where the worker is to make them by itself."""
         for _ in range(DEATHS):
             self._say({"want": key, "models": list(models)})
             answer, block = self._hear()
             if "error" in answer:
-                raise PreparationError(answer["error"], answer["traceback"])
+                raise PreprocessingError(answer["error"], answer["traceback"])
             if block is None:
                 return None
             try:
-                return block.read(Layout.from_json(answer["layout"]))
+                return block.read(BlockLayout.from_json(answer["layout"]))
             except BlockLostError:
                 self._say({"lost": key})
             finally:
                 block.close()
         return None
 
-    def note(self, key: Key, models: Sequence[str]) -> None:
+    def note(self, key: BlockKey, models: Sequence[str]) -> None:
         """Say that more models have had the block that is held here."""
         self._say({"note": key, "models": list(models)})
 
-    def release(self, key: Key) -> None:
+    def release(self, key: BlockKey) -> None:
         self._say({"release": key})
 
     def measured(self, seconds: float) -> None:
@@ -66,7 +66,7 @@ class Reader:
             except OSError:
                 self._part()
 
-    def _hear(self) -> tuple[Message, Block | None]:
+    def _hear(self) -> tuple[Message, SharedBlock | None]:
         if self._line is not None:
             try:
                 return self._line.receive()

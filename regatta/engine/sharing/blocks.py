@@ -23,7 +23,7 @@ _ALONE = ", or leave share=False: what each model prepares for itself may be any
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """Where in a block which array is: a tree of tuples and dicts whose leaves are numbers of arrays."""
 
     tree: Any
@@ -34,7 +34,7 @@ class Layout:
         return {"tree": self.tree, "leaves": [list(leaf) for leaf in self.leaves], "bytes": self.bytes}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Layout:
+    def from_json(cls, told: dict[str, Any]) -> BlockLayout:
         leaves = tuple((dtype, tuple(shape), offset) for dtype, shape, offset in told["leaves"])
         return cls(told["tree"], leaves, told["bytes"])
 
@@ -78,7 +78,7 @@ def leaves_of(data: Any) -> Iterator[Array]:
         yield data
 
 
-def layout_of(data: Any, rows: int | None = None) -> Layout:
+def layout_of(data: Any, rows: int | None = None) -> BlockLayout:
     """The layout of plain data; of more rows like these, where a number is given."""
     leaves: list[tuple[str, tuple[int, ...], int]] = []
     end = 0
@@ -89,7 +89,7 @@ def layout_of(data: Any, rows: int | None = None) -> Layout:
         leaves.append((array.dtype.str, shape, end))
         size = math.prod(shape) * array.dtype.itemsize
         end += -(-size // ALIGNED) * ALIGNED
-    return Layout(_tree(data, iter(range(len(leaves)))), tuple(leaves), end)
+    return BlockLayout(_tree(data, iter(range(len(leaves)))), tuple(leaves), end)
 
 
 def _tree(data: Any, numbers: Iterator[int]) -> Any:
@@ -122,13 +122,13 @@ def new_block(size: int, folder: Path | None = None) -> int:
     return file
 
 
-def map_block(file: int, layout: Layout, writing: bool = False) -> Any:
+def map_block(file: int, layout: BlockLayout, writing: bool = False) -> Any:
     """The arrays of a block where they lie; what readers write into them, only they see. The file can be closed."""
     access = mmap.ACCESS_WRITE if writing else mmap.ACCESS_COPY
     return arrays_in(mmap.mmap(file, max(1, layout.bytes), access=access), layout)
 
 
-def arrays_in(room: mmap.mmap | Array, layout: Layout) -> Any:
+def arrays_in(room: mmap.mmap | Array, layout: BlockLayout) -> Any:
     """The arrays of a block in memory that begins with the first of them."""
     arrays = [
         np.frombuffer(room, dtype, math.prod(shape), offset).reshape(shape) for dtype, shape, offset in layout.leaves

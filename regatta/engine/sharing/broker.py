@@ -18,11 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from regatta.engine.sharing.connections import Block, SocketLine, WatchedLine
+from regatta.engine.sharing.connections import SelectableChannel, SharedBlock, SocketChannel
 from regatta.engine.sharing.ledger import (
     DEATHS,
-    Job,
-    Key,
+    BlockJob,
+    BlockKey,
     Ledger,
 )
 from regatta.engine.sharing.wire import Message
@@ -33,26 +33,26 @@ IDLE_SECONDS = 20.0  # after which one of several makers is ended
 
 
 @dataclass(frozen=True)
-class Hired:
+class StartedWorker:
     """A maker that was started: the line to it, and how to end it at once, whatever it does."""
 
-    line: WatchedLine
+    line: SelectableChannel
     end: Callable[[], None]
 
 
-Start: TypeAlias = Callable[[], Hired]
+Start: TypeAlias = Callable[[], StartedWorker]
 
 
 @dataclass
-class _Maker:
-    hired: Hired
+class _TrackedWorker:
+    hired: StartedWorker
     begun: float
     pid: int | None = None  # known once it is ready
-    job: Job | None = None
+    job: BlockJob | None = None
     since: float = 0.0  # idle since, or busy since
 
     @property
-    def line(self) -> WatchedLine:
+    def line(self) -> SelectableChannel:
         return self.hired.line
 
     @property
@@ -69,7 +69,7 @@ class _Maker:
 
 
 @dataclass(frozen=True)
-class Worth:
+class SharingBenefit:
     """When sharing pays: what blocks save, made once instead of by each model, against what makers cost."""
 
     always: bool
@@ -82,11 +82,11 @@ class Worth:
 class Broker:
     """Hands out blocks until it is closed."""
 
-    def __init__(self, ledger: Ledger, start: Start, worth: Worth, most: int) -> None:
+    def __init__(self, ledger: Ledger, start: Start, worth: SharingBenefit, most: int) -> None:
         self._ledger, self._start, self._worth, self._most = ledger, start, worth, most
-        self._blocks: dict[Key, tuple[Block, Any]] = {}  # with their layouts
-        self._readers: dict[str, WatchedLine] = {}
-        self._makers: list[_Maker] = []
+        self._blocks: dict[BlockKey, tuple[SharedBlock, Any]] = {}  # with their layouts
+        self._readers: dict[str, SelectableChannel] = {}
+        self._makers: list[_TrackedWorker] = []
         self._made: list[float] = []  # seconds that the last blocks took
         self._measured: float | None = None
         self._decided: bool | None = None  # by the plan
@@ -95,7 +95,7 @@ class Broker:
         self._waiting_since: float | None = None
         self._waited = 0.0  # seconds before that, since the last maker was started
         self._selector = selectors.DefaultSelector()
-        self._new: list[tuple[str, WatchedLine]] = []
+        self._new: list[tuple[str, SelectableChannel]] = []
         self._lock = threading.Lock()
         self._closing = False
         self._over = False
@@ -107,10 +107,10 @@ class Broker:
     def seat(self, name: str) -> socket.socket:
         """A socket for a new reader of this machine; the end of its stream is how it leaves."""
         ours, theirs = socket.socketpair()
-        self.admit(name, SocketLine(ours))
+        self.admit(name, SocketChannel(ours))
         return theirs
 
-    def admit(self, name: str, reader: WatchedLine) -> None:
+    def admit(self, name: str, reader: SelectableChannel) -> None:
         """Serve a new reader; it takes the place of one of that name."""
         with self._lock:
             if self._over:  # nobody would ever answer it
@@ -179,7 +179,7 @@ class Broker:
 
     # -- readers -----------------------------------------------------------------------------------------
 
-    def _hear_reader(self, name: str, reader: WatchedLine) -> None:
+    def _hear_reader(self, name: str, reader: SelectableChannel) -> None:
         if self._readers.get(name) is not reader:
             return  # it left earlier in this round, and another may have its name
         try:
@@ -190,25 +190,25 @@ class Broker:
         if "measured" in message:
             self._measured = max(message["measured"], self._measured or 0.0)
         elif "release" in message:
-            self._ledger.release(name, Key(*message["release"]))
+            self._ledger.release(name, BlockKey(*message["release"]))
         elif "note" in message:
-            self._ledger.note(Key(*message["note"]), message["models"])
+            self._ledger.note(BlockKey(*message["note"]), message["models"])
         elif "lost" in message:
-            self._ledger.lost(name, Key(*message["lost"]))
+            self._ledger.lost(name, BlockKey(*message["lost"]))
         else:
-            self._look_up(name, Key(*message["want"]), message["models"])
+            self._look_up(name, BlockKey(*message["want"]), message["models"])
 
-    def _look_up(self, name: str, key: Key, models: list[str]) -> None:
+    def _look_up(self, name: str, key: BlockKey, models: list[str]) -> None:
         if not self._pays() or self._failed_starts >= DEATHS:
             self._tell(name, {"yourself": True})
         elif self._ledger.want(name, key, models):
             self._give(name, key)
 
-    def _give(self, name: str, key: Key) -> None:
+    def _give(self, name: str, key: BlockKey) -> None:
         block, layout = self._blocks[key]
         self._tell(name, {"layout": layout}, block)
 
-    def _tell(self, name: str, message: Message, block: Block | None = None) -> None:
+    def _tell(self, name: str, message: Message, block: SharedBlock | None = None) -> None:
         with contextlib.suppress(OSError):  # its end is heard of as the end of the stream
             self._readers[name].send(message, block)
 
@@ -222,7 +222,7 @@ class Broker:
 
     # -- makers ------------------------------------------------------------------------------------------
 
-    def _hear_maker(self, maker: _Maker) -> None:
+    def _hear_maker(self, maker: _TrackedWorker) -> None:
         if maker not in self._makers:
             return  # it was ended earlier in this round
         try:
@@ -239,7 +239,7 @@ class Broker:
         elif job is not None:
             self._take(job, message, block, busy)
 
-    def _take(self, job: Job, message: Message, block: Block | None, seconds: float) -> None:
+    def _take(self, job: BlockJob, message: Message, block: SharedBlock | None, seconds: float) -> None:
         """What became of a job."""
         key, ledger = job.key, self._ledger
         if message.get("lost"):  # what it was to be made from
@@ -264,17 +264,17 @@ class Broker:
         else:
             self._fail(key, message)
 
-    def _keep(self, key: Key, block: Block | None, layout: Any) -> None:
+    def _keep(self, key: BlockKey, block: SharedBlock | None, layout: Any) -> None:
         assert block is not None
         if key in self._blocks:
             self._blocks[key][0].close()
         self._blocks[key] = block, layout
 
-    def _fail(self, key: Key, message: Message) -> None:
+    def _fail(self, key: BlockKey, message: Message) -> None:
         for name in self._ledger.failed(key):
             self._tell(name, {"error": message["error"], "traceback": message["traceback"]})
 
-    def _bury(self, maker: _Maker) -> None:
+    def _bury(self, maker: _TrackedWorker) -> None:
         self._selector.unregister(maker.line)
         self._makers.remove(maker)
         maker.end()
@@ -329,14 +329,14 @@ class Broker:
 
     def _hire(self, now: float) -> None:
         try:
-            maker = _Maker(self._start(), now, since=now)
+            maker = _TrackedWorker(self._start(), now, since=now)
         except Exception:  # noqa: BLE001 (no process, no memory, no file: whatever a start may lack)
             self._fail_to_start()
             return
         self._makers.append(maker)
         self._selector.register(maker.line, selectors.EVENT_READ, lambda: self._hear_maker(maker))
 
-    def _dismiss(self, maker: _Maker) -> None:
+    def _dismiss(self, maker: _TrackedWorker) -> None:
         self._selector.unregister(maker.line)
         self._makers.remove(maker)
         maker.end()
@@ -348,7 +348,7 @@ class Broker:
             with contextlib.suppress(OSError):  # its death is heard of
                 self._order(maker, job)
 
-    def _order(self, maker: _Maker, job: Job) -> None:
+    def _order(self, maker: _TrackedWorker, job: BlockJob) -> None:
         if job.spill:
             block, layout = self._blocks[job.key]
             maker.line.send({"spill": layout["bytes"]}, block)
@@ -370,6 +370,6 @@ class Broker:
         return max(0.0, min(moments) - now) + 0.01 if moments else None
 
 
-def _told(key: Key) -> str:
+def _told(key: BlockKey) -> str:
     read = f"the {key.kind} partition {key.partition}"
     return read if key.epoch is None else f"{read} for epoch {key.epoch}"

@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Any, Protocol
 
-from regatta.engine.sharing.blocks import Layout, map_block
+from regatta.engine.sharing.blocks import BlockLayout, map_block
 from regatta.engine.sharing.wire import Message, receive, send
 
 
@@ -14,28 +14,28 @@ class BlockLostError(Exception):
     """A block is no longer where it was: it must be made again."""
 
 
-class Block(Protocol):
+class SharedBlock(Protocol):
     """A block as it goes over a line; who gets it reads it or closes it."""
 
-    def read(self, layout: Layout) -> Any:
+    def read(self, layout: BlockLayout) -> Any:
         """Its arrays, where they lie; the block can then be closed. BlockLostError: it is gone."""
 
     def close(self) -> None: ...
 
 
-class Line(Protocol):
+class Channel(Protocol):
     """One end of a connection."""
 
     def send(self, message: Message, block: Any = None) -> None:
         """OSError: the other side is gone."""
 
-    def receive(self) -> tuple[Message, Block | None]:
+    def receive(self) -> tuple[Message, SharedBlock | None]:
         """The next message, waited for; EOFError when the other side is gone."""
 
     def close(self) -> None: ...
 
 
-class WatchedLine(Line, Protocol):
+class SelectableChannel(Channel, Protocol):
     """One of many that are waited for at once."""
 
     def fileno(self) -> int:
@@ -48,21 +48,21 @@ class FileBlock:
     def __init__(self, file: int) -> None:
         self.file = file
 
-    def read(self, layout: Layout) -> Any:
+    def read(self, layout: BlockLayout) -> Any:
         return map_block(self.file, layout)
 
     def close(self) -> None:
         os.close(self.file)
 
 
-class SocketLine:
+class SocketChannel:
     """A line to another process of this machine, over which open files go."""
 
     def __init__(self, ours: socket.socket) -> None:
         self._socket = ours
 
     @classmethod
-    def at(cls, file: int) -> SocketLine:
+    def at(cls, file: int) -> SocketChannel:
         """Over a socket that this process was given as an open file."""
         return cls(socket.socket(fileno=file))
 

@@ -16,29 +16,29 @@ from regatta.configuration import derive_seed
 from regatta.data import read_partition
 from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.blocks import (
-    Layout,
+    BlockLayout,
     layout_of,
     leaves_of,
     plain,
 )
-from regatta.engine.sharing.ledger import Key
+from regatta.engine.sharing.ledger import BlockKey
 from regatta.errors import UsageError
-from regatta.frameworks import contained_in_all, loaded, seeded_in_all
-from regatta.frameworks.arrays import mapped, rows
+from regatta.frameworks import keep_settings_in_all, loaded_frameworks, seeded_in_all
+from regatta.frameworks.arrays import map_leaves, rows
 
 ROWS = 256  # that a transform_fn gets at a time; part of what `replay` promises
 
-Kind = Literal["train", "eval"]
-Allocate = Callable[[Layout], Any]
+PartitionKind = Literal["train", "eval"]
+Allocate = Callable[[BlockLayout], Any]
 
 
 @dataclass
-class Preparation:
+class Preprocessor:
     """Reads and transforms the partitions of a run."""
 
     setup: WorkerSetup
 
-    def read(self, kind: Kind, index: int) -> Any:
+    def read(self, kind: PartitionKind, index: int) -> Any:
         path = (self.setup.train if kind == "train" else self.setup.eval)[index]
         return (self.setup.recipe.input_fn or read_partition)(path)
 
@@ -58,7 +58,7 @@ class Preparation:
             _fill(result, piece, start, min(stop, total))
         return result
 
-    def fill(self, key: Key, base: Any, allocate: Allocate) -> None:
+    def fill(self, key: BlockKey, base: Any, allocate: Allocate) -> None:
         """A block, in the arrays that `allocate` gives; `base` is what it is made from, where that is a block too."""
         if base is None:
             base = self.read("train" if key.kind == "train" else "eval", key.partition)
@@ -73,22 +73,22 @@ class Preparation:
         transform = self.setup.recipe.transform_fn
         assert transform is not None
         seed = derive_seed(self.setup.seed, "transform", epoch, partition, start)
-        before = loaded()
+        before = loaded_frameworks()
         while True:
-            batch = mapped(
+            batch = map_leaves(
                 lambda part: part[start:stop].copy() if isinstance(part, np.ndarray) else part[start:stop], base
             )
-            with contained_in_all(), seeded_in_all(seed):
+            with keep_settings_in_all(), seeded_in_all(seed):
                 piece = plain(transform(batch, seed), "transform_fn")
-            if loaded() == before:
+            if loaded_frameworks() == before:
                 break
-            before = loaded()  # it brought its framework along, whose random numbers were not seeded yet
+            before = loaded_frameworks()  # it brought its framework along, whose random numbers were not seeded yet
         _check_rows(piece, stop - start)
         return piece
 
 
 def _empty(piece: Any, total: int) -> Any:
-    return mapped(lambda part: np.empty((total, *part.shape[1:]), part.dtype), piece)
+    return map_leaves(lambda part: np.empty((total, *part.shape[1:]), part.dtype), piece)
 
 
 def _fill(result: Any, piece: Any, start: int, stop: int) -> None:

@@ -21,7 +21,7 @@ import cloudpickle
 
 from regatta.engine.messages import Recipe, WorkerSetup
 from regatta.engine.sharing.blocks import (
-    Layout,
+    BlockLayout,
     UnsharableError,
     copy_block,
     map_block,
@@ -29,12 +29,12 @@ from regatta.engine.sharing.blocks import (
 )
 from regatta.engine.sharing.broker import (
     Broker,
-    Hired,
+    SharingBenefit,
     Start,
-    Worth,
+    StartedWorker,
 )
-from regatta.engine.sharing.connections import SocketLine
-from regatta.engine.sharing.ledger import Job, Key, Ledger
+from regatta.engine.sharing.connections import SocketChannel
+from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
 from regatta.engine.sharing.wire import Message, receive, send
 from regatta.engine.workers.process import die_with_parent, live_by, started
 from regatta.engine.workers.training.error_report import headline, users_traceback
@@ -64,7 +64,7 @@ def broker_of(setup: WorkerSetup, memory: int, disk: int, start: Start, most: in
     ledger = Ledger(
         memory, disk, partitions=partitions, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms
     )
-    worth = Worth(plan.settings.always is True, (plan.models - 1) * max(1, plan.epochs * partitions))
+    worth = SharingBenefit(plan.settings.always is True, (plan.models - 1) * max(1, plan.epochs * partitions))
     return Broker(ledger, start, worth, most)
 
 
@@ -80,7 +80,7 @@ def _nothing(config: dict[str, Any]) -> None:
     """Models are none of a maker's business."""
 
 
-def _start(hello: bytes, threads: int, path: Sequence[str], logs: Path) -> Hired:
+def _start(hello: bytes, threads: int, path: Sequence[str], logs: Path) -> StartedWorker:
     ours, theirs = socket.socketpair()
     file = new_block(len(hello))
     try:
@@ -89,7 +89,7 @@ def _start(hello: bytes, threads: int, path: Sequence[str], logs: Path) -> Hired
             process = started(_MAIN, [theirs.fileno(), file], threads, path, stdout=log, stderr=log)
     finally:
         os.close(file)
-    return Hired(SocketLine(ours), functools.partial(_end, process))
+    return StartedWorker(SocketChannel(ours), functools.partial(_end, process))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -105,13 +105,13 @@ def main(file: int, hello: int) -> None:
 def _serve(file: int, hello: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from regatta.engine.sharing.preprocess import Preparation
+    from regatta.engine.sharing.preprocess import Preprocessor
     from regatta.engine.workers.training.device_memory import keep_freed
     from regatta.engine.workers.training.trainer import limit_threads
 
     with open(hello, "rb") as told:
         threads, setup = cloudpickle.loads(told.read())
-    maker = _Maker(Preparation(setup), socket.socket(fileno=file))
+    maker = PreprocessWorker(Preprocessor(setup), socket.socket(fileno=file))
     limit_threads(threads)
     keep_freed()
     assert setup.recipe
@@ -120,11 +120,11 @@ def _serve(file: int, hello: int) -> None:
         maker.work()
 
 
-class _Maker:
-    def __init__(self, preparation: Any, controller: socket.socket) -> None:
-        self._preparation = preparation
+class PreprocessWorker:
+    def __init__(self, preprocessor: Any, controller: socket.socket) -> None:
+        self._preprocessor = preprocessor
         self._controller = controller
-        self._folder = preparation.setup.logs
+        self._folder = preprocessor.setup.logs
 
     def say(self, message: Message, file: int | None = None) -> None:
         try:
@@ -144,11 +144,11 @@ class _Maker:
             assert file is not None
             self._spill(order["spill"], file)
             return
-        base = None if file is None else map_block(file, Layout.from_json(order["layout"]))
+        base = None if file is None else map_block(file, BlockLayout.from_json(order["layout"]))
         if file is not None:
             os.close(file)
         try:
-            self._make(Job(Key(*order["make"]), memory=order["memory"], disk=order["disk"]), base)
+            self._make(BlockJob(BlockKey(*order["make"]), memory=order["memory"], disk=order["disk"]), base)
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
             self.say(failure(error))
 
@@ -162,10 +162,10 @@ class _Maker:
         finally:
             os.close(file)
 
-    def _make(self, job: Job, base: Any) -> None:
-        block = _Block(job, self._folder)
+    def _make(self, job: BlockJob, base: Any) -> None:
+        block = FileBlockBuilder(job, self._folder)
         try:
-            self._preparation.fill(job.key, base, block.allocate)
+            self._preprocessor.fill(job.key, base, block.allocate)
         except NoRoomError as crowded:
             self.say({"size": crowded.size})
             return
@@ -189,16 +189,16 @@ class NoRoomError(Exception):
         self.size = size
 
 
-class _Block:
+class FileBlockBuilder:
     """A block that is being made."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: BlockJob, folder: Path) -> None:
         self._job, self._folder = job, folder
         self.file: int | None = None
-        self.layout: Layout | None = None
+        self.layout: BlockLayout | None = None
         self.place = "memory"
 
-    def allocate(self, layout: Layout) -> Any:
+    def allocate(self, layout: BlockLayout) -> Any:
         self.file, self.layout = self._new(layout.bytes), layout
         return map_block(self.file, layout, writing=True)
 

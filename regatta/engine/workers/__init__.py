@@ -6,7 +6,7 @@ inline.py    in this process, one task after another: the reference
 process.py   a process per worker; states hop through mapped files
 groups.py    workers of another pool in groups: a group is one worker to whoever gives it tasks
 seating.py   who is in a group with whom
-membership.py what a worker does otherwise in a group than alone
+group_member.py what a worker does otherwise in a group than alone
 ray.py       an actor per worker on a Ray cluster (ray_actor.py is the actor); states hop as object references
 ray_maker.py actors that prepare data for all workers of a Ray cluster; ray_blocks.py is what they leave in its store
 """

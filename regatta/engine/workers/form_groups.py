@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def seated(nodes: Mapping[str, str], width: int) -> list[tuple[str, ...]]:
+def form_groups(nodes: Mapping[str, str], width: int) -> list[tuple[str, ...]]:
     """Workers, whose nodes are given, in groups of so many; who is left over is in none."""
     lots: dict[str, list[str]] = {}
     for worker in sorted(nodes, key=_natural):

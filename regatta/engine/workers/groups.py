@@ -33,7 +33,7 @@ from regatta.engine.messages import (
     WorkerReady,
 )
 from regatta.engine.workers.base import WorkerPool, refuse
-from regatta.engine.workers.form_groups import seated
+from regatta.engine.workers.form_groups import form_groups
 from regatta.errors import RegattaError
 
 Widths: TypeAlias = Callable[[Task], int]  # how many members of its group do a task
@@ -43,7 +43,7 @@ GRACE = 30.0  # seconds that the others of a group may be silent when one has fa
 
 
 @dataclass
-class _Group:
+class _WorkerGroup:
     name: str
     width: int  # members that it has when it is full
     members: tuple[str, ...] = ()  # none: nobody has been found for it yet
@@ -135,8 +135,8 @@ class GroupPool:
     ) -> None:
         self._width = width if isinstance(width, int) else None  # of all, also of those that come later
         several = [width] * max(1, len(members.workers) // width) if isinstance(width, int) else width
-        self._groups = {f"g{number}": _Group(f"g{number}", each) for number, each in enumerate(several)}
-        self._of: dict[str, _Group] = {}
+        self._groups = {f"g{number}": _WorkerGroup(f"g{number}", each) for number, each in enumerate(several)}
+        self._of: dict[str, _WorkerGroup] = {}
         self._loose: dict[str, WorkerReady] = {}  # workers that are in no group
         self._awaited = set(members.workers)  # that are in no group, and will be there
         self._reasons: dict[str, str] = {}  # why workers are gone for good
@@ -237,7 +237,7 @@ class GroupPool:
             alarm.cancel()
             alarm.join()
 
-    def _meeting(self, group: _Group) -> Path | Address:
+    def _meeting(self, group: _WorkerGroup) -> Path | Address:
         """Where the members find each other: at the first of them, if others can reach it, or through a file."""
         if group.meeting is None:
             name, address = f"{group.name}-{next(_MEETINGS)}", group.ready[group.members[0]].info.get("address")
@@ -258,7 +258,7 @@ class GroupPool:
             return self._answer(group, event)
         return []  # said by one that has ended since
 
-    def _pass_on(self, event: StateDurable | StateLost | DiskFull, group: _Group | None) -> Sequence[Event]:
+    def _pass_on(self, event: StateDurable | StateLost | DiskFull, group: _WorkerGroup | None) -> Sequence[Event]:
         if group is None:
             return [event]
         event = replace(event, worker=group.name)
@@ -295,7 +295,7 @@ class GroupPool:
             return []
         found: list[Event] = []
         for width in sorted({group.width for group in self._groups.values()}, reverse=True):
-            for members in seated({worker: _node(ready) for worker, ready in self._loose.items()}, width):
+            for members in form_groups({worker: _node(ready) for worker, ready in self._loose.items()}, width):
                 group = self._vacant(width)
                 if group is None:
                     break
@@ -305,14 +305,14 @@ class GroupPool:
                     found += self._seat(group, self._loose.pop(member))
         return [*found, *self._give_up_vacant()]
 
-    def _vacant(self, width: int) -> _Group | None:
+    def _vacant(self, width: int) -> _WorkerGroup | None:
         for group in self._groups.values():
             if not group.members and group.width == width:
                 return group
         if self._width is None:
             return None
         name = f"g{len(self._groups)}"
-        return self._groups.setdefault(name, _Group(name, width))
+        return self._groups.setdefault(name, _WorkerGroup(name, width))
 
     def _give_up_vacant(self) -> list[Event]:
         """Nobody is left for these; who holds the same data is to do their work."""
@@ -332,14 +332,14 @@ class GroupPool:
 
     # -- what becomes of groups ----------------------------------------------------------------------------
 
-    def _seat(self, group: _Group, event: WorkerReady) -> Sequence[Event]:
+    def _seat(self, group: _WorkerGroup, event: WorkerReady) -> Sequence[Event]:
         group.ready[event.worker] = event
         if len(group.ready) < len(group.members):
             return []
         group.up = True
         return [WorkerReady(group.name, group.info())]
 
-    def _answer(self, group: _Group, event: Answer) -> Sequence[Event]:
+    def _answer(self, group: _WorkerGroup, event: Answer) -> Sequence[Event]:
         if event.task.group_rank is not None and event.task.group_rank.meeting != group.meeting:
             return []  # said by one that has ended since, and is back
         group.answers[event.worker] = event
@@ -353,7 +353,7 @@ class GroupPool:
             self._alarms = [*(alarm for alarm in self._alarms if alarm.is_alive()), alarm]
         return []
 
-    def _conclude(self, group: _Group) -> Sequence[Event]:
+    def _conclude(self, group: _WorkerGroup) -> Sequence[Event]:
         group.watchdog = None
         if not group.is_broken():
             return group.verdict()
@@ -368,7 +368,7 @@ class GroupPool:
                 group.watchdog = None
                 self._pool.end(group.silent()[0], f"was ended: another of {group.name} failed, and it said nothing")
 
-    def _lose(self, group: _Group, event: WorkerLost, gone: set[str]) -> Sequence[Event]:
+    def _lose(self, group: _WorkerGroup, event: WorkerLost, gone: set[str]) -> Sequence[Event]:
         """A member is gone: so is its group, until all are back."""
         group.ready.pop(event.worker, None)
         if event.worker in group.ending and not event.for_good:
@@ -388,7 +388,7 @@ class GroupPool:
         self._check_some_left(lost)
         return [*told, lost, *formed]
 
-    def _release(self, group: _Group, event: WorkerLost) -> None:
+    def _release(self, group: _WorkerGroup, event: WorkerLost) -> None:
         """A member will not come back: the others may be in another group."""
         group.over = True
         self._reasons[event.worker] = event.reason

@@ -314,10 +314,10 @@ def serve(file: int, blocks: int | None = None) -> None:
     gc.enable()
     trainer = Trainer(hello.worker, setup, choose_device(hello.device, hello.index))
     if blocks is not None:
-        from regatta.engine.sharing.block_reader import Reader
-        from regatta.engine.sharing.connections import SocketLine
+        from regatta.engine.sharing.block_reader import BlockReader
+        from regatta.engine.sharing.connections import SocketChannel
 
-        trainer.supplies.reader = Reader(SocketLine.at(blocks))
+        trainer.partition_cache.reader = BlockReader(SocketChannel.at(blocks))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=live_by, args=(_listen, side, trainer, tasks), daemon=True).start()

@@ -27,15 +27,15 @@ from regatta.configuration import Scalar
 from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays
 from regatta.frameworks.arrays import rows
-from regatta.frameworks.base import Indices, LossFunction, arguments, described, with_offered
+from regatta.frameworks.base import Indices, LossFunction, arguments, bind_optional, describe
 from regatta.frameworks.jax.state import (
     NAME,
     Model,
     is_array,
-    loose,
     read,
     restore,
     save,
+    unsaved_values,
 )
 
 if TYPE_CHECKING:
@@ -59,12 +59,11 @@ __all__ = [
     "JaxTrainee",
     "Model",
     "assemble",
-    "contained",
+    "check_unmodified",
     "end_epoch",
     "evaluate",
     "evaluating",
-    "handed",
-    "loose",
+    "keep_settings",
     "next_key",
     "owns",
     "prepare",
@@ -74,8 +73,9 @@ __all__ = [
     "save",
     "seeded",
     "train",
+    "train_fn_arguments",
     "unit_key",
-    "untouched",
+    "unsaved_values",
 ]
 
 
@@ -146,15 +146,15 @@ def _check_parts(built: object, model: object, optimizer: object) -> None:
     strange = [leaf for leaf in leaves if not is_array(leaf)]
     if not leaves or strange:
         what = (
-            f"; among its leaves is {described(strange[0])}" if strange and not owns(model) and len(leaves) > 1 else ""
+            f"; among its leaves is {describe(strange[0])}" if strange and not owns(model) and len(leaves) > 1 else ""
         )
         raise UsageError(
-            f"model_fn returned {described(built)}, where parameters belong: a pytree of arrays{what}.",
+            f"model_fn returned {describe(built)}, where parameters belong: a pytree of arrays{what}.",
             hint="Return (parameters, optimizer); functions and settings are not parameters and stay outside.",
         )
     if optimizer is not None and not fits(optimizer):
         raise UsageError(
-            f"model_fn returned (parameters, {described(optimizer)}); the second is an optimizer.",
+            f"model_fn returned (parameters, {describe(optimizer)}); the second is an optimizer.",
             hint="An optimizer has Optax's init(parameters) and update(gradients, state, parameters).",
         )
 
@@ -217,7 +217,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def contained() -> Iterator[None]:
+def keep_settings() -> Iterator[None]:
     jax = _import_jax()
     known = [name for name in _SETTINGS if name in jax.config.values]
     before = {name: getattr(jax.config, name) for name in known}
@@ -245,10 +245,10 @@ def prepare(data: Any, device: str) -> Any:
         numbers = isinstance(part, np.ndarray) and part.dtype.kind in "biufc"
         return _on(place, jnp.array(part)) if numbers else part
 
-    return arrays.mapped(placed, data)
+    return arrays.map_leaves(placed, data)
 
 
-def untouched(data: Any) -> nullcontext[None]:
+def check_unmodified(data: Any) -> nullcontext[None]:
     return nullcontext()  # arrays of JAX cannot be changed
 
 
@@ -296,7 +296,7 @@ def train(
     return {"loss": _mean(losses)}
 
 
-def handed(trainee: JaxTrainee) -> tuple[Model, Any]:
+def train_fn_arguments(trainee: JaxTrainee) -> tuple[Model, Any]:
     """Arrays cannot be changed in place: a train_fn gets a `Model` and assigns its `params` and `opt_state`."""
     return trainee.whole, trainee.optimizer
 
@@ -347,7 +347,7 @@ def _train_step(
 
     def loss_of(params: Any, state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
         offered = {"training": True, "key": key, "rng": key}
-        return _loss(trainee, with_offered(loss_fn, trainee.model, **offered), (params, state), batch, config)
+        return _loss(trainee, bind_optional(loss_fn, trainee.model, **offered), (params, state), batch, config)
 
     def applied(parameter: Any, update: Any) -> Any:
         return parameter if update is None else jnp.asarray(parameter + update).astype(jnp.asarray(parameter).dtype)
@@ -365,7 +365,7 @@ def _train_step(
 def _eval_step(trainee: JaxTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar]) -> Callable[..., Any]:
     def step(params: Any, state: Any, batch: Any) -> Any:
         offered = {"training": False, "key": None, "rng": None}
-        return _loss(trainee, with_offered(loss_fn, trainee.model, **offered), (params, state), batch, config)[0]
+        return _loss(trainee, bind_optional(loss_fn, trainee.model, **offered), (params, state), batch, config)[0]
 
     return step
 
@@ -380,10 +380,10 @@ def _loss(
     found = loss_fn(trainee.seen(params, state), batch, dict(config))
     if state is not None:
         if not isinstance(found, tuple) or len(found) != 2:
-            raise UsageError(f"loss_fn returned {described(found)}; for a Model with a state it is (loss, new state).")
+            raise UsageError(f"loss_fn returned {describe(found)}; for a Model with a state it is (loss, new state).")
         found, state = found
     if not is_array(found) or jnp.size(found) != 1:
-        shape = f"shape {jnp.shape(found)}" if is_array(found) else described(found)
+        shape = f"shape {jnp.shape(found)}" if is_array(found) else describe(found)
         raise UsageError(f"loss_fn returned {shape}; it returns one number.", hint="Take its mean.")
     return jnp.reshape(found, ()), state
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.frameworks.arrays import Arrays, check_same, read_arrays, unique, write_arrays
+from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique, write_arrays
 
 if TYPE_CHECKING:
     from regatta.frameworks.jax.framework import JaxTrainee
@@ -80,13 +80,13 @@ def restore(trainee: JaxTrainee, state: JaxState) -> None:
             continue  # a model that is only looked at
         fresh = getattr(trainee.whole, attribute)
         leaves = _named_leaves(part, fresh)
-        check_same(part, state.meta["tree"].get(part), list(leaves))
+        check_same_variables(part, state.meta["tree"].get(part), list(leaves))
         values = [_as_leaf(name, leaf, state, trainee.device) for name, leaf in leaves.items()]
         structure = jax.tree_util.tree_structure(fresh)
         setattr(trainee.whole, attribute, jax.tree_util.tree_unflatten(structure, values))
 
 
-def loose(trainee: JaxTrainee) -> dict[str, Any]:
+def unsaved_values(trainee: JaxTrainee) -> dict[str, Any]:
     return {}  # pytrees have nothing else
 
 

@@ -21,15 +21,15 @@ from regatta.configuration import Scalar
 from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays
 from regatta.frameworks.arrays import read_only, rows, take
-from regatta.frameworks.base import Indices, LossFunction, arguments, described
+from regatta.frameworks.base import Indices, LossFunction, arguments, describe
 from regatta.frameworks.keras.state import (
     NAME,
-    loose,
     read,
     restore,
     save,
+    unsaved_values,
 )
-from regatta.frameworks.keras.steps import Step, Steps
+from regatta.frameworks.keras.steps import StepBuilder, StepFunction
 
 if TYPE_CHECKING:
     import keras
@@ -42,12 +42,11 @@ __all__ = [
     "NAME",
     "KerasTrainee",
     "assemble",
-    "contained",
+    "check_unmodified",
     "end_epoch",
     "evaluate",
     "evaluating",
-    "handed",
-    "loose",
+    "keep_settings",
     "owns",
     "prepare",
     "read",
@@ -56,7 +55,8 @@ __all__ = [
     "save",
     "seeded",
     "train",
-    "untouched",
+    "train_fn_arguments",
+    "unsaved_values",
 ]
 
 
@@ -67,7 +67,7 @@ class KerasTrainee:
     model: keras.Model
     optimizer: Any = None
     device: str = "cpu"
-    steps: dict[tuple[bool, LossFunction | None], Step] = field(default_factory=dict)
+    steps: dict[tuple[bool, LossFunction | None], StepFunction] = field(default_factory=dict)
 
 
 # -- building ----------------------------------------------------------------------------------------------
@@ -94,14 +94,14 @@ def assemble(built: Any, device: str) -> KerasTrainee:
 def _check_parts(model: Any, optimizer: object) -> None:
     keras = _import_keras()
     if not isinstance(model, keras.Model):
-        raise UsageError(f"model_fn returned {described(model)}, where a keras.Model belongs.")
+        raise UsageError(f"model_fn returned {describe(model)}, where a keras.Model belongs.")
     if not model.built:
         raise UsageError(
             f"model_fn returned the model {model.name!r}, which has no weights yet: its first batch would make them.",
             hint="Begin the model with keras.Input(shape), or call model.build((None, ...)) before you return it.",
         )
     if optimizer is not None and not isinstance(optimizer, keras.Optimizer):
-        raise UsageError(f"model_fn returned (model, {described(optimizer)}); the second is a keras.Optimizer.")
+        raise UsageError(f"model_fn returned (model, {describe(optimizer)}); the second is a keras.Optimizer.")
 
 
 def _import_keras() -> Any:
@@ -155,7 +155,7 @@ def _seeded_tensorflow(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def contained() -> Iterator[None]:
+def keep_settings() -> Iterator[None]:
     keras = _import_keras()
     settings = (
         (keras.config.floatx, keras.config.set_floatx),
@@ -164,7 +164,7 @@ def contained() -> Iterator[None]:
         (keras.config.dtype_policy, keras.config.set_dtype_policy),
     )
     before = [get() for get, _ in settings]
-    with _contained_backend(keras.backend.backend()):
+    with _keep_backend_settings(keras.backend.backend()):
         try:
             yield
         finally:
@@ -173,12 +173,12 @@ def contained() -> Iterator[None]:
                     put(value)
 
 
-def _contained_backend(backend: str) -> Any:
+def _keep_backend_settings(backend: str) -> Any:
     if backend == "tensorflow":
         return nullcontext()
     from regatta.frameworks import load_framework
 
-    return load_framework(backend).contained()
+    return load_framework(backend).keep_settings()
 
 
 def evaluating(trainee: KerasTrainee) -> nullcontext[None]:
@@ -192,7 +192,7 @@ def prepare(data: Any, device: str) -> Any:
     return read_only(data)  # arrays of NumPy are what every backend takes
 
 
-def untouched(data: Any) -> nullcontext[None]:
+def check_unmodified(data: Any) -> nullcontext[None]:
     return nullcontext()  # it cannot be written to
 
 
@@ -214,7 +214,7 @@ def train(
     return _pass(trainee, data, batches, loss_fn, config, training=True)
 
 
-def handed(trainee: KerasTrainee) -> tuple[Any, Any]:
+def train_fn_arguments(trainee: KerasTrainee) -> tuple[Any, Any]:
     return trainee.model, trainee.optimizer
 
 
@@ -249,7 +249,7 @@ def _pass(
         return {"loss": sum(float(loss) * count for loss, count in losses) / max(1, seen)}
 
 
-def _own_metrics(model: Any, step: Step, data: Any, batches: Iterable[Indices]) -> dict[str, float]:
+def _own_metrics(model: Any, step: StepFunction, data: Any, batches: Iterable[Indices]) -> dict[str, float]:
     """What a compiled model measures itself: means over the rows since the metrics were reset."""
     model.reset_metrics()
     logs: Any = {}
@@ -259,11 +259,13 @@ def _own_metrics(model: Any, step: Step, data: Any, batches: Iterable[Indices]) 
     return {name: float(value) for name, value in logs.items()}
 
 
-def _step(trainee: KerasTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar], training: bool) -> Step:
+def _step(
+    trainee: KerasTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar], training: bool
+) -> StepFunction:
     key = (training, loss_fn)
     if key not in trainee.steps:
         _check_loss_fn(trainee.model, loss_fn)
-        trainee.steps[key] = Steps(trainee.model, trainee.optimizer, loss_fn, config).make(training)
+        trainee.steps[key] = StepBuilder(trainee.model, trainee.optimizer, loss_fn, config).make(training)
     return trainee.steps[key]
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.frameworks.arrays import Arrays, check_same, read_arrays, unique, write_arrays
+from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique, write_arrays
 
 if TYPE_CHECKING:
     from regatta.frameworks.keras.framework import KerasTrainee
@@ -48,12 +48,12 @@ def restore(trainee: KerasTrainee, state: KerasState) -> None:
         if part == "optimizer" and trainee.optimizer is None:
             continue  # a model that is only looked at
         variables = _variables(trainee, part)
-        check_same(part, state.meta["tree"].get(part), list(variables))
+        check_same_variables(part, state.meta["tree"].get(part), list(variables))
         for name, variable in variables.items():
             variable.assign(state.arrays[name])
 
 
-def loose(trainee: KerasTrainee) -> dict[str, Any]:
+def unsaved_values(trainee: KerasTrainee) -> dict[str, Any]:
     """Numbers and texts among the attributes of layers: Keras saves variables alone."""
     found = {}
     for number, layer in enumerate(trainee.model._flatten_layers()):

@@ -1,7 +1,7 @@
 """One step of Keras, on each of its backends: the model's own `train_step`, or a loss_fn with the optimizer.
 
-`Steps.train` and `Steps.evaluate` take batches of NumPy arrays; what they compute depends on the batches and the
-variables alone, not on which batches were seen before.
+The functions that `StepBuilder.make` returns take batches of NumPy arrays. Their results depend on the batch and on
+the variables alone, not on the batches seen before.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import LossFunction, described, with_offered
+from regatta.frameworks.base import LossFunction, bind_optional, describe
 
-Step = Callable[[Any], Any]  # a batch -> its loss, or a dict of metrics so far
+StepFunction = Callable[[Any], Any]  # a batch -> its loss, or a dict of metrics so far
 Logs = dict[str, Any]
 _RANDOM = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "StatelessIf")
 
 
 @dataclass
-class Steps:
+class StepBuilder:
     """What one step needs; `kept` are the steps that were compiled."""
 
     model: Any
@@ -28,7 +28,7 @@ class Steps:
     loss_fn: LossFunction | None
     config: Mapping[str, Scalar]
 
-    def make(self, training: bool) -> Step:
+    def make(self, training: bool) -> StepFunction:
         """The function that takes one step on a batch: an optimizer's, or one that only looks."""
         import keras
 
@@ -38,10 +38,10 @@ class Steps:
     def loss(self, batch: Any, training: bool) -> Any:
         import keras
 
-        loss_fn = with_offered(self.loss_fn, self.model, training=training)
+        loss_fn = bind_optional(self.loss_fn, self.model, training=training)
         loss = loss_fn(self.model, batch, dict(self.config))
         if not keras.ops.is_tensor(loss) or any(length != 1 for length in loss.shape):
-            found = f"shape {tuple(loss.shape)}" if keras.ops.is_tensor(loss) else described(loss)
+            found = f"shape {tuple(loss.shape)}" if keras.ops.is_tensor(loss) else describe(loss)
             raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint="Take its mean.")
         return keras.ops.reshape(loss, ())
 
@@ -51,7 +51,7 @@ class Steps:
         return [*self.model.variables, *self.model.metrics_variables, *own]
 
 
-def _tensorflow(steps: Steps, training: bool) -> Step:
+def _tensorflow(steps: StepBuilder, training: bool) -> StepFunction:
     import tensorflow as tf
 
     model, optimizer = steps.model, steps.optimizer
@@ -75,7 +75,7 @@ def _tensorflow(steps: Steps, training: bool) -> Step:
     return _traced(steps, body)
 
 
-def _traced(steps: Steps, body: Step) -> Step:
+def _traced(steps: StepBuilder, body: StepFunction) -> StepFunction:
     """A graph for batches of any length: one that Keras makes would depend on which lengths came first."""
     import tensorflow as tf
 
@@ -94,7 +94,7 @@ def _traced(steps: Steps, body: Step) -> Step:
     return step
 
 
-def _check_graph(graph: Any, steps: Steps) -> None:
+def _check_graph(graph: Any, steps: StepBuilder) -> None:
     """Whatever a graph remembers beside the variables that travel would differ between workers."""
     known = {id(variable.value) for variable in steps.known()}
     strange = [variable.name for variable in graph.variables if id(variable) not in known]
@@ -108,7 +108,7 @@ def _check_graph(graph: Any, steps: Steps) -> None:
         )
 
 
-def _torch(steps: Steps, training: bool) -> Step:
+def _torch(steps: StepBuilder, training: bool) -> StepFunction:
     import torch
 
     model, optimizer = steps.model, steps.optimizer
@@ -141,7 +141,7 @@ def _tensors(batch: Any) -> Any:
     return keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
 
 
-def _jax(steps: Steps, training: bool) -> Step:
+def _jax(steps: StepBuilder, training: bool) -> StepFunction:
     """Variables go in and come out of a pure function; they are assigned after each step."""
     import jax
 
@@ -163,7 +163,7 @@ def _jax(steps: Steps, training: bool) -> Step:
     return step
 
 
-def _groups(steps: Steps, training: bool) -> list[list[Any]]:
+def _groups(steps: StepBuilder, training: bool) -> list[list[Any]]:
     """The variables that a pure step takes and gives back."""
     model = steps.model
     groups = [model.trainable_variables, model.non_trainable_variables]
@@ -171,14 +171,14 @@ def _groups(steps: Steps, training: bool) -> list[list[Any]]:
     return groups + ([model.metrics_variables] if steps.loss_fn is None else [])
 
 
-def _pure(steps: Steps, training: bool) -> Callable[..., Any]:
+def _pure(steps: StepBuilder, training: bool) -> Callable[..., Any]:
     if steps.loss_fn is None:
         own: Callable[..., Any] = steps.model.train_step if training else steps.model.test_step
         return own
     return _pure_train(steps) if training else _pure_test(steps)
 
 
-def _pure_train(steps: Steps) -> Callable[..., Any]:
+def _pure_train(steps: StepBuilder) -> Callable[..., Any]:
     import jax
 
     def pure(state: tuple[Any, ...], batch: Any) -> Any:
@@ -191,7 +191,7 @@ def _pure_train(steps: Steps) -> Callable[..., Any]:
     return pure
 
 
-def _pure_test(steps: Steps) -> Callable[..., Any]:
+def _pure_test(steps: StepBuilder) -> Callable[..., Any]:
     def pure(state: tuple[Any, ...], batch: Any) -> Any:
         trainable, others = state
         _, (loss, others) = _stateless(steps, trainable, others, batch, False)
@@ -200,7 +200,7 @@ def _pure_test(steps: Steps) -> Callable[..., Any]:
     return pure
 
 
-def _stateless(steps: Steps, trainable: Any, others: Any, batch: Any, training: bool) -> Any:
+def _stateless(steps: StepBuilder, trainable: Any, others: Any, batch: Any, training: bool) -> Any:
     """The scaled loss; with it, the loss itself and what became of the variables that no gradient changes."""
     import keras
 

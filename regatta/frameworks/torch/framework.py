@@ -15,14 +15,14 @@ import numpy as np
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices, LossFunction, described, with_offered
+from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
 from regatta.frameworks.torch.state import (
     NAME,
     is_tensor,
-    loose,
     read,
     restore,
     save,
+    unsaved_values,
 )
 
 if TYPE_CHECKING:
@@ -35,12 +35,11 @@ __all__ = [
     "NAME",
     "TorchTrainee",
     "assemble",
-    "contained",
+    "check_unmodified",
     "end_epoch",
     "evaluate",
     "evaluating",
-    "handed",
-    "loose",
+    "keep_settings",
     "owns",
     "prepare",
     "read",
@@ -49,7 +48,8 @@ __all__ = [
     "save",
     "seeded",
     "train",
-    "untouched",
+    "train_fn_arguments",
+    "unsaved_values",
 ]
 
 
@@ -86,11 +86,11 @@ def _check_parts(model: object, optimizer: object) -> None:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"model_fn returned {described(model)}, where a torch.nn.Module belongs.")
+        raise UsageError(f"model_fn returned {describe(model)}, where a torch.nn.Module belongs.")
     if optimizer is None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"model_fn returned (module, {described(optimizer)}); the second is a torch.optim.Optimizer.")
+        raise UsageError(f"model_fn returned (module, {describe(optimizer)}); the second is a torch.optim.Optimizer.")
     owned = {id(p) for p in model.parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
     strange = sum(id(p) not in owned for p in held)
@@ -117,7 +117,7 @@ def _schedules(schedule: object) -> dict[str, Any]:
                 "ReduceLROnPlateau waits for a metric, which a unit does not have; choose another schedule."
             )
         if not isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
-            raise UsageError(f"model_fn returned {described(scheduler)}, where a learning-rate schedule belongs.")
+            raise UsageError(f"model_fn returned {describe(scheduler)}, where a learning-rate schedule belongs.")
     return named
 
 
@@ -144,7 +144,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def contained() -> Iterator[None]:
+def keep_settings() -> Iterator[None]:
     import torch
 
     settings: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
@@ -179,7 +179,7 @@ def prepare(data: Any, device: str) -> Any:
 
 
 @contextmanager
-def untouched(data: Any) -> Iterator[None]:
+def check_unmodified(data: Any) -> Iterator[None]:
     before = [tensor._version for tensor in _tensors(data)]
     yield
     if before != [tensor._version for tensor in _tensors(data)]:
@@ -223,7 +223,7 @@ def train(
     total = torch.zeros((), dtype=torch.float64, device=trainee.device)
     seen = 0
     trainee.model.train()
-    step = stepper(trainee, _gradients(trainee, with_offered(loss_fn, trainee.model, training=True), config))
+    step = stepper(trainee, _gradients(trainee, bind_optional(loss_fn, trainee.model, training=True), config))
     for indices in batches:
         loss = step(take(data, torch.from_numpy(indices).to(trainee.device)))
         total += loss.double() * len(indices)
@@ -284,7 +284,7 @@ def check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
     return loss.reshape(())
 
 
-def handed(trainee: TorchTrainee) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
+def train_fn_arguments(trainee: TorchTrainee) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
     return trainee.model, trainee.optimizer
 
 
@@ -334,7 +334,7 @@ def losses(
     """The loss of each batch, in evaluation mode."""
     import torch
 
-    loss_fn = with_offered(loss_fn, trainee.model, training=False)
+    loss_fn = bind_optional(loss_fn, trainee.model, training=False)
     with evaluating(trainee):
         for indices in batches:
             batch = take(data, torch.from_numpy(indices).to(trainee.device))

@@ -20,7 +20,7 @@ import numpy as np
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices, LossFunction, with_offered
+from regatta.frameworks.base import Indices, LossFunction, bind_optional
 from regatta.frameworks.torch.framework import (
     TorchTrainee,
     check_loss,
@@ -40,7 +40,7 @@ USUAL = 1e-4
 
 
 @dataclass
-class Group:
+class TorchGroup:
     """One process's place in its group, once they have met."""
 
     rank: int
@@ -85,13 +85,13 @@ class Group:
         self.seconds += time.perf_counter() - start
 
 
-def join(store: Any, rank: int, width: int, backend: str, device: str, address: str | None = None) -> Group:
+def join(store: Any, rank: int, width: int, backend: str, device: str, address: str | None = None) -> TorchGroup:
     """Meet the others of a group, as `torch_meeting.meet` does."""
     meet(store, rank, width, backend, device, address)
-    return Group(rank, width, device)
+    return TorchGroup(rank, width, device)
 
 
-def agree(group: Group, trainee: TorchTrainee | None, error: BaseException | None) -> None:
+def agree(group: TorchGroup, trainee: TorchTrainee | None, error: BaseException | None) -> None:
     """All go on, with the same model, or none does."""
     import torch
 
@@ -145,12 +145,12 @@ def train(
     loss_fn: LossFunction | None,
     config: Mapping[str, Scalar],
     *,
-    group: Group,
+    group: TorchGroup,
 ) -> dict[str, float]:
     """What `torch.train` does, by all processes of a group at once; all come to the same parameters."""
     total, seen, mine = 0.0, 0, 0
     trainee.model.train()
-    share = _Share(trainee, data, with_offered(loss_fn, trainee.model, training=True), config, group)
+    share = _StepShard(trainee, data, bind_optional(loss_fn, trainee.model, training=True), config, group)
     step = stepper(trainee, share.gradients)
     for batch in batches:
         total += step(batch).double().item() * len(batch)
@@ -160,14 +160,14 @@ def train(
     return {"loss": total / max(1, seen)}
 
 
-class _Share:
+class _StepShard:
     """This process's part in a step."""
 
     def __init__(
-        self, trainee: TorchTrainee, data: Any, loss_fn: LossFunction, config: Mapping[str, Scalar], group: Group
+        self, trainee: TorchTrainee, data: Any, loss_fn: LossFunction, config: Mapping[str, Scalar], group: TorchGroup
     ) -> None:
         self._trainee, self._data, self._loss_fn, self._config, self._group = trainee, data, loss_fn, config, group
-        self._bucket = _Bucket(_held(trainee.optimizer), group)
+        self._bucket = _GradientBucket(_held(trainee.optimizer), group)
         self._least = _least_rows(trainee.model)
 
     def rows(self, batch: Indices) -> Indices:
@@ -205,13 +205,13 @@ def _least_rows(model: torch.nn.Module) -> int:
     return 2 if any(isinstance(module, _BatchNorm) for module in model.modules()) else 1
 
 
-class _Bucket:
+class _GradientBucket:
     """Gradients as one piece for each type; one of them has the loss, what went wrong, and who has a gradient at all.
 
     A parameter without a gradient in any process has none afterwards: optimizers pass it over, as they would in one.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], group: Group) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], group: TorchGroup) -> None:
         import torch
 
         self._parameters, self._group = parameters, group
@@ -260,7 +260,7 @@ class _Bucket:
         return self._news[0].clone()
 
 
-def _settle(trainee: TorchTrainee, group: Group, weight: float) -> None:
+def _settle(trainee: TorchTrainee, group: TorchGroup, weight: float) -> None:
     """Buffers that differ become one; parameters that do are an error."""
     import torch
 
@@ -283,7 +283,7 @@ def _settle(trainee: TorchTrainee, group: Group, weight: float) -> None:
             _unite(buffers[name], group, weight)
 
 
-def _unite(buffer: torch.Tensor, group: Group, weight: float) -> None:
+def _unite(buffer: torch.Tensor, group: TorchGroup, weight: float) -> None:
     import torch
 
     if buffer.is_complex():
@@ -305,7 +305,7 @@ def evaluate(
     loss_fn: LossFunction | None,
     config: Mapping[str, Scalar],
     *,
-    group: Group,
+    group: TorchGroup,
 ) -> dict[str, float]:
     """What `torch.evaluate` gives, to the bit; each process takes every so many batches."""
     import torch
@@ -341,7 +341,7 @@ def check_mean(
     """A loss must be the mean over rows, or a group would train for something else than one worker does."""
     import torch
 
-    function = with_offered(loss_fn, trainee.model, training=False)
+    function = bind_optional(loss_fn, trainee.model, training=False)
 
     def of(rows: Indices) -> float:
         chosen = take(data, torch.from_numpy(rows).to(trainee.device))

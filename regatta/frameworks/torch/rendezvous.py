@@ -23,7 +23,7 @@ class PeerFailedError(RegattaError):
     """Another process of the group failed, and says itself why; or is gone."""
 
 
-class Door:
+class RendezvousServer:
     """Where processes of other machines find this one: a socket, behind which there is a store once it is needed."""
 
     def __init__(self, address: str) -> None:
@@ -52,7 +52,7 @@ def file_store(path: Path, width: int) -> Any:
     return _distributed().FileStore(str(path), width)
 
 
-def far_store(host: str, name: str, door: Door | None) -> Any:
+def far_store(host: str, name: str, door: RendezvousServer | None) -> Any:
     """Through which processes find each other that may be on several machines; `door`: it is this process's own."""
     dist = _distributed()
     if door is not None:

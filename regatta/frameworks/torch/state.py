@@ -45,7 +45,7 @@ def save(trainee: TorchTrainee, path: Path) -> None:
     save_file(own, path, state_metadata(NAME, skeleton, same_as=same_as, on_device=on_device))
 
 
-def loose(trainee: TorchTrainee) -> dict[str, Any]:
+def unsaved_values(trainee: TorchTrainee) -> dict[str, Any]:
     import torch
 
     own = torch.nn.Module.get_extra_state  # a module that overrides it keeps more than its tensors

@@ -25,7 +25,7 @@ from regatta.engine.profiling.models import recalled_pilots
 from regatta.engine.workers.training import profiler, trainer
 from regatta.engine.workers.training.profiler import (
     MOST,
-    Pace,
+    BatchTimes,
     paced,
     settled,
     steps_of,
@@ -54,7 +54,7 @@ class Clock:
 
 def pace_of(
     monkeypatch: pytest.MonkeyPatch, seconds: Any, batches: int = 100, last: int = 8, **options: Any
-) -> tuple[Pace, Clock]:
+) -> tuple[BatchTimes, Clock]:
     clock = Clock(seconds)
     monkeypatch.setattr(profiler, "time", clock)
     order = [np.arange(8)] * (batches - 1) + [np.arange(last)]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regatta.engine.sharing.blocks import (
-    Layout,
+    BlockLayout,
     copy_block,
     layout_of,
     leaves_of,
@@ -23,8 +23,8 @@ from regatta.engine.sharing.blocks import (
 )
 from regatta.engine.sharing.ledger import (
     DEATHS,
-    Job,
-    Key,
+    BlockJob,
+    BlockKey,
     Ledger,
 )
 from regatta.engine.sharing.wire import receive, send
@@ -33,15 +33,15 @@ from regatta.errors import UsageError
 SIZE = 10
 
 
-def train(partition: int, epoch: int | None = None) -> Key:
-    return Key("train", partition, epoch)
+def train(partition: int, epoch: int | None = None) -> BlockKey:
+    return BlockKey("train", partition, epoch)
 
 
 def ledger(memory: int = 100, disk: int = 100, **more: Any) -> Ledger:
     return Ledger(memory, disk, **{"partitions": 3, "epochs": 4, "reads": False, "transforms": True, **more})
 
 
-def done(books: Ledger, job: Job, size: int = SIZE) -> list[str]:
+def done(books: Ledger, job: BlockJob, size: int = SIZE) -> list[str]:
     """A job as a maker does it: where there is room."""
     if job.spill:
         books.spilled(job.key, True)
@@ -170,7 +170,7 @@ def test_whatever_happens_bounds_hold_and_everybody_is_answered(
 ) -> None:
     """Readers ask, release, lose, stop and leave in any order; makers do their jobs or die."""
     books = ledger(memory, disk, reads=reads)
-    held: dict[str, Key] = {}
+    held: dict[str, BlockKey] = {}
     for reader, partition, epoch, luck in events:
         if reader in held:
             (books.lost if luck == 3 else books.release)(reader, held.pop(reader))
@@ -206,7 +206,7 @@ DATA = {"x": (np.arange(12, dtype=np.float32).reshape(4, 3), np.array([True, Fal
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_arrays_come_back_from_a_block_as_they_were(tmp_path: Path, on_disk: bool) -> None:
-    layout = Layout.from_json(layout_of(DATA).as_json())
+    layout = BlockLayout.from_json(layout_of(DATA).as_json())
     file = new_block(layout.bytes, tmp_path if on_disk else None)
     for into, array in zip(leaves_of(map_block(file, layout, writing=True)), leaves_of(DATA), strict=True):
         into[:] = array

@@ -38,11 +38,11 @@ from regatta.engine.messages import (
 from regatta.engine.planning.planner import workforce
 from regatta.engine.profiling.models import PilotOutcome
 from regatta.engine.replay import replay
-from regatta.engine.sharing.block_reader import PreparationError, Reader
-from regatta.engine.sharing.broker import Broker, Hired, Worth
-from regatta.engine.sharing.connections import SocketLine
-from regatta.engine.sharing.ledger import DEATHS, Key, Ledger
-from regatta.engine.sharing.preprocess import ROWS, Preparation
+from regatta.engine.sharing.block_reader import BlockReader, PreprocessingError
+from regatta.engine.sharing.broker import Broker, SharingBenefit, StartedWorker
+from regatta.engine.sharing.connections import SocketChannel
+from regatta.engine.sharing.ledger import DEATHS, BlockKey, Ledger
+from regatta.engine.sharing.preprocess import ROWS, Preprocessor
 from regatta.engine.sharing.preprocess_worker import open_broker
 from regatta.engine.sharing.wire import receive, send
 from regatta.engine.workers.process import ProcessPool
@@ -197,10 +197,10 @@ class Desk:
         found = open_broker(self.setup, 1, sys.path)
         assert found is not None
         self.broker: Broker = found
-        self.readers: list[Reader] = []
+        self.readers: list[BlockReader] = []
 
-    def reader(self, name: str) -> Reader:
-        self.readers.append(Reader(SocketLine(self.broker.seat(name))))
+    def reader(self, name: str) -> BlockReader:
+        self.readers.append(BlockReader(SocketChannel(self.broker.seat(name))))
         return self.readers[-1]
 
     def close(self) -> None:
@@ -208,11 +208,11 @@ class Desk:
             reader.close()
         self.broker.close()
 
-    def right(self, key: Key) -> Any:
+    def right(self, key: BlockKey) -> Any:
         """What a worker by itself would make."""
-        preparation = Preparation(self.setup)
-        base = preparation.read("train", key.partition)
-        return base if key.epoch is None else preparation.transform(base, key.partition, key.epoch)
+        preprocessor = Preprocessor(self.setup)
+        base = preprocessor.read("train", key.partition)
+        return base if key.epoch is None else preprocessor.transform(base, key.partition, key.epoch)
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     assert not blocks_open()
 
 
-KEYS = [Key("train", partition, epoch) for epoch in (1, 2, 3) for partition in (0, 1)]
+KEYS = [BlockKey("train", partition, epoch) for epoch in (1, 2, 3) for partition in (0, 1)]
 
 
 def equal(found: Any, wanted: Any) -> bool:
@@ -276,17 +276,17 @@ def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any
 
 def test_a_block_that_kills_its_makers_is_given_up(opened: Any) -> None:
     desk = opened(transforms.dies)
-    with pytest.raises(PreparationError, match=r"train partition 0 for epoch 1 took 3 processes with it"):
+    with pytest.raises(PreprocessingError, match=r"train partition 0 for epoch 1 took 3 processes with it"):
         desk.reader("r0").get(KEYS[0], ["m0"])
 
 
 READER = """
 import os, sys
-from regatta.engine.sharing.ledger import Key
-from regatta.engine.sharing.connections import SocketLine
-from regatta.engine.sharing.block_reader import Reader
-reader = Reader(SocketLine.at({file}))
-block = reader.get(Key("train", 0, 1), ["m0"])
+from regatta.engine.sharing.ledger import BlockKey
+from regatta.engine.sharing.connections import SocketChannel
+from regatta.engine.sharing.block_reader import BlockReader
+reader = BlockReader(SocketChannel.at({file}))
+block = reader.get(BlockKey("train", 0, 1), ["m0"])
 print("has it", flush=True)
 sys.stdin.read()
 """
@@ -372,9 +372,9 @@ def test_short_waits_add_up_to_another_maker(opened: Any) -> None:
     desk = opened(partial(noisy, sleeps=0.02), most=2)
     readers = [desk.reader(name) for name in ("r0", "r1")]
 
-    def read(reader: Reader, partition: int) -> None:
+    def read(reader: BlockReader, partition: int) -> None:
         for epoch in range(1, 1000):
-            key = Key("train", partition, epoch)
+            key = BlockKey("train", partition, epoch)
             assert reader.get(key, [f"m{partition}"]) is not None
             reader.release(key)
             if len(desk.broker.makers()) == 2:
@@ -460,17 +460,17 @@ def test_a_transform_is_called_with_rows_and_their_seed(data: Dataset, tmp_path:
 )
 def test_what_a_transform_returns_is_checked(data: Dataset, tmp_path: Path, transform: Any, said: str) -> None:
     train = tuple(part.path for part in data.train)
-    preparation = Preparation(WorkerSetup(Recipe(linear_fn, transform_fn=transform), 0, train, (), tmp_path))
+    preprocessor = Preprocessor(WorkerSetup(Recipe(linear_fn, transform_fn=transform), 0, train, (), tmp_path))
     with pytest.raises(UsageError, match=said):
-        preparation.transform(preparation.read("train", 0), 0, 1)
+        preprocessor.transform(preprocessor.read("train", 0), 0, 1)
 
 
 def test_the_first_rows_are_those_of_the_whole(data: Dataset, tmp_path: Path) -> None:
     train = tuple(part.path for part in data.train)
-    preparation = Preparation(WorkerSetup(Recipe(linear_fn, transform_fn=noisy), 0, train, (), tmp_path))
-    base = preparation.read("train", 0)
-    whole, some = preparation.transform(base, 0, 1), preparation.transform(base, 0, 1, most=270)
-    assert equal(some, [part[:270] for part in whole]) and not equal(whole, preparation.transform(base, 0, 2))
+    preprocessor = Preprocessor(WorkerSetup(Recipe(linear_fn, transform_fn=noisy), 0, train, (), tmp_path))
+    base = preprocessor.read("train", 0)
+    whole, some = preprocessor.transform(base, 0, 1), preprocessor.transform(base, 0, 1, most=270)
+    assert equal(some, [part[:270] for part in whole]) and not equal(whole, preprocessor.transform(base, 0, 2))
 
 
 def blocks_open() -> list[str]:
@@ -523,48 +523,48 @@ def test_what_no_block_can_hold_is_prepared_by_each_unless_sharing_is_asked_for(
 def test_what_turns_out_to_be_unsharable_is_made_by_readers(always: bool) -> None:
     """Of the later partitions, say, at which no pilot looked."""
     here, there = socket.socketpair()
-    broker = Broker(_ledger(), lambda: Hired(SocketLine(here), here.close), Worth(always, 1), 1)
+    broker = Broker(_ledger(), lambda: StartedWorker(SocketChannel(here), here.close), SharingBenefit(always, 1), 1)
     broker.decide(True)
     with there, contextlib.closing(broker), ThreadPoolExecutor() as pool:
-        reader = Reader(SocketLine(broker.seat("w0")))
+        reader = BlockReader(SocketChannel(broker.seat("w0")))
         send(there, {"ready": 1})
-        answer = pool.submit(reader.get, Key("train", 0, 1), ["m"])
+        answer = pool.submit(reader.get, BlockKey("train", 0, 1), ["m"])
         order, _ = receive(there)
         assert order["make"] == ["train", 0, 1]
         send(there, {"error": "no", "traceback": "no", "unsharable": True})
         if always:
-            with pytest.raises(PreparationError):
+            with pytest.raises(PreprocessingError):
                 answer.result(10)
         else:
             assert answer.result(10) is None
-            assert reader.get(Key("train", 0, 2), ["m"]) is None  # nobody is asked any more
+            assert reader.get(BlockKey("train", 0, 2), ["m"]) is None  # nobody is asked any more
         reader.close()
 
 
 def test_where_nobody_can_be_started_readers_do_it_themselves() -> None:
     starts = []
 
-    def start() -> Hired:
+    def start() -> StartedWorker:
         starts.append(1)
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    broker = Broker(_ledger(), start, Worth(True, 1), 1)
+    broker = Broker(_ledger(), start, SharingBenefit(True, 1), 1)
     with contextlib.closing(broker), ThreadPoolExecutor() as pool:
         for name in ("w0", "w0", "w1"):
-            reader = Reader(SocketLine(broker.seat(name)))
-            assert pool.submit(reader.get, Key("train", 0, 1), ["m"]).result(20) is None
+            reader = BlockReader(SocketChannel(broker.seat(name)))
+            assert pool.submit(reader.get, BlockKey("train", 0, 1), ["m"]).result(20) is None
             reader.close()
     assert len(starts) == DEATHS
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_reader_that_comes_after_the_end_is_not_kept_waiting() -> None:
-    broker = Broker(_ledger(), lambda: pytest.fail("nobody is needed"), Worth(False, 1), 1)
+    broker = Broker(_ledger(), lambda: pytest.fail("nobody is needed"), SharingBenefit(False, 1), 1)
     with contextlib.closing(broker), broker.seat("odd") as odd:
         send(odd, {"nothing": "known"})  # or whatever the thread may die of
         broker._thread.join(10)
         assert not broker._thread.is_alive()
-        assert Reader(SocketLine(broker.seat("late"))).get(Key("train", 0, 1), ["m"]) is None
+        assert BlockReader(SocketChannel(broker.seat("late"))).get(BlockKey("train", 0, 1), ["m"]) is None
 
 
 def _ledger() -> Ledger:

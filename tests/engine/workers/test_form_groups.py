@@ -20,7 +20,7 @@ from regatta.engine.messages import (
     WorkerLost,
     WorkerReady,
 )
-from regatta.engine.workers.form_groups import seated
+from regatta.engine.workers.form_groups import form_groups
 from regatta.engine.workers.groups import GroupPool
 from regatta.errors import RegattaError
 
@@ -44,7 +44,7 @@ def test_groups_are_inside_nodes_first(nodes: str, width: int, groups: str) -> N
     placed = {f"w{number}": node for number, node in enumerate(nodes)}
     expected = [tuple(f"w{int(digit, 16)}" for digit in group) for group in groups.split()]
     for order in (placed, dict(reversed(placed.items()))):
-        assert sorted(tuple(sorted(group, key=lambda w: int(w[1:]))) for group in seated(order, width)) == expected
+        assert sorted(tuple(sorted(group, key=lambda w: int(w[1:]))) for group in form_groups(order, width)) == expected
 
 
 class Script:

@@ -29,7 +29,7 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine import archiver
 from regatta.engine.messages import Task, TaskDone, WorkerReady
 from regatta.engine.workers import open_pool
-from regatta.engine.workers.groups import _Group
+from regatta.engine.workers.groups import _WorkerGroup
 from regatta.journal.journal import read_journal
 
 PAIR = Cluster.local(2, threads=1, device="cuda:0", group=2)
@@ -46,7 +46,7 @@ def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(APART)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(_Group, "backend", lambda self: "nccl")
+    monkeypatch.setattr(_WorkerGroup, "backend", lambda self: "nccl")
     monkeypatch.setattr(archiver, "STARTS", 0)
 
 

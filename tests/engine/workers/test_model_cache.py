@@ -15,18 +15,20 @@ import pytest
 
 from regatta import Cluster, Dataset, Sweep, search
 from regatta.engine.workers.training import model_cache
-from regatta.engine.workers.training.model_cache import Bench, Kept
+from regatta.engine.workers.training.model_cache import CachedModel, ModelCache
 from regatta.frameworks import load_framework
 from regatta.frameworks.jax.framework import assemble
 from regatta.frameworks.numpy import SGD
 
 
-def bench(size: int = 1, **loose: Any) -> Bench:
-    return Bench(load_framework("jax"), assemble(({"w": jnp.ones(2)}, optax.sgd(0.1)), "cpu"), loose, size)
+def bench(size: int = 1, **unsaved_values: Any) -> CachedModel:
+    return CachedModel(
+        load_framework("jax"), assemble(({"w": jnp.ones(2)}, optax.sgd(0.1)), "cpu"), unsaved_values, size
+    )
 
 
 def test_a_trainee_is_taken_once() -> None:
-    found, mine = Kept(), bench()
+    found, mine = ModelCache(), bench()
     found.put("a", mine)
     assert found.take("b") is None
     assert found.take("a") is mine
@@ -35,7 +37,7 @@ def test_a_trainee_is_taken_once() -> None:
 
 def test_those_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "MOST", 2)
-    found = Kept()
+    found = ModelCache()
     for name in "abc":
         found.put(name, bench())
     assert [name for name in "abc" if found.take(name)] == ["b", "c"]
@@ -43,7 +45,7 @@ def test_those_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_their_states_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "MOST_BYTES", 10)
-    found = Kept()
+    found = ModelCache()
     for name, size in (("a", 6), ("b", 4), ("c", 5), ("huge", 11)):
         found.put(name, bench(size))
     assert not any(map(found.take, ("a", "b", "c", "huge")))
@@ -53,11 +55,11 @@ def test_their_states_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_changed_in_a_way_that_no_state_covers_is_not_kept() -> None:
-    found = Kept()
+    found = ModelCache()
     found.put("a", bench(steps=3))
     assert found.take("a") is None
     numpy = load_framework("numpy")
-    found.put("b", Bench(numpy, numpy.assemble(({"w": np.ones(2)}, SGD(0.1)), "cpu"), {}, 1))
+    found.put("b", CachedModel(numpy, numpy.assemble(({"w": np.ones(2)}, SGD(0.1)), "cpu"), {}, 1))
     assert found.take("b") is None
 
 

@@ -1,4 +1,4 @@
-"""Packs whose members keep more than their state, leave, are judged elsewhere, or lose a worker."""
+"""PackTrainer whose members keep more than their state, leave, are judged elsewhere, or lose a worker."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from processes import killed_after
 from recipes import eval_fn, loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
-from regatta.engine.workers.training.warm_start import inherit
+from regatta.engine.workers.training.warm_start import warm_start
 from regatta.errors import UsageError
 from regatta.frameworks.torch import framework
 from regatta.search import factor
@@ -108,7 +108,7 @@ def test_what_differs_is_the_childs_and_the_rest_the_parents(tmp_path: Path) -> 
     framework.end_epoch(parent)
     framework.save(parent, tmp_path / "state")
     child = framework.assemble(build(0.2, 0.8), "cpu")
-    inherit(framework, framework.assemble(build(0.4, 0.9), "cpu"), child, tmp_path / "state")
+    warm_start(framework, framework.assemble(build(0.4, 0.9), "cpu"), child, tmp_path / "state")
     group = child.optimizer.param_groups[0]
     assert (group["momentum"], group["initial_lr"]) == (0.8, 0.2)
     assert group["lr"] == pytest.approx(0.02), "as far down as the parent's"
@@ -123,7 +123,7 @@ def test_what_differs_is_the_childs_and_the_rest_the_parents(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="does not fit"):
         other = (torch.nn.Linear(4, 2), None)
         wide = framework.assemble((other[0], torch.optim.SGD(other[0].parameters(), lr=0.1)), "cpu")
-        inherit(framework, framework.assemble(build(0.4, 0.9), "cpu"), wide, tmp_path / "state")
+        warm_start(framework, framework.assemble(build(0.4, 0.9), "cpu"), wide, tmp_path / "state")
 
 
 def test_pbt_with_torch_on_processes(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ from regatta.engine.messages import (
     WorkerReady,
     WorkerSetup,
 )
-from regatta.engine.sharing.block_reader import Reader
+from regatta.engine.sharing.block_reader import BlockReader
 from regatta.engine.sharing.wire import Message
-from regatta.engine.workers.ray.shared_blocks import WorkerLine
-from regatta.engine.workers.ray.storage import Storage, name_of
+from regatta.engine.workers.ray.shared_blocks import BrokerChannel
+from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.engine.workers.training.device_memory import keep_freed
 from regatta.engine.workers.training.trainer import (
     Trainer,
@@ -49,7 +49,7 @@ from regatta.engine.workers.training.trainer import (
 )
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
-from regatta.frameworks.torch.rendezvous import Door
+from regatta.frameworks.torch.rendezvous import RendezvousServer
 from regatta.store.states.state_files import publish, temporary, writing
 
 SCRATCH = "regatta-ray-"
@@ -58,7 +58,7 @@ GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1, "ask": 1, "ans
 
 
 @dataclass(frozen=True)
-class Hello:
+class ActorSetup:
     """What an actor is made with; the user's functions travel in it, from our own controller."""
 
     worker: str
@@ -71,10 +71,10 @@ class Hello:
     shares: bool  # whether there is a broker of prepared data to ask
 
 
-class Shelf:
+class NodeStates:
     """The states that are on this node, as files of a scratch folder."""
 
-    def __init__(self, storage: Storage, run: Path) -> None:
+    def __init__(self, storage: StateStorage, run: Path) -> None:
         self._storage = storage
         self._run = run
         _sweep(Path(tempfile.gettempdir()))
@@ -157,10 +157,10 @@ def _sweep(folder: Path) -> None:
                 os.close(file)
 
 
-class _Trainer(Trainer):
+class RayTrainer(Trainer):
     """Reads states that are not here yet when a task begins."""
 
-    shelf: Shelf
+    shelf: NodeStates
 
     def prefetch(self, path: Path) -> None:
         self._bring_ahead(path)
@@ -192,9 +192,9 @@ class _Trainer(Trainer):
 class RayWorker:
     """The actor. Its methods run in threads of their own, so that states are kept and fetched beside a unit."""
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: ActorSetup) -> None:
         self._hello = hello
-        self._line = WorkerLine()
+        self._line = BrokerChannel()
 
     def hello(self) -> WorkerReady:
         """Get ready; what this raises, such as a module that is missing here, is told to the user."""
@@ -205,13 +205,13 @@ class RayWorker:
         limit_threads(hello.threads)
         keep_freed()
         warm_up()
-        self._shelf = Shelf(Storage(hello.run, hello.storage), hello.run)
+        self._shelf = NodeStates(StateStorage(hello.run, hello.storage), hello.run)
         setup = replace(setup, recipe_or_pickle=setup.recipe, logs=self._shelf.folder)  # unpickle it now: that may fail
-        self._trainer = _Trainer(hello.worker, setup, choose_device(hello.device, 0))
+        self._trainer = RayTrainer(hello.worker, setup, choose_device(hello.device, 0))
         self._trainer.shelf = self._shelf
         if hello.shares:
             self._line.private = (setup.recipe.train_fn or setup.recipe.eval_fn) is not None  # they get all of it
-            self._trainer.supplies.reader = Reader(self._line)
+            self._trainer.partition_cache.reader = BlockReader(self._line)
         info = {"pid": os.getpid(), "device": self._trainer.device, "threads": hello.threads}
         return WorkerReady(hello.worker, {**info, "host": socket.gethostname(), **self._place()})
 
@@ -221,7 +221,7 @@ class RayWorker:
 
         context = ray.get_runtime_context()
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        door = self._trainer.membership.door = Door(address)
+        door = self._trainer.group_member.door = RendezvousServer(address)
         cards = context.get_accelerator_ids().get("GPU", [])  # each actor calls its own cuda:0
         return {"node": context.get_node_id(), "address": door.host, **({"gpu": cards[0]} if cards else {})}
 

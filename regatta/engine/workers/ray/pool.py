@@ -34,16 +34,16 @@ from regatta.engine.messages import (
     WorkerSetup,
 )
 from regatta.engine.workers.base import refuse
-from regatta.engine.workers.ray.actor import GROUPS, Hello, RayWorker
-from regatta.engine.workers.ray.preprocess_worker import Blocks, blocks_of
+from regatta.engine.workers.ray.actor import GROUPS, ActorSetup, RayWorker
+from regatta.engine.workers.ray.preprocess_worker import RaySharing, open_ray_sharing
 from regatta.engine.workers.ray.session import (
-    Session,
+    RaySession,
     await_end,
     how_it_ended,
     watched,
 )
-from regatta.engine.workers.ray.states import Member, State, States
-from regatta.engine.workers.ray.storage import Storage, name_of
+from regatta.engine.workers.ray.states import LiveActor, StateTracker, TrackedState
+from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.errors import DiskError, RegattaError
 
 STARTS = 3  # how often a worker that dies before it is ready is started again
@@ -54,25 +54,25 @@ PARTING = 3.0  # seconds in which workers tidy up, and in which they end
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _CallResult:
     """A reference that the pool waited for has a value, or an error."""
 
-    member: Member
+    member: LiveActor
     call: str
-    subject: State | None
+    subject: TrackedState | None
     value: Any
     error: BaseException | None
 
 
 @dataclass(frozen=True)
-class _Again:
+class _PersistAgain:
     """It is time to try again to make a state durable."""
 
-    state: State
-    member: Member
+    state: TrackedState
+    member: LiveActor
 
 
-_Heard: TypeAlias = _Answer | _Again | Path
+_Notice: TypeAlias = _CallResult | _PersistAgain | Path
 
 
 class RayPool:
@@ -82,12 +82,12 @@ class RayPool:
     groupable = True
 
     def __init__(self, cluster: Cluster, setup: WorkerSetup) -> None:
-        self._session = Session(cluster)
+        self._session = RaySession(cluster)
         self._cluster = cluster
         self._run = setup.logs.parent
-        self._storage = Storage(self._run, cluster.storage)
+        self._storage = StateStorage(self._run, cluster.storage)
         self._given, self._setup = setup, cloudpickle.dumps(setup)
-        self._blocks: Blocks | None = None
+        self._blocks: RaySharing | None = None
         self._numbers = count()
         self._elastic = cluster.workers is None
         self._width = cluster.group or 1  # so many workers with names in a row are to be near each other
@@ -95,12 +95,12 @@ class RayPool:
         self._room = self._whole(self._session.room())
         groups = max(1, min(self._session.free() // self._width, len(setup.train)))
         self.workers = tuple(self._name() for _ in range(cluster.workers or groups * self._width))
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, LiveActor] = {}
         self._failed_starts: dict[str, int] = {}
         self._proven = False  # some worker has been ready: functions and paths are right
         budget = SHARE * self._session.store_bytes()
-        self._states = States(self._members, self._keep, len(setup.eval), budget)
-        self._heard: queue.SimpleQueue[_Heard | None] = queue.SimpleQueue()  # None: wake up; a path: forget it
+        self._states = StateTracker(self._members, self._keep, len(setup.eval), budget)
+        self._heard: queue.SimpleQueue[_Notice | None] = queue.SimpleQueue()  # None: wake up; a path: forget it
         self._clocks: set[threading.Timer] = set()
         self._looked = time.monotonic()
         self._actors = self._session.actors(RayWorker, GROUPS, cluster)
@@ -108,7 +108,7 @@ class RayPool:
     # -- the protocol ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._blocks = blocks_of(self._session, self._cluster, self._given)
+        self._blocks = open_ray_sharing(self._session, self._cluster, self._given)
         for name in self.workers:
             self._spawn(name)
 
@@ -191,12 +191,12 @@ class RayPool:
 
     def _spawn(self, name: str) -> None:
         """A new actor; where there is no room for it, it comes to life when there is."""
-        hello = Hello(
+        hello = ActorSetup(
             name, _device(self._cluster), self._cluster.threads or 1, self._setup, tuple(sys.path), self._run,
             self._cluster.storage, self._blocks is not None,
         )  # fmt: skip
         actor = self._actors(scheduling_strategy=self._place(name)).remote(hello)
-        member = Member(name, actor, actor.life.options(concurrency_group="life").remote())
+        member = LiveActor(name, actor, actor.life.options(concurrency_group="life").remote())
         self._members[name] = member
         if self._blocks is not None:
             self._blocks.seat(name, actor)
@@ -216,16 +216,16 @@ class RayPool:
         """So many workers without those who would make no full group."""
         return workers - workers % self._width
 
-    def _await(self, reference: Any, member: Member, call: str, subject: State | None = None) -> None:
+    def _await(self, reference: Any, member: LiveActor, call: str, subject: TrackedState | None = None) -> None:
         """Hear of a reference when it is complete; Ray calls back, so nobody has to ask."""
 
         def heard(future: Any) -> None:
             error = future.exception()
-            self._heard.put(_Answer(member, call, subject, None if error else future.result(), error))
+            self._heard.put(_CallResult(member, call, subject, None if error else future.result(), error))
 
         reference.future().add_done_callback(heard)
 
-    def _next(self) -> _Heard | None:
+    def _next(self) -> _Notice | None:
         """What comes next; on the way, an elastic pool looks for new nodes every now and then."""
         while self._elastic:
             left = self._looked + LOOK - time.monotonic()
@@ -243,7 +243,7 @@ class RayPool:
             self._spawn(self._name())
         self._room = max(self._room, room)
 
-    def _bury(self, member: Member, error: BaseException) -> list[Event]:
+    def _bury(self, member: LiveActor, error: BaseException) -> list[Event]:
         reason = member.reason or how_it_ended(error)
         del self._members[member.name]
         self._session.kill(member.actor)  # if only its connection ended, it is of no more use
@@ -268,11 +268,11 @@ class RayPool:
 
     # -- what is heard ---------------------------------------------------------------------------------
 
-    def _take(self, heard: _Heard) -> list[Event]:
+    def _take(self, heard: _Notice) -> list[Event]:
         if isinstance(heard, Path):
             self._states.forget(heard)
             return []
-        if isinstance(heard, _Again):
+        if isinstance(heard, _PersistAgain):
             if self._states.keeps(heard.member, heard.state):
                 self._keep(heard.state, heard.member)
             return []
@@ -292,17 +292,17 @@ class RayPool:
             self._storage.drop(name_of(heard.subject.path, self._run))
         return self._states.settle(heard.subject, member, heard.value)
 
-    def _postpone(self, state: State, member: Member, error: DiskError) -> list[Event]:
+    def _postpone(self, state: TrackedState, member: LiveActor, error: DiskError) -> list[Event]:
         """The storage does not take a state now: say so, and try again by and by."""
         if not self._states.keeps(member, state):
             return []
-        clock = threading.Timer(RETRY, self._heard.put, [_Again(state, member)])
+        clock = threading.Timer(RETRY, self._heard.put, [_PersistAgain(state, member)])
         clock.daemon = True
         self._clocks = {clock, *(other for other in self._clocks if other.is_alive())}
         clock.start()
         return [DiskFull(member.name, str(error))]
 
-    def _welcome(self, member: Member, ready: WorkerReady) -> list[Event]:
+    def _welcome(self, member: LiveActor, ready: WorkerReady) -> list[Event]:
         member.ready = self._proven = True
         member.process = watched(ready.info)
         if self._blocks is not None:
@@ -310,7 +310,7 @@ class RayPool:
         self._failed_starts.pop(member.name, None)
         return [ready, *self._states.rescue_all()]
 
-    def _finish(self, member: Member, event: TaskDone | TaskFailed | TaskReturned) -> list[Event]:
+    def _finish(self, member: LiveActor, event: TaskDone | TaskFailed | TaskReturned) -> list[Event]:
         """A worker is through with its task, in one way or another."""
         task, made = event.task, member.made
         member.task = member.made = None
@@ -321,11 +321,11 @@ class RayPool:
             member.held.discard(before.path)
             return self._states.give_back(before, event)
         if isinstance(event, TaskDone) and task.state_out is not None:
-            state = State(task.state_out, member.name, made, task.ends_epoch, task.state_in)
+            state = TrackedState(task.state_out, member.name, made, task.ends_epoch, task.state_in)
             self._states.add(state, member)
         return [event] if before is None else [event, *self._states.used(before, task)]
 
-    def _keep(self, state: State, member: Member) -> None:
+    def _keep(self, state: TrackedState, member: LiveActor) -> None:
         """Let a worker make a state durable, beside what else it does."""
         kept = member.actor.keep.options(concurrency_group="keep").remote(state.path, _boxed(state))
         self._await(kept, member, "keep", state)
@@ -336,6 +336,6 @@ def _device(cluster: Cluster) -> str:
     return "cpu" if cluster.device == "auto" and not cluster.gpus else cluster.device
 
 
-def _boxed(state: State | None) -> list[Any]:
+def _boxed(state: TrackedState | None) -> list[Any]:
     """A reference inside a list is handed over as it is: who gets it fetches the value, and hears if it is lost."""
     return [] if state is None else [state.reference]

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from regatta.cluster import Cluster
 from regatta.data.sharing import Sharing
 from regatta.engine.messages import WorkerSetup
-from regatta.engine.sharing.blocks import Layout, arrays_in
-from regatta.engine.sharing.broker import Broker, Hired
+from regatta.engine.sharing.blocks import BlockLayout, arrays_in
+from regatta.engine.sharing.broker import Broker, StartedWorker
 from regatta.engine.sharing.connections import BlockLostError
-from regatta.engine.sharing.ledger import Key
-from regatta.engine.sharing.preprocess import Preparation
+from regatta.engine.sharing.ledger import BlockKey
+from regatta.engine.sharing.preprocess import Preprocessor
 from regatta.engine.sharing.preprocess_worker import (
     NoRoomError,
     broker_of,
@@ -37,11 +37,11 @@ from regatta.engine.sharing.preprocess_worker import (
 )
 from regatta.engine.sharing.wire import Message
 from regatta.engine.workers.ray.actor import write_log
-from regatta.engine.workers.ray.session import Session
+from regatta.engine.workers.ray.session import RaySession
 from regatta.engine.workers.ray.shared_blocks import (
-    Inbox,
+    CallbackInbox,
     RayBlock,
-    ReaderLine,
+    ReaderChannel,
     boxed,
     submitted,
 )
@@ -52,20 +52,22 @@ GROUPS = {"make": 1, "life": 1}  # threads of an actor
 SHARE = 0.4  # of the cluster's object store, for blocks
 
 
-class Blocks:
+class RaySharing:
     """The shared blocks of a run: their broker, with its makers and readers among the actors of a cluster."""
 
-    def __init__(self, session: Session, cluster: Cluster, setup: WorkerSetup, settings: Sharing) -> None:
+    def __init__(self, session: RaySession, cluster: Cluster, setup: WorkerSetup, settings: Sharing) -> None:
         self._session, self._cpus = session, cluster.cpus
-        self._hello = _Hello(cloudpickle.dumps(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1)
+        self._hello = PreprocessActorSetup(
+            cloudpickle.dumps(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1
+        )
         self._nodes: dict[str, str] = {}  # of workers
         self._makers: Counter[str] = Counter()  # by node
-        self._actors = session.actors(_Maker, GROUPS, cluster)
+        self._actors = session.actors(PreprocessActor, GROUPS, cluster)
         most = settings.processes or max(1, int(sum(session.cores().values())))
         self.broker: Broker = broker_of(setup, _room(settings, session), 0, self._start, most)
 
     def seat(self, worker: str, actor: Any) -> None:
-        self.broker.admit(worker, ReaderLine(actor))
+        self.broker.admit(worker, ReaderChannel(actor))
 
     def settle(self, worker: str, node: str) -> None:
         """A worker is up; makers are best where workers leave cores idle."""
@@ -74,7 +76,7 @@ class Blocks:
     def close(self) -> None:
         self.broker.close()
 
-    def _start(self) -> Hired:
+    def _start(self) -> StartedWorker:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = self._place()
@@ -82,7 +84,7 @@ class Blocks:
         actor = self._actors(num_cpus=0, num_gpus=0, resources={}, scheduling_strategy=where).remote(self._hello)
         if node is not None:
             self._makers[node] += 1
-        return Hired(MakerLine(actor), functools.partial(self._end, actor, node))
+        return StartedWorker(PreprocessChannel(actor), functools.partial(self._end, actor, node))
 
     def _end(self, actor: Any, node: str | None) -> None:
         self._session.kill(actor)
@@ -100,25 +102,25 @@ class Blocks:
         return max(cores, key=spare, default=None)
 
 
-def blocks_of(session: Session, cluster: Cluster, setup: WorkerSetup) -> Blocks | None:
+def open_ray_sharing(session: RaySession, cluster: Cluster, setup: WorkerSetup) -> RaySharing | None:
     """The shared blocks of a run; none where there is nothing to share."""
     plan = setup.sharing
     if plan is None or plan.settings.always is False:
         return None
-    return Blocks(session, cluster, setup, plan.settings)
+    return RaySharing(session, cluster, setup, plan.settings)
 
 
-def _room(settings: Sharing, session: Session) -> int:
+def _room(settings: Sharing, session: RaySession) -> int:
     memory = int(SHARE * session.store_bytes()) if settings.memory is None else settings.memory
     return memory + settings.disk_bytes(Path(tempfile.gettempdir()))  # as if each node's were like this one's
 
 
-class MakerLine:
+class PreprocessChannel:
     """The broker's end of the line to a maker: what it is told is a call, what it says the result of one."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._inbox = Inbox()
+        self._inbox = CallbackInbox()
         for name, group in (("life", "life"), ("hello", "make")):
             call = getattr(actor, name).options(concurrency_group=group).remote()
             self._inbox.expect(call, self._inbox.put, lambda error: self._inbox.put(None))
@@ -147,7 +149,7 @@ class MakerLine:
 
 
 @dataclass(frozen=True)
-class _Hello:
+class PreprocessActorSetup:
     """What a maker is made with; the user's functions travel in it, from our own controller."""
 
     setup: bytes
@@ -155,10 +157,10 @@ class _Hello:
     threads: int
 
 
-class _Maker:
+class PreprocessActor:
     """The actor."""
 
-    def __init__(self, hello: _Hello) -> None:
+    def __init__(self, hello: PreprocessActorSetup) -> None:
         self._hello = hello
 
     def hello(self) -> Message:
@@ -168,7 +170,7 @@ class _Maker:
         limit_threads(self._hello.threads)
         keep_freed()
         assert setup.recipe  # unpickle it now: that may fail
-        self._preparation = Preparation(setup)
+        self._preprocessor = Preprocessor(setup)
         return {"ready": os.getpid()}
 
     def life(self) -> None:
@@ -178,9 +180,9 @@ class _Maker:
     def make(self, order: Message, reference: Sequence[Any]) -> tuple[Message, NDArray[np.uint8] | None]:
         """Make a block; what is said of it, and beside that the block."""
         base, lost = _base(order, reference)
-        block = _Block(order["memory"])
+        block = RayBlockBuilder(order["memory"])
         try:
-            self._preparation.fill(Key(*order["make"]), base, block.allocate)
+            self._preprocessor.fill(BlockKey(*order["make"]), base, block.allocate)
         except NoRoomError as crowded:
             return {"size": crowded.size, "lost": lost}, None
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
@@ -194,20 +196,20 @@ def _base(order: Message, reference: Sequence[Any]) -> tuple[Any, bool]:
     if not reference:
         return None, False
     try:
-        return RayBlock(reference[0]).read(Layout.from_json(order["layout"])), False
+        return RayBlock(reference[0]).read(BlockLayout.from_json(order["layout"])), False
     except BlockLostError:
         return None, True
 
 
-class _Block:
+class RayBlockBuilder:
     """A block that is being made, in memory of this actor: what it returns, Ray takes to its store."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self.layout: Layout | None = None
+        self.layout: BlockLayout | None = None
         self.room: NDArray[np.uint8] | None = None
 
-    def allocate(self, layout: Layout) -> Any:
+    def allocate(self, layout: BlockLayout) -> Any:
         if layout.bytes > self._most:
             raise NoRoomError(layout.bytes)
         self.layout, self.room = layout, np.empty(max(1, layout.bytes), np.uint8)

@@ -19,7 +19,7 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": r"\A|\(ra
 PATIENCE = 10.0  # seconds until a cluster must have answered
 
 
-class Session:
+class RaySession:
     """Ray as one run uses it; ended with the run only if nobody else had begun it."""
 
     def __init__(self, cluster: Cluster) -> None:

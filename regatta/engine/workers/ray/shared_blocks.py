@@ -1,4 +1,4 @@
-"""Blocks in Ray's object store, and the lines over which they go between the controller and its actors.
+"""RaySharing in Ray's object store, and the lines over which they go between the controller and its actors.
 
 A block is an object that the controller owns: it stays when the actor that made it ends, is gone when the broker lets
 go of it and nobody reads it any more, and is lost only with the nodes that hold it. Workers cannot call the controller,
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.engine.sharing.blocks import Layout, arrays_in
+from regatta.engine.sharing.blocks import BlockLayout, arrays_in
 from regatta.engine.sharing.connections import BlockLostError
 from regatta.engine.sharing.wire import Message
 
@@ -31,7 +31,7 @@ class RayBlock:
         self.reference = reference
         self._private = private
 
-    def read(self, layout: Layout) -> Any:
+    def read(self, layout: BlockLayout) -> Any:
         """Arrays in the node's shared memory, which cannot be written to; or, for one reader, a copy that can."""
         import ray.exceptions
 
@@ -58,7 +58,7 @@ def submitted(method: Any, *arguments: Any) -> Any:
         raise OSError(str(error)) from error
 
 
-class Inbox:
+class CallbackInbox:
     """Where Ray's callbacks leave what they bring, with a file that can be waited for."""
 
     def __init__(self) -> None:
@@ -97,12 +97,12 @@ class Inbox:
         self._waker.close()
 
 
-class ReaderLine:
+class ReaderChannel:
     """The broker's end of the line to a worker."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._inbox = Inbox()
+        self._inbox = CallbackInbox()
         self._ask()
 
     def fileno(self) -> int:
@@ -136,7 +136,7 @@ class ReaderLine:
         self._inbox.put(messages[-1], True)
 
 
-class WorkerLine:
+class BrokerChannel:
     """A worker's end of it: what it says waits until the broker asks for it."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from regatta.engine.messages import (
 
 
 @dataclass(eq=False)
-class Member:
+class LiveActor:
     """One life of a worker."""
 
     name: str
@@ -34,13 +34,13 @@ class Member:
     held: set[Path] = field(default_factory=set)  # states that are, or may be, on its shelf
     reason: str | None = None  # why it is being ended
 
-    def begins_with(self, state: State) -> bool:
+    def begins_with(self, state: TrackedState) -> bool:
         """Whether it does a task that starts from that state."""
         return self.task is not None and self.task.state_in == state.path
 
 
 @dataclass(eq=False)
-class State:
+class TrackedState:
     """A state that some worker has made in this run."""
 
     path: Path
@@ -48,7 +48,7 @@ class State:
     reference: Any
     ends_epoch: bool
     before: Path | None
-    keeper: Member | None = None  # who makes it durable
+    keeper: LiveActor | None = None  # who makes it durable
     bytes: int | None = None  # once it is durable
     gone: bool = False  # its reference leads nowhere
     unwanted: bool = False  # somebody else has made it durable, and nobody will ask for it again
@@ -57,22 +57,26 @@ class State:
     returned: list[TaskReturned] = field(default_factory=list)  # tasks that wait to hear what became of it
 
 
-class States:
+class StateTracker:
     """The states that can be had by reference; `keep` lets a worker make one durable."""
 
     def __init__(
-        self, members: Mapping[str, Member], keep: Callable[[State, Member], None], judges: int, budget: float
+        self,
+        members: Mapping[str, LiveActor],
+        keep: Callable[[TrackedState, LiveActor], None],
+        judges: int,
+        budget: float,
     ) -> None:
         self._members = members
         self._keep = keep
         self._judges = judges  # evaluations that a state at the end of an epoch is needed for
         self._budget = budget  # bytes
-        self._known: dict[Path, State] = {}
+        self._known: dict[Path, TrackedState] = {}
 
-    def get(self, path: Path | None) -> State | None:
+    def get(self, path: Path | None) -> TrackedState | None:
         return None if path is None else self._known.get(path)
 
-    def add(self, state: State, member: Member) -> None:
+    def add(self, state: TrackedState, member: LiveActor) -> None:
         """A worker has made a state, and begins to make it durable."""
         self._known[state.path] = state
         self._entrust(state, member)
@@ -88,22 +92,22 @@ class States:
         """Whether a state may go from a worker's shelf."""
         return path not in self._known or self._known[path].bytes is not None
 
-    def keeps(self, member: Member, state: State) -> bool:
+    def keeps(self, member: LiveActor, state: TrackedState) -> bool:
         """Whether it still is for that worker to make the state durable."""
         return state.keeper is member and self._known.get(state.path) is state
 
-    def used(self, state: State, task: Task) -> list[Event]:
+    def used(self, state: TrackedState, task: Task) -> list[Event]:
         """A task that began with this state is through: who did it has the state."""
         state.judged += task.kind == "eval" and (task.group_rank is None or task.group_rank.rank == 0)
         self._release(state)
         return self.rescue(state)
 
-    def give_back(self, state: State, returned: TaskReturned) -> list[Event]:
+    def give_back(self, state: TrackedState, returned: TaskReturned) -> list[Event]:
         """A task could not get hold of its state; it goes back when it is known what became of that."""
         state.returned.append(returned)
         return self.rescue(state)
 
-    def settle(self, state: State, member: Member, kept: StateDurable | None) -> list[Event]:
+    def settle(self, state: TrackedState, member: LiveActor, kept: StateDurable | None) -> list[Event]:
         """What became of an attempt to make a state durable."""
         if not self.keeps(member, state):
             return []
@@ -123,7 +127,7 @@ class States:
         returned, state.returned = state.returned, []
         return [kept, *returned]
 
-    def desert(self, member: Member) -> list[Event]:
+    def desert(self, member: LiveActor) -> list[Event]:
         """A worker has died: what it was to make durable, others must; what it had begun with may be lost."""
         found: list[Event] = []
         for state in list(self._known.values()):
@@ -137,7 +141,7 @@ class States:
         """Somebody new is there to be asked."""
         return [event for state in list(self._known.values()) for event in self.rescue(state)]
 
-    def rescue(self, state: State) -> list[Event]:
+    def rescue(self, state: TrackedState) -> list[Event]:
         """See that a state becomes durable though who should have done it has died; or say that it is lost."""
         if state.bytes is not None or state.keeper is not None or self._known.get(state.path) is not state:
             return []
@@ -151,12 +155,12 @@ class States:
         del self._known[state.path]
         return [*state.returned, StateLost(state.worker, state.path)]
 
-    def _entrust(self, state: State, member: Member) -> None:
+    def _entrust(self, state: TrackedState, member: LiveActor) -> None:
         state.keeper = member
         member.held.add(state.path)
         self._keep(state, member)
 
-    def _release(self, state: State) -> None:
+    def _release(self, state: TrackedState) -> None:
         """Let go of a state that has been followed, and judged where that is due."""
         judged = not state.ends_epoch or state.judged >= self._judges
         if state.bytes is not None and state.followed and judged:

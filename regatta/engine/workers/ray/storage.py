@@ -18,7 +18,7 @@ from regatta.store.states.state_files import (
 )
 
 
-class Storage:
+class StateStorage:
     """Durable states by name; below a URL, every run has a folder of its own name."""
 
     def __init__(self, run: Path, url: str | None) -> None:

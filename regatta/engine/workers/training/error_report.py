@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 import regatta
-from regatta.engine.sharing.block_reader import PreparationError
+from regatta.engine.sharing.block_reader import PreprocessingError
 from regatta.errors import RegattaError
 
 _PACKAGE = Path(regatta.__file__).parent
@@ -16,7 +16,7 @@ HEADLINE, TRACEBACK = 1_000, 100_000  # characters that are kept of an error
 
 def headline(error: BaseException) -> str:
     """The first line; asked of the traceback module, for an exception's own __str__ may raise."""
-    if isinstance(error, PreparationError):
+    if isinstance(error, PreprocessingError):
         return error.headline
     lines = "".join(traceback.format_exception_only(error)).splitlines()
     text = next(line for line in lines if not line.startswith(" "))  # where a syntax error is comes before what it is
@@ -32,7 +32,7 @@ def _shortened(text: str, limit: int) -> str:
 
 def users_traceback(error: BaseException) -> str:
     """The traceback from the user's own code on; of an error that we found, what it says."""
-    if isinstance(error, PreparationError):
+    if isinstance(error, PreprocessingError):
         return error.traceback
     frames = error.__traceback__
     while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):

@@ -20,7 +20,7 @@ from regatta.engine.messages import (
     Recipe,
     Task,
 )
-from regatta.engine.workers.training.model_cache import Bench
+from regatta.engine.workers.training.model_cache import CachedModel
 from regatta.errors import UsageError
 from regatta.frameworks.torch import group as torch_group
 from regatta.frameworks.torch import rendezvous
@@ -28,7 +28,7 @@ from regatta.frameworks.torch import rendezvous
 if TYPE_CHECKING:
     from regatta.engine.workers.training.trainer import Costs, Trainer
 
-Prepared: TypeAlias = Callable[[Bench, Any], None]
+Prepared: TypeAlias = Callable[[CachedModel, Any], None]
 
 
 def seed_of(group_rank: GroupRank | None, seed: int) -> int:
@@ -50,17 +50,17 @@ def check_sharable(recipe: Recipe, width: int, framework: str) -> None:
         )
 
 
-class Membership:
+class GroupMember:
     """The groups of one worker, one at a time."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self.door: rendezvous.Door | None = None  # where members on other nodes find this worker
+        self.door: rendezvous.RendezvousServer | None = None  # where members on other nodes find this worker
         self._meeting: Path | Address | None = None
-        self._group: torch_group.Group | None = None
+        self._group: torch_group.TorchGroup | None = None
         self._checked: set[str] = set()  # configurations whose loss is known to be a mean
 
-    def group(self, group_rank: GroupRank) -> torch_group.Group:
+    def group(self, group_rank: GroupRank) -> torch_group.TorchGroup:
         if self._group is None or self._meeting != group_rank.meeting:
             store, device = self._store(group_rank), self._trainer.device
             address = self.door.address if self.door is not None and group_rank.nodes > 1 else None
@@ -97,13 +97,13 @@ class Membership:
     def agreeing(self, task: Task) -> Iterator[Prepared]:
         """A scope in which a model and its data are prepared; all members leave it with the same model, or all fail."""
         if task.group_rank is None:
-            yield lambda bench, data: None
+            yield lambda cached, data: None
             return
-        group, found, error = self.group(task.group_rank), list[Bench](), None
+        group, found, error = self.group(task.group_rank), list[CachedModel](), None
 
-        def prepared(bench: Bench, data: Any) -> None:
-            self._check(task, bench, data)
-            found.append(bench)
+        def prepared(cached: CachedModel, data: Any) -> None:
+            self._check(task, cached, data)
+            found.append(cached)
 
         try:
             yield prepared
@@ -111,19 +111,21 @@ class Membership:
             error = raised
         torch_group.agree(group, found[0].trainee if found else None, error)
 
-    def _check(self, task: Task, bench: Bench, data: Any) -> None:
+    def _check(self, task: Task, cached: CachedModel, data: Any) -> None:
         assert task.group_rank is not None
         recipe, width = self._trainer.setup.recipe, task.group_rank.width
-        check_sharable(recipe, width, bench.framework.NAME)
+        check_sharable(recipe, width, cached.framework.NAME)
         if task.kind != "eval" and task.group_rank.rank == 0 and task.config not in self._checked:
-            self._check_loss(task, bench, data)
+            self._check_loss(task, cached, data)
             self._checked.add(task.config)
 
-    def _check_loss(self, task: Task, bench: Bench, data: Any) -> None:
+    def _check_loss(self, task: Task, cached: CachedModel, data: Any) -> None:
         from regatta.engine.workers.training.trainer import batch_size
 
         assert task.group_rank is not None
         seed, recipe = self._trainer.setup.seed, self._trainer.setup.recipe
-        batch = batch_order(bench.framework.rows(data), batch_size(task.values), 0)[0]
-        with bench.framework.seeded(derive_seed(seed, "check")):
-            torch_group.check_mean(bench.trainee, data, batch, recipe.loss_fn, dict(task.values), task.group_rank.width)
+        batch = batch_order(cached.framework.rows(data), batch_size(task.values), 0)[0]
+        with cached.framework.seeded(derive_seed(seed, "check")):
+            torch_group.check_mean(
+                cached.trainee, data, batch, recipe.loss_fn, dict(task.values), task.group_rank.width
+            )

@@ -17,28 +17,28 @@ MOST_BYTES = 2**30  # of their states
 
 
 @dataclass
-class Bench:
+class CachedModel:
     """One trainee, on loan to a unit or waiting for the next."""
 
     framework: Framework
     trainee: Any
-    loose: dict[str, Any]  # as it was when it was built
+    unsaved_values: dict[str, Any]  # as it was when it was built
     bytes: int = 0
 
 
 @dataclass
-class Kept:
+class ModelCache:
     """Trainees by configuration; those not used for longest go first."""
 
-    _waiting: OrderedDict[str, Bench] = field(default_factory=OrderedDict)
+    _waiting: OrderedDict[str, CachedModel] = field(default_factory=OrderedDict)
 
-    def take(self, config: str) -> Bench | None:
+    def take(self, config: str) -> CachedModel | None:
         return self._waiting.pop(config, None)
 
-    def put(self, config: str, bench: Bench) -> None:
+    def put(self, config: str, cached: CachedModel) -> None:
         """Keep a trainee for the next unit of its configuration, if it may be."""
-        if not bench.framework.COMPILES or bench.framework.loose(bench.trainee) != bench.loose:
+        if not cached.framework.COMPILES or cached.framework.unsaved_values(cached.trainee) != cached.unsaved_values:
             return
-        self._waiting[config] = bench
+        self._waiting[config] = cached
         while len(self._waiting) > MOST or sum(kept.bytes for kept in self._waiting.values()) > MOST_BYTES:
             self._waiting.popitem(last=False)

@@ -28,10 +28,10 @@ from regatta.engine.messages import (
     TaskDone,
     TaskFailed,
 )
-from regatta.engine.workers.training.model_cache import MOST, MOST_BYTES, Bench
-from regatta.engine.workers.training.unsaved_state import hidden
+from regatta.engine.workers.training.model_cache import MOST, MOST_BYTES, CachedModel
+from regatta.engine.workers.training.unsaved_state import unsaved_state
 from regatta.errors import DiskError
-from regatta.frameworks.base import Indices, with_offered
+from regatta.frameworks.base import Indices, bind_optional
 from regatta.plan.strategy.form_packs import EVERYTHING
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ FEW = 4  # members of one build whose steps alone tell of all
 ALONE_STEPS = 24
 
 
-def build_of(bench: Bench, recipe: Recipe, values: Mapping[str, Scalar], device: str) -> str:
+def build_of(cached: CachedModel, recipe: Recipe, values: Mapping[str, Scalar], device: str) -> str:
     """Equal for models that are worth trying as a pack; "" for those that cannot be in one.
 
     On a GPU any models go together; elsewhere those of one architecture, batch size and kind of optimizer.
     """
-    trainee = bench.trainee
-    if bench.framework.NAME != "torch" or recipe.loss_fn is None or recipe.train_fn or trainee.optimizer is None:
+    trainee = cached.trainee
+    if cached.framework.NAME != "torch" or recipe.loss_fn is None or recipe.train_fn or trainee.optimizer is None:
         return ""
     if device.startswith("cuda"):
         return EVERYTHING
@@ -64,10 +64,10 @@ def build_of(bench: Bench, recipe: Recipe, values: Mapping[str, Scalar], device:
 
 
 @dataclass
-class _Seat:
+class _LoadedMember:
     """A member with its trainee, and the file that holds the state it has now."""
 
-    bench: Bench
+    cached: CachedModel
     member: Member
     aside: object  # what it had beside its state when it was new
     state: Path | None
@@ -75,11 +75,11 @@ class _Seat:
 
     def tensors(self) -> list[torch.Tensor]:
         """As they are now, in the very memory that a stack trains in."""
-        model = self.bench.trainee.model
+        model = self.cached.trainee.model
         return [tensor.data for tensor in (*model.parameters(), *model.buffers())]
 
 
-class Packs:
+class PackTrainer:
     """The packs of one worker."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -129,9 +129,9 @@ class Packs:
         fixed = max(0.0, time.perf_counter() - start - WARM_STEPS * together) / len(tasks)
         return PackProfile(build, len(tasks), alone / together, pack.plan()[0].reason, fixed)
 
-    def _fill(self, pack: Pack, benches: Sequence[Bench], tasks: Sequence[Task], data: Any) -> None:
-        for bench, each in zip(benches, tasks, strict=True):
-            self._load(pack, bench, each, partial(_plain_order, _size(each)))
+    def _fill(self, pack: Pack, benches: Sequence[CachedModel], tasks: Sequence[Task], data: Any) -> None:
+        for cached, each in zip(benches, tasks, strict=True):
+            self._load(pack, cached, each, partial(_plain_order, _size(each)))
         pack.train(data, steps=WARM_STEPS)
         _wait(pack)
 
@@ -140,19 +140,19 @@ class Packs:
         seat = self._seats.get(task.config)
         if seat is None or seat.state is None or seat.state != task.state_in:
             return self._trainer.run_one(task)
-        before, values, aside = seat.tensors(), [tensor.clone() for tensor in seat.tensors()], _aside(seat.bench)
-        judged = self._trainer.run_one(task, seat.bench)
-        if _changed(seat, before, values) or _aside(seat.bench) != aside:  # an eval_fn may do with it as it likes
+        before, values, aside = seat.tensors(), [tensor.clone() for tensor in seat.tensors()], _aside(seat.cached)
+        judged = self._trainer.run_one(task, seat.cached)
+        if _changed(seat, before, values) or _aside(seat.cached) != aside:  # an eval_fn may do with it as it likes
             self._unseat(task.config)
         return judged
 
-    def _alone(self, bench: Bench, data: Any, task: Task) -> float:
+    def _alone(self, cached: CachedModel, data: Any, task: Task) -> float:
         """Seconds of a step by itself."""
         from regatta.engine.workers.training.profiler import paced
 
-        framework, loss_fn, values = bench.framework, self._trainer.setup.recipe.loss_fn, dict(task.values)
+        framework, loss_fn, values = cached.framework, self._trainer.setup.recipe.loss_fn, dict(task.values)
         order = batch_order(framework.rows(data), _size(task), 0)
-        do = partial(framework.train, bench.trainee, data, loss_fn=loss_fn, config=values)
+        do = partial(framework.train, cached.trainee, data, loss_fn=loss_fn, config=values)
         return paced(do, order, most=ALONE_STEPS).each
 
     def _train(self, tasks: Sequence[Task]) -> list[TaskDone | TaskFailed]:
@@ -161,7 +161,7 @@ class Packs:
         trainer, start = self._trainer, time.time()
         costs = {task.config: Costs() for task in tasks}
         errors: dict[str, BaseException] = {}
-        with trainer.contained():
+        with trainer.keep_settings():
             seats = {}
             for task in tasks:
                 try:
@@ -173,45 +173,50 @@ class Packs:
             if seats:
                 some = next(iter(seats.values()))
                 whole = replace(tasks[0], packed_with=tuple(tasks[1:]))
-                data = trainer.partition("train", whole.partition, some.bench.framework, costs[tasks[0].config], whole)
+                data = trainer.partition("train", whole.partition, some.cached.framework, costs[tasks[0].config], whole)
                 self._pack.train(data, epochs={seat.member: 1 for seat in seats.values()})
-                rows = some.bench.framework.rows(data)
+                rows = some.cached.framework.rows(data)
             parts = [self._leave(task, seats, errors, costs[task.config], rows if seats else 0) for task in tasks]
         self._make_room(seats)
         return _shared_out(parts, start, time.time())
 
-    def _take_seat(self, task: Task, costs: Costs) -> _Seat:
+    def _take_seat(self, task: Task, costs: Costs) -> _LoadedMember:
         """The member of a task, with its state; it stays where it was if it has that state already."""
         seat = self._seats.pop(task.config, None)
         if seat is not None and (seat.state is None or seat.state != task.state_in):
             self._pack.free(seat.member)
             seat = None
         if seat is None:
-            bench = self._trainer.fetch(task, costs)
-            seat = self._seat(task, bench)
+            cached = self._trainer.fetch(task, costs)
+            seat = self._seat(task, cached)
         self._seats[task.config] = seat
         seat.seed = unit_seed(self._trainer.setup.seed, task.values, task.epoch, task.partition)
         seat.member.start_again(seat.seed)
         return seat
 
-    def _seat(self, task: Task, bench: Bench) -> _Seat:
+    def _seat(self, task: Task, cached: CachedModel) -> _LoadedMember:
         def order(rows: int, epoch: int) -> Sequence[Indices]:
             return batch_order(rows, _size(task), seat.seed)
 
-        aside = _aside(bench)
-        seat = _Seat(bench, self._load(self._pack, bench, task, order), aside, None)
+        aside = _aside(cached)
+        seat = _LoadedMember(cached, self._load(self._pack, cached, task, order), aside, None)
         return seat
 
-    def _load(self, pack: Pack, bench: Bench, task: Task, order: Any) -> Member:
-        trainee, recipe = bench.trainee, self._trainer.setup.recipe
-        loss_fn = with_offered(recipe.loss_fn, trainee.model, training=True)
+    def _load(self, pack: Pack, cached: CachedModel, task: Task, order: Any) -> Member:
+        trainee, recipe = cached.trainee, self._trainer.setup.recipe
+        loss_fn = bind_optional(recipe.loss_fn, trainee.model, training=True)
         return pack.load(
             trainee.model, trainee.optimizer, loss_fn, _size(task), config=dict(task.values),
             schedule=trainee.schedules.get("step"), order=order, name=task.config,
         )  # fmt: skip
 
     def _leave(
-        self, task: Task, seats: Mapping[str, _Seat], errors: Mapping[str, BaseException], costs: Costs, rows: int
+        self,
+        task: Task,
+        seats: Mapping[str, _LoadedMember],
+        errors: Mapping[str, BaseException],
+        costs: Costs,
+        rows: int,
     ) -> TaskDone | TaskFailed:
         """What became of a member: its state is published, or it has failed."""
         now, seat = time.time(), seats.get(task.config)
@@ -220,18 +225,18 @@ class Packs:
             assert error is not None
             self._unseat(task.config)
             return self._trainer.failure(task, now, error)
-        framework, trainee = seat.bench.framework, seat.bench.trainee
+        framework, trainee = seat.cached.framework, seat.cached.trainee
         assert task.state_out is not None
         if task.ends_epoch:
             framework.end_epoch(trainee)
         self._trainer.leave(framework, trainee, task.state_out, costs)
-        seat.state, seat.bench.bytes = task.state_out, task.state_out.stat().st_size
+        seat.state, seat.cached.bytes = task.state_out, task.state_out.stat().st_size
         metrics = {"train_loss": seat.member.mean_loss}
-        if _aside(seat.bench) != seat.aside:  # a new one would not have what it changed
+        if _aside(seat.cached) != seat.aside:  # a new one would not have what it changed
             self._unseat(task.config)
         return TaskDone(self._trainer.worker, task, now, now, rows, metrics, **vars(costs))
 
-    def _make_room(self, present: Mapping[str, _Seat]) -> None:
+    def _make_room(self, present: Mapping[str, _LoadedMember]) -> None:
         """Those that were not here for longest go first."""
         while len(self._seats) > max(MOST, len(present)) or self._bytes() > MOST_BYTES:
             if next(iter(self._seats)) in present:
@@ -239,7 +244,7 @@ class Packs:
             self._unseat(next(iter(self._seats)))
 
     def _bytes(self) -> int:
-        return sum(seat.bench.bytes for seat in self._seats.values())
+        return sum(seat.cached.bytes for seat in self._seats.values())
 
     def _unseat(self, config: str) -> None:
         seat = self._seats.pop(config, None)
@@ -248,7 +253,7 @@ class Packs:
 
     def _reset(self) -> None:
         self._pack = self._pack_of_its_own()
-        self._seats: OrderedDict[str, _Seat] = OrderedDict()
+        self._seats: OrderedDict[str, _LoadedMember] = OrderedDict()
 
     def _pack_of_its_own(self) -> Pack:
         from regatta.pack import Pack
@@ -266,12 +271,12 @@ def _plain_order(size: int, rows: int, epoch: int) -> Sequence[Indices]:
     return batch_order(rows, size, epoch)
 
 
-def _aside(bench: Bench) -> object:
+def _aside(cached: CachedModel) -> object:
     """All that no state holds of a trainee."""
-    return hidden(bench.trainee.model), bench.framework.loose(bench.trainee)
+    return unsaved_state(cached.trainee.model), cached.framework.unsaved_values(cached.trainee)
 
 
-def _changed(seat: _Seat, before: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> bool:
+def _changed(seat: _LoadedMember, before: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> bool:
     """Whether tensors have other values now, or lie elsewhere."""
     from regatta.pack.member_state import same_bits
 

@@ -17,7 +17,7 @@ from regatta.configuration import derive_seed
 from regatta.data import batch_order
 from regatta.engine.messages import ModelProfile, Task
 from regatta.engine.workers.training.device_memory import growth
-from regatta.engine.workers.training.model_cache import Bench
+from regatta.engine.workers.training.model_cache import CachedModel
 from regatta.engine.workers.training.packs import build_of
 from regatta.frameworks.base import Indices
 
@@ -42,7 +42,7 @@ Agree: TypeAlias = Callable[[bool], bool]  # whether something holds for any mem
 
 
 @dataclass(frozen=True)
-class Pace:
+class BatchTimes:
     """Seconds of the first batch, and of each later one; what the batches gave."""
 
     first: float
@@ -60,7 +60,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PhaseCost:
     """What training or evaluating a model takes, of so many rows: for each, for a batch, and once."""
 
     rows: int = 0
@@ -68,10 +68,10 @@ class _Found:
     each: float = 0.0
     start: float = 0.0
     metrics: tuple[str, ...] = ()
-    pace: Pace | None = None  # of training by batches
+    pace: BatchTimes | None = None  # of training by batches
 
 
-class Pilots:
+class ModelProfiler:
     """The pilots of one worker, each of one model."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -80,27 +80,29 @@ class Pilots:
 
     def run(self, task: Task, costs: Costs) -> ModelProfile:
         """Measure a new model; nothing of it is kept but the data, and what is compiled."""
-        if self._trainer.membership.any(task, not self._rehearsed):
+        if self._trainer.group_member.any(task, not self._rehearsed):
             self._rehearsed = True  # the first model also pays for imports, caches and threads
             self._measure(task, costs)
-            self._trainer.supplies.sample_again()
+            self._trainer.partition_cache.sample_again()
         return self._measure(task, costs)
 
     def _measure(self, task: Task, costs: Costs) -> ModelProfile:
         trainer = self._trainer
         peak = growth(trainer.device)
-        bench, data = trainer.set_up("train", task.partition, task, costs)
-        framework, trainee = bench.framework, bench.trainee
-        loose = framework.loose(trainee)
-        trained = self._train(bench, data, task)
-        forgotten = tuple(name for name, value in framework.loose(trainee).items() if loose.get(name) != value)
-        judged = self._judge(bench, task, costs)
+        cached, data = trainer.set_up("train", task.partition, task, costs)
+        framework, trainee = cached.framework, cached.trainee
+        unsaved_values = framework.unsaved_values(trainee)
+        trained = self._train(cached, data, task)
+        forgotten = tuple(
+            name for name, value in framework.unsaved_values(trainee).items() if unsaved_values.get(name) != value
+        )
+        judged = self._judge(cached, task, costs)
         peak_bytes = peak()
-        trained = self._train_others(trained, bench, data, task)
-        save, fetch, fetched = self._carry(bench, task)
+        trained = self._train_others(trained, cached, data, task)
+        save, fetch, fetched = self._carry(cached, task)
         start = self._start(fetched, data, task, trained.each)
-        build = build_of(bench, trainer.setup.recipe, task.values, trainer.device)
-        rows, prepare = trainer.supplies.sampled or (framework.rows(data), 0.0)
+        build = build_of(cached, trainer.setup.recipe, task.values, trainer.device)
+        rows, prepare = trainer.partition_cache.sampled or (framework.rows(data), 0.0)
         return ModelProfile(
             trained.per_row, judged.per_row, rows, judged.rows,
             fixed_seconds=fetch + start + save,
@@ -111,109 +113,111 @@ class Pilots:
             build=build,
             prepare_seconds_per_row=prepare,
             peak_bytes=peak_bytes,
-            unsharable=trainer.supplies.unsharable,
+            unsharable=trainer.partition_cache.unsharable,
         )  # fmt: skip
 
-    def _train(self, bench: Bench, data: Any, task: Task) -> _Found:
+    def _train(self, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
         """No more batches than a unit has, for a schedule may end with them."""
-        with bench.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
+        with cached.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
             if self._trainer.setup.recipe.train_fn is not None:
-                return self._train_opaque(bench, data, task)
-            order = _shuffled(bench.framework.rows(data), task)
+                return self._train_opaque(cached, data, task)
+            order = _shuffled(cached.framework.rows(data), task)
             most = min(MOST, len(order) - 1)
             pace = paced(
-                self._steps("train", bench, data, task), order, self._agree(task), most, task.group_rank is not None
+                self._steps("train", cached, data, task), order, self._agree(task), most, task.group_rank is not None
             )
-        return self._trained(pace, bench, data, task)
+        return self._trained(pace, cached, data, task)
 
-    def _train_others(self, found: _Found, bench: Bench, data: Any, task: Task) -> _Found:
+    def _train_others(self, found: _PhaseCost, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
         """Where a unit has few batches, those of more such models count too; of the memory, only the first's."""
         pace = found.pace
-        if pace is None or task.group_rank is not None or bench.framework.COMPILES:
+        if pace is None or task.group_rank is not None or cached.framework.COMPILES:
             return found
-        order, began = _shuffled(bench.framework.rows(data), task), time.perf_counter()
+        order, began = _shuffled(cached.framework.rows(data), task), time.perf_counter()
         most = min(MOST, len(order) - 1)
         if most >= COUNTED:
             return found
-        with bench.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
+        with cached.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
             while len(pace.later) < COUNTED and time.perf_counter() - began < ROUND_BUDGET:
                 another = self._trainer.build(task.values)
                 pace.later.extend(paced(self._steps("train", another, data, task), order, most=most).later)
-        return self._trained(pace, bench, data, task)
+        return self._trained(pace, cached, data, task)
 
-    def _trained(self, pace: Pace, bench: Bench, data: Any, task: Task) -> _Found:
-        rows = bench.framework.rows(data)
-        total = (self._trainer.supplies.sampled or (rows,))[0]
+    def _trained(self, pace: BatchTimes, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
+        rows = cached.framework.rows(data)
+        total = (self._trainer.partition_cache.sampled or (rows,))[0]
         per_row = pace.each * steps_of(total, _size(task)) / max(1, total)
-        return _Found(rows, per_row, pace.each, metrics=tuple(map(_train_name, pace.found)), pace=pace)
+        return _PhaseCost(rows, per_row, pace.each, metrics=tuple(map(_train_name, pace.found)), pace=pace)
 
-    def _train_opaque(self, bench: Bench, data: Any, task: Task) -> _Found:
+    def _train_opaque(self, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
         """A train_fn trains on some rows, and on more of them if that was quick; on all, if they cannot be cut."""
-        rows, cuttable = bench.framework.rows(data), isinstance(data, tuple)
+        rows, cuttable = cached.framework.rows(data), isinstance(data, tuple)
         for most in (ROWS, SAMPLE * ROWS):
             cut = tuple(part[:most] for part in data) if cuttable else data
-            seconds, found = _timed(partial(self._trainer.train_opaque, bench, cut, task))
-            if seconds > AGAIN and not bench.framework.COMPILES:
+            seconds, found = _timed(partial(self._trainer.train_opaque, cached, cut, task))
+            if seconds > AGAIN and not cached.framework.COMPILES:
                 break
         per_row = seconds / max(1, min(rows, most) if cuttable else rows)
-        return _Found(rows, per_row, metrics=tuple(map(_train_name, found)))
+        return _PhaseCost(rows, per_row, metrics=tuple(map(_train_name, found)))
 
-    def _judge(self, bench: Bench, task: Task, costs: Costs) -> _Found:
+    def _judge(self, cached: CachedModel, task: Task, costs: Costs) -> _PhaseCost:
         """The loss on a few batches, and the user's eval_fn on all data."""
         if task.eval_partition is None:
-            return _Found()
-        trainer, framework, recipe = self._trainer, bench.framework, self._trainer.setup.recipe
+            return _PhaseCost()
+        trainer, framework, recipe = self._trainer, cached.framework, self._trainer.setup.recipe
         data = trainer.partition("eval", task.eval_partition, framework, costs)
         rows, seconds, start, metrics = framework.rows(data), 0.0, 0.0, dict[str, float]()
         with framework.seeded(derive_seed(trainer.setup.seed, "eval")):
             if recipe.train_fn is None:
-                pace = paced(self._steps("evaluate", bench, data, task), _in_order(rows, task), self._agree(task))
+                pace = paced(self._steps("evaluate", cached, data, task), _in_order(rows, task), self._agree(task))
                 seconds, start, metrics = pace.each * steps_of(rows, _size(task)), pace.start, pace.found
-            judging = partial(trainer.judged_by_user, bench, data, task)
+            judging = partial(trainer.judged_by_user, cached, data, task)
             more, found = _timed(judging)
             if more and (more < AGAIN or framework.COMPILES):
                 more, found = _timed(judging)
-        return _Found(rows, (seconds + more) / max(1, rows), start=start, metrics=tuple({**metrics, **found}))
+        return _PhaseCost(rows, (seconds + more) / max(1, rows), start=start, metrics=tuple({**metrics, **found}))
 
-    def _carry(self, bench: Bench, task: Task) -> tuple[float, float, Bench]:
+    def _carry(self, cached: CachedModel, task: Task) -> tuple[float, float, CachedModel]:
         """Seconds of leaving a state where those of the run will be, and of having it again; the model that has it."""
         from regatta.engine.workers.training.trainer import Costs
 
         trainer = self._trainer
         with trainer.scratch() as path:
-            save, _ = _typical(lambda: trainer.leave(bench.framework, bench.trainee, path, Costs()))
+            save, _ = _typical(lambda: trainer.leave(cached.framework, cached.trainee, path, Costs()))
             unit = replace(task, kind="train", state_in=path)
 
-            def fetch() -> Bench:
-                with bench.framework.seeded(0):  # every unit is
+            def fetch() -> CachedModel:
+                with cached.framework.seeded(0):  # every unit is
                     fetched = trainer.fetch(unit, Costs())
-                trainer.kept.put(task.config, fetched)
+                trainer.model_cache.put(task.config, fetched)
                 return fetched
 
-            trainer.kept.put(task.config, bench)
+            trainer.model_cache.put(task.config, cached)
             return save, *_typical(fetch)
 
-    def _start(self, bench: Bench, data: Any, task: Task, each: float) -> float:
+    def _start(self, cached: CachedModel, data: Any, task: Task, each: float) -> float:
         """What the first batch of a unit takes more than the others; in a group, nobody knows."""
         if task.group_rank is not None or self._trainer.setup.recipe.train_fn is not None:
             return 0.0
-        first, *others = _shuffled(bench.framework.rows(data), task)
+        first, *others = _shuffled(cached.framework.rows(data), task)
         if len(others) < 2:
             return 0.0  # it has taken as many steps already as a unit has
-        with bench.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
-            seconds, _ = _timed(partial(self._steps("train", bench, data, task), [first]))
+        with cached.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
+            seconds, _ = _timed(partial(self._steps("train", cached, data, task), [first]))
         return max(0.0, seconds - each)
 
-    def _steps(self, what: Literal["train", "evaluate"], bench: Bench, data: Any, task: Task) -> Steps:
+    def _steps(self, what: Literal["train", "evaluate"], cached: CachedModel, data: Any, task: Task) -> Steps:
         loss_fn, values = self._trainer.setup.recipe.loss_fn, dict(task.values)
-        do = self._trainer.doing(what, bench.framework, task)
-        return lambda batches: do(bench.trainee, data, batches, loss_fn, values)
+        do = self._trainer.doing(what, cached.framework, task)
+        return lambda batches: do(cached.trainee, data, batches, loss_fn, values)
 
     def _agree(self, task: Task) -> Agree:
-        return partial(self._trainer.membership.any, task)
+        return partial(self._trainer.group_member.any, task)
 
 
-def paced(do: Steps, order: Sequence[Indices], agree: Agree = bool, most: int = MOST, grouped: bool = False) -> Pace:
+def paced(
+    do: Steps, order: Sequence[Indices], agree: Agree = bool, most: int = MOST, grouped: bool = False
+) -> BatchTimes:
     """Take batches of full size, round and round, until they have told enough: few where they are long.
 
     Members of a group must take the same ones, so all that depends on time is agreed upon.
@@ -231,7 +235,7 @@ def paced(do: Steps, order: Sequence[Indices], agree: Agree = bool, most: int = 
         batches = [full[k % len(full)] for k in range(taken, taken + size)]
         pieces += [_timed(partial(do, batches))[0] / size] * size
         taken += size
-    return Pace(first, pieces, found)
+    return BatchTimes(first, pieces, found)
 
 
 def settled(seconds: Sequence[float]) -> float:

@@ -33,19 +33,19 @@ from regatta.engine.messages import (
 )
 from regatta.engine.workers.training.device_memory import device_memory
 from regatta.engine.workers.training.error_report import headline, users_traceback
-from regatta.engine.workers.training.group_member import Membership, seed_of
-from regatta.engine.workers.training.model_cache import Bench, Kept
-from regatta.engine.workers.training.packs import Packs
-from regatta.engine.workers.training.partition_cache import Supplies
-from regatta.engine.workers.training.profiler import ROWS, SAMPLE, Pilots
-from regatta.engine.workers.training.warm_start import inherit
+from regatta.engine.workers.training.group_member import GroupMember, seed_of
+from regatta.engine.workers.training.model_cache import CachedModel, ModelCache
+from regatta.engine.workers.training.packs import PackTrainer
+from regatta.engine.workers.training.partition_cache import PartitionCache
+from regatta.engine.workers.training.profiler import ROWS, SAMPLE, ModelProfiler
+from regatta.engine.workers.training.warm_start import warm_start
 from regatta.errors import DiskError, RegattaError, UsageError
 from regatta.frameworks import (
     Framework,
-    contained_in_all,
     framework_of,
+    keep_settings_in_all,
     load_framework,
-    loaded,
+    loaded_frameworks,
     seeded_in_all,
     threads,
 )
@@ -71,7 +71,7 @@ class Costs:
 
 
 @dataclass
-class _Result:
+class _TaskResult:
     rows: int
     metrics: dict[str, float]
     costs: Costs
@@ -86,35 +86,35 @@ class Trainer:
     worker: str
     setup: WorkerSetup
     device: str = "cpu"
-    kept: Kept = field(default_factory=Kept)
+    model_cache: ModelCache = field(default_factory=ModelCache)
     _ahead: tuple[Path, Any] | None = None
     _ahead_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @functools.cached_property
-    def supplies(self) -> Supplies:
-        return Supplies(self.setup, self.device)
+    def partition_cache(self) -> PartitionCache:
+        return PartitionCache(self.setup, self.device)
 
     @functools.cached_property
-    def packs(self) -> Packs:
-        return Packs(self)
+    def packs(self) -> PackTrainer:
+        return PackTrainer(self)
 
     @functools.cached_property
-    def pilots(self) -> Pilots:
-        return Pilots(self)
+    def pilots(self) -> ModelProfiler:
+        return ModelProfiler(self)
 
     @functools.cached_property
-    def membership(self) -> Membership:
-        return Membership(self)
+    def group_member(self) -> GroupMember:
+        return GroupMember(self)
 
     def run(self, task: Task) -> TaskDone | TaskFailed | PackDone:
         """Do a task; whatever the user's functions raise is the configuration's failure."""
         return self.packs.run(task) if task.packed_with and task.kind != "pilot" else self.run_one(task)
 
-    def run_one(self, task: Task, at_hand: Bench | None = None) -> TaskDone | TaskFailed:
+    def run_one(self, task: Task, at_hand: CachedModel | None = None) -> TaskDone | TaskFailed:
         """Do a task of one configuration; a model to judge may be at hand, with its state."""
         start = time.time()
         try:
-            with self.contained():
+            with self.keep_settings():
                 if at_hand is not None:
                     result = self._evaluate_at_hand(task, at_hand, Costs())
                 else:
@@ -141,94 +141,96 @@ class Trainer:
         with self._ahead_lock:
             self._ahead = path, state
 
-    def _train(self, task: Task) -> _Result:
+    def _train(self, task: Task) -> _TaskResult:
         recipe, values, costs = self.setup.recipe, task.values, Costs()
-        bench, data = self.set_up("train", task.partition, task, costs)
-        framework, trainee = bench.framework, bench.trainee
+        cached, data = self.set_up("train", task.partition, task, costs)
+        framework, trainee = cached.framework, cached.trainee
         rows = framework.rows(data)
         seed = unit_seed(self.setup.seed, values, task.epoch, task.partition)
         with framework.seeded(seed_of(task.group_rank, seed)):
             if recipe.train_fn is None:
                 batches = batch_order(rows, batch_size(values), seed)
-                with self.membership.timed(task, costs):
+                with self.group_member.timed(task, costs):
                     found = self.doing("train", framework, task)(trainee, data, batches, recipe.loss_fn, dict(values))
             else:
-                found = self.train_opaque(bench, data, task)
+                found = self.train_opaque(cached, data, task)
             if task.ends_epoch:
                 framework.end_epoch(trainee)
         if task.state_out is not None:  # one of a group leaves it for all
             self.leave(framework, trainee, task.state_out, costs)
-            bench.bytes = task.state_out.stat().st_size
-        self.kept.put(task.config, bench)
-        return _Result(rows, {train_name(name): value for name, value in found.items()}, costs)
+            cached.bytes = task.state_out.stat().st_size
+        self.model_cache.put(task.config, cached)
+        return _TaskResult(rows, {train_name(name): value for name, value in found.items()}, costs)
 
-    def train_opaque(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
+    def train_opaque(self, cached: CachedModel, data: Any, task: Task) -> dict[str, float]:
         """Have the user's train_fn train."""
-        train_fn, framework = self.setup.recipe.train_fn, bench.framework
+        train_fn, framework = self.setup.recipe.train_fn, cached.framework
         assert train_fn is not None
         with self._shared(framework, data):
-            return _metrics(train_fn(data, *framework.handed(bench.trainee), dict(task.values)), "train_fn")
+            return _metrics(
+                train_fn(data, *framework.train_fn_arguments(cached.trainee), dict(task.values)), "train_fn"
+            )
 
-    def set_up(self, kind: Literal["train", "eval"], index: int, task: Task, costs: Costs) -> tuple[Bench, Any]:
+    def set_up(self, kind: Literal["train", "eval"], index: int, task: Task, costs: Costs) -> tuple[CachedModel, Any]:
         """The model of a task and its data; in a group, all have them, or all fail."""
-        with self.membership.agreeing(task) as prepared:
-            bench = self.fetch(task, costs)
-            data = self.partition(kind, index, bench.framework, costs, task)
-            prepared(bench, data)
-        return bench, data
+        with self.group_member.agreeing(task) as prepared:
+            cached = self.fetch(task, costs)
+            data = self.partition(kind, index, cached.framework, costs, task)
+            prepared(cached, data)
+        return cached, data
 
     def doing(self, what: Literal["train", "evaluate"], framework: Framework, task: Task) -> Callable[..., Any]:
         """How the framework trains or evaluates, by this worker or by its group."""
         alone: Callable[..., Any] = getattr(framework, what)
-        return alone if task.group_rank is None else self.membership.doing(what, task.group_rank)
+        return alone if task.group_rank is None else self.group_member.doing(what, task.group_rank)
 
-    def _evaluate(self, task: Task) -> _Result:
+    def _evaluate(self, task: Task) -> _TaskResult:
         costs = Costs()
-        bench, data = self.set_up("eval", task.partition, task, costs)
-        with self.membership.timed(task, costs):
-            found = self._judge(bench, data, task)
-        self.kept.put(task.config, bench)
-        return _Result(bench.framework.rows(data), found, costs)
+        cached, data = self.set_up("eval", task.partition, task, costs)
+        with self.group_member.timed(task, costs):
+            found = self._judge(cached, data, task)
+        self.model_cache.put(task.config, cached)
+        return _TaskResult(cached.framework.rows(data), found, costs)
 
-    def _evaluate_at_hand(self, task: Task, bench: Bench, costs: Costs) -> _Result:
-        data = self.partition("eval", task.partition, bench.framework, costs)
-        found = self._judge(bench, data, task)
-        return _Result(bench.framework.rows(data), found, costs)
+    def _evaluate_at_hand(self, task: Task, cached: CachedModel, costs: Costs) -> _TaskResult:
+        data = self.partition("eval", task.partition, cached.framework, costs)
+        found = self._judge(cached, data, task)
+        return _TaskResult(cached.framework.rows(data), found, costs)
 
-    def _judge(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
+    def _judge(self, cached: CachedModel, data: Any, task: Task) -> dict[str, float]:
         """The metrics of a model on evaluation data."""
         recipe, values, metrics = self.setup.recipe, task.values, dict[str, float]()
-        with bench.framework.seeded(derive_seed(self.setup.seed, "eval")):
+        with cached.framework.seeded(derive_seed(self.setup.seed, "eval")):
             if recipe.train_fn is None:
-                order = in_order(bench.framework.rows(data), batch_size(values))
-                judge = self.doing("evaluate", bench.framework, task)
-                metrics |= judge(bench.trainee, data, order, recipe.loss_fn, dict(values))
-            return metrics | self.judged_by_user(bench, data, task)
+                order = in_order(cached.framework.rows(data), batch_size(values))
+                judge = self.doing("evaluate", cached.framework, task)
+                metrics |= judge(cached.trainee, data, order, recipe.loss_fn, dict(values))
+            return metrics | self.judged_by_user(cached, data, task)
 
-    def judged_by_user(self, bench: Bench, data: Any, task: Task) -> dict[str, float]:
+    def judged_by_user(self, cached: CachedModel, data: Any, task: Task) -> dict[str, float]:
         """What eval_fn says, if there is one; the first of a group asks it for all."""
-        eval_fn, framework = self.setup.recipe.eval_fn, bench.framework
+        eval_fn, framework = self.setup.recipe.eval_fn, cached.framework
         if eval_fn is None or (task.group_rank is not None and task.group_rank.rank != 0):
             return {}
-        with self._shared(framework, data), framework.evaluating(bench.trainee):
-            return _metrics(eval_fn(data, bench.trainee.model, dict(task.values)), "eval_fn")
+        with self._shared(framework, data), framework.evaluating(cached.trainee):
+            return _metrics(eval_fn(data, cached.trainee.model, dict(task.values)), "eval_fn")
 
-    def fetch(self, task: Task, costs: Costs) -> Bench:
+    def fetch(self, task: Task, costs: Costs) -> CachedModel:
         """The model of a task with its state."""
-        kept = self.kept.take(task.config)
+        kept = self.model_cache.take(task.config)
         if task.state_in is None:
             return self._begin(self.build(task.values), kept)
-        bench = kept if kept and task.parent is None else self.build(task.values)
+        cached = kept if kept and task.parent is None else self.build(task.values)
         start = time.perf_counter()
         if task.parent is None:
-            bench.framework.restore(bench.trainee, self._read(bench.framework, task.state_in))
+            cached.framework.restore(cached.trainee, self._read(cached.framework, task.state_in))
         else:
-            inherit(bench.framework, self.build(task.parent).trainee, bench.trainee, task.state_in)
+            warm_start(cached.framework, self.build(task.parent).trainee, cached.trainee, task.state_in)
         costs.hop_seconds = time.perf_counter() - start
-        costs.hop_bytes = bench.bytes = task.state_in.stat().st_size
-        return bench
+        costs.hop_bytes = cached.bytes = task.state_in.stat().st_size
+        return cached
 
-    def _begin(self, new: Bench, kept: Bench | None) -> Bench:
+    def _begin(self, new: CachedModel, kept: CachedModel | None) -> CachedModel:
         """A new model; its initial state goes into a trainee that was kept, if there is one, for it is compiled."""
         if kept is None:
             return new
@@ -237,24 +239,24 @@ class Trainer:
             kept.framework.restore(kept.trainee, kept.framework.read(path))
         return kept
 
-    def build(self, values: Mapping[str, Scalar]) -> Bench:
-        before = loaded()
+    def build(self, values: Mapping[str, Scalar]) -> CachedModel:
+        before = loaded_frameworks()
         built = self._build_once(values)
-        if loaded() != before:  # it brought its framework along, whose random numbers were not seeded yet
+        if loaded_frameworks() != before:  # it brought its framework along, whose random numbers were not seeded yet
             built = self._build_once(values)
         name = self.setup.recipe.framework
         framework = framework_of(built) if name == "auto" else load_framework(name)
         trainee = framework.assemble(built, self.device)
-        return Bench(framework, trainee, framework.loose(trainee) if framework.COMPILES else {})
+        return CachedModel(framework, trainee, framework.unsaved_values(trainee) if framework.COMPILES else {})
 
     def _build_once(self, values: Mapping[str, Scalar]) -> Any:
         name, seed = self.setup.recipe.framework, initial_seed(self.setup.seed, values)
         with seeded_in_all(seed) if name == "auto" else load_framework(name).seeded(seed):
             return self.setup.recipe.model_fn(dict(values))
 
-    def contained(self) -> contextlib.AbstractContextManager[None]:
+    def keep_settings(self) -> contextlib.AbstractContextManager[None]:
         name = self.setup.recipe.framework
-        return contained_in_all() if name == "auto" else load_framework(name).contained()
+        return keep_settings_in_all() if name == "auto" else load_framework(name).keep_settings()
 
     def _read(self, framework: Framework, path: Path) -> Any:
         with self._ahead_lock:
@@ -279,30 +281,30 @@ class Trainer:
     ) -> Any:
         """The data of a partition; what a task trains on is as it is in its epoch, of a pilot only the first rows."""
         if task is None:
-            return self.supplies.partition(kind, index, framework, costs)
+            return self.partition_cache.partition(kind, index, framework, costs)
         if task.kind == "pilot" and self.setup.recipe.transform_fn is not None:
             opaque = self.setup.recipe.train_fn is not None
             most = SAMPLE * (ROWS if opaque else batch_size(task.values))
-            return self.supplies.sample(index, framework, most, costs)
+            return self.partition_cache.sample(index, framework, most, costs)
         models = (task.config, *(mate.config for mate in task.packed_with))
-        return self.supplies.partition(kind, index, framework, costs, task.epoch, models)
+        return self.partition_cache.partition(kind, index, framework, costs, task.epoch, models)
 
     @contextlib.contextmanager
     def _shared(self, framework: Framework, data: Any) -> Iterator[None]:
         """A scope in which the user's functions hold data that others will see; if they change it, it is read again."""
         try:
-            with framework.untouched(data):
+            with framework.check_unmodified(data):
                 yield
         except UsageError:
-            self.supplies.forget()
+            self.partition_cache.forget()
             raise
 
-    def _pilot(self, task: Task) -> _Result:
+    def _pilot(self, task: Task) -> _TaskResult:
         """Measure a few batches of a new model, or of several side by side; nothing of it is kept but the data."""
         costs = Costs()
         if task.packed_with:
-            return _Result(0, {}, costs, pack_profile=self.packs.pilot(task))
-        return _Result(0, {}, costs, self.pilots.run(task, costs))
+            return _TaskResult(0, {}, costs, pack_profile=self.packs.pilot(task))
+        return _TaskResult(0, {}, costs, self.pilots.run(task, costs))
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

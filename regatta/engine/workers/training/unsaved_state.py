@@ -22,14 +22,14 @@ IN_STATE = ("_parameters", "_modules", "_buffers", "training")
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
 
 
-def hidden(model: torch.nn.Module) -> object:
+def unsaved_state(model: torch.nn.Module) -> object:
     """Equal as long as nothing changes that no state_dict holds; of objects, what is in their attributes counts."""
-    walk = _Walk(model)
+    walk = _ObjectWalk(model)
     found = walk.of(model)
     return object() if walk.seen_too_much else found
 
 
-class _Walk:
+class _ObjectWalk:
     def __init__(self, model: torch.nn.Module) -> None:
         import torch
 

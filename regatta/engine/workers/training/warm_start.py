@@ -22,14 +22,14 @@ WEIGHTS = ("model", "buffers")
 _FLOATS: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 
 
-def inherit(framework: Framework, parent: Any, child: Any, state: Path) -> None:
+def warm_start(framework: Framework, parent: Any, child: Any, state: Path) -> None:
     """Put a state of the parent's kind into a fresh child; `parent` is a fresh one of the parent's values."""
     with tempfile.TemporaryDirectory(prefix="regatta-child-") as folder:
         fresh = []
         for name, trainee in (("parent", parent), ("child", child)):
             framework.save(trainee, Path(folder) / name)
-            fresh.append(_File(Path(folder) / name))
-        saved = _File(state)
+            fresh.append(_StateFile(Path(folder) / name))
+        saved = _StateFile(state)
         saved.take_over(*fresh)
         saved.write(Path(folder) / "begins")
         try:
@@ -41,7 +41,7 @@ def inherit(framework: Framework, parent: Any, child: Any, state: Path) -> None:
             ) from error
 
 
-class _File:
+class _StateFile:
     """A state's file, to be changed in place: numbers in its metadata, and tensors of one number."""
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class _File:
             raise CorruptError(f"The state cannot be read: {error}.", place=str(path)) from error
         self.data = bytearray(content[8 + length :])
 
-    def take_over(self, parent: _File, child: _File) -> None:
+    def take_over(self, parent: _StateFile, child: _StateFile) -> None:
         tree = self.meta["tree"]
         for part in tree.keys() & parent.meta["tree"].keys() & child.meta["tree"].keys() - set(WEIGHTS):
             tree[part] = _blended(tree[part], parent.meta["tree"][part], child.meta["tree"][part])

@@ -22,19 +22,19 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
 from regatta.engine.messages import Recipe, SharingPlan, WorkerSetup
-from regatta.engine.sharing.block_reader import Reader
-from regatta.engine.sharing.ledger import Key
-from regatta.engine.sharing.preprocess import ROWS, Preparation
-from regatta.engine.workers.ray.preprocess_worker import blocks_of
-from regatta.engine.workers.ray.session import Session
-from regatta.engine.workers.ray.shared_blocks import WorkerLine
+from regatta.engine.sharing.block_reader import BlockReader
+from regatta.engine.sharing.ledger import BlockKey
+from regatta.engine.sharing.preprocess import ROWS, Preprocessor
+from regatta.engine.workers.ray.preprocess_worker import open_ray_sharing
+from regatta.engine.workers.ray.session import RaySession
+from regatta.engine.workers.ray.shared_blocks import BrokerChannel
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.usefixtures("one_thread", "nodes")
 RAY = Cluster.ray(2, cpus=0.4)
 CONFIGS = [{"lr": rate, "batch_size": 20} for rate in (0.1, 0.03, 0.01)]
 EPOCHS, TIMES = 2, 100
-KEYS = [Key("train", partition, epoch) for epoch in (1, 2, 3) for partition in (0, 1)]
+KEYS = [BlockKey("train", partition, epoch) for epoch in (1, 2, 3) for partition in (0, 1)]
 BLOCK = 300 * 6 * 4 * TIMES  # bytes, and some for the labels: too much to travel with a message
 
 
@@ -114,9 +114,9 @@ def probe() -> type:
         """A reader in an actor, without a worker around it."""
 
         def __init__(self, private: bool) -> None:
-            self.line = WorkerLine()
+            self.line = BrokerChannel()
             self.line.private = private
-            self.reader = Reader(self.line)
+            self.reader = BlockReader(self.line)
             self.found: Any = None
 
         def ask(self) -> Any:
@@ -125,7 +125,7 @@ def probe() -> type:
         def answer(self, message: Any, reference: Any) -> None:
             self.line.hear(message, reference)
 
-        def get(self, key: Key, models: list[str]) -> Any:
+        def get(self, key: BlockKey, models: list[str]) -> Any:
             """What is found, a copy of it, and whether it can be written to."""
             self.found = self.reader.get(key, models)
             return None if self.found is None else ([part.copy() for part in self.found], self.found[0].flags.writeable)
@@ -133,7 +133,7 @@ def probe() -> type:
         def write(self) -> None:
             self.found[0][:] = 0
 
-        def release(self, key: Key) -> None:
+        def release(self, key: BlockKey) -> None:
             self.found = None
             self.reader.release(key)
 
@@ -149,8 +149,8 @@ class Desk:
         train, held = (tuple(part.path for part in kind) for kind in (data.train, data.eval))
         self.setup = WorkerSetup(made, 0, train, held, folder / "logs", plan)
         cluster = RAY.sized(2)
-        self.session = Session(cluster)
-        found = blocks_of(self.session, cluster, self.setup)
+        self.session = RaySession(cluster)
+        found = open_ray_sharing(self.session, cluster, self.setup)
         assert found is not None
         self.blocks, self.broker = found, found.broker
         self.actors: list[Any] = []
@@ -171,9 +171,9 @@ class Desk:
     def nodes(self) -> list[str]:
         return [node for node, cores in self.session.cores().items() if cores]
 
-    def right(self, key: Key) -> Any:
-        preparation = Preparation(self.setup)
-        return preparation.transform(preparation.read("train", key.partition), key.partition, key.epoch or 0)
+    def right(self, key: BlockKey) -> Any:
+        preprocessor = Preprocessor(self.setup)
+        return preprocessor.transform(preprocessor.read("train", key.partition), key.partition, key.epoch or 0)
 
     def close(self) -> None:
         self.blocks.close()
@@ -256,7 +256,7 @@ def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNo
         desk.close()
         return None
 
-    stays, goes = [node for node, cores in Session(RAY).cores().items() if cores]
+    stays, goes = [node for node, cores in RaySession(RAY).cores().items() if cores]
     desk = next(filter(None, (made_at(goes) for _ in range(10))))
     nodes.remove(goes)
     found, _ = call(desk.reader("r1", stays), "get", KEYS[0], ["m1"])

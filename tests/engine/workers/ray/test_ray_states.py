@@ -13,33 +13,33 @@ from regatta.engine.messages import (
     Task,
     TaskReturned,
 )
-from regatta.engine.workers.ray.states import Member, State, States
+from regatta.engine.workers.ray.states import LiveActor, StateTracker, TrackedState
 
 A, B, C = (Path(f"0001-00{n}.safetensors") for n in (1, 2, 3))
 JUDGES = 2
 
 
 class Desk:
-    """States, the workers that may keep them, and who was asked to."""
+    """StateTracker, the workers that may keep them, and who was asked to."""
 
     def __init__(self, *names: str, budget: float = 1e9) -> None:
-        self.members = {name: Member(name, None, None, ready=True) for name in names}
+        self.members = {name: LiveActor(name, None, None, ready=True) for name in names}
         self.asked: list[tuple[str, Path]] = []
-        self.states = States(self.members, lambda s, m: self.asked.append((m.name, s.path)), JUDGES, budget)
+        self.states = StateTracker(self.members, lambda s, m: self.asked.append((m.name, s.path)), JUDGES, budget)
 
-    def make(self, path: Path, worker: str, before: Path | None = None, ends_epoch: bool = False) -> State:
-        state = State(path, worker, object(), ends_epoch, before)
+    def make(self, path: Path, worker: str, before: Path | None = None, ends_epoch: bool = False) -> TrackedState:
+        state = TrackedState(path, worker, object(), ends_epoch, before)
         self.states.add(state, self.members[worker])
         return state
 
-    def settle(self, state: State, worker: str, size: int | None = 10) -> list[Any]:
+    def settle(self, state: TrackedState, worker: str, size: int | None = 10) -> list[Any]:
         kept = None if size is None else StateDurable(worker, state.path, "hash", size)
         return self.states.settle(state, self.members[worker], kept)
 
     def die(self, worker: str) -> list[Any]:
         return self.states.desert(self.members.pop(worker))
 
-    def begin(self, worker: str, state: State) -> Task:
+    def begin(self, worker: str, state: TrackedState) -> Task:
         member = self.members[worker]
         member.task = task_from(state.path)
         member.held.add(state.path)
@@ -82,7 +82,7 @@ def test_nobody_is_there_to_be_asked_until_somebody_comes() -> None:
     state = desk.make(A, "w0")
     assert desk.die("w0") == []
     assert desk.states.rescue_all() == []
-    desk.members["w1"] = Member("w1", None, None, ready=True)
+    desk.members["w1"] = LiveActor("w1", None, None, ready=True)
     assert desk.states.rescue_all() == []
     assert desk.asked[1:] == [("w1", A)]
     assert desk.settle(state, "w1") == [StateDurable("w1", A, "hash", 10)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from regatta.engine.workers.ray.storage import Storage, name_of
+from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.errors import DiskError, NotFoundError, UsageError
 
 NAME = Path("states/config/0001-002.safetensors")
@@ -29,7 +29,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def test_what_is_kept_comes_back_until_it_is_dropped(url: str | None, made: Path, tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "run", url)
+    storage = StateStorage(tmp_path / "run", url)
     for _ in range(2):  # by whoever made it, and by somebody who took its place
         assert storage.keep(made, NAME) == (blake3(b"a state").hexdigest(), 7)
     made.unlink()  # as when a worker forgets it
@@ -44,13 +44,13 @@ def test_what_is_kept_comes_back_until_it_is_dropped(url: str | None, made: Path
 
 @pytest.mark.parametrize("url", URLS[1:], indirect=True)
 def test_runs_that_share_a_url_do_not_meet(url: str, made: Path, tmp_path: Path) -> None:
-    Storage(tmp_path / "one", url).keep(made, NAME)
+    StateStorage(tmp_path / "one", url).keep(made, NAME)
     with pytest.raises(NotFoundError):
-        Storage(tmp_path / "two", url).fetch(NAME, tmp_path / "other")
+        StateStorage(tmp_path / "two", url).fetch(NAME, tmp_path / "other")
 
 
 def test_a_state_goes_to_another_disk_as_a_copy(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = Storage(tmp_path / "run", None)
+    storage = StateStorage(tmp_path / "run", None)
     storage.keep(made, NAME)
     assert (tmp_path / "run" / NAME).samefile(made)
 
@@ -65,7 +65,7 @@ def test_a_state_goes_to_another_disk_as_a_copy(made: Path, tmp_path: Path, monk
 
 def test_a_storage_that_takes_nothing(url: str | None, made: Path, tmp_path: Path) -> None:
     """A file is where its folder belongs."""
-    storage = Storage(tmp_path / "run", url)
+    storage = StateStorage(tmp_path / "run", url)
     storage.keep(made, NAME)
     (folder,) = [path for path in tmp_path.rglob("states") if path.is_dir()]
     folder.rename(tmp_path / "away")
@@ -78,7 +78,7 @@ def test_a_storage_that_takes_nothing(url: str | None, made: Path, tmp_path: Pat
 
 def test_a_url_that_nobody_knows(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"storage='nowhere://bucket' cannot be used: .*nowhere"):
-        Storage(tmp_path, "nowhere://bucket")
+        StateStorage(tmp_path, "nowhere://bucket")
 
 
 def test_names_are_the_same_on_every_node() -> None:
