@@ -19,7 +19,7 @@ import pytest
 FRAMEWORKS = ("torch", "keras", "tensorflow", "jax")
 MAY_USE_FRAMEWORKS = (
     "regatta.frameworks", "regatta.pack", "regatta.engine.workers",
-    "regatta.network.torch", "regatta.network.from_keras",
+    "regatta.network.torch", "regatta.network.from_keras", "regatta.store.torch_tensors",
 )  # fmt: skip
 BELOW_ENGINE = (
     "regatta.plan", "regatta.search", "regatta.dql", "regatta.store", "regatta.journal", "regatta.network",
@@ -103,6 +103,8 @@ def _wrong(module: str, statement: Import) -> Iterator[str]:
         yield f"only {', '.join(MAY_USE_FRAMEWORKS)} may import {name}"
     if under(module, BELOW_ENGINE) and under(name, ("regatta.engine", "regatta.cli")):
         yield f"{name} is above it"
+    if under(module, ("regatta.store",)) and under(name, ("regatta.frameworks",)):
+        yield f"{name} is above it"
     if under(module, ("regatta.journal",)) and under(name, ("regatta.repo",)):
         yield f"{name} is above it"
     if under(module, ("regatta.plan",)) and under(name, IMPURE):
@@ -177,6 +179,7 @@ def test_nothing_below_the_command_line_opens_files_in_plan(root: Path) -> None:
         ("regatta.plan.x", "from regatta.engine import replay", "regatta.engine.replay is above it"),
         ("regatta.search.x", "def f():\n    import regatta.cli.ui", "regatta.cli.ui is above it"),
         ("regatta.store.x", "from regatta.engine.replay import replay", "is above it"),
+        ("regatta.store.x", "from regatta.frameworks import arrays", "is above it"),
         ("regatta.repo.x", "def f():\n    from regatta.engine.archiver import Archiver", "is above it"),
         ("regatta.sinks.x", "import regatta.engine.messages", "is above it"),
         ("regatta.journal.x", "from regatta.repo import Repo", "regatta.repo.Repo is above it"),

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from regatta.errors import UsageError
 from regatta.frameworks.base import Indices
-from regatta.frameworks.torch.from_bits import torch_tensors
 from regatta.store.format.tensor_id import Bits
 from regatta.store.states.state_files import read_metadata, read_state, state_metadata
+from regatta.store.torch_tensors import torch_tensors
 
 Arrays = dict[str, NDArray[Any]]
 EXTENDED = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # NumPy knows them by ml_dtypes

@@ -55,7 +55,7 @@ class Snapshot(Mapping[str, Any]):
 
     def to_torch(self) -> dict[str, torch.Tensor]:
         """All tensors as PyTorch's, read in parallel."""
-        from regatta.frameworks.torch.from_bits import torch_tensors
+        from regatta.store.torch_tensors import torch_tensors
 
         return torch_tensors(self._store.get(self.id))
 

@@ -4,5 +4,4 @@ state.py        the state of a model: out to a file, and back without loss
 files.py        PyTorch's own files, read without unpickling code
 group.py        data-parallel training by a group of processes
 rendezvous.py   how the processes of a group find each other
-from_bits.py    tensors from the bits that the parameter store returns
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import DataError
-from regatta.frameworks.torch.from_bits import torch_tensors
+from regatta.store.torch_tensors import torch_tensors
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,7 @@
-"""Tensors of PyTorch out of the bits that the parameter store hands out: also those of types that NumPy lacks."""
+"""PyTorch tensors from the bits that the store returns, including types that NumPy lacks.
+
+PyTorch is imported only when a caller asks for its tensors.
+"""
 
 from __future__ import annotations
 
