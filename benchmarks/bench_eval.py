@@ -27,9 +27,9 @@ from torch import nn
 from regatta import network
 from regatta.network.bounds import BoundedNetwork
 from regatta.repo import Repo
+from regatta.repo.evaluate.evaluated_network import evaluated_network
 from regatta.repo.evaluate.progress import _batches, judge
-from regatta.repo.evaluate.reading import Reading
-from regatta.repo.evaluate.subject import subject_of
+from regatta.repo.evaluate.progressive_weights import ProgressiveWeights
 
 COLUMNS = [
     "data", "inputs", "accuracy", "bytes known", "paper's test", "interval margins", "ours", "wrong",
@@ -94,8 +94,8 @@ def papers_test(bounded: BoundedNetwork, x: Any) -> int:
 
 def certified(repo: Repo, version: str, x: Any, labels: Any, name: str, accuracy: float) -> list[list[Any]]:
     """What is certain from two bytes of each weight, and then with the third byte of the first layer."""
-    graph = subject_of(repo, repo.version(version)).network
-    reading = Reading(repo.weights(version), repo.store, graph)
+    graph = evaluated_network(repo, repo.version(version)).network
+    reading = ProgressiveWeights(repo.weights(version), repo.store, graph)
     reading.deepen(reading.names, 2)
     first = next(p.name for id in graph.order for p in graph.by_id[id].parameters)
     sure, rows = np.zeros(len(x), bool), []

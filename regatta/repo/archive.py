@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 TRIAL = 2**31  # bytes of files that are tried out in a dry run
-__all__ = ["Archived", "Lessened", "Report", "archive", "bases", "lossy_schemes"]
+__all__ = ["ArchiveResult", "LossyChange", "Report", "archive", "bases", "lossy_schemes"]
 
 
 @dataclass(frozen=True)
-class Lessened:
+class LossyChange:
     """What a lossy scheme did to the weights of a version, or would do: bytes, and the largest change of a weight."""
 
     version: str
@@ -51,7 +51,7 @@ class Lessened:
 
 
 @dataclass(frozen=True)
-class Archived:
+class ArchiveResult:
     """What an archive pass did, or would do: states that were files, versions that lost bits, the store's report.
 
     `live` are runs that are being trained, whose states were left alone. The report is None where there is no store;
@@ -61,7 +61,7 @@ class Archived:
     states: int
     state_bytes: int
     live: tuple[str, ...]
-    lessened: tuple[Lessened, ...]
+    lessened: tuple[LossyChange, ...]
     report: Report | None
     trial: Report | None = None
 
@@ -80,7 +80,7 @@ def archive(
     algorithm: str,
     progressive: bool,
     dry_run: bool,
-) -> Archived:
+) -> ArchiveResult:
     """See Repo.archive."""
     if repo.read_only and not dry_run:
         raise UsageError("The repository is open for reading only.", place=str(repo.folder))
@@ -95,7 +95,7 @@ def archive(
     trial = _trial(repo, options) if dry_run and 0 < size <= TRIAL else None
     has_store = (repo.folder / "store" / "index.sqlite").exists()
     report = archive_store(repo.store, bases(repo), **options) if has_store else None
-    return Archived(states, size, live, lessened, report, trial)
+    return ArchiveResult(states, size, live, lessened, report, trial)
 
 
 def bases(repo: Repo) -> dict[str, list[str]]:
@@ -152,7 +152,7 @@ def _lossy(name: str) -> Encoding:
     return by_name(name)
 
 
-def _lessen(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> Lessened:
+def _lessen(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> LossyChange:
     """Replace the snapshots of a version by what the scheme leaves of their weights."""
     chosen = _may_lose(repo, version)
     before, after, change = 0, 0, 0.0
@@ -171,7 +171,7 @@ def _lessen(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> Le
             replaced.append(SnapshotRecord(snapshot.position, snapshot.epoch, "weights", name, stored))
     if replaced:
         _replace(repo, version, chosen, replaced)
-    return Lessened(version.reference, len(chosen), before, after, change)
+    return LossyChange(version.reference, len(chosen), before, after, change)
 
 
 def _may_lose(repo: Repo, version: Version) -> list[SnapshotRecord]:

@@ -44,7 +44,7 @@ def commit_run(
     folder = Path(run_folder).absolute()
     if not (folder / JOURNAL).is_file():
         raise NotFoundError("There is no journal of a run.", place=str(folder))
-    run = _Committed(repo, folder, record or RunRecord.read(folder / JOURNAL))
+    run = _RunCommit(repo, folder, record or RunRecord.read(folder / JOURNAL))
     with repo.committing():
         wanted = run.versions(networks or {})
         with repo.catalog.transaction():
@@ -84,7 +84,7 @@ def _enter(repo: Repo, new: NewVersion) -> None:
 
 
 @dataclass(frozen=True)
-class _State:
+class _EpochState:
     """The state at the end of an epoch: where it is in the store, once it is there, and its digest."""
 
     epoch: int
@@ -93,7 +93,7 @@ class _State:
     digest: str | None
 
 
-class _Committed:
+class _RunCommit:
     """A run and what is known of it on the disk."""
 
     def __init__(self, repo: Repo, folder: Path, record: RunRecord) -> None:
@@ -154,7 +154,7 @@ class _Committed:
             bytes=size[1],
         )
 
-    def _snapshots(self, known: Version | None, states: list[_State]) -> list[SnapshotRecord]:
+    def _snapshots(self, known: Version | None, states: list[_EpochState]) -> list[SnapshotRecord]:
         """The epochs in their order: those whose weights were replaced since stay what they are."""
         found = {
             state.epoch: SnapshotRecord(0, state.epoch, "state", state.reference, state.id, state.digest)
@@ -177,7 +177,7 @@ class _Committed:
         }
         return {name: value for name, value in known.items() if value is not None}
 
-    def _states(self, config: ConfigRecord) -> list[_State]:
+    def _states(self, config: ConfigRecord) -> list[_EpochState]:
         """The states at the ends of epochs that were reported, as far as they are here."""
         from regatta.store.states.state_archive import reference_of
 
@@ -187,7 +187,7 @@ class _Committed:
             path = self.folder / str(last[epoch].state)
             reference = reference_of(self.series, config.id, path)
             if reference in self.stored or path.is_file():
-                found.append(_State(epoch, reference, self.stored.get(reference), last[epoch].hash))
+                found.append(_EpochState(epoch, reference, self.stored.get(reference), last[epoch].hash))
         return found
 
     def _parents(self, config: ConfigRecord) -> list[Link]:
@@ -198,7 +198,7 @@ class _Committed:
         kind = "clone" if config.id in self.clones else "child"  # which people asked for, or the search
         return [Link(version_id(self.series, parent), "", kind, config.parent_epoch, f"{kind} of {parent}{warm}")]
 
-    def _size(self, config: ConfigRecord, states: list[_State]) -> tuple[int | None, int | None]:
+    def _size(self, config: ConfigRecord, states: list[_EpochState]) -> tuple[int | None, int | None]:
         """Parameters and bytes of the newest weights."""
         if not states:
             return None, None

@@ -16,13 +16,13 @@ from regatta.repo.catalog.records import (
 )
 from regatta.repo.inspect.distributions import Distribution, describe_tensor
 from regatta.repo.inspect.layers import (
-    Layer,
+    NetworkLayer,
     expression_of,
     layers_of,
     read_network,
 )
 from regatta.repo.inspect.parameters import distributions
-from regatta.repo.references import Side, side_of
+from regatta.repo.references import ResolvedReference, resolve_reference
 from regatta.repo.snapshots import weights_of
 
 if TYPE_CHECKING:
@@ -53,13 +53,13 @@ class Portrait:
     """A version at one snapshot: what the catalog knows, and what its weights are like."""
 
     description: Description
-    side: Side
+    side: ResolvedReference
     names: Mapping[str, str]  # references of parents and children, by id
     distributions: Records[Distribution]
     activations: Mapping[str, Activation] = field(default_factory=dict)
 
     @cached_property
-    def layers(self) -> Records[Layer]:
+    def layers(self) -> Records[NetworkLayer]:
         return layers_of(self.description.network)
 
     @cached_property
@@ -106,7 +106,7 @@ def portrait(
 
     `inputs` are arrays by the names of the network's inputs, or one under "": then also what each layer makes of them.
     """
-    side = side_of(repo, reference)
+    side = resolve_reference(repo, reference)
     description = repo.describe(side.version)
     related = [*repo.catalog.parents(side.version), *repo.catalog.children(side.version)]
     found: Records[Distribution] = Records()
@@ -126,7 +126,7 @@ def _in_order(names: Iterable[str], network: Mapping[str, Any] | None) -> list[s
 
 
 def activations(
-    repo: Repo, side: Side, network: Mapping[str, Any] | None, inputs: Mapping[str, Any]
+    repo: Repo, side: ResolvedReference, network: Mapping[str, Any] | None, inputs: Mapping[str, Any]
 ) -> dict[str, Activation]:
     """What each layer gives for an input, by the id of its node."""
     graph = read_network(network)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from regatta.errors import UsageError
 from regatta.repo.catalog.records import Records, Version, table_html
 from regatta.repo.inspect.layers import (
-    Layer,
     NetworkDifference,
+    NetworkLayer,
     compare_networks,
     layers_of,
 )
 from regatta.repo.inspect.parameters import ParameterDifference, compare_weights
-from regatta.repo.references import Side, side_of
+from regatta.repo.references import ResolvedReference, resolve_reference
 from regatta.repo.snapshots import weights_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Comparison:
 
     network: NetworkDifference
     parameters: Records[ParameterDifference]
-    layers: Records[Layer] = field(default_factory=Records, repr=False)  # of the network of this one
+    layers: Records[NetworkLayer] = field(default_factory=Records, repr=False)  # of the network of this one
 
     @property
     def same(self) -> bool:
@@ -97,7 +97,7 @@ class Comparison:
 class Diff:
     """What differs between versions; `sides` are they, `comparisons` has one for each but the first."""
 
-    sides: tuple[Side, ...]
+    sides: tuple[ResolvedReference, ...]
     metadata: Differences
     hyperparameters: Differences
     metrics: Differences
@@ -149,11 +149,11 @@ class _Row:
         return dict(self.known)
 
 
-def compare(repo: Repo, references: Sequence[str | Version | Side], exact: bool = False) -> Diff:
+def compare(repo: Repo, references: Sequence[str | Version | ResolvedReference], exact: bool = False) -> Diff:
     """What differs between two or more versions, or snapshots of them."""
     if len(references) < 2:
         raise UsageError(f"It takes two versions to differ, and {len(references)} are given.")
-    sides = [each if isinstance(each, Side) else side_of(repo, each) for each in references]
+    sides = [each if isinstance(each, ResolvedReference) else resolve_reference(repo, each) for each in references]
     labels = [side.label for side in sides]
     with repo.catalog.reading():
         sections = {
@@ -182,7 +182,7 @@ def _differences(known: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:
         yield Difference(name, tuple(values.get(name, ABSENT) for values in known))
 
 
-def _metadata(repo: Repo, side: Side) -> dict[str, Any]:
+def _metadata(repo: Repo, side: ResolvedReference) -> dict[str, Any]:
     """What people and the surroundings said of a version; not its name, number, id and time, which always differ."""
     version = side.version
     run = repo.catalog.run(version.run)
@@ -201,7 +201,7 @@ def _metadata(repo: Repo, side: Side) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not ABSENT}
 
 
-def _metrics(repo: Repo, sides: Sequence[Side]) -> list[dict[str, Any]]:
+def _metrics(repo: Repo, sides: Sequence[ResolvedReference]) -> list[dict[str, Any]]:
     """What each metric came to; where somebody asked for a snapshot, what each was then."""
     if all(side.epoch is None for side in sides):
         return [dict(_ranges(side.version)) for side in sides]
@@ -216,7 +216,7 @@ def _ranges(version: Version) -> Iterator[tuple[str, float]]:
             yield f"{name}, highest", found.highest
 
 
-def _moment(repo: Repo, side: Side) -> dict[str, Any]:
+def _moment(repo: Repo, side: ResolvedReference) -> dict[str, Any]:
     if side.epoch is None:
         return {f"{name}, last": found.last for name, found in sorted(side.version.metrics.items())}
     points = repo.catalog.metrics(side.version)
@@ -230,7 +230,7 @@ def _alike(a: Any, b: Any) -> bool:
     return bool(a == b) or (a != a and b != b)
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: ResolvedReference) -> dict[str, Any]:
     version = side.version
     return {
         "label": side.label, "reference": version.reference, "id": version.id, "created": version.created,

@@ -18,14 +18,14 @@ from regatta.store.maintenance import fsck as store_fsck
 from regatta.store.store import GRACE
 
 if TYPE_CHECKING:
-    from regatta.store.maintenance.gc import Collected as StoreCollected
+    from regatta.store.maintenance.gc import Collected as StoreGcReport
 
 
 _LOST = "The catalog has never had a version, but the store has weights of {} snapshots of versions: it is not theirs."
 
 
 @dataclass(frozen=True)
-class Findings:
+class RepoFsckReport:
     """What fsck found, a sentence for each problem; `leftovers` are what gc will take away."""
 
     versions: int
@@ -46,14 +46,14 @@ class Collected:
     files: int
     file_bytes: int
     names: int
-    store: StoreCollected
+    store: StoreGcReport
 
     @property
     def bytes(self) -> int:
         return self.file_bytes + self.store.bytes
 
 
-def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
+def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> RepoFsckReport:
     """See Repo.fsck."""
     if repo.read_only:
         raise UsageError("A repository that cannot be written cannot be checked.", hint="Copy it, and check the copy.")
@@ -81,7 +81,7 @@ def check(repo: Repo, depth: store_fsck.Depth, repair: bool) -> Findings:
     if unknown and not catalog.has_numbered():
         problems.append(_LOST.format(len(unknown)))
     leftovers = len(unknown) + sum(digest not in wanted for digest, _ in repo.files.present())
-    return Findings(len(ids), len(files), store, tuple(problems), leftovers)
+    return RepoFsckReport(len(ids), len(files), store, tuple(problems), leftovers)
 
 
 def collect(repo: Repo, grace: float | None) -> Collected:

@@ -21,7 +21,7 @@ _SNAPSHOT = re.compile(r"(.+):(-?[0-9]{1,15}|[0-9a-f]{4,64})", re.DOTALL | re.IG
 
 
 @dataclass(frozen=True)
-class Side:
+class ResolvedReference:
     """A version at a snapshot, which is None where it has no weights; `chosen` when somebody asked for that one."""
 
     version: Version
@@ -41,7 +41,7 @@ class Side:
         return self.snapshot.epoch if self.chosen and self.snapshot is not None else None
 
 
-def side_of(repo: Repo, reference: str | Version, snapshot: int | str | None = None) -> Side:
+def resolve_reference(repo: Repo, reference: str | Version, snapshot: int | str | None = None) -> ResolvedReference:
     """The version that is meant, and its snapshot: that which is given, that which the reference names, or the last."""
     if isinstance(reference, Version):
         return _at(repo, reference, snapshot)
@@ -58,7 +58,7 @@ def side_of(repo: Repo, reference: str | Version, snapshot: int | str | None = N
     return _at(repo, version, int(moment) if re.fullmatch(r"-?[0-9]{1,15}", moment) else moment)
 
 
-def _at(repo: Repo, version: Version, snapshot: int | str | None) -> Side:
+def _at(repo: Repo, version: Version, snapshot: int | str | None) -> ResolvedReference:
     if not version.snapshots and snapshot is None:
-        return Side(version, None)
-    return Side(version, choose(repo, version, snapshot), snapshot is not None)
+        return ResolvedReference(version, None)
+    return ResolvedReference(version, choose(repo, version, snapshot), snapshot is not None)

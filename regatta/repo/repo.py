@@ -44,13 +44,13 @@ from regatta.repo.snapshots import choose, keep_again, weights_of
 from regatta.store.locks import shared
 
 if TYPE_CHECKING:
-    from regatta.repo.archive import Archived
+    from regatta.repo.archive import ArchiveResult
     from regatta.repo.describe import Portrait
     from regatta.repo.diff import Diff
     from regatta.repo.evaluate import Evaluation
-    from regatta.repo.fsck import Collected, Findings
+    from regatta.repo.fsck import Collected, RepoFsckReport
     from regatta.repo.inspect.distributions import Distribution
-    from regatta.repo.weights import Given, Kept, TakenIn, Weights
+    from regatta.repo.weights import Given, NewSnapshotWeights, StoredWeights, Weights
     from regatta.store.archive.storage_graph import Scheme
     from regatta.store.maintenance.fsck import Depth
     from regatta.store.store import ParameterStore
@@ -155,9 +155,9 @@ class Repo:
         {name: path or bytes}. The state of the git working tree around the current folder is noted. `ident` is the id
         that it gets, for whoever has to know it beforehand.
         """
-        from regatta.repo.weights import take_in
+        from regatta.repo.weights import new_snapshots
 
-        given = take_in(weights)
+        given = new_snapshots(weights)
         bases = [self._version(parent) for parent in parents]
         new = NewVersion(
             id=ident or new_id(),
@@ -347,9 +347,9 @@ class Repo:
         Histograms are exact either way; means and norms lie between bounds.
         """
         from regatta.repo.inspect.parameters import distributions
-        from regatta.repo.references import side_of
+        from regatta.repo.references import resolve_reference
 
-        side = side_of(self, reference, snapshot)
+        side = resolve_reference(self, reference, snapshot)
         if side.snapshot is None:
             return Records()
         weights = weights_of(self, side.version, side.snapshot)
@@ -413,7 +413,7 @@ class Repo:
         algorithm: str = "pas-mt",
         progressive: bool = False,
         dry_run: bool = False,
-    ) -> Archived:
+    ) -> ArchiveResult:
         """Keep all weights in less room, bit for bit; a dry run says what that would save.
 
         `budget` is how many times longer than at best a snapshot may take to read; without one, as little as possible
@@ -434,7 +434,7 @@ class Repo:
 
         return collect(self, grace)
 
-    def fsck(self, depth: Depth = "structure", *, repair: bool = False) -> Findings:
+    def fsck(self, depth: Depth = "structure", *, repair: bool = False) -> RepoFsckReport:
         """Check the catalog, the files and the parameter store; how deeply is as for the store."""
         from regatta.repo.fsck import check
 
@@ -460,16 +460,16 @@ class Repo:
         finally:
             os.close(handle)
 
-    def _put(self, version: str, given: Sequence[TakenIn | Kept]) -> list[SnapshotRecord]:
-        from regatta.repo.weights import Kept
+    def _put(self, version: str, given: Sequence[NewSnapshotWeights | StoredWeights]) -> list[SnapshotRecord]:
+        from regatta.repo.weights import StoredWeights
         from regatta.store.commit import NewSnapshot
 
         names = {f"{PREFIX}{version}/{position:06d}": each for position, each in enumerate(given)}
-        fresh = {name: each for name, each in names.items() if not isinstance(each, Kept)}
+        fresh = {name: each for name, each in names.items() if not isinstance(each, StoredWeights)}
         wanted = [NewSnapshot(each.tensors, each.metadata, name) for name, each in fresh.items()]
         stored = dict(zip(fresh, self.store.put_all(wanted), strict=True)) if wanted else {}
         for name, each in names.items():
-            if isinstance(each, Kept):
+            if isinstance(each, StoredWeights):
                 self.store.reference(name, each.snapshot)
                 stored[name] = each.snapshot
         return [

@@ -32,13 +32,13 @@ from regatta.store.states.state_archive import (
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-OneSnapshot: TypeAlias = "Mapping[str, Any] | str | Path | Kept"
+OneSnapshot: TypeAlias = "Mapping[str, Any] | str | Path | StoredWeights"
 Given: TypeAlias = "OneSnapshot | Mapping[int, OneSnapshot] | Sequence[OneSnapshot]"
 SUFFIXES = (".safetensors", ".npz")
 
 
 @dataclass(frozen=True)
-class TakenIn:
+class NewSnapshotWeights:
     """A snapshot as it was handed over, made ready for the store."""
 
     epoch: int | None
@@ -55,7 +55,7 @@ class TakenIn:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredWeights:
     """A snapshot that the store has already, under some name that keeps it until a version does."""
 
     snapshot: str
@@ -64,14 +64,14 @@ class Kept:
     bytes: int
 
 
-def take_in(weights: Given | None) -> list[TakenIn | Kept]:
+def new_snapshots(weights: Given | None) -> list[NewSnapshotWeights | StoredWeights]:
     """Snapshots out of tensors by name, a file, a list of these, or {epoch: one of these}."""
     if weights is None:
         return []
     if isinstance(weights, Mapping) and weights and all(type(key) is int for key in weights):
         by_epoch: dict[Any, Any] = dict(weights)
         return [_one(by_epoch[epoch], epoch) for epoch in sorted(by_epoch)]
-    if isinstance(weights, Mapping | str | Path | Kept):
+    if isinstance(weights, Mapping | str | Path | StoredWeights):
         return [_one(weights, None)]
     if isinstance(weights, Sequence):
         return [_one(each, None) for each in weights]
@@ -81,17 +81,17 @@ def take_in(weights: Given | None) -> list[TakenIn | Kept]:
     )
 
 
-def _one(weights: Any, epoch: int | None) -> TakenIn | Kept:
-    if isinstance(weights, Kept):
+def _one(weights: Any, epoch: int | None) -> NewSnapshotWeights | StoredWeights:
+    if isinstance(weights, StoredWeights):
         return weights
     if isinstance(weights, str | Path):
         return from_file(Path(weights), epoch)
     if not isinstance(weights, Mapping):
         raise UsageError(f"A snapshot is tensors by name or a file, not {type(weights).__name__}.")
-    return TakenIn(epoch, {name: as_tensor(str(name), value) for name, value in weights.items()}, {})
+    return NewSnapshotWeights(epoch, {name: as_tensor(str(name), value) for name, value in weights.items()}, {})
 
 
-def from_file(path: Path, epoch: int | None) -> TakenIn:
+def from_file(path: Path, epoch: int | None) -> NewSnapshotWeights:
     """A snapshot in a safetensors or npz file."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
@@ -109,18 +109,18 @@ def from_file(path: Path, epoch: int | None) -> TakenIn:
         raise DataError("This is a folder, not a file.", place=str(path)) from error
 
 
-def _from_safetensors(path: Path, epoch: int | None) -> TakenIn:
+def _from_safetensors(path: Path, epoch: int | None) -> NewSnapshotWeights:
     header, tensors = parse_tensors(mapped(path), str(path))
     metadata = json.loads(header).get("__metadata__", {})
     if not isinstance(metadata, dict):
         raise DataError("The metadata in the header is no object.", place=str(path))
-    return TakenIn(epoch, tensors, metadata)
+    return NewSnapshotWeights(epoch, tensors, metadata)
 
 
-def _from_npz(path: Path, epoch: int | None) -> TakenIn:
+def _from_npz(path: Path, epoch: int | None) -> NewSnapshotWeights:
     from regatta.repo.intake.zip_weights import read_npz
 
-    return TakenIn(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
+    return NewSnapshotWeights(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
 
 
 class Weights(Mapping[str, Any]):

@@ -107,14 +107,14 @@ def following(
     if not sinks:
         yield ()
         return
-    watch = _Watch([Feed(sink, folder) for sink in sinks], folder, tell)
+    watch = _FeedListener([Feed(sink, folder) for sink in sinks], folder, tell)
     try:
         yield (watch,)
     finally:
         watch.close(patience)
 
 
-class _Watch:
+class _FeedListener:
     """Wakes the feeds, on the controller's thread, and says once what became of one that failed."""
 
     def __init__(self, feeds: list[Feed], folder: Path, tell: Sequence[Listener]) -> None:

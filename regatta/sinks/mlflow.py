@@ -52,13 +52,13 @@ class MLflow:
         elif "://" not in self.uri or self.uri.startswith("file:"):
             self._try_folder(self.uri)
 
-    def open(self, folder: Path) -> _Writer:
+    def open(self, folder: Path) -> _MLflowWriter:
         uri = self.uri or f"sqlite:///{(folder / 'mlflow.db').absolute()}"
         with _quietly():
             client = _client(uri)
             # Without a server MLflow would put artifacts into the working folder, whichever that is.
             artifacts = (folder / "mlflow-artifacts").absolute().as_uri() if self.uri is None else None
-            return _Writer(client, _experiment(client, self.experiment, artifacts), folder, uri)
+            return _MLflowWriter(client, _experiment(client, self.experiment, artifacts), folder, uri)
 
     def _try_folder(self, uri: str) -> None:
         """Newer versions of MLflow refuse folders unless told otherwise; better to hear of it now."""
@@ -73,7 +73,7 @@ class MLflow:
             ) from error
 
 
-class _Writer:
+class _MLflowWriter:
     def __init__(self, client: Any, experiment: str, folder: Path, place: str) -> None:
         self.place = place
         self._client, self._experiment, self._folder = client, experiment, folder

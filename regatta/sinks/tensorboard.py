@@ -33,11 +33,11 @@ class TensorBoard:
         if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"The sink cannot write under {str(self.folder)!r}: it is a file.")
 
-    def open(self, folder: Path) -> _Writer:
-        return _Writer(folder / "tensorboard" if self.folder is None else self.folder / folder.name)
+    def open(self, folder: Path) -> _TensorBoardWriter:
+        return _TensorBoardWriter(folder / "tensorboard" if self.folder is None else self.folder / folder.name)
 
 
-class _Writer:
+class _TensorBoardWriter:
     def __init__(self, folder: Path) -> None:
         self.place = str(folder)
         self._folder = folder

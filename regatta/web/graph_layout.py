@@ -25,7 +25,7 @@ SWEEPS, ROUNDS = 8, 12
 
 
 @dataclass
-class Place:
+class LayoutBox:
     """A box, or a lane of a line where it has no members; `x` is its middle, `y` its upper edge."""
 
     members: tuple[str, ...]
@@ -41,7 +41,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnLine:
     """From a box to another, through the middles of lanes; `operand` of how many that the other takes."""
 
     source: int
@@ -55,13 +55,13 @@ class Line:
 class Drawing:
     """Boxes come first among the places, then lanes."""
 
-    places: tuple[Place, ...]
-    lines: tuple[Line, ...]
+    places: tuple[LayoutBox, ...]
+    lines: tuple[DrawnLine, ...]
     width: float
     height: float
 
     @property
-    def boxes(self) -> tuple[Place, ...]:
+    def boxes(self) -> tuple[LayoutBox, ...]:
         return tuple(place for place in self.places if place.members)
 
 
@@ -69,7 +69,7 @@ def arrange(kinds: Mapping[str, str], sources: Mapping[str, Sequence[str]], widt
     """Lay out nodes, given the kind of each, what it needs, and how wide a box is that begins with it."""
     groups = fold(kinds, sources)
     number = {node: n for n, group in enumerate(groups) for node in group}
-    places = [Place(tuple(group), max(widths[node] for node in group[:1])) for group in groups]
+    places = [LayoutBox(tuple(group), max(widths[node] for node in group[:1])) for group in groups]
     edges = _edges(groups, number, sources)
     _assign_rows(places, edges)
     lines = _lines(places, edges)
@@ -112,7 +112,7 @@ def _edges(
     return found
 
 
-def _assign_rows(places: Sequence[Place], edges: Sequence[tuple[int, int, int, int]]) -> None:
+def _assign_rows(places: Sequence[LayoutBox], edges: Sequence[tuple[int, int, int, int]]) -> None:
     below, above = defaultdict(list), defaultdict(list)
     for source, target, _, _ in edges:
         below[source].append(target)
@@ -131,7 +131,7 @@ def _assign_rows(places: Sequence[Place], edges: Sequence[tuple[int, int, int, i
             place.row = min(places[target].row for target in below[node]) - 1
 
 
-def _lines(places: list[Place], edges: Sequence[tuple[int, int, int, int]]) -> list[Line]:
+def _lines(places: list[LayoutBox], edges: Sequence[tuple[int, int, int, int]]) -> list[DrawnLine]:
     """The lines, with lanes added to the places for the rows that they cross; short ones first, while there is room."""
     found, left = {}, MOST_LANES
     by_length = sorted(range(len(edges)), key=lambda n: places[edges[n][1]].row - places[edges[n][0]].row)
@@ -143,24 +143,24 @@ def _lines(places: list[Place], edges: Sequence[tuple[int, int, int, int]]) -> l
             left -= len(crossed)
             for row in crossed:
                 lanes.append(len(places))
-                places.append(Place((), LANE, row))
+                places.append(LayoutBox((), LANE, row))
         chain = [source, *lanes, target]
         if places[target].row == places[source].row + len(lanes) + 1:  # graphs of others may have circles
             for upper, lower in pairwise(chain):
                 places[upper].below.append(lower)
                 places[lower].above.append(upper)
-        found[at] = Line(source, target, tuple(lanes), operand, operands)
+        found[at] = DrawnLine(source, target, tuple(lanes), operand, operands)
     return [found[at] for at in range(len(edges))]
 
 
-def _rows(places: Sequence[Place]) -> list[list[int]]:
+def _rows(places: Sequence[LayoutBox]) -> list[list[int]]:
     rows: dict[int, list[int]] = defaultdict(list)
     for number, place in enumerate(places):
         rows[place.row].append(number)
     return [rows[row] for row in sorted(rows)]
 
 
-def _order(places: Sequence[Place], rows: list[list[int]]) -> None:
+def _order(places: Sequence[LayoutBox], rows: list[list[int]]) -> None:
     """Sweep down and up, each row by the mean place of its neighbours; the order with the fewest crossings stays."""
     best, fewest = [list(row) for row in rows], _crossings(places, rows)
     for sweep in range(SWEEPS):
@@ -178,13 +178,13 @@ def _order(places: Sequence[Place], rows: list[list[int]]) -> None:
         row[:] = kept
 
 
-def _positions(places: Sequence[Place], rows: Sequence[Sequence[int]], row: Sequence[int]) -> dict[int, int]:
+def _positions(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]], row: Sequence[int]) -> dict[int, int]:
     """The places within their rows of a row and its two neighbours."""
     here = places[row[0]].row - places[rows[0][0]].row  # a row is empty nowhere between the first and the last
     return {n: i for each in rows[max(0, here - 1) : here + 2] for i, n in enumerate(each)}
 
 
-def _crossings(places: Sequence[Place], rows: Sequence[Sequence[int]]) -> int:
+def _crossings(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]]) -> int:
     """How often lines between neighbouring rows cross."""
     at = {n: i for row in rows for i, n in enumerate(row)}
     total = 0
@@ -206,7 +206,7 @@ def _inversions(values: Sequence[int]) -> int:
     return count
 
 
-def _settle(places: Sequence[Place], rows: Sequence[Sequence[int]]) -> None:
+def _settle(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]]) -> None:
     """Middles of places: first side by side, then towards their neighbours, in the order of the row."""
     for row in rows:
         x = 0.0
@@ -224,14 +224,14 @@ def _settle(places: Sequence[Place], rows: Sequence[Sequence[int]]) -> None:
                 places[number].x = x
 
 
-def _wanted(places: Sequence[Place], number: int, neighbours: Sequence[int]) -> float:
+def _wanted(places: Sequence[LayoutBox], number: int, neighbours: Sequence[int]) -> float:
     """In line with the nearest of one or two neighbours, so that the main path is straight; amid more of them."""
     if 0 < len(neighbours) <= 2:
         return places[neighbours[0]].x
     return _mean([places[n].x for n in neighbours], places[number].x)
 
 
-def _weight(places: Sequence[Place], number: int, down: bool) -> float:
+def _weight(places: Sequence[LayoutBox], number: int, down: bool) -> float:
     """How much a place insists on where it wants to be: most on the main path, where each is the other's nearest."""
     place = places[number]
     here = place.above if down else place.below
@@ -240,7 +240,7 @@ def _weight(places: Sequence[Place], number: int, down: bool) -> float:
     return 1000.0 if is_main else 10.0 if place.members else 1.0
 
 
-def _apart(row: Sequence[Place], wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
+def _apart(row: Sequence[LayoutBox], wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
     """As near to the wanted places as the widths allow: neighbours that would overlap move as one block."""
     offsets = [0.0]
     for one, other in pairwise(row):

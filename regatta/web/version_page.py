@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regatta.repo.catalog.records import Link, MetricPoint
     from regatta.repo.describe import Activation, Portrait
     from regatta.repo.inspect.distributions import Distribution, Histogram, Interval
-    from regatta.repo.inspect.layers import Layer
+    from regatta.repo.inspect.layers import NetworkLayer
 
 STYLES = ("page.css", "report.css", "version.css")
 SCRIPTS = ("page.js", "plots.js", "histograms.js", "graph.js", "version.js")
@@ -62,7 +62,7 @@ def page_data(found: Portrait) -> dict[str, Any]:
     }
 
 
-def network_data(layers: Sequence[Layer]) -> dict[str, Any] | None:
+def network_data(layers: Sequence[NetworkLayer]) -> dict[str, Any] | None:
     """Layers, and where they are drawn; None where there is none, no drawing where there are too many."""
     if not layers:
         return None
@@ -91,7 +91,7 @@ def network_data(layers: Sequence[Layer]) -> dict[str, Any] | None:
     return {"nodes": nodes, "boxes": boxes, "lines": lines, "width": drawing.width, "height": drawing.height}
 
 
-def title(layer: Layer) -> str:
+def title(layer: NetworkLayer) -> str:
     """A layer in a few words: its kind, and the sizes that tell it from others of its kind."""
     known = layer.attributes
     words = [short(known[name]) for name in SIZES if name in known]

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli.output import numbers
-from regatta.cli.output.run_tables import Cell, Column, Table
+from regatta.cli.output.run_tables import Cell, Table, TableColumn
 from regatta.cli.output.version_text import shape_text, value_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
     for name in ("metadata", "hyperparameters", "metrics", "files"):
         shown = found.fields(name) if everything else found.fields(name).apart()
         if shown:
-            columns = [Column(""), *(Column(label) for label in found.labels)]
+            columns = [TableColumn(""), *(TableColumn(label) for label in found.labels)]
             rows: list[list[Cell]] = [[(each.name, "dim"), *(_cell(v, name) for v in each.values)] for each in shown]
             yield Table(columns, rows, above=(name.capitalize(),))
     for label, comparison in zip(found.labels[1:], found.comparisons, strict=True):
@@ -47,7 +47,9 @@ def _heading(found: Diff) -> Table:
         for side in found.sides
     ]
     below = ("They differ in nothing.",) if found.same else ()
-    return Table([Column("version"), Column("id"), Column("created"), Column("")], rows, below=below)
+    return Table(
+        [TableColumn("version"), TableColumn("id"), TableColumn("created"), TableColumn("")], rows, below=below
+    )
 
 
 def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
@@ -58,7 +60,7 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
             for sign, text in (("-", each.network.left_expression), ("+", each.network.right_expression))
             if text is not None and each.network.left_expression != each.network.right_expression
         )
-        columns = [Column(""), Column("layer"), Column("kind"), Column("")]
+        columns = [TableColumn(""), TableColumn("layer"), TableColumn("kind"), TableColumn("")]
         same = f"{len(each.network.layers) - len(layers)} layers are the same" if not everything else ""
         yield Table(columns, [_layer(layer) for layer in layers], (f"Network{of}", *said), (same,) if same else ())
     tensors = [tensor for tensor in each.parameters if everything or tensor.what != "same"]
@@ -68,8 +70,8 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
 
 def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, everything: bool) -> Table:
     columns = [
-        Column(""), Column("tensor"), Column("shape"), Column("distance", True), Column("relative", True),
-        Column("moved", True), Column("distributions"),
+        TableColumn(""), TableColumn("tensor"), TableColumn("shape"), TableColumn("distance", True), TableColumn("relative", True),
+        TableColumn("moved", True), TableColumn("distributions"),
     ]  # fmt: skip
     same = sum(tensor.what == "same" for tensor in each.parameters)
     notes = [f"{numbers.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []

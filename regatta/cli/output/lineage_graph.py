@@ -31,7 +31,7 @@ ASCII = Strokes("*", "o", "|", "-", "|", "'", ".", "'", ".", "+")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnNode:
     """One node: lines above it, what stands before its text, and what stands before every further line of text."""
 
     id: str
@@ -70,14 +70,14 @@ def children_first(ids: Sequence[str], parents: Mapping[str, Iterable[str]]) -> 
     return found
 
 
-def draw(ids: Sequence[str], parents: Mapping[str, Iterable[str]], pen: Strokes = UNICODE) -> list[Drawn]:
+def draw(ids: Sequence[str], parents: Mapping[str, Iterable[str]], pen: Strokes = UNICODE) -> list[DrawnNode]:
     """Lanes for nodes that come children first; parents that are not among them are left out."""
     known = {ident: number for number, ident in enumerate(ids)}
     lanes: list[str | None] = []
     return [_step(ident, _known(parents, ident, known), lanes, pen) for ident in ids]
 
 
-def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -> Drawn:
+def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -> DrawnNode:
     """Draw a node; the lanes are then those below it."""
     mine = [number for number, waiting in enumerate(lanes) if waiting == ident] or [_free(lanes, ident)]
     lane, ending = mine[0], mine[1:]
@@ -93,7 +93,7 @@ def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -
         lanes[lane] = None
     while lanes and lanes[-1] is None:
         lanes.pop()
-    return Drawn(ident, above, prefix, below, _row(lanes, pen))
+    return DrawnNode(ident, above, prefix, below, _row(lanes, pen))
 
 
 def _free(lanes: list[str | None], ident: str, after: int = -1) -> int:

@@ -40,9 +40,9 @@ def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
     """A listener that shows a run on the stream (stderr) for as long as the context is open."""
     console = _Console(file=stream, stderr=stream is None, highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
-        yield Lines(console)
+        yield LineDisplay(console)
         return
-    state = Watched()
+    state = DisplayState()
     live = Live(
         console=console,
         get_renderable=lambda: state.show(console),
@@ -81,12 +81,12 @@ def _refreshing(live: Live) -> Iterator[None]:
         thread.join()
 
 
-class Watched:
+class DisplayState:
     """The run as the display knows it, and the pace of its units."""
 
     def __init__(self) -> None:
         self.record: RunRecord | None = None
-        self.pace = Pace()
+        self.pace = UnitRate()
         self._lock = threading.Lock()
 
     def hear(self, record: RunRecord, line: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class Watched:
             return picture(self.record, self.pace, time.time(), console.width, console.height)
 
 
-class Pace:
+class UnitRate:
     """How many training units a second, over the last of them, and so the time left."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Pace:
         return None if rate is None else max(0.0, max(units / rate, longest) - max(0.0, now - self._ends[-1]))
 
 
-class Lines:
+class LineDisplay:
     """Where nobody can redraw: start, failures, notes and the end always, reports every few seconds."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,7 +135,7 @@ class Lines:
         self._clock = clock
         self._last = float("-inf")
         self._started = False
-        self._pace = Pace()
+        self._pace = UnitRate()
 
     def __call__(self, record: RunRecord, line: dict[str, Any]) -> None:
         self._pace.hear(line)
@@ -155,7 +155,7 @@ class Lines:
         self._console.print(text, soft_wrap=True)
 
 
-def _on_terminal(live: Live, state: Watched, record: RunRecord, line: dict[str, Any]) -> None:
+def _on_terminal(live: Live, state: DisplayState, record: RunRecord, line: dict[str, Any]) -> None:
     state.hear(record, line)
     text = announcement(record, line)
     if text is not None:
@@ -212,7 +212,7 @@ def closing(record: RunRecord) -> Text:
     return Text(text, style={"done": "green", "interrupted": "yellow"}.get(record.status, "red"))
 
 
-def report_line(record: RunRecord, line: dict[str, Any], pace: Pace) -> str:
+def report_line(record: RunRecord, line: dict[str, Any], pace: UnitRate) -> str:
     config = record.configs[line["config"]]
     done, wanted = record.progress()
     value = numbers.metric(line["metrics"].get(record.metric))

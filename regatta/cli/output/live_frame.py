@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 DOING = {"train": "trains", "eval": "evaluates", "pilot": "tries"}
 
 
-class PaceLike(Protocol):
+class UnitRateLike(Protocol):
     @property
     def rate(self) -> float | None: ...
 
     def left(self, units: int, longest: float, now: float) -> float | None: ...
 
 
-def picture(record: RunRecord, pace: PaceLike, now: float, width: int, height: int) -> RenderableType:
+def picture(record: RunRecord, pace: UnitRateLike, now: float, width: int, height: int) -> RenderableType:
     """The frame for a terminal of this size; what does not fit is counted, not shown."""
     room = max(4, height - 1)  # the cursor's line stays free
     workers = _choose_workers(record, limit=max(1, room // 3))
@@ -55,7 +55,7 @@ def choose_configs(record: RunRecord, limit: int) -> list[ConfigRecord]:
     return [config for config in ranked if config.id in chosen]
 
 
-def _overall(record: RunRecord, pace: PaceLike, now: float, width: int) -> RenderableType:
+def _overall(record: RunRecord, pace: UnitRateLike, now: float, width: int) -> RenderableType:
     done, wanted = record.progress()
     words = [f"{done}/{wanted} units"]
     if pace.rate is not None:

@@ -28,7 +28,7 @@ STYLES = {
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     name: str
     right: bool = False
 
@@ -37,7 +37,7 @@ class Column:
 class Table:
     """Rows under columns, with lines of text above and below them."""
 
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Sequence[Sequence[Cell]]
     above: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
@@ -67,14 +67,14 @@ def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
     varying, shared = split_values(ranked)
     remarks = [remark(config, record.metric) for config in shown]
     columns = [
-        Column("#", right=True),
-        Column("configuration"),
-        *(Column(name, right=_numeric(name, ranked)) for name in varying),
-        Column(f"best {record.metric}", right=True),
-        Column("at epoch", right=True),
-        Column("last", right=True),
-        Column("status"),
-        *([Column("remark")] if any(remarks) else []),
+        TableColumn("#", right=True),
+        TableColumn("configuration"),
+        *(TableColumn(name, right=_numeric(name, ranked)) for name in varying),
+        TableColumn(f"best {record.metric}", right=True),
+        TableColumn("at epoch", right=True),
+        TableColumn("last", right=True),
+        TableColumn("status"),
+        *([TableColumn("remark")] if any(remarks) else []),
     ]
     rank = {config.id: number for number, config in enumerate(ranked, 1)}
     rows = [_ranked_row(record, c, rank[c.id], varying) for c in shown]
@@ -124,15 +124,20 @@ def resources(record: RunRecord) -> Table:
         ],
         ["until units count", numbers.seconds(used.journal), "", _journal(used)],
     ]
-    columns = [Column("resources"), Column("time", right=True), Column("of workers", right=True), Column("")]
+    columns = [
+        TableColumn("resources"),
+        TableColumn("time", right=True),
+        TableColumn("of workers", right=True),
+        TableColumn(""),
+    ]
     return Table(columns, rows)
 
 
 def accounts(record: RunRecord) -> Table:
     """What each configuration has cost: seconds by what they went into, and bytes."""
     kinds = ("train", "eval", "hop", "load", "save", "wait", "journal")
-    columns = [Column("configuration"), *(Column(kind, right=True) for kind in kinds)]
-    columns += [Column("hopped", right=True), Column("journal size", right=True)]
+    columns = [TableColumn("configuration"), *(TableColumn(kind, right=True) for kind in kinds)]
+    columns += [TableColumn("hopped", right=True), TableColumn("journal size", right=True)]
     rows: list[list[Cell]] = []
     for config in record.leaderboard():
         cost = record.account(config.id)
@@ -144,14 +149,14 @@ def accounts(record: RunRecord) -> Table:
 def run_list(records: Sequence[RunRecord]) -> Table:
     """A line for each run, the newest last."""
     columns = [
-        Column("run"),
-        Column("started"),
-        Column("status"),
-        Column("configurations", right=True),
-        Column("units", right=True),
-        Column("wall", right=True),
-        Column("best", right=True),
-        Column("metric"),
+        TableColumn("run"),
+        TableColumn("started"),
+        TableColumn("status"),
+        TableColumn("configurations", right=True),
+        TableColumn("units", right=True),
+        TableColumn("wall", right=True),
+        TableColumn("best", right=True),
+        TableColumn("metric"),
     ]
     return Table(columns, [_run_row(record) for record in records])
 
@@ -159,7 +164,11 @@ def run_list(records: Sequence[RunRecord]) -> Table:
 def configuration(record: RunRecord, config: ConfigRecord) -> Table:
     """One configuration: its metrics after each epoch and the order in which it visited the partitions."""
     names = list(dict.fromkeys(name for metrics in config.reports.values() for name in metrics))
-    columns = [Column("epoch", right=True), *(Column(name, right=True) for name in names), Column("visits")]
+    columns = [
+        TableColumn("epoch", right=True),
+        *(TableColumn(name, right=True) for name in names),
+        TableColumn("visits"),
+    ]
     rows: list[list[Cell]] = [
         [
             str(epoch),

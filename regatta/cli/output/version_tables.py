@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli.output import numbers
 from regatta.cli.output.lineage_graph import (
-    Drawn,
+    DrawnNode,
     children_first,
     draw,
     strokes,
 )
-from regatta.cli.output.run_tables import Cell, Column, Table
+from regatta.cli.output.run_tables import Cell, Table, TableColumn
 
 if TYPE_CHECKING:
     from regatta.repo import Version, Versions
@@ -79,7 +79,7 @@ def links_by_version(links: Iterable[Link]) -> dict[str, list[Link]]:
     return found
 
 
-def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[Drawn]:
+def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[DrawnNode]:
     """The lineage among these versions, children first."""
     parents = {ident: [link.base for link in own] for ident, own in links_by_version(links).items()}
     ids = [version.id for version in versions]
@@ -87,10 +87,10 @@ def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[Drawn]:
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _TableColumnCells:
     """A column and its cells by version; the higher its rank, the sooner it goes where there is no room. 0 stays."""
 
-    column: Column
+    column: TableColumn
     cells: Mapping[str, Cell]
     rank: int
     shrinks: bool = False
@@ -126,7 +126,7 @@ def version_table(
     rows = _beside(nodes, cells) if graph else list(cells.values())
     shown = [each.column for each in columns]
     left_out = [name for name in varying if all(column.name != name for column in shown)]
-    return Table([*([Column("")] if graph else []), *shown], rows, _in_all(shared), _left_out(left_out))
+    return Table([*([TableColumn("")] if graph else []), *shown], rows, _in_all(shared), _left_out(left_out))
 
 
 def _columns(
@@ -136,11 +136,13 @@ def _columns(
     tags: Mapping[str, list[str]],
     mode: str | None,
     dates: bool,
-) -> list[_Shown]:
+) -> list[_TableColumnCells]:
     def column(
         name: str, cell: Callable[[Version], Cell], rank: int, right: bool = False, shrinks: bool = False
-    ) -> _Shown:
-        return _Shown(Column(name, right), {version.id: cell(version) for version in versions}, rank, shrinks)
+    ) -> _TableColumnCells:
+        return _TableColumnCells(
+            TableColumn(name, right), {version.id: cell(version) for version in versions}, rank, shrinks
+        )
 
     epochs = "epochs" if all(version.config for version in versions) else "snapshots"
     found = [
@@ -162,7 +164,7 @@ def _columns(
     return [each for each in found if each.column.name or any(each.cells.values())]
 
 
-def _fitting(columns: Sequence[_Shown], room: int | None, taken: int) -> list[_Shown]:
+def _fitting(columns: Sequence[_TableColumnCells], room: int | None, taken: int) -> list[_TableColumnCells]:
     """As many of the columns as there is room for, beside what is taken already."""
     found = list(columns)
     while room is not None and taken + sum(each.width + 2 for each in found) > room + 2:
@@ -270,7 +272,7 @@ def _metric_cell(version: Version, name: str, mode: str | None) -> str:
     return "-" if found is None else numbers.metric(best_of(found, name, mode)[0])
 
 
-def _beside(nodes: Sequence[Drawn], cells: Mapping[str, list[Cell]]) -> list[list[Cell]]:
+def _beside(nodes: Sequence[DrawnNode], cells: Mapping[str, list[Cell]]) -> list[list[Cell]]:
     """Rows with the lineage before them; the lines between nodes are rows with nothing else."""
     width = len(next(iter(cells.values()), []))
     rows: list[list[Cell]] = []

@@ -10,13 +10,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli.output import numbers
-from regatta.cli.output.run_tables import Cell, Column, Table
+from regatta.cli.output.run_tables import Cell, Table, TableColumn
 
 if TYPE_CHECKING:
     from regatta.repo.catalog.records import Link
     from regatta.repo.describe import Portrait
     from regatta.repo.inspect.distributions import Distribution
-    from regatta.repo.inspect.layers import Layer
+    from regatta.repo.inspect.layers import NetworkLayer
 
 SHORT = 10
 SHOWN = 40  # layers and tensors, unless all are wanted
@@ -28,10 +28,10 @@ SILENT = ("dims",)  # attributes that the shape of others tells
 def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     """The parts of a description, those that there are."""
     most = None if everything else SHOWN
-    yield Table([Column(""), Column("")], _facts(found), above=(_title(found),))
+    yield Table([TableColumn(""), TableColumn("")], _facts(found), above=(_title(found),))
     version = found.description.version
     if version.hyperparameters:
-        yield Table([Column(""), Column("")], _named(version.hyperparameters), above=("Hyperparameters",))
+        yield Table([TableColumn(""), TableColumn("")], _named(version.hyperparameters), above=("Hyperparameters",))
     if version.metrics:
         yield _metrics(found)
     if found.layers:
@@ -41,7 +41,7 @@ def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     files = found.description.files
     if files:
         rows: list[list[Cell]] = [[file.path, numbers.size(file.bytes), (file.hash[:SHORT], "dim")] for file in files]
-        yield _cut(Table([Column("file"), Column("size", True), Column("hash")], rows, above=("Files",)),
+        yield _cut(Table([TableColumn("file"), TableColumn("size", True), TableColumn("hash")], rows, above=("Files",)),
                    None if everything else FILES)  # fmt: skip
 
 
@@ -137,9 +137,9 @@ def _named(values: Mapping[str, Any]) -> list[list[Cell]]:
 
 def _metrics(found: Portrait) -> Table:
     columns = [
-        Column("metric"),
-        *(Column(name, True) for name in ("lowest", "at", "highest", "at", "last")),
-        Column(""),
+        TableColumn("metric"),
+        *(TableColumn(name, True) for name in ("lowest", "at", "highest", "at", "last")),
+        TableColumn(""),
     ]
     series = {
         name: [point.value for point in points]
@@ -160,7 +160,13 @@ def _step(step: int | None) -> str:
 
 
 def _network(found: Portrait, most: int | None) -> Table:
-    columns = [Column("layer"), Column("kind"), Column("parameters", True), Column("shape"), Column("")]
+    columns = [
+        TableColumn("layer"),
+        TableColumn("kind"),
+        TableColumn("parameters", True),
+        TableColumn("shape"),
+        TableColumn(""),
+    ]
     rows: list[list[Cell]] = [
         [
             layer.name or layer.id, layer.kind, _weights_of(layer), shape_text(layer.shape),
@@ -171,7 +177,7 @@ def _network(found: Portrait, most: int | None) -> Table:
     return _cut(Table(columns, rows, above=(f"Network: {numbers.count(len(rows), 'layer')}",)), most)
 
 
-def _weights_of(layer: Layer) -> str:
+def _weights_of(layer: NetworkLayer) -> str:
     count = 0
     for _, _, shape in layer.parameters:
         size = 1
@@ -194,8 +200,8 @@ def value_text(value: Any) -> str:
 
 def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
     columns = [
-        Column("tensor"), Column("shape"), Column("stored", True), Column("mean", True), Column("deviation", True),
-        Column("distribution"),
+        TableColumn("tensor"), TableColumn("shape"), TableColumn("stored", True), TableColumn("mean", True), TableColumn("deviation", True),
+        TableColumn("distribution"),
     ]  # fmt: skip
     read = [tensor for tensor in tensors if not tensor.exact]
     note = (

@@ -15,7 +15,7 @@ from typing import Any
 
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
 from regatta.repo.catalog.migrations import STEPS, migrate, steps_done
-from regatta.repo.catalog.names import ways
+from regatta.repo.catalog.names import possible_meanings
 from regatta.repo.catalog.networks import NetworkRows, canonical_json
 from regatta.repo.catalog.queries import VERSION, Filters
 from regatta.repo.catalog.records import (
@@ -89,7 +89,7 @@ class Catalog(Database):
 
     def find(self, reference: str) -> Version:
         """The version that a tag, a name (its newest), a name@number or the beginning of an id means."""
-        for way in ways(reference) if isinstance(reference, str) else ():
+        for way in possible_meanings(reference) if isinstance(reference, str) else ():
             condition, values = _CONDITIONS[way.kind], [way.text]
             if way.kind == "number":
                 values.append(way.number)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Names of versions and tags, and the ways in which people refer to a version."""
+"""Names of versions and tags, and the forms in which people refer to a version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"(.+)@([0-9]{1,15})", re.DOTALL)
 _PREFIX = re.compile(r"[0-9a-f]{4,32}")
 
 
-class Way(NamedTuple):
+class ReferenceMeaning(NamedTuple):
     """One reading of a reference: a "name" or a "tag" in full, a "number" of a name, or the start of an "id"."""
 
     kind: str
@@ -33,15 +33,15 @@ def check_name(name: object, what: str = "version") -> str:
     return made
 
 
-def ways(reference: str) -> Iterator[Way]:
+def possible_meanings(reference: str) -> Iterator[ReferenceMeaning]:
     """What a reference may mean, the likeliest first."""
     text = unicodedata.normalize("NFC", reference)
-    yield Way("tag", text)
-    yield Way("name", text)
+    yield ReferenceMeaning("tag", text)
+    yield ReferenceMeaning("name", text)
     if (match := _NUMBERED.fullmatch(text)) is not None:
-        yield Way("number", match[1], int(match[2]))
+        yield ReferenceMeaning("number", match[1], int(match[2]))
     if _PREFIX.fullmatch(text.lower()):
-        yield Way("id", text.lower())
+        yield ReferenceMeaning("id", text.lower())
 
 
 def _why_not(name: str) -> str | None:

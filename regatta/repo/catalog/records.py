@@ -1,4 +1,4 @@
-"""What a repository answers with: frozen records, and lists of them that notebooks and data frames understand."""
+"""What a repository answers with: frozen records, and lists of them that notebooks and data frames recognize."""
 
 from __future__ import annotations
 

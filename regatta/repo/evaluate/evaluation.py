@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from regatta.errors import UsageError
 from regatta.repo.catalog.records import Records
+from regatta.repo.evaluate.evaluated_network import EvaluatedNetwork, evaluated_network, inputs_for, targets_for
 from regatta.repo.evaluate.progress import Answers, ahead, progress
-from regatta.repo.evaluate.reading import Reading
+from regatta.repo.evaluate.progressive_weights import ProgressiveWeights
 from regatta.repo.evaluate.result import Evaluation, Stage
-from regatta.repo.evaluate.subject import Subject, inputs_for, subject_of, targets_for
 
 if TYPE_CHECKING:
     from regatta.repo.catalog.records import Version
@@ -35,10 +35,10 @@ def evaluate(
     """See `Repo.evaluate`."""
     wanted = _checked_precision(precision)
     _check_numbers(top_k, budget)
-    subject = subject_of(repo, version)
+    subject = evaluated_network(repo, version)
     weights = repo.weights(version, snapshot)
     stored = any(member.id for member in weights.members.values())
-    reading = Reading(weights, repo.store if stored else None, subject.network)
+    reading = ProgressiveWeights(weights, repo.store if stored else None, subject.network)
     inputs = inputs_for(subject, x, reading.is_wide)
     targets = targets_for(y, len(inputs))
     answers, fallback = _answers(subject, reading, inputs, wanted, top_k, budget)
@@ -59,7 +59,12 @@ def evaluate(
 
 
 def _answers(
-    subject: Subject, reading: Reading, x: NDArray[Any], precision: str | int, top_k: int, budget: float | None
+    subject: EvaluatedNetwork,
+    reading: ProgressiveWeights,
+    x: NDArray[Any],
+    precision: str | int,
+    top_k: int,
+    budget: float | None,
 ) -> tuple[Answers, str | None]:
     if precision == "full":
         answers = Answers(np.zeros((len(x), top_k), np.int64), np.full(len(x), -1, np.int64))
@@ -73,7 +78,9 @@ def _answers(
     return answers, reason
 
 
-def _compute(subject: Subject, reading: Reading, x: NDArray[Any], top_k: int, answers: Answers) -> None:
+def _compute(
+    subject: EvaluatedNetwork, reading: ProgressiveWeights, x: NDArray[Any], top_k: int, answers: Answers
+) -> None:
     """The open inputs by the model itself, with all its weights."""
     from regatta.network.torch.to_torch import outputs
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from regatta.errors import UsageError
 from regatta.network.bounds import BoundedNetwork, NotBounded, Passed
 from regatta.network.graph import Network
-from regatta.repo.evaluate.reading import LEADING, Reading
+from regatta.repo.evaluate.progressive_weights import LEADING, ProgressiveWeights
 from regatta.repo.evaluate.result import Stage
 
 Inputs = NDArray[Any]
@@ -43,7 +43,7 @@ class Answers:
 
 
 @dataclass
-class Found:
+class StageResult:
     """What one stage found for the inputs that it looked at; `costs` are what open pairs lose to each tensor."""
 
     labels: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Found:
 
 
 def progress(
-    network: Network, reading: Reading, x: Inputs, top_k: int, planes: int | None, budget: float | None
+    network: Network, reading: ProgressiveWeights, x: Inputs, top_k: int, planes: int | None, budget: float | None
 ) -> tuple[Answers, str | None]:
     """Answers from bounds, and why there are none where a layer or a weight has none.
 
@@ -80,7 +80,7 @@ def progress(
         reading.deepen(chosen)
 
 
-def _enter(answers: Answers, found: Found, read: str, bytes_read: int) -> int:
+def _enter(answers: Answers, found: StageResult, read: str, bytes_read: int) -> int:
     looked_at, number = answers.open, len(answers.stages)
     answers.labels[looked_at] = found.labels
     answers.stage[looked_at[found.sure]] = number
@@ -89,7 +89,7 @@ def _enter(answers: Answers, found: Found, read: str, bytes_read: int) -> int:
     return certified
 
 
-def choose(reading: Reading, costs: dict[str, float], share: float, budget: float | None) -> list[str]:
+def choose(reading: ProgressiveWeights, costs: dict[str, float], share: float, budget: float | None) -> list[str]:
     """The tensors whose next planes win most for each byte, until these are so large a share of all bytes."""
     full = reading.bytes_full
     left = np.inf if budget is None else budget * full - reading.bytes_read
@@ -106,16 +106,16 @@ def choose(reading: Reading, costs: dict[str, float], share: float, budget: floa
     return chosen
 
 
-def _said(reading: Reading, names: Sequence[str]) -> str:
+def _said(reading: ProgressiveWeights, names: Sequence[str]) -> str:
     by_plane: dict[int, list[str]] = {}
     for name in names:
         by_plane.setdefault(reading.planes[name] + 1, []).append(name)
     return "; ".join(f"plane {plane} of {', '.join(found)}" for plane, found in sorted(by_plane.items()))
 
 
-def judge(bounded: BoundedNetwork, x: Inputs, top_k: int) -> Found:
+def judge(bounded: BoundedNetwork, x: Inputs, top_k: int) -> StageResult:
     """Which labels are certain, by intervals or else by the backward bound."""
-    found = Found(np.zeros((len(x), top_k), np.int64), np.zeros(len(x), bool), 0, {})
+    found = StageResult(np.zeros((len(x), top_k), np.int64), np.zeros(len(x), bool), 0, {})
     tried = won = 0
     for start, passed in _batches(bounded, x):
         best, rows, better, worse = _pairs(passed, top_k)
@@ -133,7 +133,7 @@ def judge(bounded: BoundedNetwork, x: Inputs, top_k: int) -> Found:
 
 
 def _backward(
-    bounded: BoundedNetwork, passed: Passed, rows: Places, better: Places, worse: Places, count: int, found: Found
+    bounded: BoundedNetwork, passed: Passed, rows: Places, better: Places, worse: Places, count: int, found: StageResult
 ) -> NDArray[np.bool_]:
     """The inputs all of whose open pairs the backward bound closes; the costs of the others are added up."""
     closed, room = np.zeros(len(rows), bool), max(16, MEMORY // max(1, _numbers(passed)))

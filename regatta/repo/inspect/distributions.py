@@ -121,7 +121,7 @@ INTERVALS = ("least", "greatest", "mean", "deviation", "norm")
 
 
 @dataclass(frozen=True)
-class Tally:
+class MagnitudeCounts:
     """How often each magnitude occurs: it lies from `near` to `far`, `negative` or not; what is not finite is apart."""
 
     near: Floats
@@ -157,7 +157,7 @@ class Tally:
         return np.bincount(bins + side + 1, self.counts, 2 * side + 2).astype(np.int64)
 
 
-def tally(value: Partial) -> Tally:
+def count_magnitudes(value: Partial) -> MagnitudeCounts:
     """Count a tensor by its codes, or by its numbers where they are no codes."""
     dtype, words = value.dtype, value.words.reshape(-1)
     if _has_codes(dtype):
@@ -175,12 +175,12 @@ def tally(value: Partial) -> Tally:
     finite = np.isfinite(low) & np.isfinite(high)
     near, far = np.minimum(abs(low), abs(high)), np.maximum(abs(low), abs(high))
     near[(low < 0) & (high > 0)] = 0.0
-    return Tally(
+    return MagnitudeCounts(
         near[finite], far[finite], ((low < 0) | np.signbit(low))[finite], counts[finite], int(counts[~finite].sum())
     )
 
 
-def histogram(found: Tally) -> Histogram:
+def histogram(found: MagnitudeCounts) -> Histogram:
     """The histogram of a tensor, without the empty bins at its ends."""
     exponent, side = found.exponent, found.side
     counts = found.by_bin(exponent, side)
@@ -196,7 +196,7 @@ def histogram(found: Tally) -> Histogram:
     )
 
 
-def histogram_distance(left: Tally, right: Tally) -> float:
+def histogram_distance(left: MagnitudeCounts, right: MagnitudeCounts) -> float:
     """The share of weights that would have to move for one histogram to be the other, in bins that fit both."""
     if not left.count or not right.count:
         return math.nan
@@ -207,7 +207,7 @@ def histogram_distance(left: Tally, right: Tally) -> float:
 
 def describe_tensor(name: str, value: Partial, **stored: Any) -> Distribution:
     """All that is told of a tensor by what was read of it."""
-    found = tally(value)
+    found = count_magnitudes(value)
     sums = _exact_sums(value, found) if value.exact else _bounded_sums(found)
     return Distribution(
         name, value.dtype.name, value.shape, value.words.size, value.planes, value.dtype.planes, found.nonfinite,
@@ -215,7 +215,7 @@ def describe_tensor(name: str, value: Partial, **stored: Any) -> Distribution:
     )  # fmt: skip
 
 
-def norm(value: Partial, found: Tally) -> Interval:
+def norm(value: Partial, found: MagnitudeCounts) -> Interval:
     """Between what the square root of the sum of squares lies, of the numbers that are finite."""
     return (_exact_sums(value, found) if value.exact else _bounded_sums(found))[-1]
 
@@ -241,7 +241,7 @@ def distance(left: Partial, right: Partial) -> Interval:
     return Interval(largest * math.sqrt(low) * (1 - SLACK), largest * math.sqrt(high) * (1 + SLACK))
 
 
-def _bounded_sums(found: Tally) -> tuple[Interval, Interval, Interval, Interval, Interval]:
+def _bounded_sums(found: MagnitudeCounts) -> tuple[Interval, Interval, Interval, Interval, Interval]:
     """Least, greatest, mean, deviation and norm, between the bounds of each code."""
     if not found.count:
         return (Interval(math.nan, math.nan),) * 4 + (Interval(0.0, 0.0),)
@@ -268,7 +268,7 @@ def _bounded_sums(found: Tally) -> tuple[Interval, Interval, Interval, Interval,
     )
 
 
-def _exact_sums(value: Partial, found: Tally) -> tuple[Interval, Interval, Interval, Interval, Interval]:
+def _exact_sums(value: Partial, found: MagnitudeCounts) -> tuple[Interval, Interval, Interval, Interval, Interval]:
     """The same from whole numbers."""
     if not found.count or bool((found.near == found.far).all()):
         return _bounded_sums(found)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Layer:
+class NetworkLayer:
     """One node of a network. Parameters are (role, name, shape)."""
 
     id: str
@@ -68,7 +68,7 @@ class NetworkDifference:
         return all(layer.what == "same" for layer in self.layers)
 
 
-def layers_of(network: Mapping[str, Any] | None) -> Records[Layer]:
+def layers_of(network: Mapping[str, Any] | None) -> Records[NetworkLayer]:
     """The nodes of a network in the order in which they are written."""
     if network is None:
         return Records()
@@ -117,10 +117,10 @@ def compare_networks(left: Mapping[str, Any] | None, right: Mapping[str, Any] | 
     )
 
 
-def _layer(node: Mapping[str, Any], sources: Mapping[int, str]) -> Layer:
+def _layer(node: Mapping[str, Any], sources: Mapping[int, str]) -> NetworkLayer:
     shape = node.get("shape")
     found = tuple((p["role"], p["name"], tuple(p["shape"])) for p in _parameters(node))
-    return Layer(
+    return NetworkLayer(
         node["id"], node["kind"], node.get("name", ""), node.get("attributes", {}),
         tuple(shape) if isinstance(shape, list | tuple) else None, found, tuple(sources[at] for at in sorted(sources)),
     )  # fmt: skip
@@ -144,7 +144,7 @@ def _same_names(network: Mapping[str, Any] | None) -> dict[str, str]:
     return {name: name for layer in layers_of(network) for _, name, _ in layer.parameters}
 
 
-def _by_id(left: Records[Layer], right: Records[Layer]) -> Iterator[LayerDifference]:
+def _by_id(left: Records[NetworkLayer], right: Records[NetworkLayer]) -> Iterator[LayerDifference]:
     others = {layer.id: layer for layer in right}
     for layer in left:
         other = others.pop(layer.id, None)

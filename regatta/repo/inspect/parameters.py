@@ -17,12 +17,12 @@ from regatta.repo.inspect.distributions import (
     Distribution,
     Histogram,
     Interval,
+    count_magnitudes,
     describe_tensor,
     distance,
     histogram,
     histogram_distance,
     norm,
-    tally,
 )
 from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.encodings import ENCODINGS
@@ -132,7 +132,7 @@ def _changed(left: Weights, right: Weights, pairs: Mapping[str, str], exact: boo
 
 
 def _compared(name: str, a: Partial, other: str, b: Partial) -> ParameterDifference:
-    one, two = tally(a), tally(b)
+    one, two = count_magnitudes(a), count_magnitudes(b)
     return ParameterDifference(
         "changed" if a.shape == b.shape else "reshaped", name, other, (a.dtype.name, b.dtype.name), (a.shape, b.shape),
         min(a.planes, b.planes), (norm(a, one), norm(b, two)),

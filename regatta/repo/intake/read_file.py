@@ -1,7 +1,7 @@
 """What a file is understood as: weights, a network, metrics, hyperparameters, or just a file.
 
-    understand(path)            by its name and its content
-    understand(path, "file")    as it is told
+    recognize(path)            by its name and its content
+    recognize(path, "file")    as it is told
 
 Nothing of a file is executed or unpickled, and only regular files are opened.
 """
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from regatta.errors import DataError, NotFoundError, UsageError, nearest
 from regatta.repo.intake import training_logs, zip_weights
-from regatta.repo.weights import TakenIn, from_file
+from regatta.repo.weights import NewSnapshotWeights, from_file
 from regatta.store.format.tensor_id import as_tensor
 
 Kind: TypeAlias = Literal["weights", "network", "metrics", "hyperparameters", "file"]
@@ -29,12 +29,12 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 
 
 @dataclass(frozen=True)
-class Understood:
+class RecognizedFile:
     """What a file is, in the words that people are told; `kept` says whether its bytes are kept beside that."""
 
     kind: Kind
     says: str
-    weights: TakenIn | None = None
+    weights: NewSnapshotWeights | None = None
     network: Any = None
     metrics: training_logs.Points | None = None
     hyperparameters: Mapping[str, Any] | None = None
@@ -46,7 +46,7 @@ class Understood:
         return self.kind != "weights"
 
 
-def understand(path: Path, wanted: Kind | None = None, suffix: str | None = None) -> Understood:
+def recognize(path: Path, wanted: Kind | None = None, suffix: str | None = None) -> RecognizedFile:
     """Read a file as what it looks like, or as it is told; what only looks like something else is kept as a file."""
     check_regular(path)
     if wanted is not None and wanted not in KINDS:
@@ -60,8 +60,8 @@ def understand(path: Path, wanted: Kind | None = None, suffix: str | None = None
     return _as_told(path, suffix, wanted or "file")
 
 
-def plain_file(path: Path, *notes: str) -> Understood:
-    return Understood("file", "kept as it is", notes=notes)
+def plain_file(path: Path, *notes: str) -> RecognizedFile:
+    return RecognizedFile("file", "kept as it is", notes=notes)
 
 
 def check_regular(path: Path) -> None:
@@ -101,7 +101,7 @@ def shards(paths: Sequence[Path]) -> dict[Path, list[Path]]:
     return groups
 
 
-def joined(parts: Sequence[Understood], first: Path) -> Understood:
+def joined(parts: Sequence[RecognizedFile], first: Path) -> RecognizedFile:
     """One snapshot out of its parts."""
     if len(parts) == 1:
         return parts[0]
@@ -116,18 +116,18 @@ def joined(parts: Sequence[Understood], first: Path) -> Understood:
     return _weights(whole, (f"out of {len(parts)} parts",))
 
 
-def _weights(taken: TakenIn | None, notes: tuple[str, ...] = ()) -> Understood:
+def _weights(taken: NewSnapshotWeights | None, notes: tuple[str, ...] = ()) -> RecognizedFile:
     assert taken is not None
     count = f"{len(taken.tensors):,} tensor{'s' if len(taken.tensors) != 1 else ''}"
     after = "" if taken.epoch is None else f", after epoch {taken.epoch}"
-    return Understood("weights", f"{count}, {taken.parameters:,} parameters{after}", taken, notes=notes)
+    return RecognizedFile("weights", f"{count}, {taken.parameters:,} parameters{after}", taken, notes=notes)
 
 
-def _from_tensor_file(path: Path, suffix: str) -> Understood:
+def _from_tensor_file(path: Path, suffix: str) -> RecognizedFile:
     return _weights(from_file(path, epoch_in(path)))
 
 
-def _from_torch(path: Path, suffix: str) -> Understood:
+def _from_torch(path: Path, suffix: str) -> RecognizedFile:
     from regatta.frameworks.torch.files import read_state_dict
 
     if _begins(path) != b"PK":
@@ -142,7 +142,7 @@ def _from_torch(path: Path, suffix: str) -> Understood:
         most = sum(entry.file_size for entry in archive.infolist())
     found = read_state_dict(path, most)
     epoch = found.epoch if found.epoch is not None else epoch_in(path)
-    taken = TakenIn(epoch, {name: as_tensor(name, value) for name, value in found.tensors.items()}, {})
+    taken = NewSnapshotWeights(epoch, {name: as_tensor(name, value) for name, value in found.tensors.items()}, {})
     notes = [f"found under {found.under!r}"] if found.under is not None else []
     if found.left_out:
         more = f" and {len(found.left_out) - 3} more" if len(found.left_out) > 3 else ""
@@ -155,25 +155,27 @@ def _begins(path: Path) -> bytes:
         return file.read(2)
 
 
-def _from_exported(path: Path, suffix: str) -> Understood:
+def _from_exported(path: Path, suffix: str) -> RecognizedFile:
     tensors = {name: as_tensor(name, value) for name, value in zip_weights.read_exported(path).items()}
-    found = _weights(TakenIn(epoch_in(path), tensors, {}), ("its graph is not read; the file is kept as well",))
+    found = _weights(
+        NewSnapshotWeights(epoch_in(path), tensors, {}), ("its graph is not read; the file is kept as well",)
+    )
     return replace(found, kind="network")
 
 
-def _from_onnx(path: Path, suffix: str) -> Understood:
+def _from_onnx(path: Path, suffix: str) -> RecognizedFile:
     from regatta.repo.intake.onnx_weights import read_onnx
 
     network, tensors = read_onnx(path)
-    taken = TakenIn(epoch_in(path), {name: as_tensor(name, value) for name, value in tensors.items()}, {})
+    taken = NewSnapshotWeights(epoch_in(path), {name: as_tensor(name, value) for name, value in tensors.items()}, {})
     return replace(_weights(taken), kind="network", network=network, says=_network_words(network, taken))
 
 
-def _network_words(network: Any, taken: TakenIn) -> str:
+def _network_words(network: Any, taken: NewSnapshotWeights) -> str:
     return f"{len(network.nodes):,} layers, {len(taken.tensors):,} tensors, {taken.parameters:,} parameters"
 
 
-def _from_log(path: Path, suffix: str) -> Understood:
+def _from_log(path: Path, suffix: str) -> RecognizedFile:
     try:
         rows = training_logs.log_rows(path, suffix)
         if not rows or not training_logs.looks_like_log(path, rows[0]):
@@ -183,7 +185,7 @@ def _from_log(path: Path, suffix: str) -> Understood:
         return plain_file(path, f"not read as a log: {error.message}")
 
 
-def _from_settings(path: Path, suffix: str) -> Understood:
+def _from_settings(path: Path, suffix: str) -> RecognizedFile:
     try:
         content = training_logs.settings(path, suffix)
         points = training_logs.points_of_json(content, path)
@@ -192,18 +194,18 @@ def _from_settings(path: Path, suffix: str) -> Understood:
         return plain_file(path, f"not read as settings: {error.message}")
 
 
-def _metrics(points: training_logs.Points) -> Understood:
+def _metrics(points: training_logs.Points) -> RecognizedFile:
     steps = max(len(series) for series in points.values())
     names = ", ".join(list(points)[:4]) + (f" and {len(points) - 4} more" if len(points) > 4 else "")
-    return Understood("metrics", f"{names} over {steps:,} step{'s' if steps != 1 else ''}", metrics=points)
+    return RecognizedFile("metrics", f"{names} over {steps:,} step{'s' if steps != 1 else ''}", metrics=points)
 
 
-def _settings(values: Mapping[str, Any]) -> Understood:
+def _settings(values: Mapping[str, Any]) -> RecognizedFile:
     names = ", ".join(list(values)[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
-    return Understood("hyperparameters", names or "none", hyperparameters=values)
+    return RecognizedFile("hyperparameters", names or "none", hyperparameters=values)
 
 
-def _as_told(path: Path, suffix: str, wanted: Kind) -> Understood:
+def _as_told(path: Path, suffix: str, wanted: Kind) -> RecognizedFile:
     """What cannot be read as it is told is an error, not a file."""
     if wanted == "metrics":
         if suffix == ".json":
@@ -236,7 +238,7 @@ def epoch_in(path: Path) -> int | None:
     return int(found[-1]) if found else None
 
 
-_BY_SUFFIX: dict[str, Callable[[Path, str], Understood]] = {
+_BY_SUFFIX: dict[str, Callable[[Path, str], RecognizedFile]] = {
     **dict.fromkeys((".safetensors", ".npz"), _from_tensor_file),
     **dict.fromkeys(TORCH, _from_torch),
     ".pt2": _from_exported,

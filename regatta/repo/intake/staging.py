@@ -25,14 +25,14 @@ from regatta.repo.catalog.records import Version
 from regatta.repo.file_store import FileEntry, named_files
 from regatta.repo.intake.read_file import (
     Kind,
-    Understood,
+    RecognizedFile,
     check_regular,
     joined,
+    recognize,
     shards,
-    understand,
 )
 from regatta.repo.repo import Repo, new_id
-from regatta.repo.weights import Kept
+from regatta.repo.weights import StoredWeights
 from regatta.store.format.pack_file import fsync_folder
 from regatta.store.locks import exclusive
 
@@ -69,7 +69,7 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class Area:
+class StagingArea:
     """What the file says: the items, and the id of the version that they are being made into."""
 
     items: tuple[Staged, ...] = ()
@@ -104,7 +104,7 @@ def add(repo: Repo, paths: Sequence[str | Path], *, kind: Kind | None = None, ep
         made = [_stage(repo, name, what, source) for name, what, source in found]
         names = {item.name for item in made}
         kept = [item for item in area.items if item.name not in names]
-        _write(repo, Area((*kept, *made)))
+        _write(repo, StagingArea((*kept, *made)))
         _release(repo, [item for item in area.items if item.name in names])
     return made
 
@@ -115,7 +115,7 @@ def unstage(repo: Repo, names: Iterable[str] | None = None) -> list[Staged]:
         known = {item.name: item for item in area.items}
         chosen = list(known) if names is None else [_matching(name, known) for name in names]
         gone = [known[name] for name in dict.fromkeys(chosen)]
-        _write(repo, Area(tuple(item for item in area.items if item not in gone)))
+        _write(repo, StagingArea(tuple(item for item in area.items if item not in gone)))
         _release(repo, gone)
     return gone
 
@@ -147,7 +147,7 @@ def commit_staged(
             message=message,
             ident=ident,
         )
-        _write(repo, Area())
+        _write(repo, StagingArea())
         _release(repo, area.items)
     return made
 
@@ -164,19 +164,19 @@ def _named(paths: Sequence[str | Path]) -> list[tuple[str, Path]]:
 
 def _read_all(
     named: Sequence[tuple[str, Path]], kind: Kind | None, epoch: int | None
-) -> list[tuple[str, Understood, Path]]:
+) -> list[tuple[str, RecognizedFile, Path]]:
     """What the files are; those that are parts of one snapshot as one."""
     names = {path: name for name, path in named}
     found = []
     for first, parts in shards([path for _, path in named]).items():
-        what = joined([understand(part, kind) for part in parts], first)
+        what = joined([recognize(part, kind) for part in parts], first)
         if epoch is not None and what.weights is not None:
             what = replace(what, weights=replace(what.weights, epoch=epoch))
         found.append((names[parts[0]], what, parts[0].absolute()))
     return found
 
 
-def _stage(repo: Repo, name: str, what: Understood, source: Path) -> Staged:
+def _stage(repo: Repo, name: str, what: RecognizedFile, source: Path) -> Staged:
     """Make the content of a file durable; nothing names it as staged yet."""
     weights = None
     if what.weights is not None:
@@ -189,7 +189,7 @@ def _stage(repo: Repo, name: str, what: Understood, source: Path) -> Staged:
     return Staged(*known, metrics=what.metrics is not None, network=what.network is not None)
 
 
-def _snapshots(items: Sequence[Staged]) -> list[Kept] | None:
+def _snapshots(items: Sequence[Staged]) -> list[StoredWeights] | None:
     """The staged weights in the order of their epochs; those without one as they were added."""
     found = [item.weights for item in items if item.weights is not None]
     epochs = [each.epoch for each in found if each.epoch is not None]
@@ -197,7 +197,7 @@ def _snapshots(items: Sequence[Staged]) -> list[Kept] | None:
         twice = next(epoch for epoch in epochs if epochs.count(epoch) > 1)
         raise UsageError(f"Two staged snapshots are of epoch {twice}.", hint="Unstage one of them.")
     ordered = sorted(found, key=lambda each: (each.epoch is not None, each.epoch or 0))
-    return [Kept(each.snapshot, each.epoch, each.parameters, each.bytes) for each in ordered] or None
+    return [StoredWeights(each.snapshot, each.epoch, each.parameters, each.bytes) for each in ordered] or None
 
 
 def _meanings(repo: Repo, items: Sequence[Staged]) -> tuple[dict[str, Any], Any, dict[str, dict[int, float]]]:
@@ -222,10 +222,10 @@ def _network(repo: Repo, item: Staged) -> str:
     return to_json(_again(repo, item).network)
 
 
-def _again(repo: Repo, item: Staged) -> Understood:
+def _again(repo: Repo, item: Staged) -> RecognizedFile:
     """What a staged file is, read once more from where it is kept, which is under another name."""
     assert item.file is not None
-    return understand(repo.files.path(item.file.hash), item.kind, Path(item.name).suffix)
+    return recognize(repo.files.path(item.file.hash), item.kind, Path(item.name).suffix)
 
 
 def _last_step(points: Mapping[str, Mapping[int, float]]) -> int:
@@ -260,7 +260,7 @@ def forget_unknown(repo: Repo) -> int:
 
 
 @contextmanager
-def _changing(repo: Repo) -> Iterator[Area]:
+def _changing(repo: Repo) -> Iterator[StagingArea]:
     """Nobody else changes the area meanwhile."""
     if repo.read_only:
         raise UsageError("The repository is open for reading only.", place=str(repo.folder))
@@ -268,13 +268,13 @@ def _changing(repo: Repo) -> Iterator[Area]:
         yield _read(repo)
 
 
-def _read(repo: Repo) -> Area:
+def _read(repo: Repo) -> StagingArea:
     path = repo.folder / STAGING
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return Area()
+        return StagingArea()
     try:
         area = _parsed(json.loads(text) if len(text) <= MAX_BYTES else None)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
@@ -282,13 +282,13 @@ def _read(repo: Repo) -> Area:
             f"The staging area cannot be read: {error!r:.200}.", place=str(path), hint="Delete the file and add again."
         ) from error
     done = area.committing is not None and repo.catalog.has(area.committing)
-    return Area() if done else replace(area, committing=None)
+    return StagingArea() if done else replace(area, committing=None)
 
 
-def _parsed(content: Any) -> Area:
+def _parsed(content: Any) -> StagingArea:
     if content["format"] != FORMAT:
         raise ValueError(f"format {content['format']!r}, not {FORMAT}")
-    return Area(tuple(map(_item, content["items"])), content["committing"])
+    return StagingArea(tuple(map(_item, content["items"])), content["committing"])
 
 
 def _item(content: dict[str, Any]) -> Staged:
@@ -301,7 +301,7 @@ def _item(content: dict[str, Any]) -> Staged:
     return Staged(**{**content, **made})
 
 
-def _write(repo: Repo, area: Area) -> None:
+def _write(repo: Repo, area: StagingArea) -> None:
     content = {"format": FORMAT, "committing": area.committing, "items": [asdict(item) for item in area.items]}
     path = repo.folder / STAGING
     written = path.with_name(f".{STAGING}.{os.getpid()}")

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from regatta.cli.output import live_frame as pictures
 from regatta.cli.output.live_display import (
-    Lines,
-    Pace,
-    Watched,
+    DisplayState,
+    LineDisplay,
+    UnitRate,
     open_display,
 )
 from regatta.journal.record import RunRecord
@@ -37,14 +37,14 @@ def play(listener: Any, records: list[dict[str, Any]]) -> RunRecord:
 
 def lines_of(made: MadeRun, clock: Any = lambda: 0.0) -> list[str]:
     out = io.StringIO()
-    play(Lines(Console(file=out, width=200), clock), made.records)
+    play(LineDisplay(Console(file=out, width=200), clock), made.records)
     return out.getvalue().splitlines()
 
 
 def frame(run: RunRecord, width: int = 100, height: int = 30, now: float = 0.0) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height)
-    console.print(pictures.picture(run, Pace(), now or run.now, width, height))
+    console.print(pictures.picture(run, UnitRate(), now or run.now, width, height))
     return out.getvalue().splitlines()
 
 
@@ -161,14 +161,14 @@ def test_the_best_and_the_running_ones_are_shown() -> None:
 
 def test_before_the_first_record_there_is_something_to_see() -> None:
     console = Console(file=io.StringIO())
-    state = Watched()
+    state = DisplayState()
     assert "starting" in str(state.show(console))
     state.hear(RunRecord(), {"event": "note", "time": 0.0, "level": "info", "text": "early"})
     assert "starting" in str(state.show(console))
 
 
 def test_pace_needs_two_units_and_counts_down_between_them() -> None:
-    pace = Pace()
+    pace = UnitRate()
     assert pace.rate is None
     assert pace.left(10, 0.0, 0.0) is None
     for second in range(5):
@@ -186,7 +186,7 @@ def test_a_display_may_join_a_run_that_has_begun() -> None:
     run = RunRecord()
     for line in records[:60]:
         run.apply(line)
-    state = Watched()
+    state = DisplayState()
     for line in records[60:]:
         run.apply(line)
         state.hear(run, line)
@@ -196,7 +196,7 @@ def test_a_display_may_join_a_run_that_has_begun() -> None:
 
 def test_drawing_while_the_run_goes_on_is_safe() -> None:
     """The refreshing thread and the runner's thread never touch the same object."""
-    state = Watched()
+    state = DisplayState()
     console = Console(file=io.StringIO(), width=100, height=40)
     over = threading.Event()
     wrong: list[BaseException] = []
@@ -226,10 +226,10 @@ def test_records_in_any_order_do_no_harm(order: list[dict[str, Any]], header: in
     first = [line for line in MIXED if line["event"] in ("run", "config")]
     later = [line for line in order if line["event"] not in ("run", "config")]
     later.insert(min(header, len(later)), {"event": "of a later version", "time": 0.0})
-    run, state = RunRecord(), Watched()
+    run, state = RunRecord(), DisplayState()
     out = io.StringIO()
     console = Console(file=out, width=80, height=20)
-    lines = Lines(console)
+    lines = LineDisplay(console)
     for number, line in enumerate([*first, *later]):
         try:
             run.apply(line)

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from regatta.repo.inspect.distributions import (
     Histogram,
     Interval,
+    count_magnitudes,
     describe_tensor,
     distance,
     histogram,
     histogram_distance,
-    tally,
 )
 from regatta.store.format.planes import leading
 from regatta.store.format.tensor_id import as_tensor
@@ -79,8 +79,8 @@ def test_what_is_bounded_lies_within_its_bounds(array: NDArray[Any]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(numbers)
 def test_histograms_of_leading_planes_are_exact(array: NDArray[Any]) -> None:
-    found = histogram(tally(partly(array)))
-    assert found == histogram(tally(whole(array)))
+    found = histogram(count_magnitudes(partly(array)))
+    assert found == histogram(count_magnitudes(whole(array)))
     by_hand = counted(array, found.width)
     inside = {found.first + place: count for place, count in enumerate(found.counts) if count}
     beyond = {place: count for place, count in by_hand.items() if place not in inside}
@@ -154,7 +154,7 @@ def test_numbers_that_float64_barely_holds_do_not_overflow() -> None:
 def test_an_outlier_does_not_press_the_others_flat() -> None:
     array = np.random.default_rng(0).normal(size=10_000).astype("f4")
     array[0] = 1e6
-    found = histogram(tally(partly(array)))
+    found = histogram(count_magnitudes(partly(array)))
     assert found.above == 1
     assert len(found.counts) > 16
 
@@ -162,9 +162,9 @@ def test_an_outlier_does_not_press_the_others_flat() -> None:
 def test_histograms_apart() -> None:
     rng = np.random.default_rng(0)
     one, other = rng.normal(size=20_000).astype("f4"), rng.normal(size=20_000).astype("f4")
-    assert histogram_distance(tally(partly(one)), tally(partly(one))) == 0
-    assert histogram_distance(tally(partly(one)), tally(partly(other))) < 0.05
-    assert histogram_distance(tally(partly(one)), tally(partly(abs(other) + 8))) > 0.95
+    assert histogram_distance(count_magnitudes(partly(one)), count_magnitudes(partly(one))) == 0
+    assert histogram_distance(count_magnitudes(partly(one)), count_magnitudes(partly(other))) < 0.05
+    assert histogram_distance(count_magnitudes(partly(one)), count_magnitudes(partly(abs(other) + 8))) > 0.95
 
 
 def test_a_histogram_in_a_line_of_text() -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from regatta.errors import DataError, NotFoundError, RegattaError, UsageError
-from regatta.repo.intake.read_file import KINDS, shards, understand
+from regatta.repo.intake.read_file import KINDS, recognize, shards
 from regatta.repo.intake.training_logs import MAX_DEPTH, MAX_VALUES, hyperparameters
 from regatta.repo.intake.zip_weights import read_npz
 from regatta.store.format.tensor_id import as_tensor
@@ -31,7 +31,7 @@ def bits(values: dict[str, object]) -> dict[str, str]:
 
 
 def found_weights(path: Path) -> dict[str, str]:
-    weights = understand(path).weights
+    weights = recognize(path).weights
     assert weights is not None
     return {name: tensor.id for name, tensor in weights.tensors.items()}
 
@@ -39,7 +39,7 @@ def found_weights(path: Path) -> dict[str, str]:
 def test_a_state_dict_is_weights(tmp_path: Path) -> None:
     state = {**module().state_dict(), "half": torch.ones(3, dtype=torch.bfloat16)}
     torch.save(state, tmp_path / "net-epoch12.pt")
-    found = understand(tmp_path / "net-epoch12.pt")
+    found = recognize(tmp_path / "net-epoch12.pt")
     assert found.kind == "weights" and found.weights is not None and found.weights.epoch == 12
     assert found_weights(tmp_path / "net-epoch12.pt") == bits(dict(state))
     assert not found.kept  # the store has them
@@ -49,7 +49,7 @@ def test_a_checkpoint_gives_its_model_and_says_what_it_leaves_out(tmp_path: Path
     model = module()
     state = {"epoch": 7, "model_state_dict": model.state_dict(), "optimizer": {"lr": 0.1}}
     torch.save(state, tmp_path / "check.pth")
-    found = understand(tmp_path / "check.pth")
+    found = recognize(tmp_path / "check.pth")
     assert found.weights is not None and found.weights.epoch == 7
     assert found.notes == ("found under 'model_state_dict'", "left out: optimizer")
     assert found_weights(tmp_path / "check.pth") == bits(dict(model.state_dict()))
@@ -59,7 +59,7 @@ def test_an_exported_program_gives_its_weights(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).eval()
     torch.export.save(torch.export.export(model, (torch.randn(2, 4),)), tmp_path / "net.pt2")
     assert found_weights(tmp_path / "net.pt2") == bits(dict(model.state_dict()))
-    assert understand(tmp_path / "net.pt2").kept
+    assert recognize(tmp_path / "net.pt2").kept
 
 
 @pytest.mark.filterwarnings("ignore:No complete tensor")  # PyTorch's own, as it writes the file
@@ -83,7 +83,7 @@ def write_onnx(path: Path, name: str = "/head/weight") -> np.ndarray:
 
 def test_an_onnx_file_is_a_network_with_weights_under_the_same_names(tmp_path: Path) -> None:
     weight = write_onnx(tmp_path / "net.onnx")
-    found = understand(tmp_path / "net.onnx")
+    found = recognize(tmp_path / "net.onnx")
     assert found.kind == "network" and found.weights is not None and found.kept
     names = {p.name for node in found.network.nodes for p in node.parameters}
     assert names == set(found.weights.tensors) == {"head/weight"}  # no name begins at the root
@@ -101,7 +101,7 @@ def test_external_data_of_onnx_is_not_opened(tmp_path: Path) -> None:
     tensor.external_data.add(key="location", value="../../etc/passwd")
     (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
     with pytest.raises(DataError, match="lies in another file"):
-        understand(tmp_path / "net.onnx")
+        recognize(tmp_path / "net.onnx")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_external_data_of_onnx_is_not_opened(tmp_path: Path) -> None:
 )
 def test_logs_are_metrics(tmp_path: Path, name: str, text: str, expected: object) -> None:
     (tmp_path / name).write_text(text)
-    found = understand(tmp_path / name)
+    found = recognize(tmp_path / name)
     assert found.kind == "metrics" and found.metrics == expected and found.kept
 
 
@@ -135,7 +135,7 @@ def test_logs_are_metrics(tmp_path: Path, name: str, text: str, expected: object
 )  # fmt: skip
 def test_settings_are_hyperparameters(tmp_path: Path, name: str, text: str, expected: object) -> None:
     (tmp_path / name).write_text(text)
-    found = understand(tmp_path / name)
+    found = recognize(tmp_path / name)
     assert found.kind == "hyperparameters" and found.hyperparameters == expected
 
 
@@ -148,18 +148,18 @@ def test_settings_are_hyperparameters(tmp_path: Path, name: str, text: str, expe
 )  # fmt: skip
 def test_what_is_nothing_else_is_a_file(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    assert understand(tmp_path / name).kind == "file"
+    assert recognize(tmp_path / name).kind == "file"
 
 
 def test_one_may_say_what_a_file_is(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("x,y\n1,2\n")
-    assert understand(tmp_path / "data.csv", "metrics").metrics == {"x": {1: 1.0}, "y": {1: 2.0}}
+    assert recognize(tmp_path / "data.csv", "metrics").metrics == {"x": {1: 1.0}, "y": {1: 2.0}}
     torch.save(module().state_dict(), tmp_path / "net.pt")
-    assert understand(tmp_path / "net.pt", "file").kind == "file"
+    assert recognize(tmp_path / "net.pt", "file").kind == "file"
     with pytest.raises(UsageError, match="not read as network"):
-        understand(tmp_path / "net.pt", "network")
+        recognize(tmp_path / "net.pt", "network")
     with pytest.raises(UsageError, match="not added as 'weihgts'"):
-        understand(tmp_path / "net.pt", "weihgts")  # type: ignore[arg-type]
+        recognize(tmp_path / "net.pt", "weihgts")  # type: ignore[arg-type]
     assert set(KINDS) == {"weights", "network", "metrics", "hyperparameters", "file"}
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "old.pt").write_bytes(pickle.dumps(Harm()))
     for name, reason in (("bad.pt", "more than tensors"), ("bad.npz", "Python objects"), ("old.pt", "since 1.6")):
         with pytest.raises(DataError, match=reason):
-            understand(tmp_path / name)
+            recognize(tmp_path / name)
     assert not (tmp_path / "harmed").exists()
 
 
@@ -194,11 +194,11 @@ def test_archives_that_grow_are_refused(tmp_path: Path) -> None:
         archive.writestr("w.npy", npy_header((2**25,)) + bytes(2**27))
     assert (tmp_path / "bomb.npz").stat().st_size < 2**20
     with pytest.raises(DataError, match="claims to unpack to"):
-        understand(tmp_path / "bomb.npz")
+        recognize(tmp_path / "bomb.npz")
     torch.save({"w": torch.zeros(1000)}, tmp_path / "whole.pt")
     repacked(tmp_path / "whole.pt", tmp_path / "small.pt", zipfile.ZIP_DEFLATED)
     with pytest.raises(DataError, match="as PyTorch never does"):
-        understand(tmp_path / "small.pt")
+        recognize(tmp_path / "small.pt")
 
 
 def test_claimed_lengths_are_held_against_what_is_there(tmp_path: Path) -> None:
@@ -210,10 +210,10 @@ def test_claimed_lengths_are_held_against_what_is_there(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
     with pytest.raises(DataError):
-        understand(tmp_path / "w.safetensors")
+        recognize(tmp_path / "w.safetensors")
     (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", 2**62) + b"{}")
     with pytest.raises(DataError, match="header claims"):
-        understand(tmp_path / "x.safetensors")
+        recognize(tmp_path / "x.safetensors")
 
 
 def test_a_state_dict_that_claims_more_than_its_file(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_state_dict_that_claims_more_than_its_file(tmp_path: Path) -> None:
         for entry, content in small.items():
             archive.writestr(entry, content)
     with pytest.raises(RegattaError):
-        understand(tmp_path / "cut.pt")
+        recognize(tmp_path / "cut.pt")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_exported_programs_that_lie(tmp_path: Path, change: dict[str, object]) -
     entry = {"path_name": "weight_0", "use_pickle": False, "tensor_meta": {**meta, "layout": 7, **change}}
     write_exported(tmp_path / "p.pt2", entry)
     with pytest.raises(RegattaError):
-        understand(tmp_path / "p.pt2")
+        recognize(tmp_path / "p.pt2")
 
 
 def test_exported_programs_reach_only_their_own_entries(tmp_path: Path) -> None:
@@ -252,11 +252,11 @@ def test_exported_programs_reach_only_their_own_entries(tmp_path: Path) -> None:
     for wrong in ({"path_name": "../../../etc/passwd"}, {"use_pickle": True}):
         write_exported(tmp_path / "p.pt2", {**entry, **wrong})
         with pytest.raises(DataError):
-            understand(tmp_path / "p.pt2")
+            recognize(tmp_path / "p.pt2")
     with zipfile.ZipFile(tmp_path / "q.pt2", "w") as archive:
         archive.writestr("p/serialized_state_dict.pt", b"old")
     with pytest.raises(DataError, match="without trusting"):
-        understand(tmp_path / "q.pt2")
+        recognize(tmp_path / "q.pt2")
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
@@ -269,10 +269,10 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
             (tmp_path / "s", "a socket"),
         ):
             with pytest.raises(UsageError, match=f"It is {kind}"):
-                understand(path)
+                recognize(path)
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(NotFoundError, match="leads nowhere"):
-        understand(tmp_path / "link")
+        recognize(tmp_path / "link")
 
 
 def test_settings_that_multiply_are_refused(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_settings_that_multiply_are_refused(tmp_path: Path) -> None:
         f"{chr(98 + n)}: &{chr(98 + n)} {{{', '.join(f'k{i}: *{chr(97 + n)}' for i in range(9))}}}\n" for n in range(8)
     )
     (tmp_path / "laughs.yaml").write_text(laughs)
-    found = understand(tmp_path / "laughs.yaml")
+    found = recognize(tmp_path / "laughs.yaml")
     assert found.kind == "file" and f"more than {MAX_VALUES}" in found.notes[0]
     deep: dict[str, object] = {}
     for _ in range(MAX_DEPTH + 2):

@@ -14,7 +14,7 @@ from regatta.errors import UsageError
 
 if TYPE_CHECKING:
     from regatta.cli.output.run_tables import Table
-    from regatta.repo.archive import Archived, Report
+    from regatta.repo.archive import ArchiveResult, Report
 
 SCHEMES, ALGORITHMS = ("independent", "parallel"), ("pas-mt", "pas-pt", "last", "mst", "spt")
 
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _document(found: Archived, dry_run: bool) -> dict[str, Any]:
+def _document(found: ArchiveResult, dry_run: bool) -> dict[str, Any]:
     from regatta.cli.output.json_documents import document
 
     states = {"states": found.states, "state_bytes": found.state_bytes, "live": found.live}
@@ -84,9 +84,9 @@ def _report(report: Report | None) -> dict[str, Any] | None:
     return {**known, "saved": report.saved}
 
 
-def _table(found: Archived, dry_run: bool) -> Table:
+def _table(found: ArchiveResult, dry_run: bool) -> Table:
     from regatta.cli.output.numbers import count, size
-    from regatta.cli.output.run_tables import Cell, Column, Table
+    from regatta.cli.output.run_tables import Cell, Table, TableColumn
 
     rows: list[list[Cell]] = []
     if found.states:
@@ -98,7 +98,12 @@ def _table(found: Archived, dry_run: bool) -> Table:
         rows.append([each.version, size(each.bytes_before), size(each.bytes_after), change])
     if found.report is not None:
         rows += _report_rows(found.report)
-    columns = [Column("archive"), Column("before", right=True), Column("after", right=True), Column("")]
+    columns = [
+        TableColumn("archive"),
+        TableColumn("before", right=True),
+        TableColumn("after", right=True),
+        TableColumn(""),
+    ]
     return Table(columns, rows)
 
 

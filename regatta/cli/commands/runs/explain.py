@@ -63,9 +63,12 @@ def _explain_run(args: argparse.Namespace) -> int:
 
 def _table(found: Analysis) -> Table:
     from regatta.cli.output.numbers import seconds
-    from regatta.cli.output.run_tables import Column, Table
+    from regatta.cli.output.run_tables import Table, TableColumn
 
-    columns = [Column(""), *(Column(name, right=True) for name in ("estimated", "actual", "actual/estimated"))]
+    columns = [
+        TableColumn(""),
+        *(TableColumn(name, right=True) for name in ("estimated", "actual", "actual/estimated")),
+    ]
     cells = [[row.what, *_figures(row)] for row in found.rows]
     later = [
         f"planned again after {seconds(other.after)}: {other.reason}; "

@@ -79,7 +79,7 @@ def _run_suite(args: argparse.Namespace) -> int:
 
     from regatta.cli.output.json_documents import document
     from regatta.cli.output.numbers import seconds
-    from regatta.cli.output.run_tables import Column, Table
+    from regatta.cli.output.run_tables import Table, TableColumn
     from regatta.plan.papers.suites import run_suite
 
     node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
@@ -87,7 +87,11 @@ def _run_suite(args: argparse.Namespace) -> int:
     if args.json:
         ui.write_json(document(suite=args.suite, rows=[asdict(row) for row in rows]))
         return 0
-    columns = [Column("case"), Column("policy"), *(Column(name, right=True) for name in ("takes", "ratio", "speed-up"))]
+    columns = [
+        TableColumn("case"),
+        TableColumn("policy"),
+        *(TableColumn(name, right=True) for name in ("takes", "ratio", "speed-up")),
+    ]
     cells = [[row.case, row.policy, seconds(row.seconds), f"{row.ratio:.3f}", f"{row.speedup:.2f}"] for row in rows]
     ui.write_table(Table(columns, cells))
     return 0
@@ -95,7 +99,7 @@ def _run_suite(args: argparse.Namespace) -> int:
 
 def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
     from regatta.cli.output.numbers import seconds
-    from regatta.cli.output.run_tables import Column, Table
+    from regatta.cli.output.run_tables import Table, TableColumn
 
     names = ("workers", "expected", "at least", "ratio", "speed-up", "busy")
     cells = [
@@ -110,4 +114,4 @@ def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
         ]
         for row in rows
     ]
-    return Table([*(Column(name, right=True) for name in names), Column("bound by")], cells, below=(below,))
+    return Table([*(TableColumn(name, right=True) for name in names), TableColumn("bound by")], cells, below=(below,))

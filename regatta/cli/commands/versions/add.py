@@ -122,9 +122,9 @@ def _tell(items: Sequence[Staged], as_json: bool, what: str) -> None:
 
 def _table(items: Sequence[Staged]) -> Table:
     from regatta.cli.output.numbers import size
-    from regatta.cli.output.run_tables import Cell, Column, Table
+    from regatta.cli.output.run_tables import Cell, Table, TableColumn
 
-    columns = [Column("staged as"), Column("file"), Column("size", right=True), Column("")]
+    columns = [TableColumn("staged as"), TableColumn("file"), TableColumn("size", right=True), TableColumn("")]
     rows: list[list[Cell]] = []
     for item in items:
         kept = item.weights.bytes if item.weights is not None else item.file.bytes if item.file is not None else 0

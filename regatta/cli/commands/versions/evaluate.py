@@ -84,10 +84,10 @@ def _write_labels(found: Evaluation, path: Path) -> None:
 
 def _table(found: Evaluation) -> Table:
     from regatta.cli.output import numbers
-    from regatta.cli.output.run_tables import Column, Table
+    from regatta.cli.output.run_tables import Table, TableColumn
 
     names = ("stage", "read", "bytes", "of full", "open", "certain by intervals", "by backward bound", "computed")
-    columns = [Column(name, right=name not in ("read",)) for name in names]
+    columns = [TableColumn(name, right=name not in ("read",)) for name in names]
     rows: list[list[Cell]] = [
         [
             str(number), stage.read, numbers.size(stage.bytes), numbers.share(stage.bytes, found.bytes_full),

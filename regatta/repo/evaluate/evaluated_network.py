@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluatedNetwork:
     """A network with one input and one output, and whether that input is of integers."""
 
     network: Network
@@ -30,7 +30,7 @@ class Subject:
         return self.network.inputs[0]
 
 
-def subject_of(repo: Repo, version: Version) -> Subject:
+def evaluated_network(repo: Repo, version: Version) -> EvaluatedNetwork:
     stored = repo.network(version)
     if stored is None:
         run = None if version.run is None else version.run.rpartition(".")[0]
@@ -55,7 +55,7 @@ def subject_of(repo: Repo, version: Version) -> Subject:
             f"The network of {version.reference} has {len(network.inputs)} inputs and {len(outputs)} outputs.",
             hint="Networks with one input and one output can be evaluated.",
         )
-    return Subject(_without_softmax(network, outputs[0]), _takes_integers(network))
+    return EvaluatedNetwork(_without_softmax(network, outputs[0]), _takes_integers(network))
 
 
 def _takes_integers(network: Network) -> bool:
@@ -76,7 +76,7 @@ def _without_softmax(network: Network, output: Node) -> Network:
     return replace(network, nodes=nodes, edges=(*kept, Edge(before, output.id)))
 
 
-def inputs_for(subject: Subject, x: Any, wide: bool) -> NDArray[Any]:
+def inputs_for(subject: EvaluatedNetwork, x: Any, wide: bool) -> NDArray[Any]:
     """The inputs as the network takes them: integers, float32, or float64 where its weights are."""
     values = np.asarray(x)
     if values.dtype.kind not in "fiub" or values.ndim < 1:

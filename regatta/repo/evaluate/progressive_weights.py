@@ -40,7 +40,7 @@ class Streams:
         return self.by_planes[min(planes, len(self.by_planes)) - 1]
 
 
-class Reading:
+class ProgressiveWeights:
     """`planes` says how many of each tensor are known, `boxes` between what its weights are."""
 
     def __init__(self, weights: Weights, store: ParameterStore | None, network: Network) -> None:
