@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from regatta.cli.output.run_tables import Cell, Table
+    from regatta.cli.output.table import Cell, Table
 
 RED, DIM, BOLD = "1;31", "2", "1"
 MANY = 500  # rows of a table that rich takes too long for

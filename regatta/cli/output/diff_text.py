@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli.output import numbers
-from regatta.cli.output.run_tables import Cell, Table, TableColumn
+from regatta.cli.output.table import Cell, Table, left, right
 from regatta.cli.output.version_text import shape_text, value_text
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
     for name in ("metadata", "hyperparameters", "metrics", "files"):
         shown = found.fields(name) if everything else found.fields(name).apart()
         if shown:
-            columns = [TableColumn(""), *(TableColumn(label) for label in found.labels)]
+            columns = [left(""), *(left(label) for label in found.labels)]
             rows: list[list[Cell]] = [[(each.name, "dim"), *(_cell(v, name) for v in each.values)] for each in shown]
             yield Table(columns, rows, above=(name.capitalize(),))
     for label, comparison in zip(found.labels[1:], found.comparisons, strict=True):
@@ -47,9 +47,7 @@ def _heading(found: Diff) -> Table:
         for side in found.sides
     ]
     below = ("They differ in nothing.",) if found.same else ()
-    return Table(
-        [TableColumn("version"), TableColumn("id"), TableColumn("created"), TableColumn("")], rows, below=below
-    )
+    return Table([left("version"), left("id"), left("created"), left("")], rows, below=below)
 
 
 def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
@@ -60,7 +58,7 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
             for sign, text in (("-", each.network.left_expression), ("+", each.network.right_expression))
             if text is not None and each.network.left_expression != each.network.right_expression
         )
-        columns = [TableColumn(""), TableColumn("layer"), TableColumn("kind"), TableColumn("")]
+        columns = [left(""), left("layer"), left("kind"), left("")]
         same = f"{len(each.network.layers) - len(layers)} layers are the same" if not everything else ""
         yield Table(columns, [_layer(layer) for layer in layers], (f"Network{of}", *said), (same,) if same else ())
     tensors = [tensor for tensor in each.parameters if everything or tensor.what != "same"]
@@ -70,8 +68,8 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
 
 def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, everything: bool) -> Table:
     columns = [
-        TableColumn(""), TableColumn("tensor"), TableColumn("shape"), TableColumn("distance", True), TableColumn("relative", True),
-        TableColumn("moved", True), TableColumn("distributions"),
+        left(""), left("tensor"), left("shape"), right("distance"), right("relative"),
+        right("moved"), left("distributions"),
     ]  # fmt: skip
     same = sum(tensor.what == "same" for tensor in each.parameters)
     notes = [f"{numbers.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from regatta.cli.output import numbers
+from regatta.cli.output.table import Cell, Table, TableColumn, left, right
 
 if TYPE_CHECKING:
     from regatta.journal.accounting import Resources
     from regatta.journal.record import ConfigRecord, RunRecord
-
-Cell: TypeAlias = str | tuple[str, str]  # text, or text and its style
 
 STYLES = {
     "done": "green",
@@ -25,22 +23,6 @@ STYLES = {
     "interrupted": "yellow",
     "failed": "red",
 }
-
-
-@dataclass(frozen=True)
-class TableColumn:
-    name: str
-    right: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under columns, with lines of text above and below them."""
-
-    columns: Sequence[TableColumn]
-    rows: Sequence[Sequence[Cell]]
-    above: tuple[str, ...] = ()
-    below: tuple[str, ...] = ()
 
 
 def status_cell(status: str) -> Cell:
@@ -67,14 +49,14 @@ def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
     varying, shared = split_values(ranked)
     remarks = [remark(config, record.metric) for config in shown]
     columns = [
-        TableColumn("#", right=True),
-        TableColumn("configuration"),
+        right("#"),
+        left("configuration"),
         *(TableColumn(name, right=_numeric(name, ranked)) for name in varying),
-        TableColumn(f"best {record.metric}", right=True),
-        TableColumn("at epoch", right=True),
-        TableColumn("last", right=True),
-        TableColumn("status"),
-        *([TableColumn("remark")] if any(remarks) else []),
+        right(f"best {record.metric}"),
+        right("at epoch"),
+        right("last"),
+        left("status"),
+        *([left("remark")] if any(remarks) else []),
     ]
     rank = {config.id: number for number, config in enumerate(ranked, 1)}
     rows = [_ranked_row(record, c, rank[c.id], varying) for c in shown]
@@ -125,10 +107,10 @@ def resources(record: RunRecord) -> Table:
         ["until units count", numbers.seconds(used.journal), "", _journal(used)],
     ]
     columns = [
-        TableColumn("resources"),
-        TableColumn("time", right=True),
-        TableColumn("of workers", right=True),
-        TableColumn(""),
+        left("resources"),
+        right("time"),
+        right("of workers"),
+        left(""),
     ]
     return Table(columns, rows)
 
@@ -136,8 +118,8 @@ def resources(record: RunRecord) -> Table:
 def accounts(record: RunRecord) -> Table:
     """What each configuration has cost: seconds by what they went into, and bytes."""
     kinds = ("train", "eval", "hop", "load", "save", "wait", "journal")
-    columns = [TableColumn("configuration"), *(TableColumn(kind, right=True) for kind in kinds)]
-    columns += [TableColumn("hopped", right=True), TableColumn("journal size", right=True)]
+    columns = [left("configuration"), *(right(kind) for kind in kinds)]
+    columns += [right("hopped"), right("journal size")]
     rows: list[list[Cell]] = []
     for config in record.leaderboard():
         cost = record.account(config.id)
@@ -149,14 +131,14 @@ def accounts(record: RunRecord) -> Table:
 def run_list(records: Sequence[RunRecord]) -> Table:
     """A line for each run, the newest last."""
     columns = [
-        TableColumn("run"),
-        TableColumn("started"),
-        TableColumn("status"),
-        TableColumn("configurations", right=True),
-        TableColumn("units", right=True),
-        TableColumn("wall", right=True),
-        TableColumn("best", right=True),
-        TableColumn("metric"),
+        left("run"),
+        left("started"),
+        left("status"),
+        right("configurations"),
+        right("units"),
+        right("wall"),
+        right("best"),
+        left("metric"),
     ]
     return Table(columns, [_run_row(record) for record in records])
 
@@ -165,9 +147,9 @@ def configuration(record: RunRecord, config: ConfigRecord) -> Table:
     """One configuration: its metrics after each epoch and the order in which it visited the partitions."""
     names = list(dict.fromkeys(name for metrics in config.reports.values() for name in metrics))
     columns = [
-        TableColumn("epoch", right=True),
-        *(TableColumn(name, right=True) for name in names),
-        TableColumn("visits"),
+        right("epoch"),
+        *(right(name) for name in names),
+        left("visits"),
     ]
     rows: list[list[Cell]] = [
         [

@@ -15,7 +15,7 @@ from regatta.cli.output.lineage_graph import (
     draw,
     strokes,
 )
-from regatta.cli.output.run_tables import Cell, Table, TableColumn
+from regatta.cli.output.table import Cell, Table, TableColumn, left
 
 if TYPE_CHECKING:
     from regatta.repo import Version, Versions
@@ -126,7 +126,7 @@ def version_table(
     rows = _beside(nodes, cells) if graph else list(cells.values())
     shown = [each.column for each in columns]
     left_out = [name for name in varying if all(column.name != name for column in shown)]
-    return Table([*([TableColumn("")] if graph else []), *shown], rows, _in_all(shared), _left_out(left_out))
+    return Table([*([left("")] if graph else []), *shown], rows, _in_all(shared), _left_out(left_out))
 
 
 def _columns(

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli.output import numbers
-from regatta.cli.output.run_tables import Cell, Table, TableColumn
+from regatta.cli.output.table import Cell, Table, left, right
 
 if TYPE_CHECKING:
     from regatta.repo.catalog.records import Link
@@ -28,10 +28,10 @@ SILENT = ("dims",)  # attributes that the shape of others tells
 def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     """The parts of a description, those that there are."""
     most = None if everything else SHOWN
-    yield Table([TableColumn(""), TableColumn("")], _facts(found), above=(_title(found),))
+    yield Table([left(""), left("")], _facts(found), above=(_title(found),))
     version = found.description.version
     if version.hyperparameters:
-        yield Table([TableColumn(""), TableColumn("")], _named(version.hyperparameters), above=("Hyperparameters",))
+        yield Table([left(""), left("")], _named(version.hyperparameters), above=("Hyperparameters",))
     if version.metrics:
         yield _metrics(found)
     if found.layers:
@@ -41,7 +41,7 @@ def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     files = found.description.files
     if files:
         rows: list[list[Cell]] = [[file.path, numbers.size(file.bytes), (file.hash[:SHORT], "dim")] for file in files]
-        yield _cut(Table([TableColumn("file"), TableColumn("size", True), TableColumn("hash")], rows, above=("Files",)),
+        yield _cut(Table([left("file"), right("size"), left("hash")], rows, above=("Files",)),
                    None if everything else FILES)  # fmt: skip
 
 
@@ -137,9 +137,9 @@ def _named(values: Mapping[str, Any]) -> list[list[Cell]]:
 
 def _metrics(found: Portrait) -> Table:
     columns = [
-        TableColumn("metric"),
-        *(TableColumn(name, True) for name in ("lowest", "at", "highest", "at", "last")),
-        TableColumn(""),
+        left("metric"),
+        *(right(name) for name in ("lowest", "at", "highest", "at", "last")),
+        left(""),
     ]
     series = {
         name: [point.value for point in points]
@@ -161,11 +161,11 @@ def _step(step: int | None) -> str:
 
 def _network(found: Portrait, most: int | None) -> Table:
     columns = [
-        TableColumn("layer"),
-        TableColumn("kind"),
-        TableColumn("parameters", True),
-        TableColumn("shape"),
-        TableColumn(""),
+        left("layer"),
+        left("kind"),
+        right("parameters"),
+        left("shape"),
+        left(""),
     ]
     rows: list[list[Cell]] = [
         [
@@ -200,8 +200,8 @@ def value_text(value: Any) -> str:
 
 def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
     columns = [
-        TableColumn("tensor"), TableColumn("shape"), TableColumn("stored", True), TableColumn("mean", True), TableColumn("deviation", True),
-        TableColumn("distribution"),
+        left("tensor"), left("shape"), right("stored"), right("mean"), right("deviation"),
+        left("distribution"),
     ]  # fmt: skip
     read = [tensor for tensor in tensors if not tensor.exact]
     note = (

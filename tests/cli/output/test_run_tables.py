@@ -108,7 +108,7 @@ def test_one_configuration_shows_its_epochs_visits_and_traceback(made: RunRecord
 def test_long_tables_are_laid_out_as_short_ones_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    columns = [run_tables.TableColumn("name"), run_tables.TableColumn("長い", right=True), run_tables.TableColumn("")]
+    columns = [run_tables.left("name"), run_tables.right("長い"), run_tables.left("")]
     rows: list[list[run_tables.Cell]] = [["a", "1.5", ""], [("bcdef", "bold"), "百", "x y"], ["", "-", "● │"]]
     table = run_tables.Table(columns, rows, above=("above",), below=("below",))
     ui.write_table(table)

@@ -13,7 +13,7 @@ from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_rep
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
-    from regatta.cli.output.run_tables import Table
+    from regatta.cli.output.table import Table
     from regatta.repo.archive import ArchiveResult, Report
 
 SCHEMES, ALGORITHMS = ("independent", "parallel"), ("pas-mt", "pas-pt", "last", "mst", "spt")
@@ -86,7 +86,7 @@ def _report(report: Report | None) -> dict[str, Any] | None:
 
 def _table(found: ArchiveResult, dry_run: bool) -> Table:
     from regatta.cli.output.numbers import count, size
-    from regatta.cli.output.run_tables import Cell, Table, TableColumn
+    from regatta.cli.output.table import Cell, Table, left, right
 
     rows: list[list[Cell]] = []
     if found.states:
@@ -99,10 +99,10 @@ def _table(found: ArchiveResult, dry_run: bool) -> Table:
     if found.report is not None:
         rows += _report_rows(found.report)
     columns = [
-        TableColumn("archive"),
-        TableColumn("before", right=True),
-        TableColumn("after", right=True),
-        TableColumn(""),
+        left("archive"),
+        right("before"),
+        right("after"),
+        left(""),
     ]
     return Table(columns, rows)
 

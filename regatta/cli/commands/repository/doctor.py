@@ -25,7 +25,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.output.json_documents import document
-    from regatta.cli.output.run_tables import Cell, Table, TableColumn
+    from regatta.cli.output.table import Cell, Table, left
     from regatta.repo.doctor import examine, worst
 
     found = examine(args.repo)
@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
         [(each.state, STYLES[each.state]), each.what, each.says + (f"\n-> {each.remedy}" if each.remedy else "")]
         for each in found
     ]
-    columns = [TableColumn(""), TableColumn(""), TableColumn("")]
+    columns = [left(""), left(""), left("")]
     ui.write_table(Table(columns, rows, above=(f"regatta {__version__}",)))
     return 1 if state == "error" else 0

@@ -10,7 +10,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
 
 if TYPE_CHECKING:
-    from regatta.cli.output.run_tables import Table
+    from regatta.cli.output.table import Table
     from regatta.journal.analysis import Analysis, Row
 
 
@@ -63,11 +63,11 @@ def _explain_run(args: argparse.Namespace) -> int:
 
 def _table(found: Analysis) -> Table:
     from regatta.cli.output.numbers import seconds
-    from regatta.cli.output.run_tables import Table, TableColumn
+    from regatta.cli.output.table import Table, left, right
 
     columns = [
-        TableColumn(""),
-        *(TableColumn(name, right=True) for name in ("estimated", "actual", "actual/estimated")),
+        left(""),
+        *(right(name) for name in ("estimated", "actual", "actual/estimated")),
     ]
     cells = [[row.what, *_figures(row)] for row in found.rows]
     later = [

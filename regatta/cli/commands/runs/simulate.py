@@ -10,7 +10,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
 
 if TYPE_CHECKING:
-    from regatta.cli.output.run_tables import Table
+    from regatta.cli.output.table import Table
 
 
 MOST_WORKERS = 10_000
@@ -79,7 +79,7 @@ def _run_suite(args: argparse.Namespace) -> int:
 
     from regatta.cli.output.json_documents import document
     from regatta.cli.output.numbers import seconds
-    from regatta.cli.output.run_tables import Table, TableColumn
+    from regatta.cli.output.table import Table, left, right
     from regatta.plan.papers.suites import run_suite
 
     node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
@@ -88,9 +88,9 @@ def _run_suite(args: argparse.Namespace) -> int:
         ui.write_json(document(suite=args.suite, rows=[asdict(row) for row in rows]))
         return 0
     columns = [
-        TableColumn("case"),
-        TableColumn("policy"),
-        *(TableColumn(name, right=True) for name in ("takes", "ratio", "speed-up")),
+        left("case"),
+        left("policy"),
+        *(right(name) for name in ("takes", "ratio", "speed-up")),
     ]
     cells = [[row.case, row.policy, seconds(row.seconds), f"{row.ratio:.3f}", f"{row.speedup:.2f}"] for row in rows]
     ui.write_table(Table(columns, cells))
@@ -99,7 +99,7 @@ def _run_suite(args: argparse.Namespace) -> int:
 
 def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
     from regatta.cli.output.numbers import seconds
-    from regatta.cli.output.run_tables import Table, TableColumn
+    from regatta.cli.output.table import Table, left, right
 
     names = ("workers", "expected", "at least", "ratio", "speed-up", "busy")
     cells = [
@@ -114,4 +114,4 @@ def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
         ]
         for row in rows
     ]
-    return Table([*(TableColumn(name, right=True) for name in names), TableColumn("bound by")], cells, below=(below,))
+    return Table([*(right(name) for name in names), left("bound by")], cells, below=(below,))

@@ -12,7 +12,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
 
 if TYPE_CHECKING:
-    from regatta.cli.output.run_tables import Table
+    from regatta.cli.output.table import Table
     from regatta.repo.intake.staging import Staged
 
 KINDS = ("weights", "network", "metrics", "hyperparameters", "file")
@@ -122,9 +122,9 @@ def _tell(items: Sequence[Staged], as_json: bool, what: str) -> None:
 
 def _table(items: Sequence[Staged]) -> Table:
     from regatta.cli.output.numbers import size
-    from regatta.cli.output.run_tables import Cell, Table, TableColumn
+    from regatta.cli.output.table import Cell, Table, left, right
 
-    columns = [TableColumn("staged as"), TableColumn("file"), TableColumn("size", right=True), TableColumn("")]
+    columns = [left("staged as"), left("file"), right("size"), left("")]
     rows: list[list[Cell]] = []
     for item in items:
         kept = item.weights.bytes if item.weights is not None else item.file.bytes if item.file is not None else 0

@@ -11,7 +11,7 @@ from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, opened
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
-    from regatta.cli.output.run_tables import Cell, Table
+    from regatta.cli.output.table import Cell, Table
     from regatta.repo.evaluate import Evaluation
 
 
@@ -84,7 +84,7 @@ def _write_labels(found: Evaluation, path: Path) -> None:
 
 def _table(found: Evaluation) -> Table:
     from regatta.cli.output import numbers
-    from regatta.cli.output.run_tables import Table, TableColumn
+    from regatta.cli.output.table import Table, TableColumn
 
     names = ("stage", "read", "bytes", "of full", "open", "certain by intervals", "by backward bound", "computed")
     columns = [TableColumn(name, right=name not in ("read",)) for name in names]

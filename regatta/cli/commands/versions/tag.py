@@ -71,7 +71,7 @@ def _delete(repo: Repo, args: argparse.Namespace) -> None:
 
 def _list(repo: Repo, as_json: bool) -> None:
     from regatta.cli.output.json_documents import document
-    from regatta.cli.output.run_tables import Cell, Table, TableColumn
+    from regatta.cli.output.table import Cell, Table, left
 
     found = [(tag, repo.catalog.of_id(tag.version)) for tag in repo.tags()]
     if as_json:
@@ -82,7 +82,7 @@ def _list(repo: Repo, as_json: bool) -> None:
             for tag, version in found
         ]
         names = ("tag", "version", "id", "since", "")
-        ui.write_table(Table([TableColumn(name) for name in names], rows))
+        ui.write_table(Table([left(name) for name in names], rows))
     else:
         ui.message(f"There is no tag yet. Give one: {command()} tag NAME VERSION")
 
