@@ -161,7 +161,7 @@ def _kill_one(pids: list[int], luck: random.Random) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    """The workers of a controller: its children, but not the keeper, whose death is tried elsewhere."""
+    """The workers of a controller: its children, but not the archiver, whose death is tried elsewhere."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -16,12 +16,12 @@ import sys
 
 from report import Bar, report
 
-from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.papers.fleet_suite import (
     DEVICES,
     EACH,
     SUITES,
-    Problem,
+    FleetProblem,
 )
 
 BARS = dict(zip(DEVICES, (1.19, 1.42, 1.64, 1.85, 1.88, 2.2, 2.5, 2.8), strict=True))
@@ -37,9 +37,9 @@ METHODS: dict[str, tuple[str, int | None]] = {
 }
 
 
-def measured(problems: list[Problem], devices: int) -> dict[str, list[float]]:
+def measured(problems: list[FleetProblem], devices: int) -> dict[str, list[float]]:
     """By method: the mean speedup, the mean and the largest gap to the bound."""
-    machines = Machines.of(devices, EACH)
+    machines = Nodes.of(devices, EACH)
     baselines = [problem.baseline(machines) for problem in problems]
     bounds = [problem.bound(machines) for problem in problems]
     found = {"bound": [statistics.fmean(a / b for a, b in zip(baselines, bounds, strict=True)), 1.0, 1.0]}

@@ -4,7 +4,7 @@ Every number of models from 1 to p - 1 on 4, 8, 16 and 32 workers, ratios from 0
 of two, three epochs, played by the real hop scheduler over the groups, units straying by 2%. Our rule, `measured`, goes
 by a ratio that was measured with an error of 5%. Beside it by name: hopping, data-parallel training over all workers,
 HOHO and the p/2 rule of the Cerebro paper (section 12). The bar is against the better of hopping and groups: as many
-as the models, or one of all workers; the last column is against the best of all widths that a play finds.
+as the models, or one of all workers; the last column is against the best of all widths that a simulate_strategy finds.
 
     python benchmarks/bench_groups_or_hops.py [--few]
 """
@@ -19,16 +19,16 @@ from functools import cache
 from report import Bar, report
 
 from regatta.plan.strategy.costs import (
-    Choice,
-    Kind,
-    Site,
-    Work,
+    ClusterSpec,
+    ModelKind,
+    Strategy,
+    Workload,
 )
 from regatta.plan.strategy.groups_or_hops import WIDTH_RULES, Communication
-from regatta.plan.strategy.simulate import Strays, play
+from regatta.plan.strategy.simulate import Noise, simulate_strategy
 
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-STRAYS = Strays(models=0.0, units=0.02)
+STRAYS = Noise(models=0.0, units=0.02)
 ERROR = 0.05
 EPOCHS = 3
 
@@ -36,8 +36,8 @@ EPOCHS = 3
 @cache
 def rounds(models: int, groups: int) -> float:
     """The time of an epoch of all models over that of one model on one group."""
-    work = Work((Kind("model", models, EPOCHS, 1000.0),))
-    plays = [play(work, Site(groups), Choice(), STRAYS, seed, effort=None) for seed in range(2)]
+    work = Workload((ModelKind("model", models, EPOCHS, 1000.0),))
+    plays = [simulate_strategy(work, ClusterSpec(groups), Strategy(), STRAYS, seed, effort=None) for seed in range(2)]
     return statistics.fmean(plays) / (EPOCHS * 1000.0)
 
 

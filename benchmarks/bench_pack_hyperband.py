@@ -30,7 +30,7 @@ from torch import nn
 import regatta.pack
 from regatta.pack import Rates, capturable
 from regatta.plan.papers.pack_grouping import (
-    Candidate,
+    PackingCandidate,
     at_random,
     by_batch_size,
     by_rate,
@@ -124,7 +124,9 @@ class Plain:
 class Packed:
     """The search with packs: a grouping says who trains together."""
 
-    def __init__(self, data: Any, grouping: Callable[[list[Candidate], Rates], list[list[Candidate]]]) -> None:
+    def __init__(
+        self, data: Any, grouping: Callable[[list[PackingCandidate], Rates], list[list[PackingCandidate]]]
+    ) -> None:
         self.data, self.grouping = data, grouping
         self.pack = regatta.pack.Pack("cuda")
         self.members: dict[int, Any] = {}
@@ -136,7 +138,7 @@ class Packed:
                 order = functools.partial(lambda size, rows, epoch: batches_of(rows, size, epoch), size)
                 self.members[key] = self.pack.load(*build(config), loss_fn, size, order=order, name=str(key))
         left = {str(k): steps_at(level, c) - self.members[k].taken for k, c in wanted}
-        candidates = [Candidate(str(k), c, 1, left[str(k)], "mlp") for k, c in wanted]
+        candidates = [PackingCandidate(str(k), c, 1, left[str(k)], "mlp") for k, c in wanted]
         for group in self.grouping(candidates, self.pack.rates):
             self.pack.train(self.data, steps={self.members[int(c.name)]: c.steps for c in group})
 
@@ -195,7 +197,7 @@ def _kept(way: Any, configs: list[Any], level: int, held_out: Any, found: dict[t
     return keep
 
 
-def by_measured_rate(found: list[Candidate], rates: Rates) -> list[list[Candidate]]:
+def by_measured_rate(found: list[PackingCandidate], rates: Rates) -> list[list[PackingCandidate]]:
     return by_rate(found, LIMIT, measured_seconds(rates.points("mlp")))
 
 

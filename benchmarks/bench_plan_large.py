@@ -43,10 +43,10 @@ def choose_kinds() -> str:
 def _choose(kinds: int) -> str:
     from regatta.plan.strategy.choose import choose
     from regatta.plan.strategy.costs import (
-        Data,
-        Kind,
-        Site,
-        Work,
+        ClusterSpec,
+        DataCosts,
+        ModelKind,
+        Workload,
     )
     from regatta.plan.strategy.groups_or_hops import Communication
 
@@ -56,9 +56,9 @@ def _choose(kinds: int) -> str:
         packed = {size: 1 + draw.uniform(0.05, 1.0) * (size - 1) for size in (2, 4, 8, 16)}
         link = Communication(draw.uniform(0.02, 2.0), draw.uniform(2.0, 8.0), EACH)
         seconds = draw.lognormvariate(6.0, 1.0)
-        made.append(Kind(f"k{number}", MODELS // kinds, 10, seconds, seconds / 30, 1e7, 4e8, packed, link))
-    site = Site(WORKERS, EACH, 80e9, unit=0.01, bandwidth=1e9, share_start=5.0)
-    chosen, plan = choose(Work(tuple(made), Data(50.0, 2.0, 1e10)), site, numerics="fast")
+        made.append(ModelKind(f"k{number}", MODELS // kinds, 10, seconds, seconds / 30, 1e7, 4e8, packed, link))
+    site = ClusterSpec(WORKERS, EACH, 80e9, unit=0.01, bandwidth=1e9, share_start=5.0)
+    chosen, plan = choose(Workload(tuple(made), DataCosts(50.0, 2.0, 1e10)), site, numerics="fast")
     return f"{chosen.name}, {plan.estimate.seconds / plan.bound:.3f} of the bound"
 
 
@@ -148,24 +148,24 @@ class Drive:
 def allocation() -> str:
     import numpy as np
 
-    from regatta.plan.fleet.nodes import Machines
-    from regatta.plan.fleet.policies import View
+    from regatta.plan.fleet.nodes import Nodes
+    from regatta.plan.fleet.policies import FleetView
     from regatta.plan.fleet.simulate import malleable_bound
     from regatta.plan.papers.fleet_suite import calibrated, make_policy
 
-    problem, machines = calibrated(0, MODELS), Machines.of(WORKERS, EACH)
+    problem, machines = calibrated(0, MODELS), Nodes.of(WORKERS, EACH)
     bound = malleable_bound(problem.tasks, machines, problem.truth)
-    view = View(machines, problem.tasks, problem.restart, epochs=np.zeros(MODELS), ready=np.zeros(MODELS))
+    view = FleetView(machines, problem.tasks, problem.restart, epochs=np.zeros(MODELS), ready=np.zeros(MODELS))
     view.waiting, view.free = dict.fromkeys(range(MODELS)), set(range(WORKERS))
     started = make_policy("water").decide(view)
     return f"{len(started)} started, bound {bound:,.0f} s"
 
 
 def voyage() -> str:
-    from regatta.plan.fleet.nodes import Machines
+    from regatta.plan.fleet.nodes import Nodes
     from regatta.plan.papers.fleet_suite import calibrated
 
-    problem, machines = calibrated(0, MODELS), Machines.of(WORKERS, EACH)
+    problem, machines = calibrated(0, MODELS), Nodes.of(WORKERS, EACH)
     found = problem.run("water", machines)
     return f"{found.makespan / problem.bound(machines):.4f} of the bound"
 

@@ -27,7 +27,7 @@ from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
 from regatta.data.order import permutation
 from regatta.data.sharing import Sharing, sharing_of
-from regatta.engine.archiver import Keeper
+from regatta.engine.archiver import Archiver
 from regatta.engine.controller.runner import Runner
 from regatta.engine.messages import (
     Recipe,
@@ -36,7 +36,7 @@ from regatta.engine.messages import (
     WorkerSetup,
     unpickle_recipe,
 )
-from regatta.engine.planning.planner import Planner, Wishes
+from regatta.engine.planning.planner import Planner, PlanOptions
 from regatta.errors import UsageError, nearest
 from regatta.format import count
 from regatta.frameworks import LOSS_OR_TRAIN_FN, NAMES, OPTIONAL_LOSS_ARGUMENTS, may_have_own_loss
@@ -51,9 +51,9 @@ from regatta.search.predict import caveat, foreseen
 from regatta.sinks import Sink, following, usable_sinks
 
 if TYPE_CHECKING:
-    from regatta.engine.planning.planner import Decision
-    from regatta.engine.profiling.cache import Profiles
-    from regatta.engine.profiling.results import Findings
+    from regatta.engine.planning.planner import RunStrategy
+    from regatta.engine.profiling.cache import ProfileCache
+    from regatta.engine.profiling.results import ProfilingResults
     from regatta.plan.strategy.plan_tree import Plan
 
 OUTLINING, OUTLINING_SHARE = 0.25, 0.01  # seconds, or of a run's, that reading its networks may take when it ends
@@ -216,8 +216,8 @@ class Sweep:
             raise UsageError("There is nothing to make a plan of: no configuration was tried.")
         return replace(decision.plan, notes=tuple(self._notes(found, decision.plan)))
 
-    def _notes(self, found: Findings, plan: Plan) -> Iterator[str]:
-        from regatta.plan.strategy.plan_tree import Pack
+    def _notes(self, found: ProfilingResults, plan: Plan) -> Iterator[str]:
+        from regatta.plan.strategy.plan_tree import PackNode
 
         outcome = found.outcome
         if outcome.failed:
@@ -232,7 +232,7 @@ class Sweep:
             yield "share=True: there is neither an input_fn nor a transform_fn whose work could be shared"
         if self.pack and self.visits == "seeded":
             yield f"pack={self.pack}: nothing is packed, for with visits='seeded' each model has an order of its own"
-        elif self.pack and not any(isinstance(part, Pack) for part in plan.root.parts):
+        elif self.pack and not any(isinstance(part, PackNode) for part in plan.root.parts):
             yield f"pack={self.pack}: nothing is packed, for {self._why_unpacked()}"
 
     def _why_unpacked(self) -> str:
@@ -244,23 +244,23 @@ class Sweep:
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """What the sweep would take on so many workers like those of its cluster, by hops: a row for each number."""
-        from regatta.plan.strategy.what_if import Workload, what_if
+        from regatta.plan.strategy.what_if import HopWorkload, what_if
 
         found, _ = self._piloted()
         wanted = foreseen(self.search, self.goal).items()
         epochs = {config: asked.epochs for config, asked in wanted if config not in found.outcome.failed}
-        work = Workload(epochs, len(self.dataset.train), len(self.dataset.eval), found.outcome.estimates)
+        work = HopWorkload(epochs, len(self.dataset.train), len(self.dataset.eval), found.outcome.estimates)
         return what_if(work, workers, self.rule, self.goal.seed)
 
-    def _piloted(self, progress: bool = False) -> tuple[Findings, Decision]:
+    def _piloted(self, progress: bool = False) -> tuple[ProfilingResults, RunStrategy]:
         """What pilots find out, and what is decided by it."""
-        from regatta.engine.planning.planner import workforce
-        from regatta.engine.profiling.session import Inquiry
+        from regatta.engine.planning.planner import available_workers
+        from regatta.engine.profiling.session import ProfilingSession
         from regatta.engine.workers import open_pool
 
         cluster, planner, configs = self.cluster.sized(len(self.dataset.train)), self._planner(), self.configs()
         wanted = foreseen(self.search, self.goal)
-        inquiry = Inquiry(self.dataset, self.goal, configs, wanted, planner, cluster, self._profiles(cluster))
+        inquiry = ProfilingSession(self.dataset, self.goal, configs, wanted, planner, cluster, self._profiles(cluster))
         with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
             setup = self._setup(Path(folder))
             pool = open_pool(cluster, setup)
@@ -274,22 +274,24 @@ class Sweep:
                     found = inquiry.try_out(pool, setup.logs / "meetings")
                 finally:
                     pool.close()
-        return found, planner.decide(found, wanted, workforce(pool, cluster, found.outcome))
+        return found, planner.decide(found, wanted, available_workers(pool, cluster, found.outcome))
 
-    def _profiles(self, cluster: Cluster) -> Profiles | None:
+    def _profiles(self, cluster: Cluster) -> ProfileCache | None:
         """What earlier pilots of the same functions, data and devices have found out, if there is a repository."""
-        from regatta.engine.profiling.cache import Profiles, profile_key
+        from regatta.engine.profiling.cache import ProfileCache, profile_key
 
         repository = find_repository() if self.repo is None else Path(self.repo)
         if repository is None or not repository.is_dir() or isinstance(self._sealed, bytes):
             return None  # a run that is gone on with needs no pilots
         codes = [code_of(getattr(self.recipe, name)) for name in _CALLS]
-        return Profiles.open(repository / "profiles", profile_key(codes, self.dataset, self.recipe.framework, cluster))
+        return ProfileCache.open(
+            repository / "profiles", profile_key(codes, self.dataset, self.recipe.framework, cluster)
+        )
 
     def _planner(self) -> Planner:
         share = self.share.always if any(self._prepares) else None  # there is nothing to share
         pack = False if self.visits == "seeded" else self.pack  # each model has an order of its own then
-        return Planner(self.dataset, Wishes(pack, share, self.cluster.group, self.numerics))
+        return Planner(self.dataset, PlanOptions(pack, share, self.cluster.group, self.numerics))
 
     def execute(
         self,
@@ -341,17 +343,17 @@ class Sweep:
 
     def _train(self, run: Run, progress: bool) -> None:
         fresh = not (run.folder / JOURNAL).exists()
-        keeper = Keeper(run.folder, run.folder.parent.parent / "store")
+        archiver = Archiver(run.folder, run.folder.parent.parent / "store")
         try:
             with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
-                listeners = (run.follow, keeper.hear, *shown, *sinks)
+                listeners = (run.follow, archiver.on_record, *shown, *sinks)
                 run.record = self.execute(run.folder, listeners=listeners, began=run.can_halt)
         except UsageError:
             if fresh and not any(unit.kind == "train" for unit in run.record.units):
                 shutil.rmtree(run.folder)  # the sweep was wrong and nothing was trained: there is nothing to keep
             raise
         finally:
-            keeper.close()
+            archiver.close()
             self._leave_versions(run)
 
     def _leave_versions(self, run: Run) -> None:

@@ -38,4 +38,4 @@ def one_thread() -> Iterator[None]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """No keeper beside the runs of tests, but for those that are about it: it would work on after their end."""
-    archiver.STARTS = 3 if "archiver" in item.nodeid else 0
+    archiver.MAX_START_ATTEMPTS = 3 if "archiver" in item.nodeid else 0

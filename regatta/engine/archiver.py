@@ -29,7 +29,7 @@ from regatta.journal.journal import Record
 if TYPE_CHECKING:
     from regatta.store.states.state_archive import RawState
 
-STARTS = 3  # how often the process is started in a run
+MAX_START_ATTEMPTS = 3  # how often the process is started in a run
 LEAST = 2**22  # bytes of states that are worth a process; fewer stay files until an archive pass
 NICENESS = 19
 _BOOT = """import os, sys
@@ -40,7 +40,7 @@ from regatta.engine.archiver import main
 main(run, store, token)"""
 
 
-class Keeper:
+class Archiver:
     """The controller's side. Nothing of it waits for the disk or the process, but `close` when told to."""
 
     def __init__(self, folder: Path, store: Path) -> None:
@@ -55,7 +55,7 @@ class Keeper:
         self._starts = 0
         self._bytes = 0  # offered so far
 
-    def hear(self, record: object, line: Record) -> None:
+    def on_record(self, record: object, line: Record) -> None:
         """Follow a run, as its listener: each state is offered when the epoch that it ends is reported."""
         if line["event"] == "unit" and line.get("state") and line.get("hash"):
             self._states[line["config"], line["epoch"]] = line["state"], line["hash"]
@@ -109,7 +109,7 @@ class Keeper:
             self._process, self._pipe = None, -1
 
     def _start(self) -> None:
-        if self._starts == STARTS or self._bytes < LEAST:
+        if self._starts == MAX_START_ATTEMPTS or self._bytes < LEAST:
             return
         self._starts += 1
         idle = ["ionice", "-c3", "-t"] if shutil.which("ionice") else []

@@ -10,11 +10,11 @@ from regatta.errors import NotFoundError
 from regatta.journal.accounting import within, worked
 from regatta.journal.record import RunRecord, UnitRecord
 from regatta.plan.strategy.plan_tree import (
-    Evaluate,
-    Group,
-    Pack,
+    EvaluateNode,
+    GroupNode,
+    PackNode,
     Plan,
-    Share,
+    ShareNode,
 )
 
 Measure = Literal["seconds", "share", "bytes", "count", "hours"]
@@ -88,17 +88,17 @@ def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[Ro
     busy = sum(unit.seconds * unit.width for unit in units)
     workers = root.workers
     yield Row("the whole", "seconds", plan.estimate.seconds, span)
-    shares = any(isinstance(part, Share) for part in root.parts)  # then waiting for data has a row of its own
+    shares = any(isinstance(part, ShareNode) for part in root.parts)  # then waiting for data has a row of its own
     singles = [unit for unit in units if unit.kind == "train" and unit.pack is None]
     yield from _unit_rows("units of single models", root.units, root.unit, singles, shares)
-    packs = [part for part in root.parts if isinstance(part, Pack)]
+    packs = [part for part in root.parts if isinstance(part, PackNode)]
     count = sum(part.units for part in packs)
     mean = sum(part.units * part.unit for part in packs) / count if count else 0.0
     yield from _unit_rows("units of packs", count, mean, _joined(units), shares)
-    judged = next((part for part in root.parts if isinstance(part, Evaluate)), None)
+    judged = next((part for part in root.parts if isinstance(part, EvaluateNode)), None)
     evaluated = [unit for unit in units if unit.kind == "eval"]
     yield from _unit_rows("evaluations", judged.units if judged else 0, judged.unit if judged else 0.0, evaluated)
-    if any(unit.width > 1 for unit in units) or any(isinstance(part, Group) for part in root.parts):
+    if any(unit.width > 1 for unit in units) or any(isinstance(part, GroupNode) for part in root.parts):
         yield Row("exchanging gradients", "seconds", None, sum(unit.sync_seconds for unit in units))
     if shares:
         yield Row("waiting for data", "seconds", None, sum(unit.load_seconds for unit in units) / workers)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.journal.record import RunRecord, UnitRecord
 
 if TYPE_CHECKING:
-    from regatta.plan.strategy.what_if import Workload
+    from regatta.plan.strategy.what_if import HopWorkload
 
 COLUMNS = ("kind", "config", "epoch", "partition", "worker", "start", "end", "hop_bytes", "hop_seconds")
 
@@ -142,10 +142,10 @@ def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
     return {k: v if abs(v) < float("inf") else str(v) for k, v in metrics.items()}
 
 
-def workload(record: RunRecord) -> Workload:
+def workload(record: RunRecord) -> HopWorkload:
     """What the run had to do, with the times that its units took: the mean of each model on each partition."""
     from regatta.plan.schedule.estimates import KnownTimes
-    from regatta.plan.strategy.what_if import Workload
+    from regatta.plan.strategy.what_if import HopWorkload
 
     seconds: defaultdict[tuple[str, str, int], list[float]] = defaultdict(list)
     for unit in record.units:
@@ -160,7 +160,7 @@ def workload(record: RunRecord) -> Workload:
     for config in whole:  # an evaluation that is not there yet counts for nothing
         for partition in range(held_out):
             tables["eval"].setdefault((config, partition), 0.0)
-    return Workload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]))
+    return HopWorkload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]))
 
 
 def speeds(record: RunRecord) -> dict[str, float]:

@@ -19,7 +19,7 @@ from processes import is_running, soon
 from safetensors.numpy import save_file
 
 from regatta.engine import archiver as keeper_module
-from regatta.engine.archiver import Keeper
+from regatta.engine.archiver import Archiver
 from regatta.journal.journal import read_journal
 from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import RunStates
@@ -55,7 +55,7 @@ class Written:
             self.note("report", config=config, epoch=epoch, metrics={})
         return path
 
-    def offer(self, keeper: Keeper, config: str, epoch: int) -> None:
+    def offer(self, keeper: Archiver, config: str, epoch: int) -> None:
         keeper.offer(self.train(config, epoch), config, epoch, self.hashes[config, epoch])
 
     def files(self) -> set[tuple[str, int]]:
@@ -90,7 +90,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_newest_stay_until_the_run_is_done(run: Written, tmp_path: Path) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in (1, 2, 3):
         for config in ("a", "b"):
             run.offer(keeper, config, epoch)
@@ -98,7 +98,7 @@ def test_the_newest_stay_until_the_run_is_done(run: Written, tmp_path: Path) -> 
     assert run.files() == {("a", 3), ("b", 3)}
     assert run.stored() == {(config, epoch) for config in "ab" for epoch in (1, 2)}
     run.note("end", status="done")
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     run.offer(keeper, "b", 4)
     run.note("end", status="done")
     keeper.close(wait=True)
@@ -108,12 +108,12 @@ def test_the_newest_stay_until_the_run_is_done(run: Written, tmp_path: Path) -> 
 
 
 def test_it_follows_a_run_as_a_listener(run: Written, tmp_path: Path) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in (1, 2):
         run.train("a", epoch, visits=1, report=False)
         run.train("a", epoch)
     for line in read_journal(run.folder / "journal.jsonl"):
-        keeper.hear(None, line)
+        keeper.on_record(None, line)
     keeper.close(wait=True)
     first = run.folder / "states" / "a" / "0001-001.safetensors"
     assert first.exists()  # the runner drops states within epochs by itself
@@ -123,7 +123,7 @@ def test_it_follows_a_run_as_a_listener(run: Written, tmp_path: Path) -> None:
 
 
 def test_states_that_are_elsewhere_are_let_be(run: Written, tmp_path: Path) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in (1, 2, 3):
         keeper.offer(tmp_path / "elsewhere" / f"{epoch}.safetensors", "a", epoch, "0" * 64)
         keeper.offer(run.folder / "states" / "b" / f"{epoch:04d}-002.safetensors", "b", epoch, "0" * 64)
@@ -133,13 +133,13 @@ def test_states_that_are_elsewhere_are_let_be(run: Written, tmp_path: Path) -> N
 
 def test_little_is_left_to_a_pass(run: Written, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(keeper_module, "LEAST", 30_000)  # three states have less, four have more
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in (1, 2, 3):
         run.offer(keeper, "a", epoch)
     run.note("end", status="done")
     keeper.close(wait=True)
     assert not run.store.exists() and len(run.files()) == 3
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in (4, 5, 6, 7):
         run.offer(keeper, "a", epoch)
     keeper.close(wait=True)
@@ -151,7 +151,7 @@ def test_little_is_left_to_a_pass(run: Written, monkeypatch: pytest.MonkeyPatch,
 
 def test_batches_go_while_the_run_goes_on(run: Written, tmp_path: Path) -> None:
     run.size = 10**6  # eight of them are a batch
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in range(1, 11):
         run.offer(keeper, "a", epoch)
     assert soon(lambda: len(run.files()) < 4, 60)
@@ -188,7 +188,7 @@ def test_a_pass_over_a_run_of_the_past(run: Written, tmp_path: Path) -> None:
 
 
 def test_an_offer_never_waits_for_a_keeper_that_hangs(run: Written, tmp_path: Path) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in (1, 2):
         run.offer(keeper, "a", epoch)
     process = keeper._process
@@ -205,13 +205,13 @@ def test_an_offer_never_waits_for_a_keeper_that_hangs(run: Written, tmp_path: Pa
 
 
 def test_a_keeper_that_dies_is_started_again_and_not_for_ever(run: Written, tmp_path: Path) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in range(1, 12):
         run.offer(keeper, "a", epoch)
         if keeper._process is not None:
             os.kill(keeper._process.pid, signal.SIGKILL)
             keeper._process.wait()
-    assert keeper._starts == keeper_module.STARTS
+    assert keeper._starts == keeper_module.MAX_START_ATTEMPTS
     run.note("end", status="done")
     keeper.close(wait=True)
     run.check(tmp_path)
@@ -221,7 +221,7 @@ def test_a_keeper_that_dies_is_started_again_and_not_for_ever(run: Written, tmp_
 
 
 def test_without_waiting_it_goes_on_by_itself(run: Written, tmp_path: Path) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in range(1, 4):
         run.offer(keeper, "a", epoch)
     run.note("end", status="done")
@@ -232,7 +232,7 @@ def test_without_waiting_it_goes_on_by_itself(run: Written, tmp_path: Path) -> N
 
 
 def test_the_later_keeper_has_the_say(run: Written, tmp_path: Path) -> None:
-    earlier = Keeper(run.folder, run.store)
+    earlier = Archiver(run.folder, run.store)
     for epoch in (1, 2):
         run.offer(earlier, "a", epoch)
     process = earlier._process
@@ -240,7 +240,7 @@ def test_the_later_keeper_has_the_say(run: Written, tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGSTOP)
     run.note("end", status="done")  # with which the earlier one would take the newest as well
     earlier.close()
-    later = Keeper(run.folder, run.store)
+    later = Archiver(run.folder, run.store)
     os.kill(process.pid, signal.SIGCONT)
     assert soon(lambda: not is_running(process.pid), 60)
     assert ("a", 2) in run.files()
@@ -258,7 +258,7 @@ import os, signal, sys
 from pathlib import Path
 from regatta.engine import archiver as module
 module.LEAST = 0
-keeper = module.Keeper(Path({str(run.folder)!r}), Path({str(run.store)!r}))
+keeper = module.Archiver(Path({str(run.folder)!r}), Path({str(run.store)!r}))
 for epoch in (1, 2):
     path = Path({str(run.folder)!r}) / "states" / "a" / f"{{epoch:04d}}-002.safetensors"
     keeper.offer(path, "a", epoch, {run.hashes!r}["a", epoch])
@@ -273,7 +273,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_folder_that_is_deleted_under_it_ends_it_quietly(run: Written) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     for epoch in (1, 2):
         run.offer(keeper, "a", epoch)
     process = keeper._process
@@ -284,7 +284,7 @@ def test_a_folder_that_is_deleted_under_it_ends_it_quietly(run: Written) -> None
 
 
 def test_a_damaged_state_stays_and_is_told_of(run: Written) -> None:
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     damaged = run.train("a", 1)
     damaged.write_bytes(damaged.read_bytes()[:-1])
     keeper.offer(damaged, "a", 1, run.hashes["a", 1])
@@ -302,7 +302,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path: Path) -> None:
     for epoch in range(1, 9):
         for config in "abcd":
             run.train(config, epoch)
-        keeper = Keeper(run.folder, run.store)
+        keeper = Archiver(run.folder, run.store)
         keeper._start()
         process = keeper._process
         assert process is not None
@@ -323,7 +323,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path: Path) -> None:
 
 def test_it_gives_way_to_everybody(run: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper_module, "NICENESS", 19)
-    keeper = Keeper(run.folder, run.store)
+    keeper = Archiver(run.folder, run.store)
     keeper._start()
     process = keeper._process
     assert process is not None

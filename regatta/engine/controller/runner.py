@@ -50,9 +50,9 @@ from regatta.engine.messages import (
 )
 from regatta.engine.planning.packer import Orders, Packer
 from regatta.engine.planning.planner import Planner
-from regatta.engine.planning.replanner import Steering
-from regatta.engine.profiling.cache import Profiles
-from regatta.engine.profiling.session import TryOut
+from regatta.engine.planning.replanner import Replanner
+from regatta.engine.profiling.cache import ProfileCache
+from regatta.engine.profiling.session import RunProfiler
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError
 from regatta.journal.journal import Journal, Record, read_lines
@@ -88,7 +88,7 @@ class Runner:
         unit_limit: float | None = None,
         planner: Planner,
         cluster: Cluster,
-        profiles: Profiles | None = None,
+        profiles: ProfileCache | None = None,
         listeners: Iterable[Listener] = (),
     ) -> None:
         self._run_log = RunLog(listeners, goal.metric, self._wait_for_room)
@@ -102,7 +102,7 @@ class Runner:
         self._search = search
         self._profiles = profiles
         self._packer = Packer(orders)
-        self._steering = Steering(pool, planner, cluster, self._run_log, self._packer, folder / "logs" / "meetings")
+        self._replanner = Replanner(pool, planner, cluster, self._run_log, self._packer, folder / "logs" / "meetings")
         self._trials = Trials(search, goal)
         self._scheduled = ScheduledModels()
         self._awaited: dict[Path, tuple[Trial, Entry, str]] = {}  # states on their way to the disk
@@ -111,7 +111,7 @@ class Runner:
         self._hinted: set[str] = set()  # workers that know what probably comes next
         self._callers: queue.SimpleQueue[RequestNotice | JoiningWorker] = queue.SimpleQueue()
         self._watchdog = Watchdog(lambda: self._pool.wake(), unit_limit)
-        self._try_out = TryOut(pool, dataset, goal, self._run_log, self._watchdog, lambda: self._interrupted)
+        self._profiler = RunProfiler(pool, dataset, goal, self._run_log, self._watchdog, lambda: self._interrupted)
         self._interrupted = False
         self._looping = False
         self._started = time.time()
@@ -136,7 +136,7 @@ class Runner:
 
     @property
     def _pool(self) -> WorkerPool:
-        return self._steering.pool
+        return self._replanner.pool
 
     @property
     def record(self) -> RunRecord:
@@ -146,7 +146,7 @@ class Runner:
     def interrupt(self) -> None:
         """Come to a halt once the states that are on their way are durable; may be called from another thread."""
         self._interrupted = True
-        if self._looping or self._try_out.under_way:
+        if self._looping or self._profiler.under_way:
             self._pool.wake()
 
     def _hear_signal(self) -> None:
@@ -191,10 +191,10 @@ class Runner:
             self._declare(trial)
         lines = [line for line, _ in history]
         self._scheduled.count_from(line["pack"] for line in lines if line.get("pack") is not None)
-        found = self._try_out.run(self._trials, lines, asked, self._steering, self._profiles)
+        found = self._profiler.run(self._trials, lines, asked, self._replanner, self._profiles)
         self._estimates = found.outcome.estimates
         self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
-        self._seat(self._steering.begin(found, asked, lines))
+        self._seat(self._replanner.begin(found, asked, lines))
         if history:
             self._where.clear_away(self.record)
         self._want([trial for trial in self._trials if not trial.scheduled])
@@ -204,12 +204,12 @@ class Runner:
 
     def _seat(self, ready: Mapping[str, WorkerReady]) -> None:
         """A scheduler for these workers, who are there, and for others, who may come."""
-        teams = self._steering.teams()
+        teams = self._replanner.teams()
         self._hopper = self._scheduler(teams)
         self._owners = PartitionOwners(self._dataset, *teams)
         for worker, event in ready.items():
             self._add_worker(worker, event.info)
-        for worker in self._steering.gone():
+        for worker in self._replanner.lost_workers():
             self._hand_over(worker)
 
     def _enlist(self) -> None:
@@ -251,7 +251,7 @@ class Runner:
         if len(hoppers) == 1:
             return hoppers[0]
         seats = {worker: place for place, team in enumerate(teams) for worker in team}
-        return Teams(hoppers, seats.__getitem__, self._steering.team_of)
+        return Teams(hoppers, seats.__getitem__, self._replanner.team_of)
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ class Runner:
         if not done:
             self._hopper.give_back(event.worker)
             return
-        self._steering.hear(self._hopper.running()[event.worker], event)
+        self._replanner.on_unit_done(self._hopper.running()[event.worker], event)
         finished = self._hopper.finish(event.worker, self._now(), event.end - event.start)
         packed = {"pack": model.name} if isinstance(event, PackDone) else {}
         trials = [self._enter(part, packed) for part in done]
@@ -471,7 +471,7 @@ class Runner:
             self._hopper.give_back(event.worker)
             self._pause(event.traceback)
             return
-        if event.task.kind != "pilot" and self._steering.blames_groups(event.worker, event.error):
+        if event.task.kind != "pilot" and self._replanner.blame_group(event.worker, event.error):
             self._hopper.give_back(event.worker)
             return
         place = {"worker": event.worker, **_task_place(event.task)}
@@ -509,7 +509,7 @@ class Runner:
     # -- workers -------------------------------------------------------------------------------------------
 
     def _add_worker(self, worker: str, info: dict[str, Any]) -> None:
-        self._steering.came(worker, info)
+        self._replanner.on_worker_up(worker, info)
         train, held = self._owners.of(worker)
         self._run_log.write("worker", None, worker=worker, state="up", **info, train=train, eval=held)
         self._hopper.add_worker(worker, train, held)
@@ -517,7 +517,7 @@ class Runner:
     def _lose(self, event: WorkerLost) -> None:
         """A worker is gone: its unit is done again elsewhere, its states are made durable from here."""
         self._run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
-        self._steering.left(event.worker, event.for_good)
+        self._replanner.on_worker_down(event.worker, event.for_good)
         self._hinted.discard(event.worker)
         trials = self._end_unit(event.worker)
         unit = self._hopper.remove_worker(event.worker) if event.worker in self._hopper.workers() else None
@@ -551,7 +551,7 @@ class Runner:
 
     def _reconsider(self) -> None:
         """Where the plan is made anew, scheduled become as it says, as soon as what they have trained counts."""
-        if self._interrupted or not self._steering.reconsider(self._hopper, self._trials):
+        if self._interrupted or not self._replanner.replan(self._hopper, self._trials):
             return
         for model in list(self._scheduled):
             if model.trials and self._hopper.left_of(model.name) and not self._packer.fits(model):
@@ -560,14 +560,14 @@ class Runner:
 
     def _waits_for_groups(self) -> bool:
         """Whether workers are to be in other groups, which waits until nothing is under way."""
-        if not self._steering.regroups:
+        if not self._replanner.regroups:
             return False
         if self._hopper.running() or self._awaited:
             return True
         for worker in self._hopper.workers():
             self._run_log.write("worker", None, worker=worker, state="down", regroups=True)
         self._scheduled.restart(self._hopper.left_of)
-        self._seat(self._steering.regroup())
+        self._seat(self._replanner.regroup())
         self._enlist()
         return False
 

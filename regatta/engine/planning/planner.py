@@ -10,20 +10,20 @@ from typing import Any
 
 from regatta.cluster import Cluster
 from regatta.data import Dataset
-from regatta.engine.profiling.models import PilotOutcome
-from regatta.engine.profiling.results import Findings
+from regatta.engine.profiling.models import ModelProfiles
+from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import RegattaError
 from regatta.journal.journal import Record
 from regatta.plan.strategy.choose import (
     EFFORT,
-    Forced,
+    Constraints,
     Numerics,
     choose,
 )
 from regatta.plan.strategy.costs import (
-    Choice,
-    Site,
+    ClusterSpec,
+    Strategy,
     estimate,
     load_and_chain,
 )
@@ -31,10 +31,10 @@ from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import Plan
 from regatta.plan.strategy.workload import (
-    Measured,
-    Model,
-    Profile,
-    Squad,
+    ModelCosts,
+    ProfiledModel,
+    SweepProfile,
+    Team,
 )
 from regatta.search.base import Train
 
@@ -49,7 +49,7 @@ SWITCH = 1.1  # another plan must be so many times as fast as the present one
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PlanOptions:
     """What a sweep leaves to the plan (None), and what it asks for."""
 
     pack: int | bool | None = None
@@ -57,10 +57,10 @@ class Wishes:
     group: int | None = None
     numerics: Numerics = "exact"
 
-    def forced(self) -> Forced:
-        return Forced(self.pack, self.group, self.share)
+    def forced(self) -> Constraints:
+        return Constraints(self.pack, self.group, self.share)
 
-    def kept_to(self, decision: Decision, pool: WorkerPool) -> Decision:
+    def kept_to(self, decision: RunStrategy, pool: WorkerPool) -> RunStrategy:
         """What an earlier controller decided, as far as it is what is asked for now, and can be done with this pool."""
         needed = sum(team.width * team.groups for team in decision.teams) or decision.width
         spare = len(pool.workers) - needed
@@ -74,7 +74,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RunStrategy:
     """How a run is trained: the width of groups, whether data is shared, the most members of packs by build.
 
     With teams, groups are of several widths, the largest of which is `width`.
@@ -84,12 +84,12 @@ class Decision:
     share: bool = False
     packs: Mapping[str, int] = field(default_factory=dict)
     plan: Plan | None = None
-    teams: tuple[Squad, ...] = ()
+    teams: tuple[Team, ...] = ()
 
-    def same_way(self, other: Decision) -> bool:
+    def same_way(self, other: RunStrategy) -> bool:
         return self.same_groups(other) and (self.share, dict(self.packs)) == (other.share, dict(other.packs))
 
-    def same_groups(self, other: Decision) -> bool:
+    def same_groups(self, other: RunStrategy) -> bool:
         return (self.width, self.teams) == (other.width, other.teams)
 
     def to_record(self) -> dict[str, Any]:
@@ -98,19 +98,19 @@ class Decision:
         return {"width": self.width, "share": self.share, "packs": dict(self.packs), "teams": teams, "plan": told}
 
     @classmethod
-    def recalled(cls, history: Iterable[Record]) -> Decision | None:
+    def recalled(cls, history: Iterable[Record]) -> RunStrategy | None:
         """The last one in a journal."""
         lines = [line for line in history if line["event"] == "plan"]
         if not lines:
             return None
         line = lines[-1]
         plan = None if line["plan"] is None else Plan.from_json(line["plan"])
-        teams = tuple(Squad(team["width"], team["groups"], tuple(team["models"])) for team in line.get("teams", ()))
+        teams = tuple(Team(team["width"], team["groups"], tuple(team["models"])) for team in line.get("teams", ()))
         return cls(line["width"], line["share"], line["packs"], plan, teams)
 
 
 @dataclass(frozen=True)
-class Workforce:
+class AvailableWorkers:
     """The workers that a plan is for: how many, with how many threads each, and what they can do."""
 
     workers: int
@@ -122,7 +122,7 @@ class Workforce:
     start: float = START  # seconds until a process is there that prepares data
 
 
-def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Workforce:
+def available_workers(pool: WorkerPool, cluster: Cluster, outcome: ModelProfiles) -> AvailableWorkers:
     """The workers of a pool, each of a group counted; what those that are there say of themselves holds for all."""
     ready, infos = outcome.ready, [event.info for event in outcome.ready.values()]
     start = START if outcome.start_seconds is None else outcome.start_seconds
@@ -130,7 +130,7 @@ def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Work
     groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers) - len(outcome.lost)
     groups = 1 if cluster.kind == "inline" else groups  # they take turns
     width = max((int(info.get("width", 1)) for info in infos), default=cluster.group or 1)
-    return Workforce(
+    return AvailableWorkers(
         groups * width, cluster.threads or 1, cluster.kind != "ray", pool.packs, pool.groupable, memory, start=start
     )
 
@@ -138,19 +138,21 @@ def workforce(pool: WorkerPool, cluster: Cluster, outcome: PilotOutcome) -> Work
 class Planner:
     """Decides how a run is trained, and watches whether it goes as it was estimated."""
 
-    def __init__(self, dataset: Dataset, wishes: Wishes) -> None:
-        self._dataset, self.wishes = dataset, wishes
+    def __init__(self, dataset: Dataset, options: PlanOptions) -> None:
+        self._dataset, self.options = dataset, options
         self._drift = {False: _Drift(), True: _Drift()}  # of models by themselves, and of packs
         self._plans = 0  # that were made again
 
-    def decide(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> Decision:
+    def decide(self, findings: ProfilingResults, wanted: Mapping[str, Train], force: AvailableWorkers) -> RunStrategy:
         """The best way to train what is wanted."""
         profile = self.profile(findings, wanted)
         if not profile.known():
-            return Decision(self.wishes.group or 1, bool(self.wishes.share))
+            return RunStrategy(self.options.group or 1, bool(self.options.share))
         return _decision(profile, *self._choose(profile, force))
 
-    def revise(self, findings: Findings, left: Mapping[str, Train], force: Workforce, present: Decision) -> Decision:
+    def revise(
+        self, findings: ProfilingResults, left: Mapping[str, Train], force: AvailableWorkers, present: RunStrategy
+    ) -> RunStrategy:
         """The best way to go on; the present one, unless another is clearly faster, for changing costs something.
 
         Packs may be taken apart; models that are on their way one by one are not put together.
@@ -169,43 +171,43 @@ class Planner:
             return replace(present, plan=goes_on)
         return _decision(profile, chosen, plan)
 
-    def _plan_of(self, choice: Choice, profile: Profile, force: Workforce) -> Plan:
+    def _plan_of(self, choice: Strategy, profile: SweepProfile, force: AvailableWorkers) -> Plan:
         """The plan with that choice and no other."""
         site = self.site(force, profile)
         only = (lambda work, site, forced: iter([choice]),)
-        forced = Forced() if choice.teams else Forced(width=choice.width)
+        forced = Constraints() if choice.teams else Constraints(width=choice.width)
         plan = choose(profile.work(), site, numerics="fast", forced=forced, rules=only)[1]
         return replace(plan, why="as before")
 
-    def _choose(self, profile: Profile, force: Workforce) -> tuple[Choice, Plan]:
+    def _choose(self, profile: SweepProfile, force: AvailableWorkers) -> tuple[Strategy, Plan]:
         work, site = profile.work(), self.site(force, profile)
-        effort = int(PLAYED * estimate(work, site, Choice()).seconds)
-        forced = self.wishes.forced()
+        effort = int(PLAYED * estimate(work, site, Strategy()).seconds)
+        forced = self.options.forced()
         chosen, plan = choose(
-            work, site, numerics=self.wishes.numerics, forced=forced, effort=min(max(effort, LEAST_PLAYED), EFFORT)
+            work, site, numerics=self.options.numerics, forced=forced, effort=min(max(effort, LEAST_PLAYED), EFFORT)
         )
         unpacked = profile.why_not_packed() if forced.pack is None and force.packs else None
         unshared = profile.why_not_shared() if forced.share is None else None
         return chosen, replace(plan, rejected=(*plan.rejected, *filter(None, (unpacked, unshared))))
 
-    def groups_may_pay(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> bool:
+    def groups_may_pay(self, findings: ProfilingResults, wanted: Mapping[str, Train], force: AvailableWorkers) -> bool:
         """Whether it is worth finding out what exchanges cost: models take longer than workers have work."""
-        free = self.wishes.numerics == "fast" and self.wishes.group is None and not self._dataset.availability
+        free = self.options.numerics == "fast" and self.options.group is None and not self._dataset.availability
         if not (free and force.groups and force.workers > 1):
             return False
         profile = self.profile(findings, wanted)
         if not profile.known() or not any(model.build for model in profile.models.values()):
             return False
-        load, chain = load_and_chain(profile.work(), self.site(force, profile), Choice())
+        load, chain = load_and_chain(profile.work(), self.site(force, profile), Strategy())
         return chain > CHAIN_BOUND * load
 
-    def profile(self, findings: Findings, wanted: Mapping[str, Train]) -> Profile:
-        width = self.wishes.group or 1  # then pilots were measured in groups: what groups exchange is in it
+    def profile(self, findings: ProfilingResults, wanted: Mapping[str, Train]) -> SweepProfile:
+        width = self.options.group or 1  # then pilots were measured in groups: what groups exchange is in it
         links = findings.links
         if width > 1:
             links = {findings.build(name, asked.config): Communication(0.0) for name, asked in wanted.items()}
         models = {
-            name: Model(
+            name: ProfiledModel(
                 asked.epochs, asked.config, self._measured(findings, name, width), findings.build(name, asked.config)
             )
             for name, asked in wanted.items()
@@ -214,25 +216,25 @@ class Planner:
         slower = self._drift[True].since_first() - self._drift[False].since_first()
         rates = {build: _corrected(rate, math.exp(slower)) for build, rate in findings.rates.items()}
         sharable = not any(result.unsharable for result in findings.outcome.results.values())
-        return Profile(
-            models, rates, links, packs_forced=bool(self.wishes.pack), sharable=sharable or bool(self.wishes.share)
+        return SweepProfile(
+            models, rates, links, packs_forced=bool(self.options.pack), sharable=sharable or bool(self.options.share)
         )
 
-    def site(self, force: Workforce, profile: Profile) -> Site:
+    def site(self, force: AvailableWorkers, profile: SweepProfile) -> ClusterSpec:
         peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]
-        start = 0.0 if self.wishes.share else force.start  # what is asked for is started beside the workers
-        return Site(
+        start = 0.0 if self.options.share else force.start  # what is asked for is started beside the workers
+        return ClusterSpec(
             force.workers, memory=max([force.memory, *peaks]), unit=UNIT_SECONDS, cores=_free_cores(force),
             share_start=start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
         )  # fmt: skip
 
     # -- watching ----------------------------------------------------------------------------------------
 
-    def hear(self, surprise: float, packed: bool) -> None:
+    def observe(self, surprise: float, packed: bool) -> None:
         """A training unit took so much longer than estimated, as a logarithm."""
         self._drift[packed].take(surprise)
 
-    def doubts(self, workers: int) -> str:
+    def reason_to_replan(self, workers: int) -> str:
         """Why the plan should be made again; empty as long as it holds."""
         for packed, drift in self._drift.items():
             if drift.count >= max(ENOUGH, 2 * workers) * 2**self._plans and abs(drift.since_plan()) > DRIFT:
@@ -241,20 +243,20 @@ class Planner:
                 return f"{what} take {math.exp(drift.since_plan()):.2f} times as long as {when}"
         return ""
 
-    def settle(self) -> None:
+    def on_replanned(self) -> None:
         """A plan was made with what is known now."""
         self._plans += 1
         for drift in self._drift.values():
             drift.settle()
 
-    def _measured(self, findings: Findings, name: str, width: int) -> Measured | None:
+    def _measured(self, findings: ProfilingResults, name: str, width: int) -> ModelCosts | None:
         result = findings.outcome.results.get(name)
         if result is None:
             return None
         estimates, parts = findings.outcome.estimates, len(self._dataset.eval)
         pilot, rows = estimates.pilot(name), estimates.rows("train")
         evaluate = pilot.eval * estimates.rows("eval") + (pilot.fixed + UNIT_SECONDS) * parts
-        return Measured(
+        return ModelCosts(
             train=pilot.train * rows * width, evaluate=evaluate * width,
             fixed=pilot.fixed, prepare=pilot.prepare * rows, state_bytes=result.state_bytes,
             peak_bytes=result.peak_bytes, build=result.build,
@@ -262,8 +264,8 @@ class Planner:
         )  # fmt: skip
 
 
-def _decision(profile: Profile, chosen: Choice, plan: Plan) -> Decision:
-    return Decision(chosen.width, chosen.share, profile.pack_sizes(chosen), plan, profile.teams(chosen))
+def _decision(profile: SweepProfile, chosen: Strategy, plan: Plan) -> RunStrategy:
+    return RunStrategy(chosen.width, chosen.share, profile.pack_sizes(chosen), plan, profile.teams(chosen))
 
 
 class _Drift:
@@ -292,7 +294,7 @@ def _corrected(rate: PackRate, slower: float) -> PackRate:
     return replace(rate, gain=max(rate.gain / slower, 1e-3))
 
 
-def _free_cores(force: Workforce) -> int:
+def _free_cores(force: AvailableWorkers) -> int:
     """Of each worker, cores of this machine that no worker computes on."""
     if not force.here:
         return 0

@@ -14,8 +14,8 @@ from regatta.engine.controller.run_log import RunLog
 from regatta.engine.controller.trials import Trial
 from regatta.engine.messages import PackDone, TaskDone, WorkerReady
 from regatta.engine.planning.packer import Packer
-from regatta.engine.planning.planner import Decision, Planner, workforce
-from regatta.engine.profiling.results import Findings
+from regatta.engine.planning.planner import Planner, RunStrategy, available_workers
+from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.errors import RegattaError
@@ -25,12 +25,12 @@ from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.teams import Teams
 from regatta.plan.schedule.units import Unit
-from regatta.plan.strategy.groups_or_hops import Exchanges
-from regatta.plan.strategy.workload import squad_of
+from regatta.plan.strategy.groups_or_hops import ObservedCommunication
+from regatta.plan.strategy.workload import team_index
 from regatta.search.base import Train
 
 
-class Steering:
+class Replanner:
     """What is decided of a run, and the pool of its workers, in groups or not."""
 
     def __init__(
@@ -39,15 +39,15 @@ class Steering:
         self.pool = pool
         self.planner, self.cluster = planner, cluster
         self._run_log, self._packer, self.meetings = run_log, packer, meetings
-        self._decision = Decision()
+        self._decision = RunStrategy()
         self._alone = pool  # the workers, each by itself
         self._there: dict[str, WorkerReady] = {}  # workers by themselves that are there
         self._gone: set[str] = set()  # and those that will not come back
         self._infos: dict[str, dict[str, Any]] = {}  # of workers, or groups of them
-        self._exchanges: dict[str, Exchanges] = {}  # by build
+        self._exchanges: dict[str, ObservedCommunication] = {}  # by build
         self._few = 0  # models, when groups were last thought of
         self._idle: list[int] = []  # teams, the same
-        self._next: Decision | None = None  # with other groups, once nothing is under way
+        self._next: RunStrategy | None = None  # with other groups, once nothing is under way
 
     @property
     def estimates(self) -> Estimates:
@@ -59,20 +59,20 @@ class Steering:
         return self._next is not None
 
     def begin(
-        self, findings: Findings, wanted: Mapping[str, Train], history: Sequence[Record]
+        self, findings: ProfilingResults, wanted: Mapping[str, Train], history: Sequence[Record]
     ) -> Mapping[str, WorkerReady]:
         """Decide, or remember what was decided; the workers that are there, in groups if the plan says so."""
         self._findings, self._there = findings, dict(findings.outcome.ready)
         self._gone = set(findings.outcome.lost)
-        decision = Decision.recalled(history)
+        decision = RunStrategy.recalled(history)
         if decision is None:
             decision = self._decided(findings, wanted)
             self._run_log.write("plan", None, **decision.to_record(), reason="", changed=True)
         else:
-            decision = self.planner.wishes.kept_to(decision, self.pool)
+            decision = self.planner.options.kept_to(decision, self.pool)
         return self._settled(decision if not self._gone or not self.pool.groupable else _alone(decision))
 
-    def _settled(self, decision: Decision) -> Mapping[str, WorkerReady]:
+    def _settled(self, decision: RunStrategy) -> Mapping[str, WorkerReady]:
         """Workers as a decision has them; who is there."""
         self._take(decision)
         if not self.pool.groupable or decision.width == 1:
@@ -85,21 +85,21 @@ class Steering:
         self._take(_alone(decision))
         return self._there
 
-    def _decided(self, findings: Findings, wanted: Mapping[str, Train]) -> Decision:
+    def _decided(self, findings: ProfilingResults, wanted: Mapping[str, Train]) -> RunStrategy:
         """What the planner says; figures that it can make nothing of must not keep a run from being trained."""
         try:
-            return self.planner.decide(findings, wanted, workforce(self.pool, self.cluster, findings.outcome))
+            return self.planner.decide(findings, wanted, available_workers(self.pool, self.cluster, findings.outcome))
         except (ArithmeticError, ValueError, RegattaError) as error:
             self._run_log.note("warning", f"No plan could be made ({error}): models hop one by one.")
-            return Decision(self.planner.wishes.group or 1, bool(self.planner.wishes.share))
+            return RunStrategy(self.planner.options.group or 1, bool(self.planner.options.share))
 
-    def came(self, worker: str, info: dict[str, Any]) -> None:
+    def on_worker_up(self, worker: str, info: dict[str, Any]) -> None:
         self._infos[worker] = info
         if self.pool is self._alone:
             self._there[worker] = WorkerReady(worker, info)
             self._gone.discard(worker)
 
-    def left(self, worker: str, for_good: bool) -> None:
+    def on_worker_down(self, worker: str, for_good: bool) -> None:
         self._there.pop(worker, None)
         if not for_good:
             return
@@ -113,15 +113,15 @@ class Steering:
         names = iter(self.pool.workers)
         return [tuple(islice(names, team.groups)) for team in self._decision.teams] or [self.pool.workers]
 
-    def gone(self) -> list[str]:
+    def lost_workers(self) -> list[str]:
         """Workers that will not come back."""
         return [worker for worker in self.pool.workers if worker in self._gone]
 
     def team_of(self, model: str) -> int:
         """The number of the team that trains a model; a model's name says whose it is."""
-        return squad_of(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
+        return team_index(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
 
-    def hear(self, unit: Unit, event: TaskDone | PackDone) -> None:
+    def on_unit_done(self, unit: Unit, event: TaskDone | PackDone) -> None:
         """A unit is done; the planner compares what it took with its estimate."""
         parts = event.parts if isinstance(event, PackDone) else (event,)
         done = [part for part in parts if isinstance(part, TaskDone)]
@@ -129,11 +129,13 @@ class Steering:
         if unit.kind != "train":
             return
         took = seconds - waited if self._decision.share else seconds  # others prepare it, which is not in a unit
-        self.planner.hear(self.estimates.surprise(unit, took), len(parts) > 1)
+        self.planner.observe(self.estimates.surprise(unit, took), len(parts) > 1)
         if done[0].width > 1:
             build = self._findings.build(done[0].task.config, done[0].task.values)
             nodes = int(self._infos[event.worker].get("nodes", 1))
-            self._exchanges.setdefault(build, Exchanges()).hear(done[0].width, nodes, took, done[0].sync_seconds)
+            self._exchanges.setdefault(build, ObservedCommunication()).hear(
+                done[0].width, nodes, took, done[0].sync_seconds
+            )
 
     def _learn_exchanges(self) -> None:
         """What units of groups have shown of exchanges, before another plan is made with it."""
@@ -142,23 +144,27 @@ class Steering:
         links.update({build: self._exchanges[build].corrected(link) for build, link in known.items()})
         self.estimates.set_hands(self._hands(self._decision))
 
-    def reconsider(self, hopper: Hopper | Teams, trials: Iterable[Trial]) -> bool:
+    def replan(self, hopper: Hopper | Teams, trials: Iterable[Trial]) -> bool:
         """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
         if self.regroups:
             return False
         workers = hopper.worker_count()
-        reason = self.planner.doubts(workers) or self._too_few(hopper.models_left(), workers) or self._too_idle(hopper)
+        reason = (
+            self.planner.reason_to_replan(workers)
+            or self._too_few(hopper.models_left(), workers)
+            or self._too_idle(hopper)
+        )
         if not reason:
             return False
         active = [trial for trial in trials if not trial.stopped and not trial.failed]
         epochs = {trial.id: trial.epochs - self._run_log.record.configs[trial.id].epoch for trial in active}
         left = {trial.id: Train(dict(trial.values), epochs[trial.id]) for trial in active}
-        force = workforce(self._alone, self.cluster, self._findings.outcome)
+        force = available_workers(self._alone, self.cluster, self._findings.outcome)
         self._learn_exchanges()
         decision = self.planner.revise(self._findings, left, force, self._decision)
         if not decision.same_groups(self._decision) and not self._can_regroup():
             decision = replace(decision, width=self._decision.width, teams=self._decision.teams)
-        self.planner.settle()
+        self.planner.on_replanned()
         changed = not decision.same_way(self._decision)
         self._write(decision, reason, changed)
         if changed and decision.plan is not None:
@@ -169,7 +175,7 @@ class Steering:
             self._next = decision
         return True
 
-    def blames_groups(self, worker: str, error: str) -> bool:
+    def blame_group(self, worker: str, error: str) -> bool:
         """Something failed in a group that nobody asked for: it is tried again by one worker, and so are the others."""
         if self.pool is self._alone or self._infos[worker].get("width", 1) == 1:
             return False
@@ -185,7 +191,7 @@ class Steering:
         self._write(self._next, reason)
         self._run_log.note("warning", f"{reason}: from here on models are trained by one worker each.")
 
-    def _write(self, decision: Decision, reason: str, changed: bool = True) -> None:
+    def _write(self, decision: RunStrategy, reason: str, changed: bool = True) -> None:
         self._run_log.write("plan", None, **decision.to_record(), reason=reason, changed=changed)
 
     def regroup(self) -> Mapping[str, WorkerReady]:
@@ -218,7 +224,7 @@ class Steering:
         events = self.pool.adopt(self._there, awaited)
         return {event.worker: event for event in events if isinstance(event, WorkerReady)}
 
-    def _take(self, decision: Decision) -> None:
+    def _take(self, decision: RunStrategy) -> None:
         self._decision = decision
         self._packer.sizes, self._packer.rates = decision.packs, self._findings.rates
         self._packer.builds = self._findings.builds
@@ -226,7 +232,7 @@ class Steering:
         self.estimates.shared = decision.share
         self.estimates.hands = self._hands(decision)
 
-    def _hands(self, decision: Decision) -> Callable[[str], float]:
+    def _hands(self, decision: RunStrategy) -> Callable[[str], float]:
         """So many times as fast as one worker is the group that the plan has made for a model."""
         links = self._findings.links.values()
         widths = {decision.width, *(team.width for team in decision.teams)} if links else set()
@@ -251,6 +257,6 @@ class Steering:
         return f"{count(workers, 'worker')} without anything left to train"
 
 
-def _alone(decision: Decision) -> Decision:
+def _alone(decision: RunStrategy) -> RunStrategy:
     """The same by workers that are in no group."""
     return replace(decision, width=1, teams=(), plan=None)

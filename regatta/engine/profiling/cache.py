@@ -26,7 +26,7 @@ from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
 from regatta.engine.messages import ModelProfile
 from regatta.errors import RegattaError
-from regatta.plan.strategy.form_packs import EVERYTHING, Builds, PackRate
+from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate
 
 VERSION = 2
 FILES = 256  # those not used for longest go first
@@ -54,7 +54,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class KnownRate:
+class CachedPackRate:
     """A pack that was tried."""
 
     rate: PackRate
@@ -62,19 +62,19 @@ class KnownRate:
 
 
 @dataclass
-class Profiles:
+class ProfileCache:
     """The profile of one key."""
 
     path: Path
     configs: dict[str, Known] = field(default_factory=dict)  # by id
-    packs: dict[str, KnownRate] = field(default_factory=dict)  # by build
+    packs: dict[str, CachedPackRate] = field(default_factory=dict)  # by build
     ratios: dict[str, float] = field(default_factory=dict)  # of communication to computation in groups, by build
     start_seconds: float | None = None  # until a process is there that prepares data
     memory: float | None = None  # bytes of a device for each worker
     _builds: tuple[Builds, dict[str, list[Known]]] | None = None
 
     @classmethod
-    def open(cls, folder: Path, key: str) -> Profiles:
+    def open(cls, folder: Path, key: str) -> ProfileCache:
         """What the folder knows under a key, which may be nothing; the folder need not be there."""
         found = cls(folder / f"{key}.json")
         found._read()
@@ -101,12 +101,12 @@ class Profiles:
         if known is None or known.rate.members < len(members):
             return None
         same = bool(members) and set(members) <= set(known.configs)
-        return known.rate if same or build != EVERYTHING else None
+        return known.rate if same or build != ANY_CUDA_BUILD else None
 
     def keep(
         self,
         configs: Iterable[Known] = (),
-        packs: Mapping[str, KnownRate] | None = None,
+        packs: Mapping[str, CachedPackRate] | None = None,
         ratios: Mapping[str, float] | None = None,
         start_seconds: float | None = None,
         memory: float | None = None,
@@ -144,7 +144,7 @@ class Profiles:
         """The builds of all that are known, and who is of which; once, for it takes its time."""
         builds, kinds = Builds(), dict[str, list[Known]]()
         for name, known in self.configs.items():
-            if known.pilot.build not in ("", EVERYTHING):
+            if known.pilot.build not in ("", ANY_CUDA_BUILD):
                 builds.learn(name, known.values, known.pilot.build)
                 kinds.setdefault(known.pilot.build, []).append(known)
         self._builds = builds, kinds
@@ -207,12 +207,12 @@ def _known(line: Mapping[str, Any]) -> Known:
     return Known({str(name): value for name, value in line["values"].items()}, pilot, _number(line["seconds"]))
 
 
-def _known_rate(line: Mapping[str, Any]) -> KnownRate:
+def _known_rate(line: Mapping[str, Any]) -> CachedPackRate:
     rate = line["rate"]
     found = PackRate(int(_number(rate["members"])), _number(rate["gain"]), str(rate["reason"]), _number(rate["fixed"]))
     if found.gain <= 0:
         raise ValueError(f"A gain of {found.gain}.")
-    return KnownRate(found, tuple(map(str, line["configs"])))
+    return CachedPackRate(found, tuple(map(str, line["configs"])))
 
 
 _FIELDS = {part.name for part in fields(ModelProfile)}

@@ -15,9 +15,9 @@ from regatta.engine.messages import (
     TaskFailed,
     WorkerLost,
 )
-from regatta.engine.profiling.cache import Profiles
+from regatta.engine.profiling.cache import ProfileCache
 from regatta.engine.profiling.models import Configs
-from regatta.engine.profiling.results import Findings
+from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.plan.strategy.groups_or_hops import Communication
@@ -26,16 +26,16 @@ WIDTH = 2  # wider groups follow from it
 MOST = 4  # builds that are tried, those that train longest first
 
 
-def run_group_pilots(
+def profile_groups(
     pool: WorkerPool,
     dataset: Dataset,
     configs: Configs,
-    findings: Findings,
+    findings: ProfilingResults,
     meetings: Path,
     heard: Callable[[Event], None] = lambda event: None,
     begun: Callable[[str], None] = lambda worker: None,
     between: Callable[[], None] = lambda: None,
-    profiles: Profiles | None = None,
+    profiles: ProfileCache | None = None,
 ) -> dict[str, Communication]:
     """Communication over computation in a group of two, by build; the pool's workers are there and idle.
 
@@ -73,19 +73,21 @@ def run_group_pilots(
     return found
 
 
-def known_links(configs: Configs, findings: Findings, profiles: Profiles) -> dict[str, Communication] | None:
+def cached_communication(
+    configs: Configs, findings: ProfilingResults, profiles: ProfileCache
+) -> dict[str, Communication] | None:
     """What `profiles` know of groups, if nothing would be tried besides."""
     wanted = _longest(configs, findings)
     found = _cached(wanted, profiles)
     return found if set(found) == set(wanted) else None
 
 
-def _cached(builds: Iterable[str], profiles: Profiles | None) -> dict[str, Communication]:
+def _cached(builds: Iterable[str], profiles: ProfileCache | None) -> dict[str, Communication]:
     ratios = {} if profiles is None else profiles.ratios
     return {build: Communication(ratios[build]) for build in builds if build in ratios}
 
 
-def _longest(configs: Configs, findings: Findings) -> Mapping[str, str]:
+def _longest(configs: Configs, findings: ProfilingResults) -> Mapping[str, str]:
     """One configuration of each build that was tried, those that take longest first."""
     results = {config: result for config, result in findings.outcome.results.items() if config in configs}
     order = sorted(results, key=lambda config: -results[config].train_seconds_per_row)

@@ -23,7 +23,7 @@ from regatta.engine.messages import (
     WorkerLost,
     WorkerReady,
 )
-from regatta.engine.profiling.cache import Known, Profiles
+from regatta.engine.profiling.cache import Known, ProfileCache
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, RegattaError, UsageError, nearest
 from regatta.journal.journal import Record
@@ -37,7 +37,7 @@ Configs = Mapping[str, Mapping[str, Scalar]]
 
 
 @dataclass
-class PilotOutcome:
+class ModelProfiles:
     """What was learnt: estimates for the scheduler, the size of states, who failed, which workers are there."""
 
     estimates: Estimates
@@ -49,7 +49,7 @@ class PilotOutcome:
     cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
     lost: set[str] = field(default_factory=set)  # workers that will not come back
 
-    def came(self, event: WorkerReady) -> None:
+    def on_worker_up(self, event: WorkerReady) -> None:
         self.ready[event.worker] = event
         self.lost.discard(event.worker)
         if event.info.get("memory"):
@@ -58,13 +58,13 @@ class PilotOutcome:
             told = float(event.info["maker_seconds"])
             self.start_seconds = told if self.start_seconds is None else min(told, self.start_seconds)
 
-    def left(self, event: WorkerLost) -> None:
+    def on_worker_down(self, event: WorkerLost) -> None:
         self.ready.pop(event.worker, None)
         if event.for_good:
             self.lost.add(event.worker)
 
 
-def run_pilots(
+def profile_models(
     pool: WorkerPool,
     dataset: Dataset,
     configs: Configs,
@@ -73,8 +73,8 @@ def run_pilots(
     heard: Callable[[Event], None] = lambda event: None,
     begun: Callable[[str], None] = lambda worker: None,
     between: Callable[[], None] = lambda: None,
-    profiles: Profiles | None = None,
-) -> PilotOutcome:
+    profiles: ProfileCache | None = None,
+) -> ModelProfiles:
     """Try configurations on the pool's workers, which are started; raises when not a single one works.
 
     `begun` is told who begins a pilot; `between` is called whenever something happened, or the pool was woken. What
@@ -102,9 +102,9 @@ def run_pilots(
     return pilots.outcome
 
 
-def cached_pilots(
-    workers: Sequence[str], dataset: Dataset, configs: Configs, goal: Goal, profiles: Profiles
-) -> PilotOutcome | None:
+def cached_models(
+    workers: Sequence[str], dataset: Dataset, configs: Configs, goal: Goal, profiles: ProfileCache
+) -> ModelProfiles | None:
     """What `profiles` know of these configurations, if it is as much as pilots would find out; no worker is needed."""
     pilots = _Pilots(workers, dataset, configs, goal.epochs, profiles)
     pilots.outcome.start_seconds, pilots.outcome.memory = profiles.start_seconds, profiles.memory
@@ -119,7 +119,7 @@ def told(result: ModelProfile) -> dict[str, object]:
     return {name: value for name, value in vars(result).items() if name not in ("metrics", "forgotten")}
 
 
-def recalled_pilots(dataset: Dataset, history: Iterable[Record]) -> PilotOutcome:
+def models_from_journal(dataset: Dataset, history: Iterable[Record]) -> ModelProfiles:
     """What a journal says of pilots and units, without trying anything."""
     known = all(part.rows is not None for part in dataset.train + dataset.eval)
     outcome = _nothing_known(dataset)
@@ -133,13 +133,13 @@ def recalled_pilots(dataset: Dataset, history: Iterable[Record]) -> PilotOutcome
     return outcome
 
 
-def _nothing_known(dataset: Dataset) -> PilotOutcome:
+def _nothing_known(dataset: Dataset) -> ModelProfiles:
     known = all(part.rows is not None for part in dataset.train + dataset.eval)
     train, judged = ([part.rows or 0 if known else 1 for part in parts] for parts in (dataset.train, dataset.eval))
-    return PilotOutcome(Estimates(train, judged))
+    return ModelProfiles(Estimates(train, judged))
 
 
-def _learn(outcome: PilotOutcome, config: str, result: ModelProfile, known_rows: bool) -> None:
+def _learn(outcome: ModelProfiles, config: str, result: ModelProfile, known_rows: bool) -> None:
     outcome.results[config] = result
     train, judged, prepare = (
         result.train_seconds_per_row, _judging(result), result.prepare_seconds_per_row,
@@ -159,7 +159,7 @@ def _judging(result: ModelProfile) -> float:
 
 class _Pilots:
     def __init__(
-        self, workers: Sequence[str], dataset: Dataset, configs: Configs, epochs: int, profiles: Profiles | None
+        self, workers: Sequence[str], dataset: Dataset, configs: Configs, epochs: int, profiles: ProfileCache | None
     ) -> None:
         self.workers = workers
         self.configs = configs
@@ -182,7 +182,7 @@ class _Pilots:
         self.proved: set[str] = set()  # workers on which some configuration works
         self.losses = 0
 
-    def _recall(self, profiles: Profiles) -> None:
+    def _recall(self, profiles: ProfileCache) -> None:
         for config, values in self.configs.items():
             found = profiles.find(values)
             if found is not None:
@@ -193,7 +193,7 @@ class _Pilots:
     def take(self, event: Event) -> bool:
         """Learn from an event; whether it tells something, and is not of a worker that only keeps others company."""
         if isinstance(event, WorkerReady):
-            self.outcome.came(event)
+            self.outcome.on_worker_up(event)
         elif isinstance(event, WorkerLost):
             self.company.discard(event.worker)
             self._lose(event)
@@ -274,7 +274,7 @@ class _Pilots:
 
     def _lose(self, event: WorkerLost) -> None:
         """The configuration that was tried gets no estimate; whether it is to blame, its units will show."""
-        self.outcome.left(event)
+        self.outcome.on_worker_down(event)
         if event.worker not in self.busy:
             return
         self.busy.discard(event.worker)

@@ -18,11 +18,11 @@ from regatta.engine.messages import (
     WorkerLost,
     WorkerReady,
 )
-from regatta.engine.profiling.cache import KnownRate, Profiles
-from regatta.engine.profiling.models import Configs, PilotOutcome
+from regatta.engine.profiling.cache import CachedPackRate, ProfileCache
+from regatta.engine.profiling.models import Configs, ModelProfiles
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal import Record
-from regatta.plan.strategy.form_packs import EVERYTHING, Builds, PackRate
+from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate
 
 MEMBERS = (8, 4, 2)  # that are tried side by side: as many as the work to come is worth
 MOST_MEMBERS = 32  # as many as a worker would get of them, up to so many, rather than any of these
@@ -31,7 +31,7 @@ SHARE = 0.1  # of the work that is foreseen may go into trying, which counts lit
 TINY = 3e-3  # seconds: on a processor, a longer step keeps it busy by itself
 
 
-def builds_of(outcome: PilotOutcome, configs: Configs) -> Builds:
+def builds_of(outcome: ModelProfiles, configs: Configs) -> Builds:
     """What the pilots found out of each configuration's build."""
     builds = Builds()
     for config, result in outcome.results.items():
@@ -40,7 +40,7 @@ def builds_of(outcome: PilotOutcome, configs: Configs) -> Builds:
     return builds
 
 
-def recalled_rates(history: Sequence[Record]) -> dict[str, PackRate]:
+def rates_from_journal(history: Sequence[Record]) -> dict[str, PackRate]:
     """What a journal says of packs that were tried."""
     builds: dict[str, list[Record]] = {}
     for line in history:
@@ -54,22 +54,22 @@ def _recalled(lines: Sequence[Record]) -> PackRate:
     return PackRate(lines[0]["members"], gain, lines[0]["reason"], fixed)
 
 
-def run_pack_pilots(
+def profile_packs(
     pool: WorkerPool,
     dataset: Dataset,
     configs: Configs,
     epochs: int,
-    outcome: PilotOutcome,
+    outcome: ModelProfiles,
     heard: Callable[[Event], None] = lambda event: None,
     begun: Callable[[str], None] = lambda worker: None,
     between: Callable[[], None] = lambda: None,
-    profiles: Profiles | None = None,
+    profiles: ProfileCache | None = None,
 ) -> dict[str, PackRate]:
     """Try packs of those builds that may gain by it, and of which `profiles` do not know; the workers are idle."""
     train = dataset.holders(pool.workers)[0]
     wanted = _wanted(dataset, configs, epochs, outcome, len(pool.workers))
     rates = _cached(wanted, profiles)
-    news: dict[str, KnownRate] = {}
+    news: dict[str, CachedPackRate] = {}
     for build, members in wanted.items():
         if not members or build in rates:
             continue
@@ -82,14 +82,14 @@ def run_pack_pilots(
         if found:
             gain, fixed = median(each.gain for each in found), median(each.fixed for each in found)
             rates[build] = PackRate(found[0].members, gain, found[0].reason, fixed)
-            news[build] = KnownRate(rates[build], tuple(members))
+            news[build] = CachedPackRate(rates[build], tuple(members))
     if profiles is not None:
         profiles.keep(packs=news)
     return rates
 
 
 def cached_rates(
-    workers: int, dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome, profiles: Profiles
+    workers: int, dataset: Dataset, configs: Configs, epochs: int, outcome: ModelProfiles, profiles: ProfileCache
 ) -> dict[str, PackRate] | None:
     """What `profiles` know of packs, if none would be tried besides."""
     wanted = _wanted(dataset, configs, epochs, outcome, workers)
@@ -97,7 +97,7 @@ def cached_rates(
     return None if any(members and build not in rates for build, members in wanted.items()) else rates
 
 
-def _cached(wanted: Mapping[str, Sequence[str]], profiles: Profiles | None) -> dict[str, PackRate]:
+def _cached(wanted: Mapping[str, Sequence[str]], profiles: ProfileCache | None) -> dict[str, PackRate]:
     if profiles is None:
         return {}
     found = {build: profiles.rate(build, members) for build, members in wanted.items()}
@@ -105,7 +105,7 @@ def _cached(wanted: Mapping[str, Sequence[str]], profiles: Profiles | None) -> d
 
 
 def _wanted(
-    dataset: Dataset, configs: Configs, epochs: int, outcome: PilotOutcome, workers: int
+    dataset: Dataset, configs: Configs, epochs: int, outcome: ModelProfiles, workers: int
 ) -> dict[str, list[str]]:
     """By build, the configurations to try side by side: none where there is nothing to be gained."""
     builds, alike = builds_of(outcome, configs), dict[str, list[str]]()
@@ -135,7 +135,7 @@ def _worth_trying(
     per_row = sum(result.train_seconds_per_row for result in results) / len(results)
     fixed = sum(result.fixed_seconds for result in results) / len(results)
     step = per_row * _batch_size(configs[members[0]])
-    if step > TINY and results[0].build != EVERYTHING:
+    if step > TINY and results[0].build != ANY_CUDA_BUILD:
         return 0
     foreseen = len(members) * epochs * (per_row * rows + fixed * len(dataset.train))
     each = STEPS * step + 2 * fixed
@@ -152,7 +152,7 @@ def _batch_size(values: Mapping[str, Scalar]) -> int:
 def _await(
     pool: WorkerPool,
     workers: Sequence[str],
-    outcome: PilotOutcome,
+    outcome: ModelProfiles,
     heard: Callable[[Event], None],
     between: Callable[[], None],
 ) -> list[PackProfile]:
@@ -162,9 +162,9 @@ def _await(
         for event in pool.events():
             heard(event)
             if isinstance(event, WorkerReady):
-                outcome.came(event)
+                outcome.on_worker_up(event)
             elif isinstance(event, WorkerLost):
-                outcome.left(event)
+                outcome.on_worker_down(event)
             if isinstance(event, TaskDone | TaskFailed | WorkerLost):
                 waits.discard(event.worker)
             if isinstance(event, TaskDone) and event.pack_profile is not None:

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 from regatta.configuration import Scalar
 from regatta.data import Dataset
-from regatta.engine.profiling.models import Configs, PilotOutcome, recalled_pilots
-from regatta.engine.profiling.packs import builds_of, recalled_rates
+from regatta.engine.profiling.models import Configs, ModelProfiles, models_from_journal
+from regatta.engine.profiling.packs import builds_of, rates_from_journal
 from regatta.journal.journal import Record
 from regatta.plan.strategy.form_packs import Builds, PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 
 
 @dataclass
-class Findings:
+class ProfilingResults:
     """What pilots say: of each configuration, of packs by build, and what exchanges of a group cost by build."""
 
-    outcome: PilotOutcome
+    outcome: ModelProfiles
     rates: dict[str, PackRate] = field(default_factory=dict)
     links: dict[str, Communication] = field(default_factory=dict)
     builds: Builds = field(default_factory=Builds)
@@ -30,9 +30,11 @@ class Findings:
         self.builds = builds_of(self.outcome, configs)
 
 
-def recalled(dataset: Dataset, history: Sequence[Record], configs: Configs) -> Findings:
+def recalled(dataset: Dataset, history: Sequence[Record], configs: Configs) -> ProfilingResults:
     """What a journal says of pilots and units, without trying anything."""
-    found = Findings(recalled_pilots(dataset, history), recalled_rates(history), _recalled_links(history))
+    found = ProfilingResults(
+        models_from_journal(dataset, history), rates_from_journal(history), _recalled_links(history)
+    )
     found.learn_builds(configs)
     return found
 

@@ -18,19 +18,19 @@ from regatta.engine.messages import (
     TaskFailed,
     WorkerLost,
 )
-from regatta.engine.planning.planner import Planner, workforce
-from regatta.engine.planning.replanner import Steering
-from regatta.engine.profiling.cache import Profiles
-from regatta.engine.profiling.groups import WIDTH, known_links, run_group_pilots
+from regatta.engine.planning.planner import Planner, available_workers
+from regatta.engine.planning.replanner import Replanner
+from regatta.engine.profiling.cache import ProfileCache
+from regatta.engine.profiling.groups import WIDTH, cached_communication, profile_groups
 from regatta.engine.profiling.models import (
     Configs,
-    PilotOutcome,
-    cached_pilots,
-    run_pilots,
+    ModelProfiles,
+    cached_models,
+    profile_models,
     told,
 )
-from regatta.engine.profiling.packs import cached_rates, run_pack_pilots
-from regatta.engine.profiling.results import Findings, recalled
+from regatta.engine.profiling.packs import cached_rates, profile_packs
+from regatta.engine.profiling.results import ProfilingResults, recalled
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal import Record
 from regatta.search.base import Goal, Train
@@ -42,7 +42,7 @@ NO_HOOKS: Hooks = (lambda event: None, lambda worker: None, lambda: None)
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class ProfilingSession:
     """What a plan needs to know of the models that a search begins with; of packs and groups only where they may pay.
 
     What the profiles know is not found out again, but for one pilot of each worker.
@@ -54,13 +54,13 @@ class Inquiry:
     wanted: Mapping[str, Train]
     planner: Planner
     cluster: Cluster
-    profiles: Profiles | None = None
+    profiles: ProfileCache | None = None
 
-    def known(self, pool: WorkerPool) -> Findings | None:
+    def known(self, pool: WorkerPool) -> ProfilingResults | None:
         """The answer without a worker, where profiles know all of it."""
         if self.profiles is None or not pool.workers:
             return None
-        outcome = cached_pilots(pool.workers, self.dataset, self.configs, self.goal, self.profiles)
+        outcome = cached_models(pool.workers, self.dataset, self.configs, self.goal, self.profiles)
         if outcome is None:
             return None
         found = self._begun(outcome)
@@ -72,35 +72,35 @@ class Inquiry:
                 return None
             found.rates = rates
         if self._groups(pool, found):
-            links = known_links(self.configs, found, self.profiles)
+            links = cached_communication(self.configs, found, self.profiles)
             if links is None:
                 return None
             found.links = links
         return found
 
-    def try_out(self, pool: WorkerPool, meetings: Path, hooks: Hooks = NO_HOOKS) -> Findings:
+    def try_out(self, pool: WorkerPool, meetings: Path, hooks: Hooks = NO_HOOKS) -> ProfilingResults:
         """The answer of the workers, which are started for it."""
         dataset, configs, goal, profiles = self.dataset, self.configs, self.goal, self.profiles
-        found = self._begun(run_pilots(pool, dataset, configs, goal.epochs, goal.metric, *hooks, profiles=profiles))
+        found = self._begun(profile_models(pool, dataset, configs, goal.epochs, goal.metric, *hooks, profiles=profiles))
         if self._packs(pool):
-            found.rates = run_pack_pilots(pool, dataset, configs, goal.epochs, found.outcome, *hooks, profiles=profiles)
+            found.rates = profile_packs(pool, dataset, configs, goal.epochs, found.outcome, *hooks, profiles=profiles)
         if self._groups(pool, found):
-            found.links = run_group_pilots(pool, dataset, configs, found, meetings, *hooks, profiles=profiles)
+            found.links = profile_groups(pool, dataset, configs, found, meetings, *hooks, profiles=profiles)
         return found
 
-    def _begun(self, outcome: PilotOutcome) -> Findings:
-        found = Findings(outcome)
+    def _begun(self, outcome: ModelProfiles) -> ProfilingResults:
+        found = ProfilingResults(outcome)
         found.learn_builds(self.configs)
         return found
 
     def _packs(self, pool: WorkerPool) -> bool:
-        return self.planner.wishes.pack is not False and pool.packs
+        return self.planner.options.pack is not False and pool.packs
 
-    def _groups(self, pool: WorkerPool, found: Findings) -> bool:
-        return self.planner.groups_may_pay(found, self.wanted, workforce(pool, self.cluster, found.outcome))
+    def _groups(self, pool: WorkerPool, found: ProfilingResults) -> bool:
+        return self.planner.groups_may_pay(found, self.wanted, available_workers(pool, self.cluster, found.outcome))
 
 
-class TryOut:
+class RunProfiler:
     """Starts the workers of a run and learns what units cost, writing down what it learns."""
 
     def __init__(
@@ -119,9 +119,9 @@ class TryOut:
         trials: Trials,
         history: Sequence[Record],
         wanted: Mapping[str, Train],
-        steering: Steering,
-        profiles: Profiles | None,
-    ) -> Findings:
+        replanner: Replanner,
+        profiles: ProfileCache | None,
+    ) -> ProfilingResults:
         """Pilots of all that the search begins with; where it is known how long units take, none are needed."""
         if any(unit.kind == "train" for unit in self._run_log.record.units):
             self._pool.start()
@@ -130,9 +130,9 @@ class TryOut:
         hooks = self._hear, partial(self._watchdog.begin, units=FIRST_UNITS), self._attend
         self.under_way = True
         try:
-            planner, cluster = steering.planner, steering.cluster
-            inquiry = Inquiry(self._dataset, self._goal, configs, wanted, planner, cluster, profiles)
-            found = inquiry.try_out(self._pool, steering.meetings, hooks)
+            planner, cluster = replanner.planner, replanner.cluster
+            inquiry = ProfilingSession(self._dataset, self._goal, configs, wanted, planner, cluster, profiles)
+            found = inquiry.try_out(self._pool, replanner.meetings, hooks)
             self._write_cached(found)
             return found
         finally:
@@ -158,7 +158,7 @@ class TryOut:
         elif isinstance(event, WorkerLost):
             self._run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
 
-    def _write_cached(self, found: Findings) -> None:
+    def _write_cached(self, found: ProfilingResults) -> None:
         """What earlier runs have told: a resumed run needs it too."""
         for config in found.outcome.cached:
             self._run_log.write("pilot", None, config=config, cached=True, **told(found.outcome.results[config]))

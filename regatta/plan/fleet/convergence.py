@@ -14,11 +14,11 @@ from typing import Literal, Protocol
 from regatta.errors import UsageError
 
 Mode = Literal["min", "max"]
-Horizon = Callable[["Bounds", float], float]  # epochs left, from the criterion's bounds and the epochs done
+Horizon = Callable[["EpochBounds", float], float]  # epochs left, from the criterion's bounds and the epochs done
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class EpochBounds:
     """A model converges after `least` epochs at the earliest and after `most` at the latest."""
 
     least: int
@@ -33,7 +33,7 @@ class Bounds:
 
 class Criterion(Protocol):
     @property
-    def bounds(self) -> Bounds: ...
+    def bounds(self) -> EpochBounds: ...
 
     def reached(self, values: Sequence[float]) -> bool:
         """Has a model converged that reported these values, one after each epoch?"""
@@ -41,14 +41,14 @@ class Criterion(Protocol):
 
 
 @dataclass(frozen=True)
-class After:
+class FixedEpochs:
     """A fixed number of epochs."""
 
     epochs: int
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.epochs, self.epochs)
+    def bounds(self) -> EpochBounds:
+        return EpochBounds(self.epochs, self.epochs)
 
     def reached(self, values: Sequence[float]) -> bool:
         return len(values) >= self.epochs
@@ -64,8 +64,8 @@ class Plateau:
     mode: Mode = "min"
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(min(self.patience + 1, self.most), self.most)
+    def bounds(self) -> EpochBounds:
+        return EpochBounds(min(self.patience + 1, self.most), self.most)
 
     def reached(self, values: Sequence[float]) -> bool:
         if len(values) >= self.most:
@@ -80,7 +80,7 @@ class Plateau:
 
 
 @dataclass(frozen=True)
-class Reaches:
+class TargetMetric:
     """A value as good as this; `most` epochs in any case."""
 
     value: float
@@ -88,26 +88,26 @@ class Reaches:
     mode: Mode = "min"
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(1, self.most)
+    def bounds(self) -> EpochBounds:
+        return EpochBounds(1, self.most)
 
     def reached(self, values: Sequence[float]) -> bool:
         good = any(v <= self.value if self.mode == "min" else v >= self.value for v in values)
         return good or len(values) >= self.most
 
 
-def even(bounds: Bounds, done: float) -> float:
+def even(bounds: EpochBounds, done: float) -> float:
     """Every number of epochs that is still possible is as likely as another: the mean of what is left."""
     soonest = max(bounds.least, int(done) + 1)
     return max((soonest + bounds.most) / 2 - done, 0.0)
 
 
-def at_most(bounds: Bounds, done: float) -> float:
+def at_most(bounds: EpochBounds, done: float) -> float:
     """The worst case."""
     return max(bounds.most - done, 0.0)
 
 
-def as_long_again(bounds: Bounds, done: float) -> float:
+def as_long_again(bounds: EpochBounds, done: float) -> float:
     """Nothing is known: what has lasted so long lasts as long again, and half an epoch at least."""
     return max(done, 0.5)
 

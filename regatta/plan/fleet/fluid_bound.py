@@ -19,7 +19,7 @@ CLOSE = 1e-9
 
 
 @dataclass(frozen=True)
-class Fluid:
+class FluidBound:
     """The ideal end, and the average width of each model in it."""
 
     seconds: float
@@ -53,11 +53,11 @@ class Envelopes:
         return np.where(rates > self.rates[:, -1] * (1 + CLOSE), np.inf, width)
 
 
-def fluid(work: Floats, envelopes: Envelopes, devices: float) -> Fluid:
+def fluid(work: Floats, envelopes: Envelopes, devices: float) -> FluidBound:
     """The bound for so much work (rows) of each model on so many devices, and the widths that would reach it."""
     busy = work > 0
     if not busy.any():
-        return Fluid(0.0, np.zeros(len(work)))
+        return FluidBound(0.0, np.zeros(len(work)))
     shortest = float((work[busy] / envelopes.rates[busy, -1]).max())
     low, high = shortest, shortest
     while envelopes.needed(work / high).sum() > devices:
@@ -68,4 +68,4 @@ def fluid(work: Floats, envelopes: Envelopes, devices: float) -> Fluid:
             low = middle
         else:
             high = middle
-    return Fluid(low, envelopes.needed(work / high))
+    return FluidBound(low, envelopes.needed(work / high))

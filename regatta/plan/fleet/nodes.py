@@ -10,7 +10,7 @@ from regatta.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Machines:
+class Nodes:
     """A cluster: how many devices each node has."""
 
     sizes: tuple[int, ...]
@@ -20,7 +20,7 @@ class Machines:
             raise UsageError(f"Nodes with {self.sizes} devices: there must be one node, and one device on each.")
 
     @classmethod
-    def of(cls, devices: int, each: int) -> Machines:
+    def of(cls, devices: int, each: int) -> Nodes:
         """So many devices on nodes of `each`; the last node has what is left."""
         if devices < 1 or each < 1:
             raise UsageError(f"{devices} devices, {each} a node: both must be at least 1.")

@@ -1,7 +1,7 @@
 """The words between an allocation policy and what drives it, be it the simulator or a run.
 
-A policy is asked whenever a model comes to the end of an epoch, or has converged. It looks at a `View` and answers with
-the models whose devices change. Models are numbers, the rows of `View.rates`.
+A policy is asked whenever a model comes to the end of an epoch, or has converged. It looks at a
+`FleetView` and answers with the models whose devices change. Models are numbers, the rows of `FleetView.rates`.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Protocol
 
 import numpy as np
 
-from regatta.plan.fleet.convergence import Bounds
+from regatta.plan.fleet.convergence import EpochBounds
 from regatta.plan.fleet.fluid_bound import Envelopes
-from regatta.plan.fleet.nodes import Machines
-from regatta.plan.fleet.rates import Floats, Rate, table
+from regatta.plan.fleet.nodes import Nodes
+from regatta.plan.fleet.rates import Floats, RateModel, table
 
 Changes = Mapping[int, tuple[int, ...]]  # model: its devices from now on; none of them puts it back into the queue
 
 
 @dataclass(frozen=True)
-class Task:
+class FleetModel:
     """A model to be trained: its rates as they are known, the rows of an epoch, and when it may converge."""
 
     name: str
-    rate: Rate
+    rate: RateModel
     rows: int
-    bounds: Bounds
+    bounds: EpochBounds
 
 
 @dataclass
-class View:
+class FleetView:
     """What a policy may know. How many epochs a model needs is not part of it."""
 
-    machines: Machines
-    tasks: Sequence[Task]
+    machines: Nodes
+    tasks: Sequence[FleetModel]
     restart: float  # seconds that a change of devices costs a model
     now: float = 0.0
     groups: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the models that run, and their devices
@@ -73,4 +73,4 @@ class Policy(Protocol):
         """Do the models that run together go at the pace of the slowest, because they share one stream of data?"""
         ...
 
-    def decide(self, view: View) -> Changes: ...
+    def decide(self, view: FleetView) -> Changes: ...

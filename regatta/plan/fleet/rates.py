@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from regatta.errors import UsageError
-from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.nodes import Nodes
 
 Floats = NDArray[np.float64]
 TRUST = 4.0  # what the present model weighs against observations, in observations
@@ -32,18 +32,18 @@ UNSURE = (0.1, 0.2, 1.0)  # how far each term may be off, over the computation
 WIDEST = 512  # no group is looked at beyond this
 
 
-class Rate(Protocol):
+class RateModel(Protocol):
     def rates(self, widths: Floats, nodes: Floats) -> Floats:
         """Rows per second of groups of so many devices on so many nodes."""
         ...
 
 
-def rate(model: Rate, width: int, nodes: int) -> float:
+def rate(model: RateModel, width: int, nodes: int) -> float:
     return float(model.rates(np.array([float(width)]), np.array([float(nodes)]))[0])
 
 
 @dataclass(frozen=True)
-class Geometric:
+class GeometricRates:
     """Each device beyond the first multiplies the efficiency of all: by `inside` in the first node, then by `beyond`.
 
     That is the form of Equation 5. A further node multiplies it by `node`. Devices that would only slow a group down
@@ -75,7 +75,7 @@ class Geometric:
 
 
 @dataclass(frozen=True)
-class Profiled:
+class ProfiledRates:
     """Rates that were measured for widths 1, 2, ..., and Equation 5 from there on; `base` is its M_b."""
 
     measured: tuple[float, ...]
@@ -119,7 +119,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Ring:
+class RingRates:
     """Our model; see the head of this file. All three terms are seconds per row, none is negative."""
 
     compute: float
@@ -140,22 +140,22 @@ class Ring:
         return float((inside + across) / compute)
 
 
-def fit(observations: Iterable[Observation]) -> Ring:
+def fit(observations: Iterable[Observation]) -> RingRates:
     """The model of a profile. What it says nothing about, such as a second node, gets a weak guess."""
     seen = list(observations)
     if not seen:
         raise UsageError("No steps were observed: nothing to fit rates to.", hint="Profile at least one width.")
     compute = min(o.width / o.rate for o in seen)
-    return _solve(Ring(compute, PRIOR_LINK * compute, PRIOR_LINK * compute), seen, WEAK)
+    return _solve(RingRates(compute, PRIOR_LINK * compute, PRIOR_LINK * compute), seen, WEAK)
 
 
-def corrected(model: Ring, observations: Iterable[Observation], trust: float = TRUST) -> Ring:
+def corrected(model: RingRates, observations: Iterable[Observation], trust: float = TRUST) -> RingRates:
     """The model after more steps were seen; it weighs as much as `trust` observations."""
     seen = list(observations)
     return _solve(model, seen, trust) if seen else model
 
 
-def _solve(prior: Ring, seen: Sequence[Observation], trust: float) -> Ring:
+def _solve(prior: RingRates, seen: Sequence[Observation], trust: float) -> RingRates:
     """Least squares of relative errors with no negative term; each term is also drawn to what it was before.
 
     What one device and one node do is known from the profile; how nodes are linked is known least.
@@ -170,7 +170,7 @@ def _solve(prior: Ring, seen: Sequence[Observation], trust: float) -> Ring:
     compute, inside, across = (float(value) for value in solution * prior.compute)
     if compute <= 0:
         raise UsageError(f"The observed rates {[o.rate for o in seen]} leave no time for the computation itself.")
-    return Ring(compute, inside, across)
+    return RingRates(compute, inside, across)
 
 
 def _factors(widths: NDArray[Any], nodes: NDArray[Any]) -> Floats:
@@ -182,7 +182,7 @@ def _ring(members: NDArray[Any]) -> Floats:
     return found
 
 
-def table(models: Iterable[Rate], machines: Machines) -> Floats:
+def table(models: Iterable[RateModel], machines: Nodes) -> Floats:
     """Rates by model and width - 1, each group on as few nodes as the machines allow."""
     widths = np.arange(1.0, machines.count + 1)
     nodes = np.array(machines.fewest[1:], dtype=float)

@@ -11,15 +11,15 @@ import numpy as np
 
 from regatta.errors import RegattaError, UsageError
 from regatta.plan.fleet.fluid_bound import Envelopes, fluid
-from regatta.plan.fleet.nodes import Machines
-from regatta.plan.fleet.policies import Changes, Policy, Task, View
-from regatta.plan.fleet.rates import Rate, table
+from regatta.plan.fleet.nodes import Nodes
+from regatta.plan.fleet.policies import Changes, FleetModel, FleetView, Policy
+from regatta.plan.fleet.rates import RateModel, table
 
 SAME = 1e-9  # relative: what rounding keeps apart is together
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class Allocation:
     """A model on a group of devices, from its start there until it left or converged."""
 
     model: str
@@ -29,10 +29,10 @@ class Stay:
 
 
 @dataclass(frozen=True)
-class Voyage:
+class FleetSchedule:
     """What came of it."""
 
-    stays: tuple[Stay, ...]
+    stays: tuple[Allocation, ...]
     ends: Mapping[str, float]  # when each model converged
     restarts: int
     rounds: int  # decisions that changed something
@@ -50,23 +50,23 @@ class Voyage:
 
 
 @dataclass(frozen=True)
-class Truth:
+class GroundTruth:
     """What a policy does not know: the epochs that each model needs, and its real rates where they are others."""
 
     epochs: Sequence[int]
-    rates: Sequence[Rate] | None = None
+    rates: Sequence[RateModel] | None = None
 
 
 def simulate(
     policy: Policy,
-    tasks: Sequence[Task],
-    machines: Machines,
-    truth: Truth,
+    tasks: Sequence[FleetModel],
+    machines: Nodes,
+    truth: GroundTruth,
     *,
     restart: float = 0.0,
     stops: int | None = None,
-    after: Callable[[View], None] | None = None,
-) -> Voyage:
+    after: Callable[[FleetView], None] | None = None,
+) -> FleetSchedule:
     """Train all models to their convergence.
 
     `restart` is what a model loses when its devices change after it has begun. `stops` is how often in an epoch a
@@ -75,30 +75,30 @@ def simulate(
     """
     if len(truth.epochs) != len(tasks):
         raise UsageError(f"{len(tasks)} models, but the epochs of {len(truth.epochs)}.")
-    return _Voyage(policy, tasks, machines, truth, restart, stops, after or (lambda view: None)).run()
+    return _FleetSimulation(policy, tasks, machines, truth, restart, stops, after or (lambda view: None)).run()
 
 
-def malleable_bound(tasks: Sequence[Task], machines: Machines, truth: Truth) -> float:
+def malleable_bound(tasks: Sequence[FleetModel], machines: Nodes, truth: GroundTruth) -> float:
     """No schedule ends before this, even one that knows all epochs and restarts for nothing."""
     rates = table(truth.rates or [task.rate for task in tasks], machines)
     work = np.array([task.rows * epochs for task, epochs in zip(tasks, truth.epochs, strict=True)], dtype=float)
     return fluid(work, Envelopes(rates), machines.count).seconds
 
 
-class _Voyage:
+class _FleetSimulation:
     def __init__(
         self,
         policy: Policy,
-        tasks: Sequence[Task],
-        machines: Machines,
-        truth: Truth,
+        tasks: Sequence[FleetModel],
+        machines: Nodes,
+        truth: GroundTruth,
         restart: float,
         stops: int | None,
-        after: Callable[[View], None],
+        after: Callable[[FleetView], None],
     ) -> None:
         count = len(tasks)
         self.policy, self.tasks, self.truth, self.stops, self.after = policy, tasks, truth, stops, after
-        self.view = View(machines, tasks, restart, epochs=np.zeros(count), ready=np.zeros(count))
+        self.view = FleetView(machines, tasks, restart, epochs=np.zeros(count), ready=np.zeros(count))
         self.view.waiting = dict.fromkeys(range(count))
         self.view.free = set(range(machines.count))
         self.speeds = np.zeros(count)  # epochs per second on the devices that each has
@@ -107,11 +107,11 @@ class _Voyage:
         self.versions = [0] * count
         self.heap: list[tuple[float, int, int, float]] = []  # time, model, version, epochs done then
         self.begun: dict[int, float] = {}
-        self.stays: list[Stay] = []
+        self.stays: list[Allocation] = []
         self.ends: dict[str, float] = {}
         self.restarts = self.rounds = 0
 
-    def run(self) -> Voyage:
+    def run(self) -> FleetSchedule:
         self._decide(set())
         while self.heap:
             now = self.heap[0][0]
@@ -125,7 +125,7 @@ class _Voyage:
                 self._decide(stopped)
         if len(self.ends) < len(self.tasks):
             raise UsageError(f"The policy left {len(self.tasks) - len(self.ends)} models waiting for ever.")
-        return Voyage(tuple(self.stays), self.ends, self.restarts, self.rounds, self.view.machines.count)
+        return FleetSchedule(tuple(self.stays), self.ends, self.restarts, self.rounds, self.view.machines.count)
 
     def _advance(self, now: float) -> None:
         view = self.view
@@ -150,7 +150,7 @@ class _Voyage:
         view = self.view
         devices = view.groups.pop(model)
         view.free.update(devices)
-        self.stays.append(Stay(self.tasks[model].name, devices, self.begun.pop(model), view.now))
+        self.stays.append(Allocation(self.tasks[model].name, devices, self.begun.pop(model), view.now))
         self.speeds[model] = self.pace[model] = 0.0
         self.versions[model] += 1
 

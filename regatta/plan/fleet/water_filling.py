@@ -15,7 +15,7 @@ import numpy as np
 
 from regatta.plan.fleet.convergence import Horizon, even
 from regatta.plan.fleet.fluid_bound import fluid
-from regatta.plan.fleet.policies import Changes, View
+from regatta.plan.fleet.policies import Changes, FleetView
 from regatta.plan.fleet.rates import Floats
 
 THRESHOLD = 2.0  # restarts that a change must win
@@ -49,7 +49,7 @@ def _helps(rates: Floats, width: int, devices: int) -> int:
     return int(better[0]) + 1 if better.size else 0
 
 
-class Water:
+class WaterFilling:
     lockstep = False
 
     def __init__(self, horizon: Horizon = even, threshold: float = THRESHOLD) -> None:
@@ -58,7 +58,7 @@ class Water:
         self._wanted: dict[int, int] = {}
         self._alive = 0  # models when the queue was made
 
-    def decide(self, view: View) -> Changes:
+    def decide(self, view: FleetView) -> Changes:
         if not view.free:
             return {}
         started = self._start(view) if view.waiting else {}
@@ -69,7 +69,7 @@ class Water:
 
     # -- models that wait --------------------------------------------------------------------------
 
-    def _start(self, view: View) -> dict[int, tuple[int, ...]]:
+    def _start(self, view: FleetView) -> dict[int, tuple[int, ...]]:
         if len(view.waiting) <= len(view.free):
             order, widths = self._shared_out(view)
         else:
@@ -84,14 +84,14 @@ class Water:
                 free.difference_update(changes[model])
         return changes
 
-    def _shared_out(self, view: View) -> tuple[list[int], dict[int, int]]:
+    def _shared_out(self, view: FleetView) -> tuple[list[int], dict[int, int]]:
         """There is a device for each: water filling over all models; those that run get theirs afterwards, if any."""
         work = self._left(view, [*view.waiting, *view.groups])
         widths = dict.fromkeys(view.waiting, 1) | {m: len(devices) for m, devices in view.groups.items()}
         widths = fill(work, widths, view.rates, len(view.free) - len(view.waiting))
         return sorted(view.waiting, key=lambda m: -widths[m]), widths
 
-    def _line_up(self, view: View, alive: int) -> None:
+    def _line_up(self, view: FleetView, alive: int) -> None:
         """Longest first, with the widths that let each end with the fluid."""
         models = [*view.groups, *view.waiting]
         work = self._left(view, models)
@@ -110,13 +110,13 @@ class Water:
 
     # -- models that run ---------------------------------------------------------------------------
 
-    def _grow(self, view: View, free: set[int]) -> dict[int, tuple[int, ...]]:
+    def _grow(self, view: FleetView, free: set[int]) -> dict[int, tuple[int, ...]]:
         """Free devices for those that end last, each if it wins more than a few restarts cost."""
         work = self._left(view, list(view.groups))
         ends = {m: self._busy(view, m) + work[m] / view.rate(m, group) for m, group in view.groups.items()}
         widths = fill(work, {m: len(group) for m, group in view.groups.items()}, view.rates, len(free))
         grown = [m for m in widths if widths[m] > len(view.groups[m]) and m not in view.fixed]
-        room = Room(view, free, ends)
+        room = FreeDevices(view, free, ends)
         for model in sorted(grown, key=lambda m: -ends[m]):
             wished = min(widths[model], len(view.groups[model]) + len(room.free))
             for moves in room.ways(model, wished):
@@ -127,21 +127,21 @@ class Water:
         return room.changes
 
     @staticmethod
-    def _busy(view: View, model: int) -> float:
+    def _busy(view: FleetView, model: int) -> float:
         """Seconds that the restart under way still takes."""
         return max(float(view.ready[model]) - view.now, 0.0)
 
-    def _left(self, view: View, models: Sequence[int]) -> dict[int, float]:
+    def _left(self, view: FleetView, models: Sequence[int]) -> dict[int, float]:
         """Rows that a model is expected to need until it has converged."""
         return {
             m: max(self.horizon(view.tasks[m].bounds, float(view.epochs[m])), 1e-6) * view.tasks[m].rows for m in models
         }
 
 
-class Room:
+class FreeDevices:
     """Devices that are still free while a round of changes is made up."""
 
-    def __init__(self, view: View, free: set[int], ends: Mapping[int, float]) -> None:
+    def __init__(self, view: FleetView, free: set[int], ends: Mapping[int, float]) -> None:
         self.view, self.free, self.ends = view, set(free), ends
         self.changes: dict[int, tuple[int, ...]] = {}
 

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, permutations
 
 from regatta.errors import UsageError
-from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.nodes import Nodes
 
 TRIED = 1024  # orders of the remaining models, as in the paper
 
 Groups = dict[int, tuple[int, ...]]  # the devices of each model
 
 
-def get_gpu_assignment(widths: Mapping[int, int], machines: Machines) -> Groups:
+def get_gpu_assignment(widths: Mapping[int, int], machines: Nodes) -> Groups:
     """The devices of each model of a flotilla, given their widths. The nodes are all of one size, as in the paper."""
     if sum(widths.values()) > machines.count:
         raise UsageError(f"Groups of {sum(widths.values())} devices in all do not fit on {machines.count}.")
@@ -55,7 +55,7 @@ def _paired(widths: Mapping[int, int], each: int) -> list[int]:
     return pairs
 
 
-def best_order(remaining: Sequence[int], widths: Mapping[int, int], first: int, machines: Machines) -> Groups:
+def best_order(remaining: Sequence[int], widths: Mapping[int, int], first: int, machines: Nodes) -> Groups:
     best: Groups = {}
     best_score = float("inf")
     for order in islice(permutations(remaining), TRIED):
@@ -69,7 +69,7 @@ def best_order(remaining: Sequence[int], widths: Mapping[int, int], first: int, 
     return best
 
 
-def score(groups: Iterable[tuple[int, ...]], machines: Machines) -> float:
+def score(groups: Iterable[tuple[int, ...]], machines: Nodes) -> float:
     """Equation 4: the nodes of each group over its devices, summed up; the smaller, the better.
 
     The devices of a group follow one another.

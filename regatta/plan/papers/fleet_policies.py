@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from regatta.plan.fleet.policies import Changes, View
+from regatta.plan.fleet.policies import Changes, FleetView
 from regatta.plan.papers.fleet_assignment import get_gpu_assignment
 from regatta.plan.papers.flotilla import DELTA, create_flotilla
 
@@ -20,14 +20,14 @@ class OneDevice:
         self._random = random.Random(seed)
         self._queue: list[int] | None = None
 
-    def decide(self, view: View) -> Changes:
+    def decide(self, view: FleetView) -> Changes:
         if self._queue is None:
             self._queue = self.order(view)
         count = min(len(view.free), len(self._queue))
         chosen, self._queue = self._queue[:count], self._queue[count:]
         return {model: (device,) for model, device in zip(chosen, sorted(view.free), strict=False)}
 
-    def order(self, view: View) -> list[int]:
+    def order(self, view: FleetView) -> list[int]:
         models = list(view.waiting)
         self._random.shuffle(models)
         return models
@@ -36,7 +36,7 @@ class OneDevice:
 class LongestFirst(OneDevice):
     """One device each, the slowest model first: what the order alone can do."""
 
-    def order(self, view: View) -> list[int]:
+    def order(self, view: FleetView) -> list[int]:
         return sorted(view.waiting, key=lambda model: -view.rows[model] / view.rates[model, 0])
 
 
@@ -47,7 +47,7 @@ class Homogeneous(OneDevice):
         super().__init__(seed)
         self.lockstep = lockstep
 
-    def decide(self, view: View) -> Changes:
+    def decide(self, view: FleetView) -> Changes:
         return {} if view.groups else super().decide(view)
 
 
@@ -57,7 +57,7 @@ class FleetG:
     def __init__(self, alpha: float = ALPHA, delta: float = DELTA, lockstep: bool = True) -> None:
         self.alpha, self.delta, self.lockstep = alpha, delta, lockstep
 
-    def decide(self, view: View) -> Changes:
+    def decide(self, view: FleetView) -> Changes:
         active = view.machines.count - len(view.free)
         if view.groups and active >= self.alpha * view.machines.count:
             return {}
@@ -77,7 +77,7 @@ class FleetL:
     def __init__(self, delta: float = DELTA) -> None:
         self.delta = delta
 
-    def decide(self, view: View) -> Changes:
+    def decide(self, view: FleetView) -> Changes:
         if not view.free or not view.waiting:
             return {}
         widths = create_flotilla(view.rates, sorted(view.waiting), len(view.free), self.delta)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regatta.errors import UsageError, nearest
-from regatta.plan.fleet.convergence import HORIZONS, Bounds
-from regatta.plan.fleet.nodes import Machines
-from regatta.plan.fleet.policies import Policy, Task
-from regatta.plan.fleet.rates import Geometric, rate
-from regatta.plan.fleet.simulate import Truth, Voyage, malleable_bound, simulate
-from regatta.plan.fleet.water_filling import Water
+from regatta.plan.fleet.convergence import HORIZONS, EpochBounds
+from regatta.plan.fleet.nodes import Nodes
+from regatta.plan.fleet.policies import FleetModel, Policy
+from regatta.plan.fleet.rates import GeometricRates, rate
+from regatta.plan.fleet.simulate import FleetSchedule, GroundTruth, malleable_bound, simulate
+from regatta.plan.fleet.water_filling import WaterFilling
 from regatta.plan.papers.fleet_policies import (
     FleetG,
     FleetL,
@@ -38,16 +38,16 @@ DEVICES = (20, 40, 60, 80, 100, 120, 140, 160)
 
 
 @dataclass(frozen=True)
-class Problem:
-    tasks: tuple[Task, ...]
-    truth: Truth
+class FleetProblem:
+    tasks: tuple[FleetModel, ...]
+    truth: GroundTruth
     restart: float = RESTART
 
-    def run(self, policy: str, machines: Machines, seed: int = 0, stops: int | None = None) -> Voyage:
+    def run(self, policy: str, machines: Nodes, seed: int = 0, stops: int | None = None) -> FleetSchedule:
         made = make_policy(policy, seed)
         return simulate(made, self.tasks, machines, self.truth, restart=self.restart, stops=stops)
 
-    def baseline(self, machines: Machines, orders: int = 200) -> float:
+    def baseline(self, machines: Nodes, orders: int = 200) -> float:
         """The mean end of one device each, over so many of its random orders.
 
         It is what `one-device` comes to, without its events: a device takes the next model when it is free.
@@ -56,7 +56,7 @@ class Problem:
         lengths = [task.rows * epochs / rate(task.rate, 1, 1) for task, epochs in pairs]
         return sum(_taken_in_turn(lengths, machines.count, seed) for seed in range(orders)) / orders
 
-    def bound(self, machines: Machines) -> float:
+    def bound(self, machines: Nodes) -> float:
         return malleable_bound(self.tasks, machines, self.truth)
 
 
@@ -69,38 +69,38 @@ def _taken_in_turn(lengths: Sequence[float], devices: int, seed: int) -> float:
     return max(ends)
 
 
-def calibrated(seed: int, models: int = 100) -> Problem:
+def calibrated(seed: int, models: int = 100) -> FleetProblem:
     draw = random.Random(f"fleet {models} {seed}")
     least, most = 12, 24
     rates, epochs = [], []
     for _ in range(models):
         single = min(max(draw.lognormvariate(math.log(56), 0.38), 21.0), 176.0)
         longest = int(LONGEST * single / ROWS)
-        rates.append(Geometric(single, draw.uniform(0.97, 0.99), draw.uniform(0.92, 0.97), 0.95, EACH))
+        rates.append(GeometricRates(single, draw.uniform(0.97, 0.99), draw.uniform(0.92, 0.97), 0.95, EACH))
         epochs.append(min(draw.randint(least, most), longest))
-    return _problem(rates, epochs, Bounds(least, most))
+    return _problem(rates, epochs, EpochBounds(least, most))
 
 
-def harsh(seed: int, models: int = 100) -> Problem:
+def harsh(seed: int, models: int = 100) -> FleetProblem:
     draw = random.Random(f"fleet-harsh {models} {seed}")
     rates = []
     for _ in range(models):
         single = min(max(draw.lognormvariate(math.log(45), 0.6), 21.0), 176.0)
         loss = draw.uniform(0.85, 0.98)
-        rates.append(Geometric(single, loss, loss, 0.95, EACH))
-    return _problem(rates, [draw.randint(10, 60) for _ in rates], Bounds(10, 60))
+        rates.append(GeometricRates(single, loss, loss, 0.95, EACH))
+    return _problem(rates, [draw.randint(10, 60) for _ in rates], EpochBounds(10, 60))
 
 
-def _problem(rates: list[Geometric], epochs: list[int], bounds: Bounds) -> Problem:
-    tasks = tuple(Task(f"m{index}", own, ROWS, bounds) for index, own in enumerate(rates))
-    return Problem(tasks, Truth(tuple(epochs)))
+def _problem(rates: list[GeometricRates], epochs: list[int], bounds: EpochBounds) -> FleetProblem:
+    tasks = tuple(FleetModel(f"m{index}", own, ROWS, bounds) for index, own in enumerate(rates))
+    return FleetProblem(tasks, GroundTruth(tuple(epochs)))
 
 
-SUITES: dict[str, Callable[[int], Problem]] = {"fleet": calibrated, "fleet-harsh": harsh}
+SUITES: dict[str, Callable[[int], FleetProblem]] = {"fleet": calibrated, "fleet-harsh": harsh}
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
-    "water": lambda seed: Water(),
-    "water-again": lambda seed: Water(HORIZONS["again"]),
+    "water": lambda seed: WaterFilling(),
+    "water-again": lambda seed: WaterFilling(HORIZONS["again"]),
     "fleet-g": lambda seed: FleetG(),
     "fleet-g-own-pace": lambda seed: FleetG(lockstep=False),
     "fleet-l": lambda seed: FleetL(),

@@ -14,7 +14,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PackingCandidate:
     """A configuration to be trained: what it needs, and how much is left of it."""
 
     name: str
@@ -24,11 +24,11 @@ class Candidate:
     kind: str = ""  # candidates of one kind cost the same per step
 
 
-Groups = list[list[Candidate]]
-Grouping = Callable[[Sequence[Candidate], int], Groups]
+Groups = list[list[PackingCandidate]]
+Grouping = Callable[[Sequence[PackingCandidate], int], Groups]
 
 
-def by_batch_size(candidates: Sequence[Candidate], limit: int, name: str = "batch_size") -> Groups:
+def by_batch_size(candidates: Sequence[PackingCandidate], limit: int, name: str = "batch_size") -> Groups:
     """Only equal batch sizes together, as many as fit."""
     found: Groups = []
     for size in sorted({c.config[name] for c in candidates}):
@@ -36,7 +36,7 @@ def by_batch_size(candidates: Sequence[Candidate], limit: int, name: str = "batc
     return found
 
 
-def at_random(candidates: Sequence[Candidate], limit: int, seed: int = 0) -> Groups:
+def at_random(candidates: Sequence[PackingCandidate], limit: int, seed: int = 0) -> Groups:
     """Shuffled, then cut where the memory ends."""
     shuffled = list(candidates)
     random.Random(seed).shuffle(shuffled)
@@ -44,7 +44,7 @@ def at_random(candidates: Sequence[Candidate], limit: int, seed: int = 0) -> Gro
 
 
 def nearest(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PackingCandidate],
     limit: int,
     space: Mapping[str, Sequence[Any]],
     threshold: float = math.inf,
@@ -81,7 +81,10 @@ def distance(one: Mapping[str, Any], other: Mapping[str, Any], space: Mapping[st
 
 
 def by_rate(
-    candidates: Sequence[Candidate], limit: int, seconds: Callable[[str, int], float] | None = None, most: int = 64
+    candidates: Sequence[PackingCandidate],
+    limit: int,
+    seconds: Callable[[str, int], float] | None = None,
+    most: int = 64,
 ) -> Groups:
     """Groups of the size at which a step of one member costs least, of members that end at about the same time.
 
@@ -127,7 +130,7 @@ def measured_seconds(points: Mapping[tuple[str, int], float]) -> Callable[[str, 
     return seconds
 
 
-def _filled(candidates: Sequence[Candidate], limit: int, most: int | None = None) -> Groups:
+def _filled(candidates: Sequence[PackingCandidate], limit: int, most: int | None = None) -> Groups:
     """Cut a sequence where the memory ends; one that is too large by itself stands alone."""
     found: Groups = []
     room = 0

@@ -13,14 +13,14 @@ from statistics import fmean
 from regatta.errors import UsageError, nearest
 from regatta.plan.strategy.choose import RULES, Rule, choose
 from regatta.plan.strategy.costs import (
-    Choice,
-    Data,
-    Kind,
-    Site,
-    Work,
+    ClusterSpec,
+    DataCosts,
+    ModelKind,
+    Strategy,
+    Workload,
 )
 from regatta.plan.strategy.groups_or_hops import Communication
-from regatta.plan.strategy.simulate import Strays, play
+from regatta.plan.strategy.simulate import Noise, simulate_strategy
 from regatta.plan.strategy.sizes import best_packs, best_widths
 
 SIZES = {  # seconds of an epoch, bytes of a state, share of a device that a model fills, largest pack, communication
@@ -32,9 +32,9 @@ SIZES = {  # seconds of an epoch, bytes of a state, share of a device that a mod
 PREPARATIONS = {"cheap": 0.01, "even": 0.5, "dear": 4.0}  # over the training of an epoch
 MODELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
-TRUTH = Strays(profile=0.02)
+TRUTH = Noise(profile=0.02)
 SEEDS = (101, 102, 103)  # other than those that the planner plays with
-LARGE = 1024  # units of an epoch; in so many, noise evens out in one play
+LARGE = 1024  # units of an epoch; in so many, noise evens out in one simulation
 EACH = 8  # workers of a node
 ACROSS = 4.0  # links between nodes are so much slower than inside
 
@@ -49,21 +49,21 @@ class Regime:
     cores: int = 0  # of each worker, free for preparing data
     epochs: int = 2
 
-    def work(self) -> Work:
+    def work(self) -> Workload:
         seconds = SIZES[self.size][0]
         prepare = PREPARATIONS[self.preparation] * seconds
         kinds = (_kind(size, models, self.epochs) for size, models in ((self.size, self.models), *self.beside))
-        return Work(tuple(kinds), Data.shared(prepare, seconds, 1e9))
+        return Workload(tuple(kinds), DataCosts.shared(prepare, seconds, 1e9))
 
-    def site(self) -> Site:
-        return Site(self.workers, EACH, 16e9, unit=0.005, bandwidth=1e9, cores=self.cores, share_start=1.0)
+    def site(self) -> ClusterSpec:
+        return ClusterSpec(self.workers, EACH, 16e9, unit=0.005, bandwidth=1e9, cores=self.cores, share_start=1.0)
 
 
-def _kind(size: str, models: int, epochs: int) -> Kind:
+def _kind(size: str, models: int, epochs: int) -> ModelKind:
     seconds, state, filled, most, ratio = SIZES[size]
     packed = {members: 1 + filled * (members - 1) for members in (2, 4, 8, 16, 32, 64) if members <= most}
     link = Communication(ratio, ratio * ACROSS, EACH)
-    return Kind(size, models, epochs, seconds, 0.0, state, 4 * state, packed, link)
+    return ModelKind(size, models, epochs, seconds, 0.0, state, 4 * state, packed, link)
 
 
 def grid(models: Sequence[int] = MODELS, workers: Sequence[int] = WORKERS) -> Iterator[Regime]:
@@ -82,17 +82,17 @@ def mixed(workers: Sequence[int] = WORKERS[::2]) -> Iterator[Regime]:
 STRATEGIES = ("hop", "pack", "group", "share")
 
 
-def single(work: Work, site: Site, strategy: str) -> Choice:
+def single(work: Workload, site: ClusterSpec, strategy: str) -> Strategy:
     """A strategy by itself, with its best parameters by the formulas."""
     match strategy:
         case "hop":
-            return Choice()
+            return Strategy()
         case "pack":
-            return Choice(best_packs(work, site, share=False)[0])
+            return Strategy(best_packs(work, site, share=False)[0])
         case "group":
-            return Choice(width=best_widths(work, site, share=False)[0])
+            return Strategy(width=best_widths(work, site, share=False)[0])
         case "share":
-            return Choice(share=True)
+            return Strategy(share=True)
     raise UsageError(f"There is no strategy {strategy!r}.", candidates=nearest(strategy, STRATEGIES))
 
 
@@ -102,5 +102,8 @@ def compare(regime: Regime, rules: Sequence[Rule] = RULES) -> dict[str, float]:
     seeds = SEEDS if work.models * regime.workers <= LARGE else SEEDS[:1]
     choices = {strategy: single(work, site, strategy) for strategy in STRATEGIES}
     choices["plan"] = choose(work, site, numerics="fast", rules=rules)[0]
-    played = {choice: fmean(play(work, site, choice, TRUTH, seed) for seed in seeds) for choice in choices.values()}
+    played = {
+        choice: fmean(simulate_strategy(work, site, choice, TRUTH, seed) for seed in seeds)
+        for choice in choices.values()
+    }
     return {name: played[choice] for name, choice in choices.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from regatta.errors import UsageError, nearest
-from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.papers import fleet_suite as fleet
 from regatta.plan.papers.regimes import (
     STRATEGIES,
@@ -31,7 +31,7 @@ RATIOS = (0.02, 0.1, 0.3, 0.45, 1.0, 4.0)  # 0.3, 0.45: what the Cerebro paper's
 
 
 @dataclass(frozen=True)
-class Request:
+class SuiteRequest:
     """What to simulate: devices, those of a node, policies by name, and over how many draws to average."""
 
     devices: Sequence[int]
@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     case: str
     policy: str
     seconds: float
@@ -55,7 +55,7 @@ class Suite:
     policies: tuple[str, ...]  # those that are taken when none are named
     known: tuple[str, ...]
     devices: tuple[int, ...]
-    run: Callable[[Request], list[Row]]
+    run: Callable[[SuiteRequest], list[SuiteRow]]
 
 
 def run_suite(
@@ -65,7 +65,7 @@ def run_suite(
     each: int = fleet.EACH,
     policies: Sequence[str] | None = None,
     draws: int = 3,
-) -> list[Row]:
+) -> list[SuiteRow]:
     suite = find_suite(name)
     for policy in policies or ():
         if policy not in suite.known:
@@ -74,7 +74,7 @@ def run_suite(
             raise UsageError(f"The suite {name!r} knows no policy {policy!r}.", candidates=candidates, hint=hint)
     if draws < 1 or each < 1:
         raise UsageError(f"{draws} draws, nodes of {each}: both must be at least 1.")
-    return suite.run(Request(devices or suite.devices, each, policies or suite.policies, draws))
+    return suite.run(SuiteRequest(devices or suite.devices, each, policies or suite.policies, draws))
 
 
 def find_suite(name: str) -> Suite:
@@ -84,25 +84,25 @@ def find_suite(name: str) -> Suite:
     return SUITES[name]
 
 
-def _fleet(name: str) -> Callable[[Request], list[Row]]:
-    def run(request: Request) -> list[Row]:
+def _fleet(name: str) -> Callable[[SuiteRequest], list[SuiteRow]]:
+    def run(request: SuiteRequest) -> list[SuiteRow]:
         problems = [fleet.SUITES[name](seed) for seed in range(request.draws)]
         rows = []
         for devices in request.devices:
-            machines = Machines.of(devices, request.each)
+            machines = Nodes.of(devices, request.each)
             base = [problem.baseline(machines) for problem in problems]
             bounds = [problem.bound(machines) for problem in problems]
             for policy in request.policies:
                 ends = [problem.run(policy, machines, seed).makespan for seed, problem in enumerate(problems)]
                 gap = fmean(end / bound for end, bound in zip(ends, bounds, strict=True))
                 gain = fmean(start / end for start, end in zip(base, ends, strict=True))
-                rows.append(Row(f"{devices} devices", policy, fmean(ends), gap, gain))
+                rows.append(SuiteRow(f"{devices} devices", policy, fmean(ends), gap, gain))
         return rows
 
     return run
 
 
-def _hoho(request: Request) -> list[Row]:
+def _hoho(request: SuiteRequest) -> list[SuiteRow]:
     """An epoch of an hour on one worker; hopping is the baseline."""
     rows = []
     for workers in request.devices:
@@ -115,18 +115,18 @@ def _hoho(request: Request) -> list[Row]:
                 best = min(times["hops"], times["hoho"], times["data-parallel"])
                 case = f"{models} models, {workers} workers, ratio {ratio:g}"
                 for p in request.policies:
-                    rows.append(Row(case, p, 3600 * times[p], times[p] / best, times["hops"] / times[p]))
+                    rows.append(SuiteRow(case, p, 3600 * times[p], times[p] / best, times["hops"] / times[p]))
     return rows
 
 
-def _regimes(request: Request) -> list[Row]:
+def _regimes(request: SuiteRequest) -> list[SuiteRow]:
     rows = []
     for regime in grid((1, 8, 64), request.devices):
         found = compare(regime)
         best = min(found[strategy] for strategy in STRATEGIES)
         case = f"{regime.models} {regime.size}, {regime.workers} workers, {regime.preparation} data"
         for policy in request.policies:
-            rows.append(Row(case, policy, found[policy], found[policy] / best, found["hop"] / found[policy]))
+            rows.append(SuiteRow(case, policy, found[policy], found[policy] / best, found["hop"] / found[policy]))
     return rows
 
 

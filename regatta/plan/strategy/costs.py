@@ -26,7 +26,7 @@ TIGHT = 0.08  # what is lost where the load of a worker and the chain of a model
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """Models that are alike, as measured on one worker: seconds are of an epoch over all data."""
 
     name: str
@@ -58,7 +58,7 @@ READ_PREPARED, READ_TRAINED = 0.02, 0.01  # reading what others prepared, of the
 
 
 @dataclass(frozen=True)
-class Data:
+class DataCosts:
     """What the models read: seconds to prepare an epoch of it on one core, and to read it prepared by others."""
 
     prepare: float = 0.0
@@ -67,13 +67,13 @@ class Data:
     sharable: bool = True
 
     @classmethod
-    def shared(cls, prepare: float, train: float, bytes: float = 0.0) -> Data:
+    def shared(cls, prepare: float, train: float, bytes: float = 0.0) -> DataCosts:
         """With the usual price of reading: to map it takes its time, and rows out of another's memory come slower."""
         return cls(prepare, READ_PREPARED * prepare + READ_TRAINED * train, bytes)
 
 
 @dataclass(frozen=True)
-class Site:
+class ClusterSpec:
     """Workers, what a unit costs beside its training, and how the data is cut."""
 
     workers: int
@@ -87,7 +87,7 @@ class Site:
     partitions: int = 0  # to train on; 0: as many as there are workers, or groups of them
     evals: int = 0  # to evaluate on; the same
 
-    def parts(self, choice: Choice) -> int:
+    def parts(self, choice: Strategy) -> int:
         return self.partitions or self.workers // choice.width
 
     @property
@@ -101,18 +101,20 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """Kinds of models and the data that they read; the figures of all kinds as arrays."""
 
-    kinds: tuple[Kind, ...]
-    data: Data = Data()
+    kinds: tuple[ModelKind, ...]
+    data: DataCosts = DataCosts()
 
     @property
     def models(self) -> int:
         return int(self.counts.sum())
 
-    def only(self, kinds: Sequence[int]) -> Work:
-        return self if len(kinds) == len(self.kinds) else Work(tuple(self.kinds[index] for index in kinds), self.data)
+    def only(self, kinds: Sequence[int]) -> Workload:
+        return (
+            self if len(kinds) == len(self.kinds) else Workload(tuple(self.kinds[index] for index in kinds), self.data)
+        )
 
     @cached_property
     def counts(self) -> Ints:
@@ -161,7 +163,7 @@ class Work:
 
     @cached_property
     def curves(self) -> Floats:
-        """By kind and size, as `Kind.curve`; infinite where nothing was measured."""
+        """By kind and size, as `ModelKind.curve`; infinite where nothing was measured."""
         longest = max(len(kind.curve) for kind in self.kinds)
         return np.array(
             [np.pad(kind.curve, (0, longest - len(kind.curve)), constant_values=np.inf) for kind in self.kinds]
@@ -176,7 +178,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Team:
+class KindTeam:
     """Some of the workers, in groups of one width, and the kinds of models, by number, that only they train."""
 
     width: int
@@ -189,16 +191,16 @@ class Team:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Strategy:
     """One way to do it. `packs` are the sizes by kind; empty: nobody is packed. Without teams, all are in one."""
 
     packs: tuple[int, ...] = ()
     width: int = 1  # the largest, where teams have several
     share: bool = False
-    teams: tuple[Team, ...] = ()
+    teams: tuple[KindTeam, ...] = ()
 
     @classmethod
-    def of_teams(cls, teams: tuple[Team, ...]) -> Choice:
+    def from_teams(cls, teams: tuple[KindTeam, ...]) -> Strategy:
         return cls(width=max(team.width for team in teams), teams=teams)
 
     @property
@@ -222,17 +224,17 @@ class Choice:
     def size(self, kind: int) -> int:
         return self.packs[kind] if self.packs else 1
 
-    def parts(self, work: Work, site: Site) -> Iterator[tuple[Sequence[int], Site, Choice]]:
+    def parts(self, work: Workload, site: ClusterSpec) -> Iterator[tuple[Sequence[int], ClusterSpec, Strategy]]:
         """What goes on side by side: of each team its kinds, its workers and its way; else, the whole as it is."""
         if not self.teams:
             yield range(len(work.kinds)), site, self
         for team in self.teams:
             if team.kinds:
-                yield team.kinds, replace(site, workers=team.workers), Choice(width=team.width, share=self.share)
+                yield team.kinds, replace(site, workers=team.workers), Strategy(width=team.width, share=self.share)
 
 
 @dataclass(frozen=True)
-class Units:
+class UnitCosts:
     """The units of a choice, by kind: how many packs there are, and the seconds of one unit of a pack."""
 
     groups: int
@@ -248,7 +250,7 @@ class Units:
         return self.parts / self.groups
 
 
-def units(work: Work, site: Site, choice: Choice) -> Units:
+def units(work: Workload, site: ClusterSpec, choice: Strategy) -> UnitCosts:
     groups, parts = site.workers // choice.width, site.parts(choice)
     share = 1 / (parts * choice.width)  # of an epoch that one worker reads in a unit
     sizes = np.array(choice.packs or (1,) * len(work.kinds))
@@ -258,7 +260,7 @@ def units(work: Work, site: Site, choice: Choice) -> Units:
     shortest = unit_seconds(work, site, choice, small, share)
     mean = (longest * wide + shortest * (packs - wide)) / packs
     prepare = work.data.prepare / parts / max(site.cores, 1) if choice.share else 0.0
-    return Units(groups, parts, packs.astype(float), mean, longest, prepare)
+    return UnitCosts(groups, parts, packs.astype(float), mean, longest, prepare)
 
 
 def pack_sizes(models: int, size: int) -> list[int]:
@@ -268,7 +270,9 @@ def pack_sizes(models: int, size: int) -> list[int]:
     return [small + 1] * wide + [small] * (packs - wide)
 
 
-def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: float, slower: float = 1.0) -> Floats:
+def unit_seconds(
+    work: Workload, site: ClusterSpec, choice: Strategy, members: Ints, share: float, slower: float = 1.0
+) -> Floats:
     """By kind, a unit of a pack with so many members, each worker reading this share of the data.
 
     `slower` is a factor on the training alone, for models that are not quite as their kind.
@@ -284,7 +288,7 @@ def unit_seconds(work: Work, site: Site, choice: Choice, members: Ints, share: f
     return (np.maximum(train, prepare / site.cores) if site.cores else train + prepare) + around
 
 
-def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
+def estimate(work: Workload, site: ClusterSpec, choice: Strategy) -> Estimate:
     if choice.teams:
         ends = [estimate(work.only(kinds), its, way) for kinds, its, way in choice.parts(work, site)]
         memory, moved = max(end.memory for end in ends), sum(end.moved for end in ends)
@@ -298,7 +302,7 @@ def estimate(work: Work, site: Site, choice: Choice) -> Estimate:
     return Estimate(start + _end_of(load, chain, found), _memory(work, choice), moved, choice.width == 1)
 
 
-def load_and_chain(work: Work, site: Site, choice: Choice) -> tuple[float, float]:
+def load_and_chain(work: Workload, site: ClusterSpec, choice: Strategy) -> tuple[float, float]:
     """Seconds that each worker is busy if all share the work evenly, and those that the longest model goes through."""
     if choice.teams:
         parts = [
@@ -312,25 +316,25 @@ def load_and_chain(work: Work, site: Site, choice: Choice) -> tuple[float, float
     return _prepared(found, site, work.longest, load, chain) if choice.share else (load, chain)
 
 
-def evaluations(work: Work, site: Site, choice: Choice) -> Floats:
+def evaluations(work: Workload, site: ClusterSpec, choice: Strategy) -> Floats:
     """By kind, the seconds of all evaluations of an epoch."""
     stays = np.array(choice.packs or (1,)) > 1 if site.workers == choice.width else np.array([False])
     saved = work.fetches * (site.evals or site.workers // choice.width) * stays
     return np.maximum(work.evaluations - saved, 0.0)
 
 
-def _end_of(load: float, chain: float, found: Units) -> float:
+def _end_of(load: float, chain: float, found: UnitCosts) -> float:
     """The larger of both, and some waiting where they are near each other, because times stray."""
     apart = abs(math.log2(load / chain))
     waits = min(found.groups, float(found.packs.sum())) > 1
     return max(load, chain) * (1 + TIGHT * max(1 - apart, 0.0) * waits)
 
 
-def _memory(work: Work, choice: Choice) -> float:
+def _memory(work: Workload, choice: Strategy) -> float:
     return float((work.peaks * np.array(choice.packs or (1,))).max())
 
 
-def _prepared(found: Units, site: Site, epochs: int, load: float, chain: float) -> tuple[float, float]:
+def _prepared(found: UnitCosts, site: ClusterSpec, epochs: int, load: float, chain: float) -> tuple[float, float]:
     """Load and chain with the preparation: beside the training on cores of its own, else by who comes first."""
     packs = float(found.packs.sum())
     once = found.prepare * found.each * epochs
@@ -339,7 +343,7 @@ def _prepared(found: Units, site: Site, epochs: int, load: float, chain: float) 
     return load + once, chain + once * found.groups / min(packs, found.groups)
 
 
-def fits(work: Work, site: Site, choice: Choice) -> str:
+def fits(work: Workload, site: ClusterSpec, choice: Strategy) -> str:
     """Why a choice cannot be; empty when it can."""
     for kinds, _, way in choice.parts(work, site):
         untried = [work.kinds[index].name for index in kinds if work.kinds[index].communication is None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-LARGEST = 64  # members of one pack
-EVERYTHING = "cuda"  # the build of all models on a GPU: it says nothing of their structure
-WORTHWHILE = 1.15  # a pack must be so many times as fast as its members one after another
+MAX_PACK_MEMBERS = 64  # members of one pack
+ANY_CUDA_BUILD = "cuda"  # the build of all models on a GPU: it says nothing of their structure
+MIN_PACK_GAIN = 1.15  # a pack must be so many times as fast as its members one after another
 
 
 @dataclass(frozen=True)

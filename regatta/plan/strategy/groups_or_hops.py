@@ -44,7 +44,7 @@ class Communication:
         return link * (width - 1)
 
 
-class Exchanges:
+class ObservedCommunication:
     """What exchanges of a group really cost, by the units that it has done."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class PackNode:
     """Models of a kind that take their steps together, so many to a device."""
 
     kind: str
@@ -37,7 +37,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupNode:
     """Workers that train one model together, data-parallel, with the batch size of one."""
 
     groups: int
@@ -49,7 +49,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ShareNode:
     """Data that is prepared once for all models, in processes of its own."""
 
     processes: int  # of each worker, on cores that no trainer needs
@@ -59,14 +59,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class EvaluateNode:
     units: int
     estimate: Estimate
     unit: float = 0.0  # seconds, of one model
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class HopNode:
     """The whole of it: models, packs or not, that hop over workers, groups or not."""
 
     models: int
@@ -74,18 +74,24 @@ class Hop:
     workers: int
     partitions: int
     estimate: Estimate
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PlanPart, ...] = ()
     units: int = 0  # of models that are in no pack
     unit: float = 0.0  # seconds, on average
 
 
-Part = Pack | Group | Share | Evaluate
-Node = Hop | Part
-_PARTS: dict[str, type[Part]] = {kind.__name__.lower(): kind for kind in (Pack, Group, Share, Evaluate)}
+PlanPart = PackNode | GroupNode | ShareNode | EvaluateNode
+PlanNode = HopNode | PlanPart
+_PARTS: dict[str, type[PlanPart]] = {  # by their names in JSON
+    "pack": PackNode,
+    "group": GroupNode,
+    "share": ShareNode,
+    "evaluate": EvaluateNode,
+}
+_NAMES = {node: name for name, node in _PARTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedStrategy:
     name: str
     why: str
     estimate: Estimate | None = None  # None where it cannot be done at all
@@ -95,11 +101,11 @@ class Rejected:
 class Plan:
     name: str  # as alternatives are named: "hop", "packs of 8 + share"
     why: str
-    root: Hop
+    root: HopNode
     bound: float  # seconds that no plan can beat
     bound_by: str
     utilisation: float  # of the devices, at best
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[RejectedStrategy, ...]
     notes: tuple[str, ...] = ()  # what else people should know
 
     @property
@@ -111,7 +117,7 @@ class Plan:
         return self.root.workers * self.estimate.seconds / 3600
 
     def to_json(self) -> dict[str, Any]:
-        parts = [{"node": type(part).__name__.lower(), **asdict(part)} for part in self.root.parts]
+        parts = [{"node": _NAMES[type(part)], **asdict(part)} for part in self.root.parts]
         return {
             **asdict(self),
             "root": {"node": "hop", **asdict(self.root), "parts": parts},
@@ -123,13 +129,13 @@ class Plan:
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Plan:
         """A plan as a journal tells it; what an older one told besides is passed over."""
-        root = {name: value for name, value in told["root"].items() if name in Hop.__dataclass_fields__}
+        root = {name: value for name, value in told["root"].items() if name in HopNode.__dataclass_fields__}
         parts = tuple(_part(part) for part in root.pop("parts"))
-        rejected = tuple(Rejected(r["name"], r["why"], _estimate(r["estimate"])) for r in told["rejected"])
+        rejected = tuple(RejectedStrategy(r["name"], r["why"], _estimate(r["estimate"])) for r in told["rejected"])
         fields = {name: told[name] for name in ("name", "why", "bound", "bound_by", "utilisation")}
         estimate = Estimate(**root.pop("estimate"))
         notes = tuple(told.get("notes", ()))
-        return cls(root=Hop(estimate=estimate, parts=parts, **root), rejected=rejected, notes=notes, **fields)
+        return cls(root=HopNode(estimate=estimate, parts=parts, **root), rejected=rejected, notes=notes, **fields)
 
     def text(self) -> str:
         """The tree for people."""
@@ -157,7 +163,7 @@ class Plan:
             yield f"  {other.name.ljust(wide)}  {took}{other.why}"
 
 
-def _part(told: Mapping[str, Any]) -> Part:
+def _part(told: Mapping[str, Any]) -> PlanPart:
     kind = _PARTS[told["node"]]
     fields = {name: value for name, value in told.items() if name in kind.__dataclass_fields__ and name != "estimate"}
     return kind(estimate=Estimate(**told["estimate"]), **fields)
@@ -167,28 +173,28 @@ def _estimate(told: Mapping[str, Any] | None) -> Estimate | None:
     return None if told is None else Estimate(**told)
 
 
-def describe_root(root: Hop) -> str:
+def describe_root(root: HopNode) -> str:
     return (
         f"hop       {count(root.models, 'model')}, {count(root.epochs, 'epoch')} in all, over "
         f"{count(root.partitions, 'partition')} on {count(root.workers, 'worker')}"
     )
 
 
-def describe(part: Part) -> str:
+def describe(part: PlanPart) -> str:
     match part:
-        case Pack():
+        case PackNode():
             least, most = part.models // part.packs, -(-part.models // part.packs)  # as near to each other as can be
             sizes = str(most) if least == most else f"{least} or {most}"
             return f"pack     {count(part.models, 'model')} {part.kind} in {count(part.packs, 'pack')} of {sizes}"
-        case Group():
+        case GroupNode():
             spare = f", {part.idle} idle" if part.idle else ""
             nodes = "inside a node" if part.nodes == 1 else f"over {part.nodes} nodes"
             where = f"{part.groups} of {count(part.width, 'worker')} {nodes}" if part.width > 1 else _alone(part.groups)
             return f"group    {where}{f' for {part.models}' if part.models else ''}{spare}"
-        case Share():
+        case ShareNode():
             where = count(part.processes, "process", "processes") + " a worker" if part.processes else "by the trainers"
             return f"share    {seconds(part.prepared)} of preparation an epoch, once for all models, {where}"
-        case Evaluate():
+        case EvaluateNode():
             return f"evaluate {count(part.units, 'unit')}"
 
 

@@ -19,9 +19,9 @@ from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import simulate, spread
 from regatta.plan.schedule.units import Unit
 from regatta.plan.strategy.costs import (
-    Choice,
-    Site,
-    Work,
+    ClusterSpec,
+    Strategy,
+    Workload,
     evaluations,
     pack_sizes,
     unit_seconds,
@@ -30,7 +30,7 @@ from regatta.plan.strategy.groups_or_hops import Communication
 
 
 @dataclass(frozen=True)
-class Strays:
+class Noise:
     """How far things are from what was measured: deviations of logarithms."""
 
     profile: float = 0.0  # of each figure of the profile
@@ -38,15 +38,17 @@ class Strays:
     units: float = 0.05  # from unit to unit
 
 
-def play(work: Work, site: Site, choice: Choice, strays: Strays, seed: int = 0, effort: int | None = 0) -> float:
+def simulate_strategy(
+    work: Workload, site: ClusterSpec, choice: Strategy, strays: Noise, seed: int = 0, effort: int | None = 0
+) -> float:
     """The makespan of a choice when all goes as it does; `effort` is what the scheduler may spend on looking ahead."""
-    real = strayed(work, strays.profile, seed)
+    real = with_noise(work, strays.profile, seed)
     parts = choice.parts(work, site)
     return max(_play(work, real, kinds, its, way, strays, seed, effort) for kinds, its, way in parts)
 
 
 def _play(
-    work: Work, real: Work, kinds: Sequence[int], site: Site, choice: Choice, strays: Strays, seed: int,
+    work: Workload, real: Workload, kinds: Sequence[int], site: ClusterSpec, choice: Strategy, strays: Noise, seed: int,
     effort: int | None,
 ) -> float:  # fmt: skip
     """The same of one team, which trains these kinds."""
@@ -58,10 +60,10 @@ def _play(
     for name, index, members in _packs(work, kinds, choice):
         kind, true = work.kinds[index], real.kinds[index]
         slower = luck[index].lognormvariate(0.0, strays.models / math.sqrt(members))
-        expected[name] = _unit(Work((kind,), work.data), site, choice, members, share)
-        trained[name] = _unit(Work((true,), real.data), site, choice, members, share, slower)
-        alone = Choice((members,), choice.width, choice.share)
-        seconds = float(evaluations(Work((kind,), work.data), site, alone)[0])
+        expected[name] = _unit(Workload((kind,), work.data), site, choice, members, share)
+        trained[name] = _unit(Workload((true,), real.data), site, choice, members, share, slower)
+        alone = Strategy((members,), choice.width, choice.share)
+        seconds = float(evaluations(Workload((kind,), work.data), site, alone)[0])
         evaluated[name] = members * seconds / (evals * choice.width)
         epochs[name] = kind.epochs
     hopper = _hopper((groups, parts, evals), _Expected(expected, evaluated, strays.units), epochs, effort)
@@ -71,8 +73,8 @@ def _play(
     return begin + simulate(hopper, played, learn=False).makespan
 
 
-def count_units(work: Work, site: Site, choice: Choice) -> int:
-    """How many units a play has to go through."""
+def count_units(work: Workload, site: ClusterSpec, choice: Strategy) -> int:
+    """How many units a simulation has to go through."""
     found = 0
     for kinds, its, way in choice.parts(work, site):
         packs = (-(-work.kinds[index].models // choice.size(index)) * work.kinds[index].epochs for index in kinds)
@@ -80,7 +82,7 @@ def count_units(work: Work, site: Site, choice: Choice) -> int:
     return found
 
 
-def strayed(work: Work, deviation: float, seed: int) -> Work:
+def with_noise(work: Workload, deviation: float, seed: int) -> Workload:
     """The work as it may really be, where the profile has each figure a little wrong."""
     draw = random.Random(f"profile {seed}")
 
@@ -93,7 +95,7 @@ def strayed(work: Work, deviation: float, seed: int) -> Work:
         link = _scaled(kind.communication, off()) if kind.communication else None
         kinds.append(replace(kind, seconds=kind.seconds * off(), packed=packed, communication=link))
     data = replace(work.data, prepare=work.data.prepare * off(), read=work.data.read * off())
-    return Work(tuple(kinds), data)
+    return Workload(tuple(kinds), data)
 
 
 def _scaled(link: Communication, factor: float) -> Communication:
@@ -101,14 +103,16 @@ def _scaled(link: Communication, factor: float) -> Communication:
     return Communication(link.inside * factor, across, link.each)
 
 
-def _packs(work: Work, kinds: Sequence[int], choice: Choice) -> Iterator[tuple[str, int, int]]:
+def _packs(work: Workload, kinds: Sequence[int], choice: Strategy) -> Iterator[tuple[str, int, int]]:
     """All packs of these kinds: their names, the numbers of their kinds, their members."""
     for index in kinds:
         for number, members in enumerate(pack_sizes(work.kinds[index].models, choice.size(index))):
             yield f"{index}/{number}", index, members
 
 
-def _unit(work: Work, site: Site, choice: Choice, members: int, share: float, slower: float = 1.0) -> float:
+def _unit(
+    work: Workload, site: ClusterSpec, choice: Strategy, members: int, share: float, slower: float = 1.0
+) -> float:
     return float(unit_seconds(work, site, choice, np.array([members]), share, slower)[0])
 
 

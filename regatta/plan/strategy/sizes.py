@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from regatta.plan.strategy.costs import (
-    Choice,
+    ClusterSpec,
     Floats,
     Ints,
-    Site,
-    Team,
-    Work,
+    KindTeam,
+    Strategy,
+    Workload,
     estimate,
     evaluations,
     units,
@@ -24,7 +24,9 @@ TRIES = 24  # ends between the bound and what one width takes, for which teams a
 NARROW = 32  # up to that, groups of every width are looked at
 
 
-def best_packs(work: Work, site: Site, share: bool, slacks: Sequence[float] = (1.0,)) -> list[tuple[int, ...]]:
+def best_packs(
+    work: Workload, site: ClusterSpec, share: bool, slacks: Sequence[float] = (1.0,)
+) -> list[tuple[int, ...]]:
     """For each slack, the sizes of packs with the least load that leave no chain longer than load / slack.
 
     Larger packs mean less work and longer chains. For a limit on the chain each kind takes its cheapest size, so
@@ -48,7 +50,7 @@ def _meeting(loads: Floats, chains: Floats, limits: Floats, slack: float) -> tup
     return tuple((_columns(loads, chains, best) + 1).tolist())
 
 
-def _loads_and_chains(work: Work, site: Site, share: bool) -> tuple[Floats, Floats]:
+def _loads_and_chains(work: Workload, site: ClusterSpec, share: bool) -> tuple[Floats, Floats]:
     """By kind and size of its packs, what a kind adds to the load of a worker, and how long it takes itself."""
     fit = np.full(len(work.kinds), np.inf)
     np.divide(site.memory, work.peaks, out=fit, where=work.peaks > 0)
@@ -57,7 +59,7 @@ def _loads_and_chains(work: Work, site: Site, share: bool) -> tuple[Floats, Floa
     columns = []
     for size in range(1, int(most.max()) + 1):
         sizes = np.minimum(most, size)  # beyond its largest pack a kind has nothing to offer
-        found = units(work, site, Choice(tuple(sizes.tolist()), share=share))
+        found = units(work, site, Strategy(tuple(sizes.tolist()), share=share))
         offered = np.where(most >= size, 1.0, np.inf)
         load = found.packs * found.seconds * found.each * work.epochs * offered
         columns.append((load, found.longest * work.epochs * found.parts * offered))
@@ -82,13 +84,13 @@ def _later(load: float, chain: float, slack: float) -> float:
     return max(load, slack * chain)
 
 
-def best_widths(work: Work, site: Site, share: bool, count: int = 1) -> list[int]:
+def best_widths(work: Workload, site: ClusterSpec, share: bool, count: int = 1) -> list[int]:
     """The widths of groups that end first, the best first; the narrowest of those that tie."""
-    times = {width: estimate(work, site, Choice(width=width, share=share)).seconds for width in site.widths}
+    times = {width: estimate(work, site, Strategy(width=width, share=share)).seconds for width in site.widths}
     return sorted(times, key=lambda width: times[width])[:count]
 
 
-def best_teams(work: Work, site: Site, count: int = 1) -> list[Choice]:
+def best_teams(work: Workload, site: ClusterSpec, count: int = 1) -> list[Strategy]:
     """Teams of different widths that end first, the best first; none where one width serves all kinds as well.
 
     If all is to end by some time, each kind needs the narrowest groups that bring its models there, and as many of
@@ -96,18 +98,18 @@ def best_teams(work: Work, site: Site, count: int = 1) -> list[Choice]:
     """
     widths = sorted({*site.widths, *range(1, min(site.workers, NARROW + 1))})
     loads, chains = _by_width(work, site, widths)
-    latest = min(estimate(work, site, Choice(width=width)).seconds for width in site.widths)
+    latest = min(estimate(work, site, Strategy(width=width)).seconds for width in site.widths)
     earliest = max(float(chains.min(axis=1).max()), float(loads[:, 0].sum()) / site.workers)
     found = {}
     for end in np.geomspace(earliest, max(latest, earliest), TRIES):
         teams = _teams_by(float(end), work, widths, loads, chains)
         if len(teams) > 1 and sum(team.workers for team in teams) <= site.workers:
-            found[teams] = estimate(work, site, Choice.of_teams(teams)).seconds
+            found[teams] = estimate(work, site, Strategy.from_teams(teams)).seconds
     best = sorted(found, key=lambda teams: found[teams])[:count]
-    return list(dict.fromkeys(Choice.of_teams(_filled(teams, work, site)) for teams in best))
+    return list(dict.fromkeys(Strategy.from_teams(_filled(teams, work, site)) for teams in best))
 
 
-def _by_width(work: Work, site: Site, widths: Sequence[int]) -> tuple[Floats, Floats]:
+def _by_width(work: Workload, site: ClusterSpec, widths: Sequence[int]) -> tuple[Floats, Floats]:
     """By kind and width, the seconds of a group that a kind needs in all, and those that each of its models takes.
 
     Kinds that were not tried in groups take for ever there.
@@ -115,7 +117,7 @@ def _by_width(work: Work, site: Site, widths: Sequence[int]) -> tuple[Floats, Fl
     tried = np.array([kind.communication is not None for kind in work.kinds])
     loads, chains = [], []
     for width in widths:
-        choice = Choice(width=width)
+        choice = Strategy(width=width)
         found = units(work, site, choice)
         evaluate = evaluations(work, site, choice) * work.counts / width
         loads.append((found.packs * found.seconds * found.parts + evaluate) * work.epochs)
@@ -123,7 +125,7 @@ def _by_width(work: Work, site: Site, widths: Sequence[int]) -> tuple[Floats, Fl
     return np.stack(loads, axis=1), np.stack(chains, axis=1)
 
 
-def _teams_by(end: float, work: Work, widths: Sequence[int], loads: Floats, chains: Floats) -> tuple[Team, ...]:
+def _teams_by(end: float, work: Workload, widths: Sequence[int], loads: Floats, chains: Floats) -> tuple[KindTeam, ...]:
     """The teams that would end by then, the widest first."""
     soon = chains <= end * (1 + 1e-9)
     columns = np.where(soon.any(axis=1), np.argmax(soon, axis=1), np.argmin(chains, axis=1))
@@ -132,11 +134,11 @@ def _teams_by(end: float, work: Work, widths: Sequence[int], loads: Floats, chai
         kinds = tuple(np.flatnonzero(columns == column).tolist())
         needed = math.ceil(float(loads[list(kinds), column].sum()) / end - 1e-9)
         models = int(work.counts[list(kinds)].sum())
-        teams.append(Team(widths[column], min(max(needed, 1), models), kinds))
+        teams.append(KindTeam(widths[column], min(max(needed, 1), models), kinds))
     return tuple(teams)
 
 
-def _filled(teams: tuple[Team, ...], work: Work, site: Site) -> tuple[Team, ...]:
+def _filled(teams: tuple[KindTeam, ...], work: Workload, site: ClusterSpec) -> tuple[KindTeam, ...]:
     """Workers that are left over make further groups in the teams that end last and have models for them."""
     grown = list(teams)
     parts = [(work.only(team.kinds), work.only(team.kinds).models) for team in teams]
@@ -152,5 +154,5 @@ def _filled(teams: tuple[Team, ...], work: Work, site: Site) -> tuple[Team, ...]
         spare -= grown[last].width
 
 
-def _end(team: Team, work: Work, site: Site) -> float:
-    return estimate(work, replace(site, workers=team.workers), Choice(width=team.width)).seconds
+def _end(team: KindTeam, work: Workload, site: ClusterSpec) -> float:
+    return estimate(work, replace(site, workers=team.workers), Strategy(width=team.width)).seconds

@@ -13,7 +13,7 @@ from regatta.plan.schedule.simulate import simulate, spread
 
 
 @dataclass(frozen=True)
-class Workload:
+class HopWorkload:
     """What is to be trained: models with their epochs, on so many partitions, with these estimated times."""
 
     epochs: Mapping[str, int]
@@ -30,14 +30,14 @@ class Workload:
         return hopper
 
 
-def what_if(work: Workload, workers: Sequence[int], rule: str = "auto", seed: int = 0) -> list[dict[str, Any]]:
+def what_if(work: HopWorkload, workers: Sequence[int], rule: str = "auto", seed: int = 0) -> list[dict[str, Any]]:
     """The same workload on other numbers of workers of the same kind, by hops."""
     alone = _row(work, 1, rule, seed)["makespan"]
     rows = [_row(work, count, rule, seed) for count in workers]
     return [{**row, "speedup": alone / row["makespan"] if row["makespan"] else 1.0} for row in rows]
 
 
-def _row(work: Workload, workers: int, rule: str, seed: int) -> dict[str, Any]:
+def _row(work: HopWorkload, workers: int, rule: str, seed: int) -> dict[str, Any]:
     holdings = spread(work.partitions, workers, work.eval_partitions)
     schedule = simulate(work.hopper(holdings, rule, seed), work.times, learn=False)
     bound = lower_bound(work.times, holdings, work.epochs, work.partitions, work.eval_partitions)

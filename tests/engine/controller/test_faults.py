@@ -25,7 +25,7 @@ from recipes import eval_fn, loss_fn, model_fn, small_data
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
 from regatta.engine.messages import Recipe, WorkerSetup
-from regatta.engine.profiling.models import run_pilots
+from regatta.engine.profiling.models import profile_models
 from regatta.engine.workers import open_pool
 from regatta.errors import RegattaError
 from regatta.journal.journal import read_journal
@@ -133,7 +133,7 @@ def test_a_pilot_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) 
     configs = {"deadly": values(fails="death", epoch_steps=0), "good": values()}
     heard: list[str] = []
     try:
-        outcome = run_pilots(pool, data, configs, 1, "loss", lambda event: heard.append(type(event).__name__))
+        outcome = profile_models(pool, data, configs, 1, "loss", lambda event: heard.append(type(event).__name__))
     finally:
         pool.close()
     assert set(outcome.results) == {"good"}
@@ -147,7 +147,7 @@ def test_pilots_that_all_kill_their_workers_end_the_run(tmp_path: Path) -> None:
     pool = open_pool(Cluster.local(1, threads=1).sized(4), setup)
     try:
         with pytest.raises(RegattaError, match="Workers die while they try the first batches: w0 exited with code 3"):
-            run_pilots(pool, data, {"deadly": values(fails="death", epoch_steps=0)}, 1, "loss")
+            profile_models(pool, data, {"deadly": values(fails="death", epoch_steps=0)}, 1, "loss")
     finally:
         pool.close()
 

@@ -21,12 +21,12 @@ from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.planning.planner import (
-    Decision,
+    AvailableWorkers,
     Planner,
-    Workforce,
-    workforce,
+    RunStrategy,
+    available_workers,
 )
-from regatta.engine.profiling.results import Findings
+from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.replay import replay
 from regatta.errors import NotFoundError, UsageError
 from regatta.journal.analysis import analyze
@@ -34,7 +34,7 @@ from regatta.journal.journal import read_journal
 from regatta.journal.record import RunRecord
 from regatta.paths import ensure_repository
 from regatta.plan.strategy.groups_or_hops import Communication
-from regatta.plan.strategy.workload import Squad
+from regatta.plan.strategy.workload import Team
 from regatta.run_folders import new_folder
 from regatta.search.base import Train
 
@@ -145,10 +145,12 @@ def test_wishes_that_make_no_sense(data: Dataset, tmp_path: Path, pack: Any, num
 def test_dear_preparation_is_shared_and_free_is_not(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps: float, shares: bool
 ) -> None:
-    def soon(*given: Any) -> Workforce:
-        return replace(workforce(*given), start=1.0)  # on a busy machine it takes longer than all there is to share
+    def soon(*given: Any) -> AvailableWorkers:
+        return replace(
+            available_workers(*given), start=1.0
+        )  # on a busy machine it takes longer than all there is to share
 
-    monkeypatch.setattr("regatta.engine.planning.replanner.workforce", soon)
+    monkeypatch.setattr("regatta.engine.planning.replanner.available_workers", soon)
     dear = partial(transforms.noisy, sleeps=sleeps)
     run = launched(
         data, tmp_path, search.grid(lr=RATES, batch_size=[8]), transform_fn=dear, cluster=PAIR, epochs=4, pack=False
@@ -189,27 +191,31 @@ def test_units_that_take_longer_than_estimated_call_for_another_plan(data: Datas
 class Scripted(Planner):
     """Decides as it is told: one decision after another, whatever was measured."""
 
-    def __init__(self, planner: Planner, script: list[Callable[[Findings], Decision]]) -> None:
-        super().__init__(planner._dataset, planner.wishes)
+    def __init__(self, planner: Planner, script: list[Callable[[ProfilingResults], RunStrategy]]) -> None:
+        super().__init__(planner._dataset, planner.options)
         self.script, self.heard = script, 0
 
-    def decide(self, findings: Findings, wanted: Mapping[str, Train], force: Workforce) -> Decision:
+    def decide(self, findings: ProfilingResults, wanted: Mapping[str, Train], force: AvailableWorkers) -> RunStrategy:
         return self.script.pop(0)(findings)
 
-    def revise(self, findings: Findings, left: Mapping[str, Train], force: Workforce, present: Decision) -> Decision:
+    def revise(
+        self, findings: ProfilingResults, left: Mapping[str, Train], force: AvailableWorkers, present: RunStrategy
+    ) -> RunStrategy:
         return self.script.pop(0)(findings) if self.script else present
 
-    def hear(self, surprise: float, packed: bool) -> None:
+    def observe(self, surprise: float, packed: bool) -> None:
         self.heard += 1
 
-    def doubts(self, workers: int) -> str:
+    def reason_to_replan(self, workers: int) -> str:
         if self.heard < 5 or not self.script:
             return ""
         self.heard = 0
         return "the script says so"
 
 
-def scripted(sweep: Sweep, monkeypatch: pytest.MonkeyPatch, script: list[Callable[[Findings], Decision]]) -> Run:
+def scripted(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, script: list[Callable[[ProfilingResults], RunStrategy]]
+) -> Run:
     planner = Scripted(sweep._planner(), script)
     monkeypatch.setattr(sweep, "_planner", lambda: planner)
     monkeypatch.setattr(sweep, "_packed", lambda: b"")  # nobody resumes it
@@ -218,8 +224,8 @@ def scripted(sweep: Sweep, monkeypatch: pytest.MonkeyPatch, script: list[Callabl
     return run
 
 
-def of_size(size: int) -> Callable[[Findings], Decision]:
-    return lambda found: Decision(packs={result.build: size for result in found.outcome.results.values()})
+def of_size(size: int) -> Callable[[ProfilingResults], RunStrategy]:
+    return lambda found: RunStrategy(packs={result.build: size for result in found.outcome.results.values()})
 
 
 @pytest.mark.parametrize("cluster", [INLINE, pytest.param(PAIR, marks=pytest.mark.slow)], ids=["inline", "processes"])
@@ -239,7 +245,7 @@ def test_packs_are_taken_apart_to_the_same_bits(
 def test_workers_go_into_groups_and_out_of_them(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = search.grid(lr=RATES[:2], batch_size=[8])
     sweep = swept(data, tmp_path, space, cluster=PAIR, epochs=5, numerics="fast")
-    ways = [lambda found: Decision(1), lambda found: Decision(2), lambda found: Decision(1)]
+    ways = [lambda found: RunStrategy(1), lambda found: RunStrategy(2), lambda found: RunStrategy(1)]
     run = scripted(sweep, monkeypatch, list(ways))
     assert run.record.status == "done"
     widths = [unit.width for unit in run.record.units if unit.kind == "train"]
@@ -254,10 +260,10 @@ TRIO = Cluster.local(3, threads=1, device="cpu")
 MIXED = [{"lr": rate, "batch_size": 8} for rate in RATES[:3]]
 
 
-def teamed(long: int, found: Findings) -> Decision:
+def teamed(long: int, found: ProfilingResults) -> RunStrategy:
     """The first configurations by a group of two, the others by one worker."""
     names = sorted(found.outcome.results)
-    return Decision(2, teams=(Squad(2, 1, tuple(names[:long])), Squad(1, 1, tuple(names[long:]))))
+    return RunStrategy(2, teams=(Team(2, 1, tuple(names[:long])), Team(1, 1, tuple(names[long:]))))
 
 
 def widths_by_config(record: RunRecord) -> dict[str, set[int]]:
@@ -288,7 +294,7 @@ def test_models_go_from_team_to_team(data: Dataset, tmp_path: Path, monkeypatch:
     """Between epochs or within one: each goes on from its state, and nothing is done twice."""
     space = search.configs(MIXED)
     sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=4, numerics="fast")
-    run = scripted(sweep, monkeypatch, [lambda found: Decision(1), partial(teamed, 1), partial(teamed, 2)])
+    run = scripted(sweep, monkeypatch, [lambda found: RunStrategy(1), partial(teamed, 1), partial(teamed, 2)])
     assert run.record.status == "done"
     assert {1, 2} in widths_by_config(run.record).values()
     assert len(hashes(run)) == sum(u.kind == "train" for u in run.record.units) == 3 * 4 * len(data.train)
@@ -350,10 +356,12 @@ def frail(data: Dataset, folder: Path, monkeypatch: pytest.MonkeyPatch, cluster:
 
 
 @pytest.mark.parametrize(
-    "way", [lambda found: Decision(1), pytest.param(partial(teamed, 1), marks=pytest.mark.slow)], ids=["hop", "teams"]
+    "way",
+    [lambda found: RunStrategy(1), pytest.param(partial(teamed, 1), marks=pytest.mark.slow)],
+    ids=["hop", "teams"],
 )
 def test_a_worker_that_is_lost_for_good_during_pilots(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[Findings], Decision]
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[ProfilingResults], RunStrategy]
 ) -> None:
     """What it would hold is held by others, who are in no groups."""
     sweep = frail(data, tmp_path, monkeypatch, TRIO, 2)
@@ -374,7 +382,7 @@ def test_a_planned_group_that_will_not_come_back_is_given_up(
 ) -> None:
     """Who is left of it trains by himself what there is to train, though nobody is left of its team."""
     mark, sweep = tmp_path / "mark", frail(data, tmp_path, monkeypatch, cluster, 1 + (cluster is TRIO))
-    way = partial(teamed, 1) if cluster is TRIO else lambda found: Decision(2)
+    way = partial(teamed, 1) if cluster is TRIO else lambda found: RunStrategy(2)
     monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [way]))
 
     def kill(record: Any, line: Mapping[str, Any]) -> None:
@@ -398,18 +406,18 @@ def test_what_exchanges_cost_is_learned_from_the_units_of_groups(
     """A pilot was quite wrong: the next plan is made with what was seen, and no model is taken to be slower for it."""
     pilots: list[float] = []
 
-    def misled(found: Findings) -> Decision:
+    def misled(found: ProfilingResults) -> RunStrategy:
         (result,) = found.outcome.results.values()
         found.links[result.build] = Communication(50.0)
         pilots.append(result.train_seconds_per_row)
-        return Decision(2)
+        return RunStrategy(2)
 
-    def learned(found: Findings) -> Decision:
+    def learned(found: ProfilingResults) -> RunStrategy:
         (link,) = found.links.values()
         assert 0 < link.inside < 25
         (config,) = found.outcome.results
         assert 0.2 < found.outcome.estimates.pilot(config).train / pilots[0] < 5
-        return Decision(2)
+        return RunStrategy(2)
 
     space = search.configs([{"lr": 0.1, "batch_size": 8, "sleeps": 1e-3}])
     sweep = swept(data, tmp_path, space, cluster=PAIR, epochs=3, numerics="fast")
@@ -421,7 +429,7 @@ def test_a_worker_that_dies_while_groups_are_to_be_formed(
 ) -> None:
     """There is nobody to form them with: it stays as it is, and nothing is lost."""
     sweep = swept(data, tmp_path, search.grid(lr=RATES[:2], batch_size=[8], sleeps=[2e-3]), cluster=PAIR, epochs=3)
-    planner = Scripted(sweep._planner(), [lambda found: Decision(1), lambda found: Decision(2)])
+    planner = Scripted(sweep._planner(), [lambda found: RunStrategy(1), lambda found: RunStrategy(2)])
     monkeypatch.setattr(sweep, "_planner", lambda: planner)
 
     def kill(record: Any, line: Mapping[str, Any]) -> None:
@@ -441,7 +449,7 @@ def test_what_a_planned_group_cannot_train_is_trained_by_one_worker(
     space = search.configs([{"lr": rate, "batch_size": 8, "loss": "sum"} for rate in (0.001, 0.002)])
     four = Cluster.local(4, threads=1, device="cpu")  # both fail at once
     run = scripted(
-        swept(data, tmp_path, space, cluster=four, numerics="fast"), monkeypatch, [lambda found: Decision(2)]
+        swept(data, tmp_path, space, cluster=four, numerics="fast"), monkeypatch, [lambda found: RunStrategy(2)]
     )
     assert run.record.status == "done" and not any(config.error for config in run.record.configs.values())
     assert {unit.width for unit in run.record.units if unit.kind == "train"} == {1}
@@ -455,8 +463,8 @@ def test_a_model_that_fails_by_itself_is_not_blamed_on_groups(
     space = search.configs([{**MIXED[0], "sleeps": 1e-3}, {**MIXED[1], "tires": True, "fails": True}])
     sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=5, numerics="fast")
     names = {bool(values.get("fails")): name for name, values in sweep.configs().items()}
-    teams = (Squad(2, 1, (names[False],)), Squad(1, 1, (names[True],)))
-    run = scripted(sweep, monkeypatch, [lambda found: Decision(2, teams=teams)])
+    teams = (Team(2, 1, (names[False],)), Team(1, 1, (names[True],)))
+    run = scripted(sweep, monkeypatch, [lambda found: RunStrategy(2, teams=teams)])
     assert run.record.configs[names[True]].error == "ValueError: my own fault"
     assert widths_by_config(run.record) == {names[False]: {2}, names[True]: {1}}
 

@@ -22,14 +22,14 @@ from regatta.engine.messages import (
 )
 from regatta.engine.profiling import cache as profiles_module
 from regatta.engine.profiling.cache import (
+    CachedPackRate,
     Known,
-    KnownRate,
-    Profiles,
+    ProfileCache,
     device_names,
     profile_key,
 )
-from regatta.engine.profiling.models import cached_pilots, run_pilots, told
-from regatta.engine.profiling.packs import cached_rates, run_pack_pilots
+from regatta.engine.profiling.models import cached_models, profile_models, told
+from regatta.engine.profiling.packs import cached_rates, profile_packs
 from regatta.engine.workers import open_pool
 from regatta.errors import UsageError
 from regatta.journal.record import RunRecord
@@ -48,19 +48,19 @@ def known(hidden: int, lr: float, seconds: float = 0.01, build: str | None = Non
     return Known({"hidden": hidden, "lr": lr}, result(seconds, f"h{hidden}" if build is None else build), 0.5)
 
 
-def kept(folder: Path, *configs: Known, **packs: KnownRate) -> Profiles:
-    Profiles.open(folder, "key").keep(configs, packs)
-    return Profiles.open(folder, "key")
+def kept(folder: Path, *configs: Known, **packs: CachedPackRate) -> ProfileCache:
+    ProfileCache.open(folder, "key").keep(configs, packs)
+    return ProfileCache.open(folder, "key")
 
 
 def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
     whole = result(peak_bytes=7, eval_fixed_seconds=0.02, forgotten=("x",), prepare_seconds_per_row=0.1)
-    rate = KnownRate(PackRate(4, 2.5, "fused"), ("c1", "c2", "c3", "c4"))
+    rate = CachedPackRate(PackRate(4, 2.5, "fused"), ("c1", "c2", "c3", "c4"))
     found = kept(tmp_path, Known({"hidden": 8, "name": "a", "on": True}, whole, 1.5), b=rate)
     assert found.find({"on": True, "name": "a", "hidden": 8}) == whole
     assert found.spent([config_id({"hidden": 8, "name": "a", "on": True}), "other"]) == 1.5
     assert found.rates() == {"b": PackRate(4, 2.5, "fused")}
-    assert Profiles.open(tmp_path, "other").find({"hidden": 8, "name": "a", "on": True}) is None
+    assert ProfileCache.open(tmp_path, "other").find({"hidden": 8, "name": "a", "on": True}) is None
 
 
 def test_a_configuration_that_is_built_like_another_is_as_good_as_known(tmp_path: Path) -> None:
@@ -88,7 +88,9 @@ def test_what_may_matter_is_measured(tmp_path: Path, configs: list[Known]) -> No
 
 
 def test_rates_hold_for_as_many_members_and_on_a_gpu_for_the_same(tmp_path: Path) -> None:
-    found = kept(tmp_path, b=KnownRate(PackRate(4, 2.5), ("a", "c")), cuda=KnownRate(PackRate(2, 1.5), ("a", "c")))
+    found = kept(
+        tmp_path, b=CachedPackRate(PackRate(4, 2.5), ("a", "c")), cuda=CachedPackRate(PackRate(2, 1.5), ("a", "c"))
+    )
     assert found.rate("b", ["x", "y"]) == PackRate(4, 2.5)
     assert found.rate("b", ["x"] * 8) is None
     assert found.rate("cuda", ["c", "a"]) == PackRate(2, 1.5)
@@ -99,14 +101,14 @@ def test_rates_hold_for_as_many_members_and_on_a_gpu_for_the_same(tmp_path: Path
 def test_what_groups_and_processes_took_is_found_again(tmp_path: Path) -> None:
     kept(tmp_path, known(8, 0.1)).keep(ratios={"h8": 0.25}, start_seconds=0.5)
     kept(tmp_path, known(8, 0.01)).keep(ratios={"h16": 0.0})
-    found = Profiles.open(tmp_path, "key")
+    found = ProfileCache.open(tmp_path, "key")
     assert (found.ratios, found.start_seconds, len(found.configs)) == ({"h8": 0.25, "h16": 0.0}, 0.5, 2)
     text = json.loads(found.path.read_text())
     for name, wrong in {"ratios": [1], "start_seconds": -1, "version": 99}.items():
         found.path.write_text(json.dumps({**text, name: wrong}))
-        assert Profiles.open(tmp_path, "key").configs == {}
+        assert ProfileCache.open(tmp_path, "key").configs == {}
     found.path.write_text(json.dumps({name: text[name] for name in ("version", "configs", "packs")}))
-    assert Profiles.open(tmp_path, "key").configs == found.configs  # an older one has neither
+    assert ProfileCache.open(tmp_path, "key").configs == found.configs  # an older one has neither
 
 
 @pytest.mark.parametrize(
@@ -120,10 +122,10 @@ def test_what_groups_and_processes_took_is_found_again(tmp_path: Path) -> None:
 def test_a_damaged_file_is_ignored_and_replaced(tmp_path: Path, damage: bytes) -> None:
     path = kept(tmp_path, known(8, 0.1)).path
     path.write_bytes(damage)
-    found = Profiles.open(tmp_path, "key")
+    found = ProfileCache.open(tmp_path, "key")
     assert found.configs == {}
     found.keep([known(8, 0.01)])
-    assert Profiles.open(tmp_path, "key").find({"hidden": 8, "lr": 0.01}) is not None
+    assert ProfileCache.open(tmp_path, "key").find({"hidden": 8, "lr": 0.01}) is not None
 
 
 @pytest.mark.parametrize("value", [-1.0, "1", None, True, float("nan"), float("inf")])
@@ -132,14 +134,14 @@ def test_no_impossible_time_is_believed(tmp_path: Path, value: Any) -> None:
     found = json.loads(path.read_text())
     found["configs"][0]["pilot"]["train_seconds_per_row"] = value
     path.write_text(json.dumps(found))
-    assert Profiles.open(tmp_path, "key").configs == {}
+    assert ProfileCache.open(tmp_path, "key").configs == {}
 
 
 def test_two_runs_at_once_lose_nothing(tmp_path: Path) -> None:
-    first, second = Profiles.open(tmp_path, "key"), Profiles.open(tmp_path, "key")
+    first, second = ProfileCache.open(tmp_path, "key"), ProfileCache.open(tmp_path, "key")
     first.keep([known(8, 0.1)])
     second.keep([known(16, 0.1)])
-    assert len(Profiles.open(tmp_path, "key").configs) == 2
+    assert len(ProfileCache.open(tmp_path, "key").configs) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["key.json"]
 
 
@@ -147,18 +149,18 @@ def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(profiles_module, "FILES", 2)
     monkeypatch.setattr(profiles_module, "CONFIGS", 3)
     for number, key in enumerate("abc"):
-        Profiles.open(tmp_path, key).keep([known(8, 0.1)])
+        ProfileCache.open(tmp_path, key).keep([known(8, 0.1)])
         os.utime(tmp_path / f"{key}.json", (number, number))
     assert {path.stem for path in tmp_path.iterdir()} == {"b", "c"}
-    Profiles.open(tmp_path, "b")  # is used
-    Profiles.open(tmp_path, "d").keep([known(hidden, 0.1) for hidden in range(5)])
+    ProfileCache.open(tmp_path, "b")  # is used
+    ProfileCache.open(tmp_path, "d").keep([known(hidden, 0.1) for hidden in range(5)])
     assert {path.stem for path in tmp_path.iterdir()} == {"b", "d"}
-    assert [each.values["hidden"] for each in Profiles.open(tmp_path, "d").configs.values()] == [2, 3, 4]
+    assert [each.values["hidden"] for each in ProfileCache.open(tmp_path, "d").configs.values()] == [2, 3, 4]
 
 
 def test_a_folder_that_takes_nothing_harms_nobody(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("in the way")
-    found = Profiles.open(tmp_path / "profiles", "key")
+    found = ProfileCache.open(tmp_path / "profiles", "key")
     found.keep([known(8, 0.1)])
     assert found.find({"hidden": 8, "lr": 0.1}) is not None
 
@@ -186,12 +188,12 @@ VALUES: dict[str, dict[str, Scalar]] = {
 }
 
 
-def piloted(folder: Path, data: Dataset, profiles: Profiles, recipe: Recipe, configs: Any = VALUES) -> Any:
+def piloted(folder: Path, data: Dataset, profiles: ProfileCache, recipe: Recipe, configs: Any = VALUES) -> Any:
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
     setup = WorkerSetup(recipe, 0, paths[0], paths[1], folder / "logs")
     pool, heard = open_pool(Cluster.inline(2, device="cpu").sized(4), setup), list[Event]()
     try:
-        outcome = run_pilots(pool, data, configs, 1, "loss", heard.append, profiles=profiles)
+        outcome = profile_models(pool, data, configs, 1, "loss", heard.append, profiles=profiles)
     finally:
         pool.close()
     return outcome, [event.task.config for event in heard if isinstance(event, TaskDone) and event.profile]
@@ -199,46 +201,46 @@ def piloted(folder: Path, data: Dataset, profiles: Profiles, recipe: Recipe, con
 
 def test_what_is_known_is_not_tried_again_but_by_each_worker_once(tmp_path: Path) -> None:
     data, recipe = small_data(tmp_path / "data"), Recipe(model_fn, loss_fn)
-    profiles = Profiles.open(tmp_path / "profiles", "key")
-    assert cached_pilots(("w0", "w1"), data, VALUES, ONE, profiles) is None
+    profiles = ProfileCache.open(tmp_path / "profiles", "key")
+    assert cached_models(("w0", "w1"), data, VALUES, ONE, profiles) is None
     first, tried = piloted(tmp_path, data, profiles, recipe)
     assert sorted(tried) == sorted(VALUES)
     assert first.cached == set()
-    again, tried = piloted(tmp_path, data, Profiles.open(tmp_path / "profiles", "key"), recipe)
+    again, tried = piloted(tmp_path, data, ProfileCache.open(tmp_path / "profiles", "key"), recipe)
     assert len(tried) == 2
     assert again.cached == VALUES.keys() - set(tried)
     assert again.results.keys() == VALUES.keys()
     (config,) = again.cached
     assert again.results[config] == first.results[config]
 
-    found = cached_pilots(("w0", "w1"), data, VALUES, ONE, Profiles.open(tmp_path / "profiles", "key"))
+    found = cached_models(("w0", "w1"), data, VALUES, ONE, ProfileCache.open(tmp_path / "profiles", "key"))
     assert found is not None
     assert found.memory == again.memory
     assert found.cached == found.results.keys() == VALUES.keys()
     more = {**VALUES, "new": {"batch_size": 5, "epoch_steps": 1000, "fails": "never", "lr": 0.1}}
-    assert cached_pilots(("w0", "w1"), data, more, ONE, profiles) is None
+    assert cached_models(("w0", "w1"), data, more, ONE, profiles) is None
 
 
 def test_packs_that_are_known_are_not_tried_again(tmp_path: Path) -> None:
-    data, profiles = small_data(tmp_path / "data"), Profiles.open(tmp_path / "profiles", "key")
+    data, profiles = small_data(tmp_path / "data"), ProfileCache.open(tmp_path / "profiles", "key")
     profiles.keep([Known(values, result(1e-5, "b"), 0.1) for values in VALUES.values()])
-    outcome = cached_pilots(("w0",), data, VALUES, Goal("loss", "min", 1000, 0), profiles)
+    outcome = cached_models(("w0",), data, VALUES, Goal("loss", "min", 1000, 0), profiles)
     assert outcome is not None
     assert cached_rates(1, data, VALUES, 1000, outcome, profiles) is None  # they are worth trying
     rate = PackRate(3, 123.0, "as if it were so")
-    profiles.keep(packs={"b": KnownRate(rate, ("x", "y", "z"))})
+    profiles.keep(packs={"b": CachedPackRate(rate, ("x", "y", "z"))})
     assert cached_rates(1, data, VALUES, 1000, outcome, profiles) == {"b": rate}
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
     setup = WorkerSetup(Recipe(model_fn, loss_fn), 0, paths[0], paths[1], tmp_path / "logs")
     pool = open_pool(Cluster.inline(1, device="cpu").sized(4), setup)
     outcome.ready["w0"] = WorkerReady("w0", {})
-    assert run_pack_pilots(pool, data, VALUES, 1000, outcome, profiles=profiles) == {"b": rate}
+    assert profile_packs(pool, data, VALUES, 1000, outcome, profiles=profiles) == {"b": rate}
 
 
 def test_functions_that_no_longer_work_are_found_out(tmp_path: Path) -> None:
     """A profile is of the functions' code, but what they import may have changed."""
     data = small_data(tmp_path / "data")
-    profiles = Profiles.open(tmp_path / "profiles", "key")
+    profiles = ProfileCache.open(tmp_path / "profiles", "key")
     piloted(tmp_path, data, profiles, Recipe(model_fn, loss_fn))
 
     def broken(config: Any) -> Any:
@@ -250,7 +252,7 @@ def test_functions_that_no_longer_work_are_found_out(tmp_path: Path) -> None:
 
 def test_a_new_configuration_that_fails_is_its_own_fault(tmp_path: Path) -> None:
     data, recipe = small_data(tmp_path / "data"), Recipe(model_fn, loss_fn)
-    profiles = Profiles.open(tmp_path / "profiles", "key")
+    profiles = ProfileCache.open(tmp_path / "profiles", "key")
     piloted(tmp_path, data, profiles, recipe)
     bad = {f"bad{lr}": {"batch_size": 5, "epoch_steps": 1000, "fails": "build", "lr": lr} for lr in (1.0, 2.0)}
     outcome, tried = piloted(tmp_path, data, profiles, recipe, {**VALUES, **bad})
@@ -279,19 +281,19 @@ def test_files_of_unknown_length_are_told_apart_by_their_sizes(tmp_path: Path) -
 
 
 def test_a_metric_that_nobody_reports_is_found_out_without_a_worker(tmp_path: Path) -> None:
-    data, profiles = small_data(tmp_path / "data"), Profiles.open(tmp_path / "profiles", "key")
+    data, profiles = small_data(tmp_path / "data"), ProfileCache.open(tmp_path / "profiles", "key")
     profiles.keep([Known(values, result(1e-5, "b"), 0.1) for values in VALUES.values()])
     with pytest.raises(UsageError, match="No model reports the metric 'los'"):
-        cached_pilots(("w0",), data, VALUES, Goal("los", "min", 1, 0), profiles)
+        cached_models(("w0",), data, VALUES, Goal("los", "min", 1, 0), profiles)
 
 
 def test_workers_that_prepare_nothing_do_not_say_how_long_those_take_that_do(tmp_path: Path) -> None:
     """They import a framework, which takes several times as long."""
     data, recipe = small_data(tmp_path / "data"), Recipe(model_fn, loss_fn)
-    profiles = Profiles.open(tmp_path / "profiles", "key")
+    profiles = ProfileCache.open(tmp_path / "profiles", "key")
     outcome, _ = piloted(tmp_path, data, profiles, recipe)
     assert outcome.start_seconds is not None
-    assert Profiles.open(tmp_path / "profiles", "key").start_seconds is None
+    assert ProfileCache.open(tmp_path / "profiles", "key").start_seconds is None
     profiles.keep([known(8, 0.1)], start_seconds=0.5)
-    outcome, _ = piloted(tmp_path, data, Profiles.open(tmp_path / "profiles", "key"), recipe)
+    outcome, _ = piloted(tmp_path, data, ProfileCache.open(tmp_path / "profiles", "key"), recipe)
     assert outcome.start_seconds == 0.5

@@ -21,7 +21,7 @@ from regatta.engine.messages import (
     TaskDone,
     WorkerSetup,
 )
-from regatta.engine.profiling.models import recalled_pilots
+from regatta.engine.profiling.models import models_from_journal
 from regatta.engine.workers.training import profiler, trainer
 from regatta.engine.workers.training.profiler import (
     MOST,
@@ -183,11 +183,11 @@ def test_evaluations_are_not_charged_for_leaving_a_state(tmp_path: Path) -> None
         "train_rows": data.train[0].rows, "eval_rows": data.eval[0].rows, "fixed_seconds": 0.05,
         "eval_fixed_seconds": 0.02, "state_bytes": 9,
     }  # fmt: skip
-    estimates = recalled_pilots(data, [line]).estimates
+    estimates = models_from_journal(data, [line]).estimates
     assert estimates.seconds(Unit("train", "a", 1, 0), "w0") == pytest.approx(0.05 + 0.01 * data.train[0].rows)
     assert estimates.seconds(Unit("eval", "a", 1, 0), "w0") == pytest.approx(0.02 + 0.01 * data.eval[0].rows)
     del line["eval_fixed_seconds"]  # as older journals have it
-    estimates = recalled_pilots(data, [line]).estimates
+    estimates = models_from_journal(data, [line]).estimates
     assert estimates.seconds(Unit("eval", "a", 1, 0), "w0") == pytest.approx(0.05 + 0.01 * data.eval[0].rows)
 
 

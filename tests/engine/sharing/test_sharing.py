@@ -35,8 +35,8 @@ from regatta.engine.messages import (
     WorkerReady,
     WorkerSetup,
 )
-from regatta.engine.planning.planner import workforce
-from regatta.engine.profiling.models import PilotOutcome
+from regatta.engine.planning.planner import available_workers
+from regatta.engine.profiling.models import ModelProfiles
 from regatta.engine.replay import replay
 from regatta.engine.sharing.block_reader import BlockReader, PreprocessingError
 from regatta.engine.sharing.broker import Broker, SharingBenefit, StartedWorker
@@ -48,7 +48,7 @@ from regatta.engine.sharing.wire import receive, send
 from regatta.engine.workers.process import ProcessPool
 from regatta.errors import UsageError
 from regatta.plan.schedule.estimates import Estimates
-from regatta.plan.strategy.plan_tree import Share
+from regatta.plan.strategy.plan_tree import ShareNode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LOCAL = Cluster.local(workers=2, threads=1)
@@ -389,16 +389,16 @@ def test_workers_tell_how_soon_a_maker_would_be_there(opened: Any) -> None:
     """Which need not import what models need: the first does long before the first worker is there."""
     desk = opened()
     setup = replace(desk.setup, recipe_or_pickle=replace(desk.setup.recipe, model_fn=recipes.model_fn))
-    pool, outcome, begin = ProcessPool(LOCAL.sized(2), setup), PilotOutcome(Estimates([1])), time.perf_counter()
+    pool, outcome, begin = ProcessPool(LOCAL.sized(2), setup), ModelProfiles(Estimates([1])), time.perf_counter()
     try:
         pool.start()
         while len(outcome.ready) < 2:
             for event in pool.events():
                 assert isinstance(event, WorkerReady)
-                outcome.came(event)
+                outcome.on_worker_up(event)
         seconds = [event.info["maker_seconds"] for event in outcome.ready.values()]
         assert 0 < min(seconds) < 0.7 * (time.perf_counter() - begin)
-        assert workforce(pool, LOCAL, outcome).start == min(seconds)
+        assert available_workers(pool, LOCAL, outcome).start == min(seconds)
     finally:
         pool.close()
 
@@ -513,7 +513,7 @@ def test_what_no_block_can_hold_is_prepared_by_each_unless_sharing_is_asked_for(
     run = found.launch(progress=False)
     assert [config.error for config in run.record.configs.values()] == [None] * len(CONFIGS)
     plan = found.explain()
-    assert not any(isinstance(part, Share) for part in plan.root.parts)
+    assert not any(isinstance(part, ShareNode) for part in plan.root.parts)
     assert "what input_fn returns is not made of arrays" in plan.text()
     with pytest.raises(UsageError, match="input_fn returned an array of dtype object"):
         sweep(Dataset.from_paths(files), tmp_path / "b", True, unpacked, **many).launch(progress=False)

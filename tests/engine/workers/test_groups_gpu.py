@@ -47,7 +47,7 @@ def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "sitecustomize.py").write_text(APART)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(_WorkerGroup, "backend", lambda self: "nccl")
-    monkeypatch.setattr(archiver, "STARTS", 0)
+    monkeypatch.setattr(archiver, "MAX_START_ATTEMPTS", 0)
 
 
 def build(config: dict[str, Any]) -> Any:

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regatta.errors import UsageError
-from regatta.plan.fleet.convergence import After, Bounds, Plateau, Reaches, as_long_again, at_most, even
+from regatta.plan.fleet.convergence import EpochBounds, FixedEpochs, Plateau, TargetMetric, as_long_again, at_most, even
 from regatta.plan.fleet.fluid_bound import Envelopes, fluid
-from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.fleet.rates import (
-    Geometric,
+    GeometricRates,
     Observation,
-    Profiled,
-    Ring,
+    ProfiledRates,
+    RingRates,
     corrected,
     envelope,
     fit,
@@ -27,7 +27,7 @@ from regatta.plan.fleet.rates import (
 
 def test_equation_5_goes_on_with_the_last_loss_of_efficiency() -> None:
     """From two devices at 90 each after one at 100 the loss is 0.9: four are 4 * 90 * 0.9 ** 2."""
-    profile = Profiled((100.0, 180.0), base=2)
+    profile = ProfiledRates((100.0, 180.0), base=2)
     assert rate(profile, 2, 1) == 180.0
     assert rate(profile, 4, 1) == pytest.approx(4 * 90 * 0.81)
 
@@ -39,11 +39,11 @@ def test_the_paper_profiles_two_nodes_or_what_the_slowest_needs() -> None:
 
 def test_a_profile_must_hold_what_equation_5_starts_from() -> None:
     with pytest.raises(UsageError, match="Equation 5 starts at width 4; widths 1 to 2"):
-        Profiled((100.0, 180.0), base=4)
+        ProfiledRates((100.0, 180.0), base=4)
 
 
 def test_the_model_is_found_again_from_what_it_predicts() -> None:
-    truth = Ring(0.02, 0.001, 0.004)
+    truth = RingRates(0.02, 0.001, 0.004)
     seen = [Observation(w, n, rate(truth, w, n)) for w, n in ((1, 1), (2, 1), (4, 1), (8, 2))]
     found = fit(seen)
     assert found.terms == pytest.approx(truth.terms, rel=0.02)
@@ -58,7 +58,7 @@ def test_a_profile_of_one_device_says_nothing_of_links_and_gets_a_guess() -> Non
 
 
 def test_steps_of_the_run_correct_the_model_and_the_term_that_they_tell_of() -> None:
-    truth, guess = Ring(0.02, 0.001, 0.012), Ring(0.02, 0.001, 0.001)
+    truth, guess = RingRates(0.02, 0.001, 0.012), RingRates(0.02, 0.001, 0.001)
     seen = [Observation(8, 2, rate(truth, 8, 2))] * 40
     found = corrected(guess, seen)
     assert rate(found, 8, 2) == pytest.approx(rate(truth, 8, 2), rel=0.05)
@@ -68,12 +68,12 @@ def test_steps_of_the_run_correct_the_model_and_the_term_that_they_tell_of() -> 
 
 
 def test_the_ratio_is_communication_over_compute() -> None:
-    assert Ring(0.02, 0.01, 0.0).ratio(2, 1) == pytest.approx(1.0)
-    assert Ring(0.02, 0.01, 0.0).ratio(1, 1) == 0.0
+    assert RingRates(0.02, 0.01, 0.0).ratio(2, 1) == pytest.approx(1.0)
+    assert RingRates(0.02, 0.01, 0.0).ratio(1, 1) == 0.0
 
 
 def test_inside_a_node_the_model_is_concave_and_across_it_costs_more() -> None:
-    model = Ring(0.02, 0.001, 0.002)
+    model = RingRates(0.02, 0.001, 0.002)
     rates = [rate(model, width, 1) for width in range(1, 9)]
     gains = np.diff([0.0, *rates])
     assert (np.diff(gains) < 0).all()
@@ -81,7 +81,7 @@ def test_inside_a_node_the_model_is_concave_and_across_it_costs_more() -> None:
 
 
 def test_no_group_is_slower_than_a_narrower_one() -> None:
-    rates = table([Geometric(50.0, 0.97, 0.9, 0.95, 4)], Machines.of(64, 4))[0]
+    rates = table([GeometricRates(50.0, 0.97, 0.9, 0.95, 4)], Nodes.of(64, 4))[0]
     assert (np.diff(rates) >= -1e-9).all()
 
 
@@ -109,14 +109,16 @@ def test_a_model_that_gains_nothing_bounds_the_run_alone() -> None:
 
 
 def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
-    rates = table([Geometric(30.0, 0.97, 0.93, 0.95, 4), Geometric(90.0, 0.98, 0.95, 0.95, 4)], Machines.of(16, 4))
+    rates = table(
+        [GeometricRates(30.0, 0.97, 0.93, 0.95, 4), GeometricRates(90.0, 0.98, 0.95, 0.95, 4)], Nodes.of(16, 4)
+    )
     ends = [fluid(np.array([1e4, 2e4]), Envelopes(rates[:, :count]), count).seconds for count in (1, 2, 4, 8, 16)]
     assert ends == sorted(ends, reverse=True)
     assert fluid(np.array([2e4, 2e4]), Envelopes(rates), 16).seconds > ends[-1]
 
 
 def test_a_group_is_placed_inside_the_fullest_node_that_holds_it() -> None:
-    machines = Machines((4, 4, 4))
+    machines = Nodes((4, 4, 4))
     assert machines.place(2, {0, 1, 2, 4, 5, 8}) == (4, 5)
     assert machines.place(4, {0, 1, 2, 4, 5, 8}) == (0, 1, 2, 8)
     assert machines.place(1, {3, 7, 11}, near={8}) == (11,)
@@ -125,7 +127,7 @@ def test_a_group_is_placed_inside_the_fullest_node_that_holds_it() -> None:
 
 
 def test_nodes_may_differ_in_size() -> None:
-    machines = Machines.of(10, 4)
+    machines = Nodes.of(10, 4)
     assert machines.sizes == (4, 4, 2)
     assert machines.fewest == (0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3)
     assert machines.nodes([0, 3, 9]) == 2
@@ -137,17 +139,17 @@ def test_criteria_of_convergence() -> None:
     assert plateau.reached([1.0, 0.5, 0.45, 0.44])
     assert plateau.reached([1.0 / n for n in range(1, 11)])
     assert Plateau(2, 10, mode="max").reached([0.5, 0.4, 0.5])
-    assert plateau.bounds == Bounds(3, 10)
-    assert Reaches(0.9, 5, "max").reached([0.2, 0.95, 0.1])
-    assert not Reaches(0.9, 5, "max").reached([0.2])
-    assert After(3).reached([0.0] * 3) and not After(3).reached([0.0] * 2)
+    assert plateau.bounds == EpochBounds(3, 10)
+    assert TargetMetric(0.9, 5, "max").reached([0.2, 0.95, 0.1])
+    assert not TargetMetric(0.9, 5, "max").reached([0.2])
+    assert FixedEpochs(3).reached([0.0] * 3) and not FixedEpochs(3).reached([0.0] * 2)
 
 
 def test_epochs_that_may_be_left() -> None:
-    bounds = Bounds(12, 24)
+    bounds = EpochBounds(12, 24)
     assert even(bounds, 0) == 18
     assert even(bounds, 20) == pytest.approx((21 + 24) / 2 - 20)
     assert at_most(bounds, 20) == 4
     assert as_long_again(bounds, 7) == 7
     with pytest.raises(UsageError, match="Between 5 and 4 epochs"):
-        Bounds(5, 4)
+        EpochBounds(5, 4)

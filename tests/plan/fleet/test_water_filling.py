@@ -10,22 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regatta.errors import RegattaError, UsageError
-from regatta.plan.fleet.convergence import Bounds
-from regatta.plan.fleet.nodes import Machines
-from regatta.plan.fleet.policies import Changes, Task, View
-from regatta.plan.fleet.rates import Geometric
-from regatta.plan.fleet.simulate import Truth, Voyage, malleable_bound, simulate
-from regatta.plan.fleet.water_filling import Water, fill
+from regatta.plan.fleet.convergence import EpochBounds
+from regatta.plan.fleet.nodes import Nodes
+from regatta.plan.fleet.policies import Changes, FleetModel, FleetView
+from regatta.plan.fleet.rates import GeometricRates
+from regatta.plan.fleet.simulate import FleetSchedule, GroundTruth, malleable_bound, simulate
+from regatta.plan.fleet.water_filling import WaterFilling, fill
 from regatta.plan.papers.fleet_policies import FleetG, FleetL, OneDevice
 from regatta.plan.papers.fleet_suite import POLICIES, SUITES, make_policy
 
 
-def tasks(*singles: float, rows: int = 100, bounds: Bounds | None = None, inside: float = 1.0) -> list[Task]:
-    made = bounds or Bounds(1, 10)
-    return [Task(f"m{i}", Geometric(single, inside, inside, 1.0, 4), rows, made) for i, single in enumerate(singles)]
+def tasks(*singles: float, rows: int = 100, bounds: EpochBounds | None = None, inside: float = 1.0) -> list[FleetModel]:
+    made = bounds or EpochBounds(1, 10)
+    return [
+        FleetModel(f"m{i}", GeometricRates(single, inside, inside, 1.0, 4), rows, made)
+        for i, single in enumerate(singles)
+    ]
 
 
-def check(view: View) -> None:
+def check(view: FleetView) -> None:
     """Held after each decision."""
     held = [device for group in view.groups.values() for device in group]
     assert len(held) == len(set(held)), "a device has two models"
@@ -52,10 +55,10 @@ def test_every_policy_is_valid_and_no_faster_than_the_bound(
 ) -> None:
     drawn, devices, each, restart, inside = problem
     made = [
-        Task(f"m{i}", Geometric(single, inside, inside, 0.95, each), 50, Bounds(2, 9))
+        FleetModel(f"m{i}", GeometricRates(single, inside, inside, 0.95, each), 50, EpochBounds(2, 9))
         for i, (single, _) in enumerate(drawn)
     ]
-    machines, truth = Machines.of(devices, each), Truth([epochs for _, epochs in drawn])
+    machines, truth = Nodes.of(devices, each), GroundTruth([epochs for _, epochs in drawn])
     found = simulate(make_policy(name), made, machines, truth, restart=restart, after=check)
     assert set(found.ends) == {task.name for task in made}
     assert found.makespan >= malleable_bound(made, machines, truth) * (1 - 1e-9)
@@ -70,16 +73,16 @@ def test_water_moves_nobody_between_its_stops(
 ) -> None:
     drawn, devices, each, restart, inside = problem
     made = [
-        Task(f"m{i}", Geometric(single, inside, inside, 0.95, each), 50, Bounds(2, 9))
+        FleetModel(f"m{i}", GeometricRates(single, inside, inside, 0.95, each), 50, EpochBounds(2, 9))
         for i, (single, _) in enumerate(drawn)
     ]
-    machines, truth = Machines.of(devices, each), Truth([epochs for _, epochs in drawn])
-    found = simulate(Water(), made, machines, truth, restart=restart, stops=stops, after=check)
+    machines, truth = Nodes.of(devices, each), GroundTruth([epochs for _, epochs in drawn])
+    found = simulate(WaterFilling(), made, machines, truth, restart=restart, stops=stops, after=check)
     assert found.makespan >= malleable_bound(made, machines, truth) * (1 - 1e-9)
     no_overlap(found)
 
 
-def no_overlap(found: Voyage) -> None:
+def no_overlap(found: FleetSchedule) -> None:
     by_device: dict[int, list[tuple[float, float]]] = {}
     for stay in found.stays:
         for device in stay.devices:
@@ -91,21 +94,21 @@ def no_overlap(found: Voyage) -> None:
 
 def test_one_device_by_hand() -> None:
     """Rates 10 and 5, 100 rows: epochs of 10 and 20 s; three and two of them on one device each."""
-    found = simulate(OneDevice(), tasks(10.0, 5.0), Machines((2,)), Truth([3, 2]))
+    found = simulate(OneDevice(), tasks(10.0, 5.0), Nodes((2,)), GroundTruth([3, 2]))
     assert found.ends == pytest.approx({"m0": 30.0, "m1": 40.0})
     assert found.restarts == 0
 
 
 def test_lockstep_is_the_pace_of_the_slowest() -> None:
     """Two epochs each at 5 rows a second; then the slow one alone, at the same pace."""
-    found = simulate(make_policy("homogeneous"), tasks(10.0, 5.0), Machines((2,)), Truth([2, 3]))
+    found = simulate(make_policy("homogeneous"), tasks(10.0, 5.0), Nodes((2,)), GroundTruth([2, 3]))
     assert found.ends == pytest.approx({"m0": 40.0, "m1": 60.0})
 
 
 def test_a_flotilla_goes_on_until_too_few_devices_are_at_work() -> None:
     """The first of five to converge leaves four devices of five, which is alpha; the second begins a new flotilla."""
     made = tasks(*[10.0] * 5)
-    found = simulate(FleetG(alpha=0.8), made, Machines((5,)), Truth([1, 2, 3, 3, 3]), restart=7.0)
+    found = simulate(FleetG(alpha=0.8), made, Nodes((5,)), GroundTruth([1, 2, 3, 3, 3]), restart=7.0)
     assert found.ends["m0"] == pytest.approx(10.0)
     assert found.ends["m1"] == pytest.approx(20.0)
     assert found.rounds == 2
@@ -117,7 +120,7 @@ def test_a_flotilla_goes_on_until_too_few_devices_are_at_work() -> None:
 
 def test_the_local_paradigm_fills_what_was_released() -> None:
     """Three models of the same rate on two devices: the first to end makes room for the third."""
-    found = simulate(FleetL(), tasks(10.0, 10.0, 10.0), Machines((2,)), Truth([1, 3, 1]))
+    found = simulate(FleetL(), tasks(10.0, 10.0, 10.0), Nodes((2,)), GroundTruth([1, 3, 1]))
     assert found.ends == pytest.approx({"m0": 10.0, "m1": 30.0, "m2": 20.0})
 
 
@@ -128,7 +131,9 @@ def test_filling_gives_the_next_device_to_who_ends_last() -> None:
 
 
 def test_water_starts_with_the_widths_of_the_fluid() -> None:
-    found = simulate(Water(), tasks(10.0, 30.0, bounds=Bounds(4, 4)), Machines((4,)), Truth([4, 4]), restart=1.0)
+    found = simulate(
+        WaterFilling(), tasks(10.0, 30.0, bounds=EpochBounds(4, 4)), Nodes((4,)), GroundTruth([4, 4]), restart=1.0
+    )
     assert {stay.model: len(stay.devices) for stay in found.stays} == {"m0": 3, "m1": 1}
     assert found.makespan == pytest.approx(40 / 3)
 
@@ -136,36 +141,42 @@ def test_water_starts_with_the_widths_of_the_fluid() -> None:
 @pytest.mark.parametrize(("restart", "restarts"), [(4.0, 1), (6.0, 0)])
 def test_water_changes_a_model_only_for_more_than_two_restarts(restart: float, restarts: int) -> None:
     """m0 ends after 10 s and leaves 30 s of m1 on one device, 15 on two: 11 are won with 4 s, 9 with 6 s of restart."""
-    made = [Task("m0", Geometric(10.0), 100, Bounds(1, 1)), Task("m1", Geometric(10.0), 100, Bounds(4, 4))]
-    found = simulate(Water(), made, Machines((2,)), Truth([1, 4]), restart=restart)
+    made = [
+        FleetModel("m0", GeometricRates(10.0), 100, EpochBounds(1, 1)),
+        FleetModel("m1", GeometricRates(10.0), 100, EpochBounds(4, 4)),
+    ]
+    found = simulate(WaterFilling(), made, Nodes((2,)), GroundTruth([1, 4]), restart=restart)
     assert found.restarts == restarts
     assert found.makespan == pytest.approx(10 + restart + 15 if restarts else 40.0)
 
 
 def test_water_makes_room_inside_a_node() -> None:
     """m3 has a device of node 0 and could have another only on node 1; m0, with time to spare, goes there instead."""
-    made = [Task(f"m{i}", Geometric(10.0, 1.0, 1.0, 0.5, 2), 100, Bounds(n, n)) for i, n in enumerate((4, 2, 9, 20))]
-    view = View(Machines((2, 2)), made, 1.0, now=20.0, epochs=np.array([2.0, 2.0, 2.0, 2.0]), ready=np.zeros(4))
+    made = [
+        FleetModel(f"m{i}", GeometricRates(10.0, 1.0, 1.0, 0.5, 2), 100, EpochBounds(n, n))
+        for i, n in enumerate((4, 2, 9, 20))
+    ]
+    view = FleetView(Nodes((2, 2)), made, 1.0, now=20.0, epochs=np.array([2.0, 2.0, 2.0, 2.0]), ready=np.zeros(4))
     view.groups, view.free = {0: (0,), 3: (1,), 2: (2,)}, {3}
-    assert Water().decide(view) == {0: (3,), 3: (0, 1)}
+    assert WaterFilling().decide(view) == {0: (3,), 3: (0, 1)}
 
 
 def test_groups_lie_inside_nodes_where_they_fit() -> None:
-    problem, machines = SUITES["fleet"](0), Machines.of(60, 4)
-    found = simulate(Water(), problem.tasks, machines, problem.truth, restart=34.0)
+    problem, machines = SUITES["fleet"](0), Nodes.of(60, 4)
+    found = simulate(WaterFilling(), problem.tasks, machines, problem.truth, restart=34.0)
     small = [stay for stay in found.stays if 1 < len(stay.devices) <= 4]
     assert sum(machines.nodes(stay.devices) == 1 for stay in small) > 0.6 * len(small)
 
 
 def test_truth_may_be_slower_than_what_the_policy_knows() -> None:
     made = tasks(10.0)
-    found = simulate(OneDevice(), made, Machines((1,)), Truth([2], [Geometric(5.0)]))
+    found = simulate(OneDevice(), made, Nodes((1,)), GroundTruth([2], [GeometricRates(5.0)]))
     assert found.makespan == pytest.approx(40.0)
 
 
 @pytest.mark.parametrize("devices", [20, 80, 160])
 def test_the_calibrated_suite_is_what_the_paper_prints_and_water_is_near_its_bound(devices: int) -> None:
-    problem, machines = SUITES["fleet"](1), Machines.of(devices, 4)
+    problem, machines = SUITES["fleet"](1), Nodes.of(devices, 4)
     lengths = [t.rows * e / t.rate.single for t, e in zip(problem.tasks, problem.truth.epochs, strict=True)]  # type: ignore[attr-defined]
     assert 9_500 < np.mean(lengths) < 11_500 and max(lengths) <= 22_700
     bound = problem.bound(machines)
@@ -174,7 +185,7 @@ def test_the_calibrated_suite_is_what_the_paper_prints_and_water_is_near_its_bou
 
 
 def test_the_baseline_is_what_its_policy_comes_to() -> None:
-    problem, machines = SUITES["fleet"](2), Machines.of(20, 4)
+    problem, machines = SUITES["fleet"](2), Nodes.of(20, 4)
     ends = [problem.run("one-device", machines, seed).makespan for seed in range(3)]
     assert problem.baseline(machines, orders=3) == pytest.approx(np.mean(ends))
 
@@ -187,12 +198,12 @@ class Wrong:
     def __init__(self, *answers: Changes) -> None:
         self.answers = list(answers)
 
-    def decide(self, view: View) -> Changes:
+    def decide(self, view: FleetView) -> Changes:
         return self.answers.pop(0) if self.answers else {}
 
 
 def test_the_simulator_refuses_what_cannot_be() -> None:
-    made, machines, truth = tasks(10.0, 10.0), Machines((2,)), Truth([1, 2])
+    made, machines, truth = tasks(10.0, 10.0), Nodes((2,)), GroundTruth([1, 2])
     with pytest.raises(RegattaError, match="m1 was given"):
         simulate(Wrong({0: (0,), 1: (0,)}), made, machines, truth)
     with pytest.raises(RegattaError, match="has converged"):
@@ -202,7 +213,7 @@ def test_the_simulator_refuses_what_cannot_be() -> None:
     with pytest.raises(UsageError, match="1 models waiting for ever"):
         simulate(Wrong({0: (0,)}), made, machines, truth)
     with pytest.raises(UsageError, match="2 models, but the epochs of 1"):
-        simulate(OneDevice(), made, machines, Truth([1]))
+        simulate(OneDevice(), made, machines, GroundTruth([1]))
 
 
 def test_a_misspelt_policy_gets_the_nearest() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regatta.errors import UsageError
-from regatta.plan.fleet.nodes import Machines
+from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.papers.fleet_assignment import assign_gpus, get_gpu_assignment, score
 from regatta.plan.papers.flotilla import create_flotilla, find_next, slowest
 
@@ -61,12 +61,12 @@ def test_a_flotilla_of_nothing(candidates: list[int], devices: int) -> None:
 
 def test_whole_nodes_come_first_then_pairs_then_the_rest() -> None:
     """Widths 3, 4, 1, 2 on nodes of four: 4 fills node 0; 1 and 3 fill node 1, the later of the pair first; then 2."""
-    groups = get_gpu_assignment({10: 3, 11: 4, 12: 1, 13: 2}, Machines((4, 4, 4)))
+    groups = get_gpu_assignment({10: 3, 11: 4, 12: 1, 13: 2}, Nodes((4, 4, 4)))
     assert groups == {11: (0, 1, 2, 3), 12: (4,), 10: (5, 6, 7), 13: (8, 9)}
 
 
 def test_two_halves_make_a_pair() -> None:
-    groups = get_gpu_assignment({0: 2, 1: 6, 2: 5}, Machines((4, 4, 4, 4)))
+    groups = get_gpu_assignment({0: 2, 1: 6, 2: 5}, Nodes((4, 4, 4, 4)))
     assert groups[1] == (0, 1, 2, 3, 4, 5)
     assert groups[0] == (6, 7)
     assert groups[2] == (8, 9, 10, 11, 12)
@@ -74,21 +74,21 @@ def test_two_halves_make_a_pair() -> None:
 
 def test_the_remaining_are_ordered_so_that_they_cross_the_fewest_nodes() -> None:
     """Of 3, 3, 1 the order 3, 1, 3 keeps all inside their nodes; a pair (3, 1) is found before that."""
-    groups = get_gpu_assignment({0: 3, 1: 3, 2: 1}, Machines((4, 4)))
-    assert score(groups.values(), Machines((4, 4))) == pytest.approx(1 / 3 + 1 / 3 + 1)
+    groups = get_gpu_assignment({0: 3, 1: 3, 2: 1}, Nodes((4, 4)))
+    assert score(groups.values(), Nodes((4, 4))) == pytest.approx(1 / 3 + 1 / 3 + 1)
     assert groups == {2: (0,), 1: (1, 2, 3), 0: (4, 5, 6)}
 
 
 def test_a_permutation_is_searched_where_no_pair_fits() -> None:
     """5, 1, 1, 1 on nodes of four: in their order the five would be 0-4; the singles first only move the crossing."""
-    machines = Machines((4, 4))
+    machines = Nodes((4, 4))
     groups = get_gpu_assignment({0: 1, 1: 5, 2: 1, 3: 1}, machines)
     assert sorted(d for group in groups.values() for d in group) == list(range(8))
     assert score(groups.values(), machines) == pytest.approx(2 / 5 + 3)
 
 
 def test_the_score_is_nodes_over_devices() -> None:
-    assert score([(0, 1), (3, 4)], Machines((4, 4))) == pytest.approx(1 / 2 + 2 / 2)
+    assert score([(0, 1), (3, 4)], Nodes((4, 4))) == pytest.approx(1 / 2 + 2 / 2)
 
 
 def test_assign_gpus_goes_on_from_the_next_device() -> None:
@@ -99,13 +99,13 @@ def test_assign_gpus_goes_on_from_the_next_device() -> None:
 
 def test_more_than_there_is_cannot_be_assigned() -> None:
     with pytest.raises(UsageError, match="9 devices in all do not fit on 8"):
-        get_gpu_assignment({0: 4, 1: 5}, Machines((4, 4)))
+        get_gpu_assignment({0: 4, 1: 5}, Nodes((4, 4)))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.floats(5, 200), min_size=1, max_size=8), st.integers(1, 24), st.integers(1, 8), st.floats(0, 60))
 def test_every_flotilla_uses_all_devices_once(singles: list[float], devices: int, each: int, delta: float) -> None:
-    machines = Machines.of(devices, each)
+    machines = Nodes.of(devices, each)
     rates = np.array([[single * width * 0.97**width for width in range(1, devices + 1)] for single in singles])
     widths = create_flotilla(rates, list(range(len(singles))), devices, delta)
     assert sum(widths.values()) == devices

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from regatta.pack.memory import waves
 from regatta.plan.papers.pack_grouping import (
-    Candidate,
+    PackingCandidate,
     at_random,
     by_batch_size,
     by_rate,
@@ -29,15 +29,15 @@ SPACE = {
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[Candidate], int]:
+def problems(draw: st.DrawFn) -> tuple[list[PackingCandidate], int]:
     config = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in SPACE.items()})
     parts = draw(st.lists(st.tuples(config, st.integers(0, 50), st.integers(1, 9)), max_size=20))
-    found = [Candidate(str(i), c, size, steps, "ab"[i % 2]) for i, (c, size, steps) in enumerate(parts)]
+    found = [PackingCandidate(str(i), c, size, steps, "ab"[i % 2]) for i, (c, size, steps) in enumerate(parts)]
     return found, draw(st.integers(1, 100))
 
 
 @given(problems())
-def test_every_grouping_holds_each_candidate_once_within_the_limit(problem: tuple[list[Candidate], int]) -> None:
+def test_every_grouping_holds_each_candidate_once_within_the_limit(problem: tuple[list[PackingCandidate], int]) -> None:
     candidates, limit = problem
     ways = (
         by_batch_size(candidates, limit),
@@ -65,7 +65,7 @@ def test_the_papers_example_of_a_distance() -> None:
 def test_the_nearest_go_together() -> None:
     sizes = [20, 70, 25, 65, 30, 60]
     base = {"optimizer": "SGD", "lr": 0.01, "activation": "ReLU"}
-    candidates = [Candidate(str(size), {"batch_size": size, **base}, 1) for size in sizes]
+    candidates = [PackingCandidate(str(size), {"batch_size": size, **base}, 1) for size in sizes]
     for seed in range(5):
         groups = nearest(candidates, 3, SPACE, seed=seed)
         first = sorted(c.config["batch_size"] for c in groups[0])
@@ -73,7 +73,7 @@ def test_the_nearest_go_together() -> None:
 
 
 def test_rates_decide_the_size_of_groups_and_the_longest_go_first() -> None:
-    candidates = [Candidate(str(i), peak_bytes=1, steps=i) for i in range(8)]
+    candidates = [PackingCandidate(str(i), peak_bytes=1, steps=i) for i in range(8)]
     # up to four members a step costs as much as one; then each costs a whole step more
     curve = measured_seconds({("", 1): 1.0, ("", 4): 1.0, ("", 8): 5.0})
     groups = by_rate(candidates, 100, curve)

@@ -19,141 +19,143 @@ from regatta.plan.papers.regimes import (
     single,
 )
 from regatta.plan.papers.suites import run_suite
-from regatta.plan.strategy.choose import Forced, choose, lower_bound
+from regatta.plan.strategy.choose import Constraints, choose, lower_bound
 from regatta.plan.strategy.costs import (
-    Choice,
-    Data,
-    Kind,
-    Site,
-    Team,
-    Work,
+    ClusterSpec,
+    DataCosts,
+    KindTeam,
+    ModelKind,
+    Strategy,
+    Workload,
     estimate,
     pack_sizes,
 )
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import (
-    Evaluate,
-    Group,
-    Pack,
+    EvaluateNode,
+    GroupNode,
+    PackNode,
     Plan,
-    Share,
+    ShareNode,
 )
-from regatta.plan.strategy.simulate import Strays, play, strayed
+from regatta.plan.strategy.simulate import Noise, simulate_strategy, with_noise
 from regatta.plan.strategy.sizes import best_packs, best_teams, best_widths
 
-STILL = Strays(models=0.0, units=0.0)
-TINY = Kind("tiny", 32, 2, 10.0, state_bytes=1e5, peak_bytes=1e6, packed={8: 1.7})
-LARGE = Kind("large", 2, 3, 800.0, communication=Communication(0.1), state_bytes=1e9, peak_bytes=4e9)
+STILL = Noise(models=0.0, units=0.0)
+TINY = ModelKind("tiny", 32, 2, 10.0, state_bytes=1e5, peak_bytes=1e6, packed={8: 1.7})
+LARGE = ModelKind("large", 2, 3, 800.0, communication=Communication(0.1), state_bytes=1e9, peak_bytes=4e9)
 
 
 def test_hopping_costs_the_load_of_a_worker_or_the_chain_of_a_model() -> None:
-    many = Work((Kind("a", 8, 2, 12.0),))
-    assert estimate(many, Site(2), Choice()).seconds == pytest.approx(8 / 2 * 12 * 2)
-    few = Work((Kind("a", 1, 2, 12.0),))
-    assert estimate(few, Site(4), Choice()).seconds == pytest.approx(24.0)
+    many = Workload((ModelKind("a", 8, 2, 12.0),))
+    assert estimate(many, ClusterSpec(2), Strategy()).seconds == pytest.approx(8 / 2 * 12 * 2)
+    few = Workload((ModelKind("a", 1, 2, 12.0),))
+    assert estimate(few, ClusterSpec(4), Strategy()).seconds == pytest.approx(24.0)
 
 
 def test_packs_cost_what_was_measured_and_are_evened_out() -> None:
     """Ten models in packs of at most four: 4, 3, 3. One worker: 2.2 + 2 * 1.8 seconds for a model of one."""
-    work = Work((Kind("a", 10, 1, 1.0, packed={4: 2.2}),))
+    work = Workload((ModelKind("a", 10, 1, 1.0, packed={4: 2.2}),))
     assert pack_sizes(10, 4) == [4, 3, 3]
-    assert estimate(work, Site(1), Choice((4,))).seconds == pytest.approx(2.2 + 2 * 1.8)
+    assert estimate(work, ClusterSpec(1), Strategy((4,))).seconds == pytest.approx(2.2 + 2 * 1.8)
 
 
 def test_groups_cost_communication_and_leave_workers_over() -> None:
-    work = Work((Kind("a", 1, 1, 100.0, communication=Communication(0.5)),))
-    assert estimate(work, Site(4), Choice(width=4)).seconds == pytest.approx(100 / 4 * 2.5)
-    assert estimate(work, Site(5), Choice(width=4)).seconds == pytest.approx(100 / 4 * 2.5)
-    assert not estimate(work, Site(4), Choice(width=4)).exact
+    work = Workload((ModelKind("a", 1, 1, 100.0, communication=Communication(0.5)),))
+    assert estimate(work, ClusterSpec(4), Strategy(width=4)).seconds == pytest.approx(100 / 4 * 2.5)
+    assert estimate(work, ClusterSpec(5), Strategy(width=4)).seconds == pytest.approx(100 / 4 * 2.5)
+    assert not estimate(work, ClusterSpec(4), Strategy(width=4)).exact
 
 
 def test_sharing_prepares_once_an_epoch_and_reads_for_each_model() -> None:
-    work = Work((Kind("a", 8, 3, 10.0),), Data(prepare=40.0, read=1.0))
-    assert estimate(work, Site(1), Choice()).seconds == pytest.approx(3 * 8 * 50.0)
-    assert estimate(work, Site(1, share_start=5.0), Choice(share=True)).seconds == pytest.approx(5 + 3 * (8 * 11 + 40))
-    assert estimate(work, Site(1, cores=2), Choice()).seconds == pytest.approx(3 * 8 * 20.0)
+    work = Workload((ModelKind("a", 8, 3, 10.0),), DataCosts(prepare=40.0, read=1.0))
+    assert estimate(work, ClusterSpec(1), Strategy()).seconds == pytest.approx(3 * 8 * 50.0)
+    assert estimate(work, ClusterSpec(1, share_start=5.0), Strategy(share=True)).seconds == pytest.approx(
+        5 + 3 * (8 * 11 + 40)
+    )
+    assert estimate(work, ClusterSpec(1, cores=2), Strategy()).seconds == pytest.approx(3 * 8 * 20.0)
 
 
 @pytest.mark.parametrize(
     "choice",
-    [Choice(), Choice((4,)), Choice(width=2), Choice(share=True), Choice((8,), share=True)],
+    [Strategy(), Strategy((4,)), Strategy(width=2), Strategy(share=True), Strategy((8,), share=True)],
     ids=lambda choice: choice.name,
 )
 @pytest.mark.parametrize("cores", [0, 2])
-def test_the_formula_is_near_what_the_scheduler_comes_to(choice: Choice, cores: int) -> None:
-    kind = Kind("a", 32, 2, 40.0, 2.0, 1e6, 1e6, {8: 3.0}, Communication(0.3))
-    work, site = Work((kind,), Data(20.0, 1.0)), Site(4, unit=0.01, bandwidth=1e8, cores=cores)
-    assert estimate(work, site, choice).seconds == pytest.approx(play(work, site, choice, STILL), rel=0.08)
+def test_the_formula_is_near_what_the_scheduler_comes_to(choice: Strategy, cores: int) -> None:
+    kind = ModelKind("a", 32, 2, 40.0, 2.0, 1e6, 1e6, {8: 3.0}, Communication(0.3))
+    work, site = Workload((kind,), DataCosts(20.0, 1.0)), ClusterSpec(4, unit=0.01, bandwidth=1e8, cores=cores)
+    assert estimate(work, site, choice).seconds == pytest.approx(simulate_strategy(work, site, choice, STILL), rel=0.08)
 
 
 def test_tiny_models_are_packed_and_exactly_so() -> None:
-    chosen, plan = choose(Work((TINY,)), Site(2))
+    chosen, plan = choose(Workload((TINY,)), ClusterSpec(2))
     assert chosen.packs_any and plan.estimate.exact
     (part,) = plan.root.parts
-    assert isinstance(part, Pack) and part.size == chosen.packs[0]
+    assert isinstance(part, PackNode) and part.size == chosen.packs[0]
     assert any(other.name == "hop" and "times as long" in other.why for other in plan.rejected)
 
 
 def test_large_models_get_groups_only_where_rounding_is_allowed() -> None:
-    work, site = Work((LARGE,)), Site(8)
+    work, site = Workload((LARGE,)), ClusterSpec(8)
     exact, plan = choose(work, site)
-    assert exact == Choice()
+    assert exact == Strategy()
     assert any("numerics='fast'" in other.why for other in plan.rejected)
     fast, plan = choose(work, site, numerics="fast", strays=STILL)
     assert fast.width == 4
     (part,) = plan.root.parts
-    assert isinstance(part, Group) and (part.groups, part.width, part.nodes, part.idle) == (2, 4, 1, 0)
+    assert isinstance(part, GroupNode) and (part.groups, part.width, part.nodes, part.idle) == (2, 4, 1, 0)
 
 
 def test_dear_preparation_is_shared_and_cheap_is_not() -> None:
-    kinds = (Kind("a", 8, 2, 10.0),)
-    site = Site(2, share_start=1.0)
-    dear, plan = choose(Work(kinds, Data(prepare=30.0, read=0.5)), site)
-    assert dear.share and isinstance(plan.root.parts[0], Share)
-    cheap, _ = choose(Work(kinds, Data(prepare=0.05, read=0.5)), site)
+    kinds = (ModelKind("a", 8, 2, 10.0),)
+    site = ClusterSpec(2, share_start=1.0)
+    dear, plan = choose(Workload(kinds, DataCosts(prepare=30.0, read=0.5)), site)
+    assert dear.share and isinstance(plan.root.parts[0], ShareNode)
+    cheap, _ = choose(Workload(kinds, DataCosts(prepare=0.05, read=0.5)), site)
     assert not cheap.share
 
 
 def test_as_simple_as_it_gets_wins_ties() -> None:
     """Packs that are one percent faster are not worth it."""
-    chosen, plan = choose(Work((Kind("a", 16, 1, 10.0, packed={2: 1.98}),)), Site(1), strays=STILL)
-    assert chosen == Choice()
+    chosen, plan = choose(Workload((ModelKind("a", 16, 1, 10.0, packed={2: 1.98}),)), ClusterSpec(1), strays=STILL)
+    assert chosen == Strategy()
     assert "as simple as it gets" in plan.why
 
 
 def test_each_kind_has_its_own_packs() -> None:
-    work = Work((TINY, Kind("large", 16, 2, 10.0, packed={2: 2.2})))
-    (sizes,) = best_packs(work, Site(2), share=False)
+    work = Workload((TINY, ModelKind("large", 16, 2, 10.0, packed={2: 2.2})))
+    (sizes,) = best_packs(work, ClusterSpec(2), share=False)
     assert sizes[0] > 1 and sizes[1] == 1
 
 
 def test_packs_keep_to_the_memory_of_a_device() -> None:
-    (sizes,) = best_packs(Work((TINY,)), Site(1, memory=3.5e6), share=False)
+    (sizes,) = best_packs(Workload((TINY,)), ClusterSpec(1, memory=3.5e6), share=False)
     assert sizes == (3,)
     with pytest.raises(UsageError, match="No plan is possible"):
-        choose(Work((TINY,)), Site(1, memory=5e5))
+        choose(Workload((TINY,)), ClusterSpec(1, memory=5e5))
 
 
 def test_any_choice_can_be_forced() -> None:
-    work, site = Work((replace(TINY, communication=Communication(5.0)),), Data(1.0, 0.1)), Site(4)
-    assert choose(work, site, forced=Forced(pack=1))[0].packs == ()
-    assert choose(work, site, forced=Forced(pack=4))[0].packs == (4,)
-    assert choose(work, site, forced=Forced(width=2))[0].width == 2
-    assert choose(work, site, forced=Forced(share=True))[0].share
+    work, site = Workload((replace(TINY, communication=Communication(5.0)),), DataCosts(1.0, 0.1)), ClusterSpec(4)
+    assert choose(work, site, forced=Constraints(pack=1))[0].packs == ()
+    assert choose(work, site, forced=Constraints(pack=4))[0].packs == (4,)
+    assert choose(work, site, forced=Constraints(width=2))[0].width == 2
+    assert choose(work, site, forced=Constraints(share=True))[0].share
     with pytest.raises(UsageError, match="measured up to 8, not 16"):
-        choose(work, site, forced=Forced(pack=16))
+        choose(work, site, forced=Constraints(pack=16))
 
 
 def test_evaluation_has_its_node_and_its_time() -> None:
-    kind = Kind("a", 4, 2, 10.0, evaluate=5.0)
-    chosen, plan = choose(Work((kind,)), Site(2))
-    assert plan.root.parts == (Evaluate(16, plan.root.parts[0].estimate, unit=2.5),)
-    assert estimate(Work((kind,)), Site(2), chosen).seconds == pytest.approx(4 * 2 * 15.0 / 2, rel=0.01)
+    kind = ModelKind("a", 4, 2, 10.0, evaluate=5.0)
+    chosen, plan = choose(Workload((kind,)), ClusterSpec(2))
+    assert plan.root.parts == (EvaluateNode(16, plan.root.parts[0].estimate, unit=2.5),)
+    assert estimate(Workload((kind,)), ClusterSpec(2), chosen).seconds == pytest.approx(4 * 2 * 15.0 / 2, rel=0.01)
 
 
 def test_a_plan_is_text_for_people_and_json_for_programs() -> None:
-    work = Work((TINY,), Data(prepare=30.0, read=0.5, bytes=1e9))
-    _, plan = choose(work, Site(2, each=2))
+    work = Workload((TINY,), DataCosts(prepare=30.0, read=0.5, bytes=1e9))
+    _, plan = choose(work, ClusterSpec(2, each=2))
     text = plan.text()
     assert text.splitlines()[1].startswith("hop       32 models, 64 epochs in all, over 2 partitions on 2 workers")
     assert "instead of\n" in text and "exact" in text and "device hours" in text
@@ -172,14 +174,14 @@ def test_no_choice_is_faster_than_the_bound() -> None:
 
 
 def test_widths_that_waste_no_worker_without_need() -> None:
-    work = Work((replace(LARGE, models=1),))
-    assert best_widths(work, Site(8), share=False, count=2) == [8, 4]
+    work = Workload((replace(LARGE, models=1),))
+    assert best_widths(work, ClusterSpec(8), share=False, count=2) == [8, 4]
 
 
 def test_what_is_real_strays_from_the_profile_and_is_the_same_for_the_same_seed() -> None:
-    work = Work((TINY, LARGE), Data(1.0, 0.1))
-    assert strayed(work, 0.1, 1) == strayed(work, 0.1, 1) != strayed(work, 0.1, 2)
-    assert strayed(work, 0.0, 1) == work
+    work = Workload((TINY, LARGE), DataCosts(1.0, 0.1))
+    assert with_noise(work, 0.1, 1) == with_noise(work, 0.1, 1) != with_noise(work, 0.1, 2)
+    assert with_noise(work, 0.0, 1) == work
 
 
 def test_the_plan_is_near_the_best_single_strategy_and_better_on_average() -> None:
@@ -207,30 +209,30 @@ def test_suites_by_name() -> None:
 
 def test_work_that_makes_no_sense() -> None:
     with pytest.raises(UsageError, match="none is 0"):
-        Kind("a", 0, 1, 1.0)
+        ModelKind("a", 0, 1, 1.0)
     with pytest.raises(UsageError, match="no models"):
-        choose(Work(()), Site(1))
+        choose(Workload(()), ClusterSpec(1))
     with pytest.raises(UsageError, match="0 workers"):
-        Site(0)
+        ClusterSpec(0)
     assert Regime(4, 2, "tiny", "dear").work().models == 4
 
 
 # -- teams ---------------------------------------------------------------------------------------------------
 
-SLOW = Kind("slow", 1, 2, 100.0, communication=Communication(0.2))
-QUICK = Kind("quick", 8, 2, 10.0, communication=Communication(3.0))
+SLOW = ModelKind("slow", 1, 2, 100.0, communication=Communication(0.2))
+QUICK = ModelKind("quick", 8, 2, 10.0, communication=Communication(3.0))
 
 
 def test_a_long_model_has_a_group_while_short_ones_hop() -> None:
     """On four workers: hopping takes the 200 s of the long one; in groups of two, the short ones exchange too much."""
-    work, site = Work((QUICK, SLOW)), Site(4)
+    work, site = Workload((QUICK, SLOW)), ClusterSpec(4)
     (best,) = best_teams(work, site)
-    assert best.teams == (Team(2, 1, (1,)), Team(1, 2, (0,)))
+    assert best.teams == (KindTeam(2, 1, (1,)), KindTeam(1, 2, (0,)))
     assert best.name == "groups of 2 and 1"
     assert estimate(work, site, best).seconds == pytest.approx(200 * 1.2 / 2, rel=0.05)
     chosen, plan = choose(work, site, numerics="fast")
     assert chosen == best and not plan.estimate.exact
-    wide, narrow = [part for part in plan.root.parts if isinstance(part, Group)]
+    wide, narrow = [part for part in plan.root.parts if isinstance(part, GroupNode)]
     assert (wide.groups, wide.width, wide.models) == (1, 2, "1 model slow")
     assert (narrow.groups, narrow.width, narrow.models) == (2, 1, "8 models quick")
     assert "1 of 2 workers inside a node for 1 model slow" in plan.text()
@@ -239,23 +241,23 @@ def test_a_long_model_has_a_group_while_short_ones_hop() -> None:
 
 
 def test_teams_are_not_taken_where_they_do_not_pay_or_are_not_allowed() -> None:
-    alike = Work((replace(SLOW, name="a", models=4), replace(SLOW, name="b", models=4)))
-    assert not choose(alike, Site(4), numerics="fast")[0].teams
-    assert choose(Work((QUICK, SLOW)), Site(4))[0] == Choice()
-    assert not choose(Work((QUICK, SLOW)), Site(4), numerics="fast", forced=Forced(width=2))[0].teams
-    assert not choose(Work((QUICK, replace(SLOW, communication=None))), Site(4), numerics="fast")[0].teams
+    alike = Workload((replace(SLOW, name="a", models=4), replace(SLOW, name="b", models=4)))
+    assert not choose(alike, ClusterSpec(4), numerics="fast")[0].teams
+    assert choose(Workload((QUICK, SLOW)), ClusterSpec(4))[0] == Strategy()
+    assert not choose(Workload((QUICK, SLOW)), ClusterSpec(4), numerics="fast", forced=Constraints(width=2))[0].teams
+    assert not choose(Workload((QUICK, replace(SLOW, communication=None))), ClusterSpec(4), numerics="fast")[0].teams
 
 
 def test_kinds_that_were_not_tried_in_groups_stay_out_of_them() -> None:
     """Only the longest are tried; the others can be beside them."""
-    chosen, _ = choose(Work((replace(QUICK, communication=None), SLOW)), Site(4), numerics="fast")
-    assert chosen.teams == (Team(2, 1, (1,)), Team(1, 2, (0,)))
+    chosen, _ = choose(Workload((replace(QUICK, communication=None), SLOW)), ClusterSpec(4), numerics="fast")
+    assert chosen.teams == (KindTeam(2, 1, (1,)), KindTeam(1, 2, (0,)))
 
 
 @given(
     st.lists(
         st.builds(
-            Kind,
+            ModelKind,
             st.text("abc", min_size=1),
             st.integers(1, 9),
             st.integers(1, 5),
@@ -269,8 +271,8 @@ def test_kinds_that_were_not_tried_in_groups_stay_out_of_them() -> None:
     st.integers(3, 24),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_kind_has_one_team_and_no_worker_is_in_two(kinds: list[Kind], workers: int) -> None:
-    work, site = Work(tuple(kinds)), Site(workers, unit=0.01)
+def test_every_kind_has_one_team_and_no_worker_is_in_two(kinds: list[ModelKind], workers: int) -> None:
+    work, site = Workload(tuple(kinds)), ClusterSpec(workers, unit=0.01)
     for choice in best_teams(work, site, 3):
         assert sorted(kind for team in choice.teams for kind in team.kinds) == list(range(len(kinds)))
         assert sum(team.workers for team in choice.teams) <= workers
@@ -280,6 +282,6 @@ def test_every_kind_has_one_team_and_no_worker_is_in_two(kinds: list[Kind], work
 
 
 def test_what_is_estimated_of_teams_is_what_comes_of_them() -> None:
-    work, site = Work((QUICK, SLOW)), Site(4, unit=0.01, partitions=4)
+    work, site = Workload((QUICK, SLOW)), ClusterSpec(4, unit=0.01, partitions=4)
     (best,) = best_teams(work, site)
-    assert play(work, site, best, STILL) == pytest.approx(estimate(work, site, best).seconds, rel=0.08)
+    assert simulate_strategy(work, site, best, STILL) == pytest.approx(estimate(work, site, best).seconds, rel=0.08)

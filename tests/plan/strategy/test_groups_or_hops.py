@@ -10,7 +10,7 @@ from regatta.errors import UsageError
 from regatta.plan.strategy.groups_or_hops import (
     WIDTH_RULES,
     Communication,
-    Exchanges,
+    ObservedCommunication,
     half,
     hoho,
     measured,
@@ -75,7 +75,7 @@ def test_names_and_ratios_are_checked() -> None:
 
 def test_units_of_groups_tell_what_exchanges_cost() -> None:
     """A group of three that computes for 2 s and exchanges for 1 s: a ratio of 0.25 for two."""
-    seen, link = Exchanges(), Communication(1.0)
+    seen, link = ObservedCommunication(), Communication(1.0)
     for _ in range(3):
         seen.hear(3, 1, 3.0, 1.0)
     assert seen.corrected(link) == link, "too few"

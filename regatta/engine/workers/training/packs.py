@@ -32,7 +32,7 @@ from regatta.engine.workers.training.model_cache import MOST, MOST_BYTES, Cached
 from regatta.engine.workers.training.unsaved_state import unsaved_state
 from regatta.errors import DiskError
 from regatta.frameworks.base import Indices, bind_optional
-from regatta.plan.strategy.form_packs import EVERYTHING
+from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,7 @@ def build_of(cached: CachedModel, recipe: Recipe, values: Mapping[str, Scalar], 
     if cached.framework.NAME != "torch" or recipe.loss_fn is None or recipe.train_fn or trainee.optimizer is None:
         return ""
     if device.startswith("cuda"):
-        return EVERYTHING
+        return ANY_CUDA_BUILD
     shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainee.model.named_parameters()]
     optimizer, schedules = type(trainee.optimizer).__qualname__, sorted(trainee.schedules)
     parts = (repr(trainee.model), shapes, optimizer, schedules, values.get("batch_size"))
@@ -116,7 +116,7 @@ class PackTrainer:
         benches = [trainer.build(each.values) for each in tasks]
         data = trainer.partition("train", task.partition, benches[0].framework, task=task)
         build = build_of(benches[0], trainer.setup.recipe, task.values, trainer.device)
-        timed = tasks if build == EVERYTHING else tasks[:FEW]
+        timed = tasks if build == ANY_CUDA_BUILD else tasks[:FEW]
         alone = fmean(self._alone(trainer.build(each.values), data, each) for each in timed) * len(tasks)
         self._fill(pack, benches, tasks, data)
         together = _step(pack, data)

@@ -1,6 +1,6 @@
 """What pilots say that a unit takes, against what it takes: sweeps of different character on two worker processes.
 
-    nice python benchmarks/bench_pilots.py [--only NAME ...] [--rounds 3]
+    nice python benchmarks/bench_profiling.py [--only NAME ...] [--rounds 3]
 
 Of every unit that was trained or judged: (estimated seconds) / (seconds that it took), the estimate made before any
 unit ran; a partition whose transform_fn is not shared costs its rows' preparation besides. The medians are held
@@ -25,7 +25,7 @@ from report import Bar, report
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.engine.profiling.models import recalled_pilots
+from regatta.engine.profiling.models import models_from_journal
 from regatta.journal.journal import read_journal
 from regatta.plan.schedule.estimates import Pilot
 from regatta.plan.schedule.units import Unit
@@ -153,7 +153,7 @@ class Judged:
 
 def judged(run: Run, data: Dataset) -> Iterator[Judged]:
     lines = read_journal(run.folder / "journal.jsonl")
-    known = recalled_pilots(data, [line for line in lines if line["event"] == "pilot"])
+    known = models_from_journal(data, [line for line in lines if line["event"] == "pilot"])
     for unit in run.record.units:
         if unit.kind == "pilot" or unit.config not in known.results:
             continue
@@ -165,7 +165,7 @@ def judged(run: Run, data: Dataset) -> Iterator[Judged]:
 
 def measure(case: Case) -> tuple[list[Judged], float]:
     """The units of one launch, and the share that pilots had."""
-    with tempfile.TemporaryDirectory(prefix="pilots-") as folder:
+    with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
         data = data_of(case, Path(folder) / "data")
         cluster = Cluster.local(workers=2, threads=1)
         options = {"epochs": case.epochs, "repo": Path(folder) / ".regatta", "cluster": cluster, "pack": False}
@@ -207,7 +207,7 @@ def main() -> None:
             if kind == "train":
                 bars.append(Bar(f"{name}: estimated over actual, or reversed", max(middle, 1 / middle), LIMIT))
     columns = ["sweep", "units", "", "ms each", "estimated/actual", "10%", "90%", "by round", "unrest", "pilots"]
-    report("pilots", columns, rows, bars=bars, notes={"workers": 2, "threads": 1, "rounds": wanted.rounds})
+    report("profiling", columns, rows, bars=bars, notes={"workers": 2, "threads": 1, "rounds": wanted.rounds})
 
 
 if __name__ == "__main__":

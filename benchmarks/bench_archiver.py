@@ -1,15 +1,15 @@
-"""What keeping every epoch costs: disk and time of a sweep with its states left as files, and with the keeper.
+"""What keeping every epoch costs: disk and time of a sweep with its states left as files, and with the archiver.
 
-    python benchmarks/bench_keeper.py [--repeats 5] [--epochs 50]
+    python benchmarks/bench_archiver.py [--repeats 5] [--epochs 50]
 
 Eight small networks with Adam are trained on scikit-learn's digits in four partitions by two worker processes; every
-epoch of every model is kept, optimizer included. The keeper moves them into the parameter store beside the run. Runs
+epoch of every model is kept, optimizer included. The archiver moves them into the parameter store beside the run. Runs
 without and with it take turns, all models visit the partitions in the same order, and in the end every state that the
 store gives back is compared with the hash in the journal.
 
 - makespan: from the start of the first unit to the end of the last; its ratio is the median of those of the pairs of
-  runs that follow each other. Units: the mean seconds of one. Beside it the processor time of the keeper, and how long
-  it goes on when the run is over.
+  runs that follow each other. Units: the mean seconds of one. Beside it the processor time of the archiver, and how
+  long it goes on when the run is over.
 - bytes: of all files, as the disk counts them (whole blocks); "archived" is after an archive pass over the store, the
   index included.
 """
@@ -31,7 +31,7 @@ from blake3 import blake3
 from report import Bar, report
 
 import regatta
-from regatta.engine.archiver import Keeper
+from regatta.engine.archiver import Archiver
 from regatta.journal.record import RunRecord
 from regatta.store.archive.archive import archive
 from regatta.store.states.state_archive import RunStates
@@ -43,13 +43,13 @@ SPACE = {"hidden": [64, 256], "lr": [1e-2, 1e-3], "batch_size": [16, 32]}
 
 @dataclass(frozen=True)
 class Result:
-    """One run. The last four say nothing of a run without a keeper."""
+    """One run. The last four say nothing of a run without a archiver."""
 
     makespan: float
     mean_unit_ms: float
     states_mb: float
     store_mb: float
-    keeper_cpu: float = 0.0
+    archiver_cpu: float = 0.0
     after_end: float = 0.0
     kept_while_running: float = 0.0  # the share of the states
     archived_mb: float = 0.0
@@ -70,21 +70,21 @@ def main() -> None:
     options = _arguments()
     without, kept = [], []
     for number in range(options.repeats):
-        for with_keeper in (False, True) if number % 2 else (True, False):
+        for with_archiver in (False, True) if number % 2 else (True, False):
             with tempfile.TemporaryDirectory() as folder:
-                (kept if with_keeper else without).append(_measure(Path(folder), options.epochs, with_keeper))
+                (kept if with_archiver else without).append(_measure(Path(folder), options.epochs, with_archiver))
     ratios = [one.makespan / other.makespan for one, other in zip(kept, without, strict=True)]
     units = [one.mean_unit_ms / other.mean_unit_ms for one, other in zip(kept, without, strict=True)]
     disk = [one.states_mb + one.store_mb for one in kept]
     report(
-        "keeper",
+        "archiver",
         ["", *(field.name.replace("_", " ") for field in fields(Result))],
-        [_medians("files", without), _medians("keeper", kept)],
+        [_medians("files", without), _medians("archiver", kept)],
         bars=[
-            Bar("makespan: keeper / files", statistics.median(ratios), LIMIT),
-            Bar("mean unit: keeper / files", statistics.median(units), LIMIT),
-            Bar("disk: keeper / files", statistics.median(disk) / without[0].states_mb, 0.9),
-            Bar("disk after archive: keeper / files", kept[0].archived_mb / without[0].states_mb, 0.7),
+            Bar("makespan: archiver / files", statistics.median(ratios), LIMIT),
+            Bar("mean unit: archiver / files", statistics.median(units), LIMIT),
+            Bar("disk: archiver / files", statistics.median(disk) / without[0].states_mb, 0.9),
+            Bar("disk after archive: archiver / files", kept[0].archived_mb / without[0].states_mb, 0.7),
         ],
         notes={
             "epochs": options.epochs,
@@ -95,21 +95,21 @@ def main() -> None:
     )
 
 
-def _measure(repo: Path, epochs: int, with_keeper: bool) -> Result:
+def _measure(repo: Path, epochs: int, with_archiver: bool) -> Result:
     run = repo / "runs" / "one"
     run.mkdir(parents=True)
     sweep = regatta.Sweep(
         regatta.Dataset.digits(partitions=4), regatta.search.grid(**SPACE), model_fn, loss_fn=loss_fn, epochs=epochs,
         visits="seeded", cluster=regatta.Cluster.local(workers=2), repo=repo,
     )  # fmt: skip
-    if not with_keeper:
+    if not with_archiver:
         record = sweep.execute(run)
         return Result(*_times(record), _megabytes(run / "states"), 0.0)
-    keeper = Keeper(run, repo / "store")
-    record = sweep.execute(run, listeners=(keeper.hear,))
+    archiver = Archiver(run, repo / "store")
+    record = sweep.execute(run, listeners=(archiver.on_record,))
     ended, spent = time.perf_counter(), _children_seconds()
     left = sum(1 for _ in run.glob("states/*/*.safetensors"))
-    keeper.close(wait=True)
+    archiver.close(wait=True)
     after, cpu = time.perf_counter() - ended, _children_seconds() - spent
     sizes = _megabytes(run / "states"), _megabytes(repo / "store")
     _check(run, record)
