@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ortools.sat.python.cp_model  # noqa: F401 (before TensorFlow, which some tests import: after it, it crashes)
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.engine import archiver
 from regatta.journal.record import RunRecord
@@ -16,7 +16,7 @@ from regatta.journal.record import RunRecord
 @pytest.fixture
 def made() -> RunRecord:
     """A finished run of eight configurations: one failed, one went to NaN."""
-    return MadeRun(fails=(3,), nans=(5,)).record()
+    return FakeRun(fails=(3,), nans=(5,)).record()
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ class ReplayReport:
 
 
 @dataclass
-class _Recorded:
+class _ReplaySearch:
     """A search that asks for what was trained, no more and no less; children when their parents are where they were."""
 
     configs: list[tuple[ConfigRecord, int]]  # with the epochs that are whole
@@ -62,7 +62,7 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
     wanted = [unit for unit in record.units if unit.kind == "train"]
     compared = {_key(unit): unit for unit in wanted if unit.epoch <= whole[unit.config]}
     again = copy.copy(sweep)
-    again.search = _Recorded([(c, whole[c.id]) for c in record.configs.values() if whole[c.id]])
+    again.search = _ReplaySearch([(c, whole[c.id]) for c in record.configs.values() if whole[c.id]])
     again.pack = False  # the bits are the same either way
     again.cluster = _wide_enough(Cluster(**record.header["cluster"]), compared.values())
     orders = {c.id: {e: c.visits(e) for e in range(1, whole[c.id] + 1)} for c in record.configs.values()}

@@ -21,7 +21,7 @@ Measure = Literal["seconds", "share", "bytes", "count", "hours"]
 
 
 @dataclass(frozen=True)
-class Row:
+class AnalysisRow:
     """One figure of a plan; None where it was not estimated, or did not happen."""
 
     what: str
@@ -47,7 +47,7 @@ class Replanning:
 @dataclass(frozen=True)
 class Analysis:
     plan: Plan
-    rows: tuple[Row, ...]
+    rows: tuple[AnalysisRow, ...]
     later: tuple[Replanning, ...]
     status: str = "done"  # of the run; what is not done was estimated too
 
@@ -82,12 +82,12 @@ def analyze(record: RunRecord) -> Analysis:
     return Analysis(plan, tuple(_rows(plan, record, units)), tuple(later), record.status)
 
 
-def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[Row]:
+def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[AnalysisRow]:
     spent, root = record.resources(), plan.root
     span = worked(units, record.sessions)
     busy = sum(unit.seconds * unit.width for unit in units)
     workers = root.workers
-    yield Row("the whole", "seconds", plan.estimate.seconds, span)
+    yield AnalysisRow("the whole", "seconds", plan.estimate.seconds, span)
     shares = any(isinstance(part, ShareNode) for part in root.parts)  # then waiting for data has a row of its own
     singles = [unit for unit in units if unit.kind == "train" and unit.pack is None]
     yield from _unit_rows("units of single models", root.units, root.unit, singles, shares)
@@ -99,21 +99,23 @@ def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[Ro
     evaluated = [unit for unit in units if unit.kind == "eval"]
     yield from _unit_rows("evaluations", judged.units if judged else 0, judged.unit if judged else 0.0, evaluated)
     if any(unit.width > 1 for unit in units) or any(isinstance(part, GroupNode) for part in root.parts):
-        yield Row("exchanging gradients", "seconds", None, sum(unit.sync_seconds for unit in units))
+        yield AnalysisRow("exchanging gradients", "seconds", None, sum(unit.sync_seconds for unit in units))
     if shares:
-        yield Row("waiting for data", "seconds", None, sum(unit.load_seconds for unit in units) / workers)
-    yield Row("workers busy", "share", plan.utilisation, busy / (workers * span) if span else None)
-    yield Row("states moved", "bytes", plan.estimate.moved, float(spent.bytes_hopped))
-    yield Row("device hours", "hours", plan.device_hours, workers * span / 3600)
+        yield AnalysisRow("waiting for data", "seconds", None, sum(unit.load_seconds for unit in units) / workers)
+    yield AnalysisRow("workers busy", "share", plan.utilisation, busy / (workers * span) if span else None)
+    yield AnalysisRow("states moved", "bytes", plan.estimate.moved, float(spent.bytes_hopped))
+    yield AnalysisRow("device hours", "hours", plan.device_hours, workers * span / 3600)
 
 
-def _unit_rows(what: str, count: int, seconds: float, units: list[UnitRecord], shares: bool = False) -> Iterable[Row]:
+def _unit_rows(
+    what: str, count: int, seconds: float, units: list[UnitRecord], shares: bool = False
+) -> Iterable[AnalysisRow]:
     if not count and not units:
         return
-    yield Row(what, "count", float(count), float(len(units)))
+    yield AnalysisRow(what, "count", float(count), float(len(units)))
     took = [unit.seconds - unit.load_seconds if shares else unit.seconds for unit in units]
     mean = sum(took) / len(took) if took else None
-    yield Row(f"{what}, each", "seconds", seconds if count else None, mean)
+    yield AnalysisRow(f"{what}, each", "seconds", seconds if count else None, mean)
 
 
 def _joined(units: Iterable[UnitRecord]) -> list[UnitRecord]:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta import __version__
 from regatta.cli import main as cli
@@ -122,7 +122,7 @@ def test_colour_marks_errors_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_reader_that_goes_away_is_not_an_error(tmp_path: Path) -> None:
-    MadeRun(configs=400, epochs=1, name="long").write(tmp_path / ".regatta" / "runs")
+    FakeRun(configs=400, epochs=1, name="long").write(tmp_path / ".regatta" / "runs")
     words = [*REGATTA, "show", "long", "--json"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -20,7 +20,7 @@ START = 1_760_000_000.0
 
 
 @dataclass
-class MadeRun:
+class FakeRun:
     """What to make: `fails` and `nans` are numbers of configurations, counted from 0."""
 
     configs: int = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 from recipes import eval_fn, loss_fn, model_fn, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
@@ -114,7 +114,7 @@ def test_resources_add_up(run: Run) -> None:
 
 def test_a_lost_worker_runs_nothing() -> None:
     record = RunRecord()
-    made = MadeRun(configs=2).records
+    made = FakeRun(configs=2).records
     start = next(i for i, line in enumerate(made) if line["event"] == "start")
     for line in made[: start + 1]:
         record.apply(line)

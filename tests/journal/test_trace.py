@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.journal.record import RunRecord, UnitRecord
 from regatta.journal.trace import (
@@ -100,7 +100,7 @@ def test_arrows_join_units_of_one_model_on_different_workers() -> None:
 
 
 def test_a_trace_says_nan_where_json_cannot() -> None:
-    trace = chrome_trace(MadeRun(nans=(0,)).record())
+    trace = chrome_trace(FakeRun(nans=(0,)).record())
     said = [e["args"]["metrics"]["loss"] for e in slices(trace, "train")]
     assert "nan" in said
     json.dumps(trace, allow_nan=False)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.repo import Repo
 from regatta.repo.commit_run import commit_run
@@ -66,7 +66,7 @@ def make(repo: Repo, name: str, number: int) -> None:
 
 
 def prepare(folder: Path) -> None:
-    MadeRun(configs=3, epochs=1, partitions=2).write(folder / "runs")
+    FakeRun(configs=3, epochs=1, partitions=2).write(folder / "runs")
     with Repo.at(folder) as repo:
         for number in (1, 2, 3):
             make(repo, f"v{number}", number)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
@@ -154,7 +154,7 @@ def test_states_of_another_run_in_the_same_folder_are_not_taken(copied: Run) -> 
 
 
 def test_failures_and_nan_are_versions_too(tmp_path: Path) -> None:
-    folder = MadeRun(fails=(3,), nans=(5,)).write(tmp_path / "repo" / "runs").parent
+    folder = FakeRun(fails=(3,), nans=(5,)).write(tmp_path / "repo" / "runs").parent
     with Repo.at(tmp_path / "repo") as repo:
         versions = commit_run(repo, folder)
         assert len(versions) == 8 and all(version.snapshots == 0 for version in versions)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.errors import MissingExtraError, UsageError
 from regatta.journal.journal import Journal, Record, read_journal
@@ -63,7 +63,7 @@ def play(folder: Path, records: list[Record], listeners: Any) -> RunRecord:
 def test_all_of_the_journal_reaches_every_sink_on_another_thread(tmp_path: Path) -> None:
     sinks = [Heard(), Heard()]
     with following(sinks, tmp_path) as listeners:
-        play(tmp_path, MadeRun().records, listeners)
+        play(tmp_path, FakeRun().records, listeners)
     for sink in sinks:
         assert sink.lines == list(read_journal(tmp_path / "journal.jsonl"))
         assert sink.closed
@@ -75,18 +75,18 @@ def test_a_slow_sink_holds_nothing_up(tmp_path: Path) -> None:
     gate = threading.Event()
     slow, quick = Heard(gate=gate), Heard()
     with following([slow, quick], tmp_path) as listeners:
-        record = play(tmp_path, MadeRun().records, listeners)  # would never come back if it waited
+        record = play(tmp_path, FakeRun().records, listeners)  # would never come back if it waited
         assert record.status == "done"
         assert slow.lines == []
         gate.set()
-    assert len(slow.lines) == len(quick.lines) == len(MadeRun().records)
+    assert len(slow.lines) == len(quick.lines) == len(FakeRun().records)
 
 
 def test_a_sink_that_never_comes_back_is_left_behind(tmp_path: Path) -> None:
     gate = threading.Event()
     stuck = Heard(gate=gate)
     with following([stuck], tmp_path, patience=0.05) as listeners:
-        record = play(tmp_path, MadeRun().records, listeners)
+        record = play(tmp_path, FakeRun().records, listeners)
     assert "the sink heard is still writing" in record.notes[-1][1]
     gate.set()
 
@@ -96,9 +96,9 @@ def test_a_sink_that_raises_is_switched_off_with_one_note(tmp_path: Path) -> Non
     home = tmp_path / "made"
     home.mkdir()
     with following([broken, whole], home, [lambda record, line: told.append(line["text"])]) as listeners:
-        play(home, MadeRun().records, listeners)
+        play(home, FakeRun().records, listeners)
     assert not broken.closed
-    assert len(whole.lines) == len(MadeRun().records)
+    assert len(whole.lines) == len(FakeRun().records)
     read = RunRecord.read(home / "journal.jsonl")
     assert read.status == "done"
     assert [level for level, _ in read.notes] == ["warning"]
@@ -110,7 +110,7 @@ def test_a_sink_that_raises_is_switched_off_with_one_note(tmp_path: Path) -> Non
 def test_a_run_that_breaks_off_still_reaches_the_sinks(tmp_path: Path) -> None:
     sink = Heard()
     with pytest.raises(KeyboardInterrupt), following([sink], tmp_path) as listeners:
-        play(tmp_path, MadeRun().records[:20], listeners)
+        play(tmp_path, FakeRun().records[:20], listeners)
         raise KeyboardInterrupt
     assert len(sink.lines) == 20
     assert sink.closed
@@ -125,7 +125,7 @@ def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_half_a_line_is_not_read(tmp_path: Path) -> None:
-    sink, records = Heard(), MadeRun().records
+    sink, records = Heard(), FakeRun().records
     path = tmp_path / "journal.jsonl"
     with following([sink], tmp_path) as (listener,), path.open("w") as file:
         for line in records[:3]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 from mlflow import MlflowClient
 
 from regatta.errors import UsageError
@@ -25,7 +25,7 @@ STRANGE = "../a</script>:b"
 def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MlflowClient, str, RunRecord]]:
     """A made run, sent twice to one database: making a database takes a while."""
     folder = tmp_path_factory.mktemp("repo")
-    made = MadeRun(fails=(3,), nans=(5,))
+    made = FakeRun(fails=(3,), nans=(5,))
     for line in made.records:
         if line["event"] == "config":
             line["values"][STRANGE] = "x" * 9000
@@ -101,7 +101,7 @@ def test_the_best_models_state_is_an_artifact(sent: tuple[MlflowClient, str, Run
 
 
 def test_a_folder_is_taken_where_mlflow_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = MadeRun(configs=2, epochs=1).write(tmp_path / "runs").parent
+    home = FakeRun(configs=2, epochs=1).write(tmp_path / "runs").parent
     uri = (tmp_path / "mlruns").as_uri()
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     with pytest.raises(UsageError, match="sqlite:///mlflow"):
@@ -120,7 +120,7 @@ def test_mlflows_own_setting_counts_without_a_uri(monkeypatch: pytest.MonkeyPatc
 
 def test_a_server_that_is_not_there_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    made = MadeRun(configs=2, epochs=1)
+    made = FakeRun(configs=2, epochs=1)
     folder = made.write(tmp_path / "runs").parent
     with following([mlflow("http://127.0.0.1:9")], folder) as (listener,):
         record = made.record()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.errors import UsageError
 from regatta.journal.journal import Record
@@ -25,7 +25,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return MadeRun(fails=(3,), nans=(5,)).write(tmp_path / "runs").parent
+    return FakeRun(fails=(3,), nans=(5,)).write(tmp_path / "runs").parent
 
 
 def test_every_report_is_a_row_of_the_csv_file(folder: Path, made: RunRecord, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_without_a_place_the_files_are_in_the_runs_folder(folder: Path) -> None:
 
 
 def test_columns_that_come_late_widen_the_file(tmp_path: Path) -> None:
-    made = MadeRun(configs=3)
+    made = FakeRun(configs=3)
     for line in made.records:
         if line["event"] == "config" and line["values"]["id"] == 2:
             line["values"]['late, "odd"\nname'] = "two\nlines"
@@ -78,7 +78,7 @@ def test_columns_that_come_late_widen_the_file(tmp_path: Path) -> None:
 
 
 def test_rows_are_there_before_the_end(tmp_path: Path) -> None:
-    made = MadeRun()
+    made = FakeRun()
     seen = 0
 
     def lines() -> list[Record]:
@@ -104,7 +104,7 @@ def test_parquet_has_the_same_rows_with_types(folder: Path, tmp_path: Path) -> N
 
 
 def test_a_column_of_mixed_values_is_text(tmp_path: Path) -> None:
-    made = MadeRun(configs=4)
+    made = FakeRun(configs=4)
     mixed = iter([1, "two", None, 2**70])
     for line in made.records:
         if line["event"] == "config":

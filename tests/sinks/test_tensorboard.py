@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, metadata
 
@@ -19,7 +19,7 @@ from regatta.sinks import export, tensorboard
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return MadeRun(fails=(3,), nans=(5,)).write(tmp_path / "runs").parent
+    return FakeRun(fails=(3,), nans=(5,)).write(tmp_path / "runs").parent
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -57,7 +57,7 @@ def test_hyperparameters_and_how_it_ended(folder: Path, made: RunRecord) -> None
 
 
 def test_words_truth_values_and_nothing_are_kept_apart(tmp_path: Path) -> None:
-    made = MadeRun(configs=2)
+    made = FakeRun(configs=2)
     for line in made.records:
         if line["event"] == "config":
             line["values"] |= {"word": "a</script>", "truth": True, "nothing": None}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.journal.record import RunRecord
 from regatta.run import Run
@@ -94,7 +94,7 @@ def test_nan_and_failures_reach_the_page(made: RunRecord) -> None:
 
 def test_nothing_from_a_run_can_leave_its_place() -> None:
     evil = "</script><script>alert(1)</script><!-- {{script}} {{data}}"
-    record = MadeRun().record()
+    record = FakeRun().record()
     record.name = record.header["name"] = evil
     config = next(iter(record.configs.values()))
     config.values["note"], config.error = evil, evil
@@ -107,7 +107,7 @@ def test_nothing_from_a_run_can_leave_its_place() -> None:
 
 
 def test_a_name_with_markup_is_text_in_the_title() -> None:
-    record = MadeRun(name="a<b>&c").record()
+    record = FakeRun(name="a<b>&c").record()
     assert Elements(page(run_of(record))).title == "a<b>&c: what ran where"
 
 
@@ -130,7 +130,7 @@ def test_elements_that_the_script_asks_for_are_there(made: RunRecord) -> None:
 
 def test_a_run_that_has_only_begun_has_a_page() -> None:
     record = RunRecord()
-    for line in MadeRun().records[:12]:
+    for line in FakeRun().records[:12]:
         record.apply(line)
     data = data_of(page(run_of(record)))
     assert data["run"]["status"] == "running"
@@ -138,7 +138,7 @@ def test_a_run_that_has_only_begun_has_a_page() -> None:
 
 
 def test_twenty_thousand_units_stay_small(tmp_path: Path) -> None:
-    record = MadeRun(configs=40, partitions=8, epochs=56, workers=8, pilots=False).record()
+    record = FakeRun(configs=40, partitions=8, epochs=56, workers=8, pilots=False).record()
     assert len(record.units) > 20_000
     begun = time.perf_counter()
     write_page(run_of(record), tmp_path / "page.html")

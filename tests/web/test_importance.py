@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.configuration import config_id
 from regatta.journal.record import ConfigRecord, RunRecord
@@ -18,7 +18,7 @@ from regatta.web.scales import axes_of
 
 def record_of(configs: list[dict[str, Any]], losses: list[list[float]]) -> RunRecord:
     """A run with these configurations and their losses after each epoch."""
-    record = MadeRun(configs=1, epochs=1).record()
+    record = FakeRun(configs=1, epochs=1).record()
     record.configs = {}
     for values, series in zip(configs, losses, strict=True):
         config = ConfigRecord(config_id(values), values, len(series))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from browser import BROWSER, probed
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.run import Run
 from regatta.web.gantt_page import page
@@ -50,7 +50,7 @@ out.unpinned = lit();
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    record = MadeRun(fails=(3,), nans=(5,)).record()
+    record = FakeRun(fails=(3,), nans=(5,)).record()
     # Frames are painted at once, so that the probe can look at what was painted.
     early = "<head><script>window.requestAnimationFrame = (draw) => { draw(); return 0; };</script>"
     text = page(Run(Path("made"), record)).replace("<head>", early)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from browser import BROWSER, probed
-from fake_run import MadeRun
+from fake_run import FakeRun
 from searched import Searched
 
 from regatta import search
@@ -105,10 +105,10 @@ def test_failures_nan_and_evil_names_on_a_phone(made: RunRecord, tmp_path: Path)
 
 
 def test_one_configuration_and_a_run_that_has_only_begun(tmp_path: Path) -> None:
-    found = look(MadeRun(configs=1).record(), tmp_path)
+    found = look(FakeRun(configs=1).record(), tmp_path)
     assert (found["curves"], found["lines"], found["bars"]) == (1, 0, 2)
     begun = RunRecord()
-    for line in MadeRun().records[:12]:
+    for line in FakeRun().records[:12]:
         begun.apply(line)
     found = look(begun, tmp_path)
     assert found["end"] == 8

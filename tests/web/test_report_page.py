@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 from searched import Searched
 from test_gantt_page import Elements, data_of, run_of
 
@@ -144,7 +144,7 @@ def test_the_time_of_each_worker_is_all_there(made: RunRecord) -> None:
 
 
 def test_a_thousand_configurations_of_81_epochs_stay_small(tmp_path: Path) -> None:
-    record = MadeRun(configs=1000, partitions=1, epochs=1, workers=1, pilots=False).record()
+    record = FakeRun(configs=1000, partitions=1, epochs=1, workers=1, pilots=False).record()
     for number, config in enumerate(record.configs.values()):
         for epoch in range(1, 82):
             loss, accuracy = 1 / (epoch + number % 97) + (81 - epoch) * 1e-9, 1 - 1 / epoch
@@ -166,7 +166,7 @@ def test_of_very_many_the_worst_are_left_out(monkeypatch: pytest.MonkeyPatch, ma
 
 def test_a_run_that_has_only_begun_has_a_page() -> None:
     record = RunRecord()
-    for line in MadeRun().records[:12]:
+    for line in FakeRun().records[:12]:
         record.apply(line)
     data = data_of(page(run_of(record)))
     assert data["run"]["status"] == "running"
@@ -174,7 +174,7 @@ def test_a_run_that_has_only_begun_has_a_page() -> None:
 
 
 def test_show_writes_the_page_and_sends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    MadeRun().write(tmp_path / "runs")
+    FakeRun().write(tmp_path / "runs")
     out, table = tmp_path / "out.html", tmp_path / "out.csv"
     words = ["show", "made", "--repo", str(tmp_path), "--report", str(out), "--export", f"csv:{table}"]
     assert main(words) == 0

@@ -28,7 +28,7 @@ from regatta.engine.controller.scheduled import ScheduledModel, ScheduledModels
 from regatta.engine.controller.signals import interruptible
 from regatta.engine.controller.state_files import StateFiles
 from regatta.engine.controller.trials import (
-    Entry,
+    PendingRecord,
     Progress,
     Trial,
     Trials,
@@ -102,10 +102,12 @@ class Runner:
         self._search = search
         self._profiles = profiles
         self._packer = Packer(orders)
-        self._replanner = Replanner(pool, planner, cluster, self._run_log, self._packer, folder / "logs" / "meetings")
-        self._trials = Trials(search, goal)
         self._scheduled = ScheduledModels()
-        self._awaited: dict[Path, tuple[Trial, Entry, str]] = {}  # states on their way to the disk
+        self._replanner = Replanner(
+            pool, planner, cluster, self._run_log, self._packer, self._scheduled, folder / "logs" / "meetings"
+        )
+        self._trials = Trials(search, goal)
+        self._awaited: dict[Path, tuple[Trial, PendingRecord, str]] = {}  # states on their way to the disk
         self._largest = 0  # bytes of a state
         self._pauses = 0  # since a state was written
         self._hinted: set[str] = set()  # workers that know what probably comes next
@@ -190,7 +192,7 @@ class Runner:
         for trial in self._trials:
             self._declare(trial)
         lines = [line for line, _ in history]
-        self._scheduled.count_from(line["pack"] for line in lines if line.get("pack") is not None)
+        self._scheduled.count_packs_from(line["pack"] for line in lines if line.get("pack") is not None)
         found = self._profiler.run(self._trials, lines, asked, self._replanner, self._profiles)
         self._estimates = found.outcome.estimates
         self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
@@ -214,7 +216,7 @@ class Runner:
 
     def _enlist(self) -> None:
         """Give the scheduler what waits for it: packs where they pay, single trials otherwise."""
-        while ready := self._scheduled.ready():
+        while ready := self._scheduled.take_ready():
             places = {trial: self._where.take_up(trial, self.record) for trial in ready if not trial.failed}
             for trials in self._packer.form(places, self._idle_workers()):
                 self._admit(trials, places[trials[0]])
@@ -240,7 +242,7 @@ class Runner:
             if trial.stopped:
                 self._hopper.stop_model(model.name)
             for epoch in far.reports:
-                trial.entries.append(Entry("report", {"config": trial.id, "epoch": epoch}))
+                trial.pending.append(PendingRecord("report", {"config": trial.id, "epoch": epoch}))
             self._settle(trial)
 
     def _scheduler(self, teams: Sequence[Sequence[str]]) -> Hopper | Teams:
@@ -311,16 +313,16 @@ class Runner:
 
     def _begin(self, worker: str, unit: Unit) -> None:
         model = self._scheduled[unit.model]
-        trials = model.takes(unit)
+        trials = model.start_unit(unit)
         if not trials:  # who was to be judged is stopped
             if self._hopper.finish(worker, self._now()).evaluated:
-                model.to_judge.pop(unit.epoch, None)
+                model.to_evaluate.pop(unit.epoch, None)
             return
         packed = {"pack": model.name} if len(trials) > 1 else {}
         for trial in trials:
             self._run_log.write("start", None, worker=worker, **_place(unit, trial), **packed)
         self._hinted.discard(worker)
-        self._scheduled.under_way[worker] = trials
+        self._scheduled.running[worker] = trials
         first, *others = (self._where.task(unit, trial, self._trials) for trial in trials)
         self._pool.submit(worker, replace(first, packed_with=tuple(others)))
         self._watchdog.begin(worker, len(trials))
@@ -328,7 +330,7 @@ class Runner:
     def _end_unit(self, worker: str) -> list[Trial]:
         """A worker's unit is over, however it ended; whose it was."""
         self._watchdog.end(worker)
-        return self._scheduled.under_way.pop(worker, [])
+        return self._scheduled.running.pop(worker, [])
 
     def _hint(self, worker: str) -> None:
         """Let a busy worker read the state that it will probably need next."""
@@ -359,11 +361,11 @@ class Runner:
         packed = {"pack": model.name} if isinstance(event, PackDone) else {}
         trials = [self._enter(part, packed) for part in done]
         if finished.trained:
-            model.trained(finished.unit.epoch, trials)
+            model.end_epoch(finished.unit.epoch, trials)
         if finished.evaluated:
-            judged = model.to_judge.pop(finished.unit.epoch, trials)
+            judged = model.to_evaluate.pop(finished.unit.epoch, trials)
             for trial in (trial for trial in judged if not trial.failed):
-                trial.entries.append(Entry("report", {"config": trial.id, "epoch": finished.unit.epoch}))
+                trial.pending.append(PendingRecord("report", {"config": trial.id, "epoch": finished.unit.epoch}))
                 self._settle(trial)
         for trial in trials:
             self._settle(trial)
@@ -372,8 +374,8 @@ class Runner:
         """The record of a unit, to be written when its state is durable."""
         task, trial = event.task, self._trials[event.task.config]
         fields = {**_unit_fields(event, self._folder), **packed}
-        entry = Entry("unit", fields, before=(trial.state, trial.visits))
-        trial.entries.append(entry)
+        entry = PendingRecord("unit", fields, before=(trial.state, trial.visits))
+        trial.pending.append(entry)
         if task.state_out is not None:
             entry.ready = False
             self._awaited[task.state_out] = (trial, entry, event.worker)
@@ -397,17 +399,17 @@ class Runner:
         if awaited is None:
             return
         trial, entry, _ = awaited
-        while trial.entries.pop() is not entry:
+        while trial.pending.pop() is not entry:
             pass  # a report of the epoch that it ended
         trial.state, trial.visits = entry.before
-        model = self._scheduled.of(trial)
+        model = self._scheduled.model_of(trial)
         if model is not None:  # otherwise nobody goes on with it
             self._hopper.undo(model.name, entry.fields["epoch"], entry.fields["partition"])
 
     def _settle(self, trial: Trial) -> None:
         """Write what of a configuration is due, in order; then the search may hear of it."""
-        while trial.entries and trial.entries[0].ready:
-            entry = trial.entries.popleft()
+        while trial.pending and trial.pending[0].ready:
+            entry = trial.pending.popleft()
             if entry.event == "report":
                 self._report(trial, entry.fields["epoch"])
             else:
@@ -433,7 +435,7 @@ class Runner:
             self._declare(trial)
             if trial.failed:
                 continue
-            model = self._scheduled.of(trial)
+            model = self._scheduled.model_of(trial)
             if model is not None:
                 self._extend(model)
             elif not trial.scheduled or not trial.stopped:
@@ -484,7 +486,7 @@ class Runner:
         if trial.failed:  # by another of its units
             return
         changed = self._trials.fail(trial.id, place["epoch"])
-        model = self._scheduled.of(trial)
+        model = self._scheduled.model_of(trial)
         if model is not None:
             self._extend(model)
         self._want(changed)

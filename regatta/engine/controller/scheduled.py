@@ -1,7 +1,7 @@
-"""Trials that are trained together: what the scheduler takes for one model is a model of one trial or of many.
+"""What the hop scheduler treats as one model: a single trial, or a pack of trials.
 
-The members of a model are in step: each unit of the model is one unit of each of them. Who is left out of a unit,
-because it is stopped or has trained enough, leaves the model, and joins another when it is to go on.
+The trials of a scheduled model are in step: each unit of the model is one unit of each trial. A trial that takes no
+part in a unit, because it is stopped or has trained enough, leaves the model. It joins another one when it goes on.
 """
 
 from __future__ import annotations
@@ -15,59 +15,58 @@ from regatta.plan.schedule.units import Unit
 
 @dataclass
 class ScheduledModel:
-    """Some trials under one name; a single trial has its own."""
+    """One or more trials under one name."""
 
-    name: str
+    name: str  # the scheduler's name for it: no other model has it
+    plan_name: str  # the plan's name for it: the id of its trial, or the name of its pack
     trials: list[Trial]
-    to_judge: dict[int, list[Trial]] = field(default_factory=dict)  # by epoch: who trained it
+    to_evaluate: dict[int, list[Trial]] = field(default_factory=dict)  # by epoch: the trials that have trained it
     is_pack: bool = False
-    ended: bool = False  # its trials are in other scheduled, or wait for one
+    ended: bool = False  # its trials are in other models, or wait for one
 
     def active(self) -> list[Trial]:
         return [trial for trial in self.trials if not trial.stopped and not trial.failed]
 
     def epochs(self) -> int:
-        """So many epochs are wanted of the model."""
+        """How many epochs the model is to be trained."""
         return max(trial.epochs for trial in self.active())
 
-    def takes(self, unit: Unit) -> list[Trial]:
-        """Who takes part in a unit that begins; who does not is in step no longer."""
+    def start_unit(self, unit: Unit) -> list[Trial]:
+        """The trials that take part in a unit. The others are no longer in step and leave the model."""
         if unit.kind == "eval":
-            waits = self.to_judge.get(unit.epoch, [])
-            left_out = [trial for trial in waits if trial.stopped or trial.failed]
-            self.to_judge[unit.epoch] = [trial for trial in waits if trial not in left_out]
+            waiting = self.to_evaluate.get(unit.epoch, [])
+            left_out = [trial for trial in waiting if trial.stopped or trial.failed]
+            self.to_evaluate[unit.epoch] = [trial for trial in waiting if trial not in left_out]
             self.trials = [trial for trial in self.trials if trial not in left_out]
-            return list(self.to_judge[unit.epoch])
+            return list(self.to_evaluate[unit.epoch])
         self.trials = [trial for trial in self.active() if trial.epochs >= unit.epoch]
         return list(self.trials)
 
-    def trained(self, epoch: int, trials: list[Trial]) -> None:
-        """These have trained an epoch, and are to be judged here, if anywhere."""
+    def end_epoch(self, epoch: int, trials: list[Trial]) -> None:
+        """These trials have trained an epoch; unless the model has ended, they are evaluated as part of it."""
         for trial in trials:
             trial.visits = 0
         if not self.ended:
-            self.to_judge[epoch] = trials
+            self.to_evaluate[epoch] = trials
 
-    def holds(self, trial: Trial) -> bool:
-        return trial in self.everyone()
-
-    def everyone(self) -> list[Trial]:
-        """Those in step, and those that only wait to be judged."""
+    def all_trials(self) -> list[Trial]:
+        """The trials in step, and those that only wait to be evaluated."""
         found = dict.fromkeys(self.trials)
-        for trials in self.to_judge.values():
+        for trials in self.to_evaluate.values():
             found |= dict.fromkeys(trials)
         return list(found)
 
 
 class ScheduledModels:
-    """The scheduled of a run, which of them each trial is in, who waits for one, and who is under way where."""
+    """The scheduled models of a run, the trials that wait for one, and the trials that each worker trains."""
 
     def __init__(self) -> None:
+        self.running: dict[str, list[Trial]] = {}  # by worker
         self._by_name: dict[str, ScheduledModel] = {}
-        self._of: dict[str, ScheduledModel] = {}
+        self._by_trial: dict[str, ScheduledModel] = {}
+        self._plan_names: dict[str, str] = {}  # by name, for every model there ever was
         self._waiting: list[Trial] = []
         self._packs = 0
-        self.under_way: dict[str, list[Trial]] = {}  # by worker
 
     def __getitem__(self, name: str) -> ScheduledModel:
         return self._by_name[name]
@@ -75,56 +74,64 @@ class ScheduledModels:
     def __iter__(self) -> Iterator[ScheduledModel]:
         return iter(self._by_name.values())
 
-    def of(self, trial: Trial) -> ScheduledModel | None:
-        """The model in which a trial is in step with others, or by itself."""
-        model = self._of.get(trial.id)
+    def model_of(self, trial: Trial) -> ScheduledModel | None:
+        """The model in which a trial is in step, alone or with others."""
+        model = self._by_trial.get(trial.id)
         return model if model is not None and trial in model.trials else None
 
+    def plan_name(self, name: str) -> str:
+        """The plan's name for a model that the scheduler knows by `name`."""
+        return self._plan_names.get(name, name)
+
     def wait(self, trial: Trial) -> None:
-        """A trial is to be put into a model once nothing of it is under way."""
+        """Put a trial into a model as soon as no unit of it is running or uncounted."""
         if trial not in self._waiting:
             self._waiting.append(trial)
 
-    def ready(self) -> list[Trial]:
-        """Those of the waiting whose last unit counts and who are nowhere else; they wait no longer."""
+    def take_ready(self) -> list[Trial]:
+        """The waiting trials that can be put into a model now; they wait no longer."""
         found = [trial for trial in self._waiting if self._is_free(trial)]
         self._waiting = [trial for trial in self._waiting if trial not in found]
         return found
 
-    def add(self, trials: Sequence[Trial], epochs_to_judge: Iterable[int]) -> ScheduledModel:
-        """A new model, of which these epochs are trained and not judged yet."""
-        name = trials[0].id
+    def add(self, trials: Sequence[Trial], epochs_to_evaluate: Iterable[int]) -> ScheduledModel:
+        """A new model of these trials, which have trained these epochs without being evaluated yet."""
         if len(trials) > 1:
             self._packs += 1
-            name = f"pack-{self._packs}"
-        while name in self._by_name:  # it was by itself before, and in a pack since
-            name += "+"
-        waits = {epoch: list(trials) for epoch in epochs_to_judge}
-        model = ScheduledModel(name, list(trials), waits, is_pack=len(trials) > 1)
+            name = plan_name = f"pack-{self._packs}"
+        else:
+            name = plan_name = trials[0].id
+            times = 1
+            while name in self._by_name:  # it was scheduled alone before, and in a pack since
+                times += 1
+                name = f"{plan_name}.{times}"
+        to_evaluate = {epoch: list(trials) for epoch in epochs_to_evaluate}
+        model = ScheduledModel(name, plan_name, list(trials), to_evaluate, is_pack=len(trials) > 1)
         self._by_name[name] = model
-        self._of.update({trial.id: model for trial in trials})
+        self._plan_names[name] = plan_name
+        self._by_trial.update({trial.id: model for trial in trials})
         return model
 
     def disband(self, model: ScheduledModel, alone: bool = False) -> None:
-        """Its trials go on in other scheduled, or one by one: something under them took a worker with it."""
-        for trial in model.everyone():
+        """Let its trials go on in other models; each `alone` if a worker was lost while it trained them."""
+        for trial in model.all_trials():
             trial.alone |= alone
             if not trial.stopped and not trial.failed:
                 self.wait(trial)
-        model.trials, model.to_judge, model.ended = [], {}, True
+        model.trials, model.to_evaluate, model.ended = [], {}, True
 
-    def restart(self, left_of: Callable[[str], int]) -> None:
-        """All who have units left wait for a model, as at the beginning; nothing is under way."""
+    def restart(self, units_left: Callable[[str], int]) -> None:
+        """Let all trials that have units left wait for a model, as at the start of a run; no unit is running."""
         for model in self:
-            if model.everyone() and left_of(model.name):
+            if model.all_trials() and units_left(model.name):
                 self.disband(model)
-        self._by_name, self._of = {}, {}
+        self._by_name, self._by_trial = {}, {}
 
-    def count_from(self, names: Iterable[str]) -> None:
-        """There were packs of these names before this controller."""
+    def count_packs_from(self, names: Iterable[str]) -> None:
+        """Give no pack a name that an earlier controller of the run has used."""
         self._packs = max((int(name.removeprefix("pack-")) for name in names), default=0)
 
     def _is_free(self, trial: Trial) -> bool:
-        elsewhere = self._of.get(trial.id)
-        running = any(trial in trials for trials in self.under_way.values())
-        return not trial.entries and not running and (elsewhere is None or not elsewhere.holds(trial))
+        model = self._by_trial.get(trial.id)
+        running = any(trial in trials for trials in self.running.values())
+        return not trial.pending and not running and (model is None or trial not in model.all_trials())

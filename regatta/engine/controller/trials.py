@@ -20,7 +20,7 @@ from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 
 
 @dataclass
-class Entry:
+class PendingRecord:
     """A record that waits for its turn in the journal."""
 
     event: str
@@ -49,7 +49,7 @@ class Trial:
     origin: Path | None = None  # the parent's state, as long as it has none of its own
     state: Path | None = None  # the newest that can be read
     visits: int = 0  # of the present epoch
-    entries: deque[Entry] = field(default_factory=deque)
+    pending: deque[PendingRecord] = field(default_factory=deque)
     kills: int = 0  # workers lost since it last got on
     scheduled: bool = False
     alone: bool = False  # not in a pack: one that it was in took a worker with it

@@ -11,6 +11,7 @@ from typing import Any
 
 from regatta.cluster import Cluster
 from regatta.engine.controller.run_log import RunLog
+from regatta.engine.controller.scheduled import ScheduledModels
 from regatta.engine.controller.trials import Trial
 from regatta.engine.messages import PackDone, TaskDone, WorkerReady
 from regatta.engine.planning.packer import Packer
@@ -34,11 +35,19 @@ class Replanner:
     """What is decided of a run, and the pool of its workers, in groups or not."""
 
     def __init__(
-        self, pool: WorkerPool, planner: Planner, cluster: Cluster, run_log: RunLog, packer: Packer, meetings: Path
+        self,
+        pool: WorkerPool,
+        planner: Planner,
+        cluster: Cluster,
+        run_log: RunLog,
+        packer: Packer,
+        scheduled: ScheduledModels,
+        meetings: Path,
     ) -> None:
         self.pool = pool
         self.planner, self.cluster = planner, cluster
         self._run_log, self._packer, self.meetings = run_log, packer, meetings
+        self._scheduled = scheduled
         self._decision = RunStrategy()
         self._alone = pool  # the workers, each by itself
         self._there: dict[str, WorkerReady] = {}  # workers by themselves that are there
@@ -118,8 +127,8 @@ class Replanner:
         return [worker for worker in self.pool.workers if worker in self._gone]
 
     def team_of(self, model: str) -> int:
-        """The number of the team that trains a model; a model's name says whose it is."""
-        return team_index(self._decision.teams, model.rstrip("+")) if self._decision.teams else 0
+        """The number of the team that trains a scheduled model."""
+        return team_index(self._decision.teams, self._scheduled.plan_name(model)) if self._decision.teams else 0
 
     def on_unit_done(self, unit: Unit, event: TaskDone | PackDone) -> None:
         """A unit is done; the planner compares what it took with its estimate."""
@@ -239,7 +248,7 @@ class Replanner:
         faster = {width: width / (1 + fmean(link.ratio(width) for link in links)) for width in widths}
         wide = {model: team.width for team in decision.teams for model in team.models}
         usual = decision.teams[-1].width if decision.teams else decision.width  # of models that came later
-        return lambda model: faster.get(wide.get(model.rstrip("+"), usual), 1.0)
+        return lambda model: faster.get(wide.get(self._scheduled.plan_name(model), usual), 1.0)
 
     def _too_few(self, models: int, workers: int) -> str:
         """Whether models have become fewer than workers since that was last looked at."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 
 from regatta.cli.main import main
 from regatta.cli.output import json_documents
@@ -28,8 +28,8 @@ RESOURCE_KEYS = {"journal", "journal_bytes", "workers",
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     runs = tmp_path / ".regatta" / "runs"
-    MadeRun(name="first").write(runs)
-    MadeRun(name="second", fails=(3,), nans=(5,)).write(runs)
+    FakeRun(name="first").write(runs)
+    FakeRun(name="second", fails=(3,), nans=(5,)).write(runs)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -69,7 +69,7 @@ def test_the_newest_run_is_the_default(here: Path, capsys: pytest.CaptureFixture
 
 
 def test_show_one_configuration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ident = next(iter(MadeRun(name="first").record().configs))
+    ident = next(iter(FakeRun(name="first").record().configs))
     document = ask(capsys, "show", "first", ident[:6])
     assert set(document) == {"version", "run", "configuration"}
     assert set(document["configuration"]) == CONFIG_KEYS
@@ -84,7 +84,7 @@ def test_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_that_reported_nothing_has_no_best() -> None:
-    record = MadeRun().record()
+    record = FakeRun().record()
     for config in record.configs.values():
         config.reports.clear()
     assert json_documents.run_summary(record)["best"] is None

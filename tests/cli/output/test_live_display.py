@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from fake_run import MadeRun
+from fake_run import FakeRun
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -35,7 +35,7 @@ def play(listener: Any, records: list[dict[str, Any]]) -> RunRecord:
     return run
 
 
-def lines_of(made: MadeRun, clock: Any = lambda: 0.0) -> list[str]:
+def lines_of(made: FakeRun, clock: Any = lambda: 0.0) -> list[str]:
     out = io.StringIO()
     play(LineDisplay(Console(file=out, width=200), clock), made.records)
     return out.getvalue().splitlines()
@@ -48,7 +48,7 @@ def frame(run: RunRecord, width: int = 100, height: int = 30, now: float = 0.0) 
     return out.getvalue().splitlines()
 
 
-def midway(made: MadeRun, part: float = 0.5) -> RunRecord:
+def midway(made: FakeRun, part: float = 0.5) -> RunRecord:
     run = RunRecord()
     for line in made.records[: int(len(made.records) * part)]:
         run.apply(line)
@@ -69,11 +69,11 @@ class Closed(io.StringIO):
 def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Closed, "isatty", lambda self: terminal)
     with open_display(Closed()) as listener:
-        assert play(listener, MadeRun(fails=(3,)).records).status == "done"
+        assert play(listener, FakeRun(fails=(3,)).records).status == "done"
 
 
 def test_without_a_terminal_start_failures_and_end_are_said() -> None:
-    said = lines_of(MadeRun(fails=(3,)))
+    said = lines_of(FakeRun(fails=(3,)))
     assert said[:2] == ["made: starting", "made: 8 configurations, 4 partitions, 3 epochs on 2 workers"]
     assert any(line.startswith("failed: ") and line.endswith("ValueError: bad luck") for line in said)
     assert said[-1].startswith("made: done, ")
@@ -81,7 +81,7 @@ def test_without_a_terminal_start_failures_and_end_are_said() -> None:
 
 
 def test_without_a_terminal_reports_are_seconds_apart() -> None:
-    made = MadeRun()
+    made = FakeRun()
     still = [line for line in lines_of(made, clock=lambda: 0.0) if "/96 units, " in line]
     assert len(still) == 1
     ticks = iter(range(0, 10**6, 10))
@@ -91,7 +91,7 @@ def test_without_a_terminal_reports_are_seconds_apart() -> None:
 
 
 def test_notes_and_lost_workers_are_said() -> None:
-    made = MadeRun()
+    made = FakeRun()
     made.records[-1:-1] = [
         {"event": "note", "time": 1.0, "level": "warning", "text": "loss is nan", "config": "x"},
         {"event": "worker", "time": 1.0, "worker": "w1", "state": "down", "reason": "killed by signal 9"},
@@ -104,7 +104,7 @@ def test_notes_and_lost_workers_are_said() -> None:
 def test_a_pipe_gets_no_control_characters() -> None:
     out = io.StringIO()
     with open_display(out) as listener:
-        play(listener, MadeRun(fails=(1,)).records)
+        play(listener, FakeRun(fails=(1,)).records)
     assert "\x1b" not in out.getvalue()
     assert "\r" not in out.getvalue()
 
@@ -115,7 +115,7 @@ def test_a_terminal_gets_a_picture_and_one_line_that_stays(monkeypatch: pytest.M
     monkeypatch.setenv("LINES", "30")
     out = Terminal()
     with open_display(out) as listener:
-        play(listener, MadeRun(fails=(3,)).records)
+        play(listener, FakeRun(fails=(3,)).records)
     text = out.getvalue()
     assert "trains" in text or "idle" in text
     assert "failed: " in text
@@ -127,12 +127,12 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     out = Terminal()
     with open_display(out) as listener:
-        play(listener, MadeRun().records)
+        play(listener, FakeRun().records)
     assert "\x1b[?25l" not in out.getvalue()
 
 
 def test_the_picture_says_who_trains_what_and_how_far_it_is() -> None:
-    run = midway(MadeRun())
+    run = midway(FakeRun())
     text = "\n".join(frame(run))
     done, wanted = run.progress()
     assert f"{done}/{wanted} units" in text
@@ -143,7 +143,7 @@ def test_the_picture_says_who_trains_what_and_how_far_it_is() -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 10), (200, 60), (40, 5)])
 def test_a_hundred_configurations_fit_any_terminal(width: int, height: int) -> None:
-    run = midway(MadeRun(configs=100, workers=12, epochs=2))
+    run = midway(FakeRun(configs=100, workers=12, epochs=2))
     lines = frame(run, width, height)
     assert len(lines) <= height - 1
     if height >= 10:
@@ -152,7 +152,7 @@ def test_a_hundred_configurations_fit_any_terminal(width: int, height: int) -> N
 
 
 def test_the_best_and_the_running_ones_are_shown() -> None:
-    run = midway(MadeRun(configs=100, workers=4, epochs=2))
+    run = midway(FakeRun(configs=100, workers=4, epochs=2))
     chosen = pictures.choose_configs(run, limit=10)
     assert len(chosen) == 10
     assert {c.id for c in run.configs.values() if c.running} <= {c.id for c in chosen}
@@ -182,7 +182,7 @@ def test_pace_needs_two_units_and_counts_down_between_them() -> None:
 
 
 def test_a_display_may_join_a_run_that_has_begun() -> None:
-    records = MadeRun().records
+    records = FakeRun().records
     run = RunRecord()
     for line in records[:60]:
         run.apply(line)
@@ -210,13 +210,13 @@ def test_drawing_while_the_run_goes_on_is_safe() -> None:
 
     thread = threading.Thread(target=refresh)
     thread.start()
-    play(state.hear, MadeRun(configs=40, epochs=2).records)
+    play(state.hear, FakeRun(configs=40, epochs=2).records)
     over.set()
     thread.join()
     assert not wrong
 
 
-MIXED = MadeRun(configs=4, partitions=2, epochs=2, fails=(1,), nans=(2,)).records
+MIXED = FakeRun(configs=4, partitions=2, epochs=2, fails=(1,), nans=(2,)).records
 
 
 @settings(max_examples=40, deadline=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fake_run import START, MadeRun
+from fake_run import START, FakeRun
 
 from regatta.cli import ui
 from regatta.cli.output import run_tables
@@ -42,7 +42,7 @@ def test_values_that_all_share_are_said_once_above(made: RunRecord) -> None:
 
 
 def test_one_and_true_are_different_values() -> None:
-    run = MadeRun(configs=2).record()
+    run = FakeRun(configs=2).record()
     first, second = run.configs.values()
     first.values["flag"], second.values["flag"] = 1, True
     varying, _ = run_tables.split_values(run.configs.values())
@@ -58,14 +58,14 @@ def test_failures_and_nan_are_said_plainly(made: RunRecord) -> None:
 
 
 def test_a_configuration_that_was_never_a_number_has_no_best_value() -> None:
-    run = MadeRun(configs=2, epochs=1).record()
+    run = FakeRun(configs=2, epochs=1).record()
     for config in run.configs.values():
         config.reports = {1: {"loss": float("nan")}}
     assert column(run_tables.leaderboard(run), "best loss") == ["none", "none"]
 
 
 def test_the_limit_keeps_the_best_and_the_failed_and_counts_the_rest() -> None:
-    run = MadeRun(configs=30, fails=(28,)).record()
+    run = FakeRun(configs=30, fails=(28,)).record()
     table = run_tables.leaderboard(run, limit=5)
     assert column(table, "#")[:5] == ["1", "2", "3", "4", "5"]
     assert column(table, "status").count("failed") == 1

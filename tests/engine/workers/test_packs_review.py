@@ -161,13 +161,13 @@ def test_who_only_waits_to_be_judged_is_not_forgotten() -> None:
     scheduled = ScheduledModels()
     done, going = (Trial(name, {}, epochs) for name, epochs in (("done", 1), ("going", 2)))
     pack = scheduled.add([done, going], [])
-    pack.trained(1, [done, going])
+    pack.end_epoch(1, [done, going])
     pack.trials = [going]
     going.failed = True
     scheduled.disband(pack)
-    assert scheduled.ready() == [done]
-    pack.trained(2, [done])  # what ran when it was disbanded
-    assert not pack.holds(done)
+    assert scheduled.take_ready() == [done]
+    pack.end_epoch(2, [done])  # what ran when it was disbanded
+    assert done not in pack.all_trials()
 
 
 def test_a_run_that_is_resumed_has_a_pack_for_each_worker(whole: Dataset, tmp_path: Path) -> None:

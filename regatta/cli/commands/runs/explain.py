@@ -11,7 +11,7 @@ from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
 
 if TYPE_CHECKING:
     from regatta.cli.output.table import Table
-    from regatta.journal.analysis import Analysis, Row
+    from regatta.journal.analysis import Analysis, AnalysisRow
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
@@ -80,7 +80,7 @@ def _table(found: Analysis) -> Table:
     return Table(columns, cells, above=(*found.plan.text().splitlines(), ""), below=("", *later) if later else ())
 
 
-def _figures(row: Row) -> list[str]:
+def _figures(row: AnalysisRow) -> list[str]:
     from regatta.cli.output.numbers import seconds, size
 
     spelled: dict[str, Callable[[float], str]] = {
