@@ -1,4 +1,22 @@
-"""Where a project keeps what Regatta writes: the folder `.regatta`, found as git finds `.git`."""
+"""The folder `.regatta` of a project: how it is found, and the name of every file and folder below it.
+
+    .regatta/
+      catalog.sqlite            versions and their metadata; commit.lock keeps gc away from commits
+      staging.json              files staged for the next version, changed under staging.lock
+      files/                    files of versions, by content
+      data/                     partitions that Regatta wrote
+      profiles/                 what profiling measured, for later sweeps
+      store/                    the parameter store
+        index.sqlite            what is where; users.lock is shared by all that have it open
+        packs/ tmp/ quarantine/ pack files: whole, being written, put aside
+        maintenance.lock        one reencode, gc, fsck or offload at a time
+      runs/<name>/
+        journal.jsonl           all that happened; lock is held by the controller
+        sweep.pkl               the sweep, to resume and replay
+        states/ logs/           states of models, output of workers
+        requests/ door.json     requests to the controller, and where it listens
+        keeper.lock             one process at a time moves states into the store
+"""
 
 from __future__ import annotations
 
@@ -8,6 +26,87 @@ from pathlib import Path
 from regatta.errors import NotFoundError, UsageError
 
 FOLDER = ".regatta"
+
+# Below the repository.
+CATALOG = "catalog.sqlite"
+COMMIT_LOCK = "commit.lock"
+STAGING = "staging.json"
+STAGING_LOCK = "staging.lock"
+FILES = "files"
+DATA = "data"
+PROFILES = "profiles"
+STORE = "store"
+RUNS = "runs"
+
+# Below the parameter store. `tmp` is also the folder of unfinished files below `files`.
+INDEX = "index.sqlite"
+USERS_LOCK = "users.lock"
+MAINTENANCE_LOCK = "maintenance.lock"
+PACKS = "packs"
+PACK_SUFFIX = ".pack"
+TMP = "tmp"
+QUARANTINE = "quarantine"
+
+# Below a run.
+JOURNAL = "journal.jsonl"
+SWEEP = "sweep.pkl"
+RUN_LOCK = "lock"
+STATES = "states"
+STATE_SUFFIX = ".safetensors"
+LOGS = "logs"
+MEETINGS = "meetings"  # below logs: where members of a group find each other
+ARCHIVER_LOG = "keeper.log"
+PREPROCESSING_LOG = "preprocessing.log"
+ARCHIVER_LOCK = "keeper.lock"
+REQUESTS = "requests"
+ANSWER_SUFFIX = ".answer.json"
+CONTROL_ADDRESS = "door.json"
+GANTT_PAGE = "gantt.html"
+RESULTS_CSV = "results.csv"
+RESULTS_PARQUET = "results.parquet"
+TENSORBOARD = "tensorboard"
+MLFLOW_DATABASE = "mlflow.db"
+MLFLOW_ARTIFACTS = "mlflow-artifacts"
+
+
+def runs_folder(repository: Path) -> Path:
+    return repository / RUNS
+
+
+def store_folder(repository: Path) -> Path:
+    return repository / STORE
+
+
+def has_store(store: Path) -> bool:
+    """Whether there is a parameter store in that folder."""
+    return (store / INDEX).exists()
+
+
+def run_journal(run: Path) -> Path:
+    return run / JOURNAL
+
+
+def run_sweep(run: Path) -> Path:
+    """The pickled sweep of a run."""
+    return run / SWEEP
+
+
+def run_logs(run: Path) -> Path:
+    return run / LOGS
+
+
+def run_requests(run: Path) -> Path:
+    return run / REQUESTS
+
+
+def state_path(run: Path, config: str, stem: str) -> Path:
+    """The file of a state; the stem is `<epoch>-<visits>`."""
+    return run / STATES / config / f"{stem}{STATE_SUFFIX}"
+
+
+def store_beside(run: Path) -> Path:
+    """The parameter store of the repository that a run belongs to."""
+    return run.absolute().parent.parent / STORE
 
 
 def find_repository(start: str | Path | None = None) -> Path | None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy.typing as npt
 
 from regatta.data.formats import safetensors
 from regatta.data.partition import Partition, inspect
+from regatta.durable import lock_file, replacing
 from regatta.errors import ConflictError, DataError
 
 
@@ -25,7 +24,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         # Where the file system has no locks, renaming still keeps every file whole.
         with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file)
         yield
         os.fsync(file)
     finally:
@@ -58,18 +57,13 @@ def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.ge
     from safetensors.numpy import save_file
 
     noted = json.dumps({"columns": list(arrays), "dataset": fingerprint})
-    temporary = partition.path.with_name(f".{partition.path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        save_file(dict(arrays), temporary, metadata={safetensors.METADATA_KEY: noted})
-        temporary.chmod(0o644)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, partition.path)
+        with replacing(partition.path, durable_name=False) as written:
+            save_file(dict(arrays), written, metadata={safetensors.METADATA_KEY: noted})
+            written.chmod(0o644)
     except (OSError, SafetensorError) as error:
         raise DataError(
             f"This partition could not be written: {error}.",
             place=str(partition.path),
             hint="Free some space, or pass another directory.",
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from regatta.durable import fsync_path
 from regatta.errors import CorruptError
 
 Record: TypeAlias = dict[str, Any]
@@ -48,7 +49,7 @@ class Journal:
         self.last_size = 0  # bytes of the record that was appended last
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, _whole_lines(self._file))
-        self._sync_folder()
+        fsync_path(path.parent)
         self._waiting: list[Callable[[], None]] = []
         self._dirty = False
         self._closed = False
@@ -125,13 +126,6 @@ class Journal:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _encoded(record: Record) -> bytes:

@@ -74,21 +74,19 @@ def _write_npz(weights: Weights, target: Path, origin: dict[str, str]) -> None:
     """As np.load reads it; types that NumPy lacks have no place there."""
     import numpy as np
 
-    written = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with zipfile.ZipFile(written, "w", allowZip64=True) as archive:
-            for name, value in weights.items():
-                if not isinstance(value, np.ndarray):
-                    raise UsageError(
-                        f"NumPy has no type {value.dtype}, of which the tensor {name!r} is.",
-                        place=str(target),
-                        hint="Check it out as .safetensors or .pt.",
-                    )
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                    np.lib.format.write_array(entry, value, allow_pickle=False)
-        os.replace(written, target)
-    finally:
-        written.unlink(missing_ok=True)
+    with (
+        replacing(target, durable=False, durable_name=False) as written,
+        zipfile.ZipFile(written, "w", allowZip64=True) as archive,
+    ):
+        for name, value in weights.items():
+            if not isinstance(value, np.ndarray):
+                raise UsageError(
+                    f"NumPy has no type {value.dtype}, of which the tensor {name!r} is.",
+                    place=str(target),
+                    hint="Check it out as .safetensors or .pt.",
+                )
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, value, allow_pickle=False)
 
 
 def _write_torch(weights: Weights, target: Path, origin: dict[str, str]) -> None:

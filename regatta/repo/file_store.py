@@ -22,7 +22,9 @@ from typing import BinaryIO, TypeAlias, cast
 
 from blake3 import blake3
 
+from regatta.durable import fsync_file, fsync_path
 from regatta.errors import CorruptError, DiskError, NotFoundError, UsageError
+from regatta.paths import FOLDER, TMP
 
 Files: TypeAlias = Mapping[str, str | Path | bytes] | Sequence[str | Path]
 MAX_PATH, MAX_PART = 4096, 255  # bytes
@@ -45,7 +47,7 @@ class FileFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._tmp = folder / "tmp"
+        self._tmp = folder / TMP
 
     def path(self, digest: str) -> Path:
         if not _HASH.fullmatch(digest):
@@ -57,8 +59,6 @@ class FileFolder:
 
         Those that were taken in before may be given as what they became then.
         """
-        from regatta.store.format.pack_file import fsync_folder
-
         if known := [file for file in files if isinstance(file, FileEntry)]:
             return self._known(known)
         named = dict(named_files(cast(Files, files)))
@@ -67,8 +67,8 @@ class FileFolder:
         self._tmp.mkdir(parents=True, exist_ok=True)
         found = [self._put(name, source) for name, source in named.items()]
         for folder in {self.path(entry.hash).parent for entry in found}:
-            fsync_folder(folder)
-        fsync_folder(self.folder)
+            fsync_path(folder)
+        fsync_path(self.folder)
         return found
 
     def _known(self, files: Sequence[FileEntry]) -> list[FileEntry]:
@@ -107,7 +107,7 @@ class FileFolder:
         if not self.folder.is_dir():
             return
         for folder in sorted(self.folder.iterdir()):
-            for path in sorted(folder.iterdir()) if folder.name != "tmp" else ():
+            for path in sorted(folder.iterdir()) if folder.name != TMP else ():
                 if _HASH.fullmatch(path.name):
                     yield path.name, path.stat()
 
@@ -138,8 +138,7 @@ class FileFolder:
         try:
             with written.open("xb") as target:
                 digest, executable = _write(source, target)
-                target.flush()
-                os.fsync(target.fileno())
+                fsync_file(target)
                 size = target.tell()
             final = self.path(digest)
             final.parent.mkdir(exist_ok=True)
@@ -232,7 +231,7 @@ def _walked(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
     """The files below a folder. A link that leads out of it would bring in what nobody meant to give."""
     root = folder.resolve()
     for here, folders, files in os.walk(folder):
-        folders[:] = sorted(each for each in folders if each not in (".git", ".regatta", "__pycache__"))
+        folders[:] = sorted(each for each in folders if each not in (".git", FOLDER, "__pycache__"))
         for each in sorted([*files, *(each for each in folders if (Path(here) / each).is_symlink())]):
             path = Path(here) / each
             if path.is_symlink() and not path.resolve().is_relative_to(root):

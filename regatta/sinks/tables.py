@@ -45,7 +45,7 @@ class Csv:
         _check_file(self.path, _is_our_csv)
 
     def open(self, folder: Path) -> _CsvWriter:
-        return _CsvWriter(self.path or folder / "results.csv")
+        return _CsvWriter(self.path or folder / RESULTS_CSV)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Parquet:
         _check_file(self.path, _is_our_parquet)
 
     def open(self, folder: Path) -> _ParquetWriter:
-        return _ParquetWriter(self.path or folder / "results.parquet")
+        return _ParquetWriter(self.path or folder / RESULTS_PARQUET)
 
 
 class _TableWriter(ABC):
@@ -135,9 +135,8 @@ class _ParquetWriter(_TableWriter):
 
         names = _columns(rows) or list(FIRST)
         table = pa.table({name: pa.array(_alike([row.get(name) for row in rows])) for name in names})
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        pq.write_table(table.replace_schema_metadata({MARK: b"1"}), beside)
-        os.replace(beside, path)
+        with replacing(path, durable=False, durable_name=False) as written:
+            pq.write_table(table.replace_schema_metadata({MARK: b"1"}), written)
 
 
 def _report_row(record: RunRecord, line: Record) -> Row:
@@ -188,12 +187,13 @@ def _in_order(names: list[str]) -> list[str]:
 
 
 def _write_csv(rows: Sequence[Row], columns: Sequence[str], path: Path) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("w", encoding="utf-8", newline="") as file:
+    with (
+        replacing(path, durable=False, durable_name=False) as written,
+        written.open("w", encoding="utf-8", newline="") as file,
+    ):
         writer = csv_files.writer(file)
         writer.writerow(columns)
         writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
-    os.replace(beside, path)
 
 
 def _cell(value: Any) -> Any:

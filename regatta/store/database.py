@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from regatta.durable import FileLock, exclusive
 from regatta.errors import ConflictError, CorruptError, RegattaError, UsageError
-from regatta.store.locks import exclusive, shared
+from regatta.paths import USERS_LOCK
 from regatta.store.sqlite import sqlite3
 
 VERSION = 1
 BUSY_SECONDS = 120.0
-USERS = "users.lock"  # shared by all that have the index open
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (
@@ -62,24 +62,22 @@ class Database:
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path, self.read_only = path, read_only
         self._lock = threading.RLock()
-        self._user = -1
+        self._open_lock = FileLock(path.with_name(USERS_LOCK), shared=True)  # while any process holds it: no rebuild
         if read_only:  # nothing beside the file is made, not even a lock
             self._db = self._connect(_read_only_uri(path), self._check)
             return
-        self._user = shared(path.with_name(USERS))
+        self._open_lock.acquire()
         try:
             with exclusive(path.with_suffix(".lock"), f"opening the {self.what}"):
                 self._db = self._connect(_uri(path), self._set_up)
         except BaseException:
-            os.close(self._user)
+            self._open_lock.release()
             raise
 
     def close(self) -> None:
         with self._lock:
             self._db.close()
-            if self._user >= 0:
-                os.close(self._user)
-            self._user = -1
+            self._open_lock.release()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

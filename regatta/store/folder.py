@@ -10,7 +10,6 @@ away between the moment that another finds it there and the moment that it count
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import secrets
@@ -26,7 +25,9 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
+from regatta.durable import fsync_file, fsync_path, lock_file
 from regatta.errors import CorruptError
+from regatta.paths import PACK_SUFFIX, PACKS, QUARANTINE, TMP
 from regatta.store.format.pack_file import (
     HEADER,
     MAGIC,
@@ -35,13 +36,11 @@ from regatta.store.format.pack_file import (
     Record,
     Segment,
     footer_of,
-    fsync_folder,
     read_records,
 )
 from regatta.store.format.tensor_id import is_id
 
 OPEN_PACKS = 256
-SUFFIX = ".pack"
 PACK_BYTES = 2**30  # a pack is full when it has that many
 
 
@@ -82,8 +81,7 @@ class PackWriter:
     def seal(self) -> SealedPack:
         """Finish the pack and make its content durable."""
         self._write(footer_of(self.records, self.bytes))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        fsync_file(self._file)
         return SealedPack(self._digest.hexdigest(), self.path, self.bytes, tuple(self.records), self._file)
 
     def discard(self) -> None:
@@ -128,8 +126,7 @@ class Packing:
         path, file = _create(self._folder)
         self.sealed.append(SealedPack(pack, path, 0, (), file))
         fill(file)
-        file.flush()
-        os.fsync(file.fileno())
+        fsync_file(file)
 
     def seal(self) -> list[SealedPack]:
         """Everything added so far, whole and durable."""
@@ -172,7 +169,7 @@ class PackFolder:
     """The packs of a store that are on this machine."""
 
     def __init__(self, root: Path) -> None:
-        self.packs, self.tmp, self.quarantine = root / "packs", root / "tmp", root / "quarantine"
+        self.packs, self.tmp, self.quarantine = root / PACKS, root / TMP, root / QUARANTINE
         self._views: OrderedDict[str, _Mapped] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -180,10 +177,10 @@ class PackFolder:
         for folder in (self.packs, self.tmp, self.quarantine):
             folder.mkdir(parents=True, exist_ok=True)
         for folder in (self.packs.parent, self.packs.parent.absolute().parent):
-            fsync_folder(folder)
+            fsync_path(folder)
 
     def path(self, pack: str) -> Path:
-        return self.packs / f"{pack}{SUFFIX}"
+        return self.packs / f"{pack}{PACK_SUFFIX}"
 
     def packing(self) -> Packing:
         """To write packs: `with folder.packing() as packing`."""
@@ -194,7 +191,7 @@ class PackFolder:
         for pack in sealed:
             os.replace(pack.path, self.path(pack.id))
             pack.lock.close()
-        fsync_folder(self.packs)
+        fsync_path(self.packs)
 
     def remove(self, packs: Iterable[str]) -> None:
         """Delete packs that nothing names any more. Only inside a transaction of the index."""
@@ -209,8 +206,8 @@ class PackFolder:
         if not self.path(pack).exists():
             return None
         os.replace(self.path(pack), target)
-        fsync_folder(self.quarantine)
-        fsync_folder(self.packs)
+        fsync_path(self.quarantine)
+        fsync_path(self.packs)
         return target
 
     def forget(self, pack: str) -> None:
@@ -250,8 +247,8 @@ class PackFolder:
     def present(self) -> Iterator[tuple[str, os.stat_result]]:
         """All pack files there are, whether or not anything names them."""
         for entry in os.scandir(self.packs):
-            if entry.name.endswith(SUFFIX) and is_id(entry.name.removesuffix(SUFFIX)):
-                yield entry.name.removesuffix(SUFFIX), entry.stat(follow_symlinks=False)
+            if entry.name.endswith(PACK_SUFFIX) and is_id(entry.name.removesuffix(PACK_SUFFIX)):
+                yield entry.name.removesuffix(PACK_SUFFIX), entry.stat(follow_symlinks=False)
 
     def sweep_tmp(self, before: float) -> int:
         """Delete what dead writers left half written before that time; how many files it was."""
@@ -277,9 +274,9 @@ class PackFolder:
 def _create(folder: Path) -> tuple[Path, BinaryIO]:
     """A new temporary file, locked, so that nobody takes it for abandoned."""
     while True:
-        path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{SUFFIX}"
+        path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{PACK_SUFFIX}"
         file = open(path, "xb")  # noqa: SIM115 (its user closes it)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file)
         if os.fstat(file.fileno()).st_nlink:
             return path, file
         file.close()  # swept away before it was locked
@@ -288,10 +285,9 @@ def _create(folder: Path) -> tuple[Path, BinaryIO]:
 def _remove_if_abandoned(path: Path, before: float) -> bool:
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_mtime >= before:
+            if not lock_file(file, wait=False) or os.fstat(file.fileno()).st_mtime >= before:
                 return False
             path.unlink()
             return True
-    except (FileNotFoundError, BlockingIOError):
+    except FileNotFoundError:
         return False

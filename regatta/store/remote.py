@@ -1,6 +1,6 @@
 """Packs somewhere else: a folder that fsspec can reach, on a disk, a server or in an object store.
 
-    <url>/packs/<pack>.pack
+    <url>/{PACKS}/<pack>.pack
 
 Packs are named by their content, so a remote is a plain heap of them: pushing one twice is nothing, and whatever comes
 back can be checked against its name. Nothing counts as pushed before it was read back and matched.
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from blake3 import blake3
 
 from regatta.errors import CorruptError, RegattaError
-from regatta.store.folder import SUFFIX, MissingPackError, PackFolder
+from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.pack_file import Record, read_records
 from regatta.store.format.tensor_id import is_id
 from regatta.store.index import LOCAL, Located
@@ -43,7 +43,7 @@ class Remote:
         self._folder = f"{root.rstrip('/')}/packs"
 
     def where(self, pack: str) -> str:
-        return f"{self.url.rstrip('/')}/packs/{pack}{SUFFIX}"
+        return f"{self.url.rstrip('/')}/{PACKS}/{pack}{PACK_SUFFIX}"
 
     def packs(self) -> Iterator[tuple[str, int]]:
         """The packs that are there, and their sizes."""
@@ -52,8 +52,8 @@ class Remote:
             found = self._fs.ls(self._folder, detail=True) if self._fs.isdir(self._folder) else []
         for entry in found:
             name = entry["name"].rsplit("/", 1)[-1]
-            if name.endswith(SUFFIX) and is_id(name.removesuffix(SUFFIX)):
-                yield name.removesuffix(SUFFIX), int(entry["size"])
+            if name.endswith(PACK_SUFFIX) and is_id(name.removesuffix(PACK_SUFFIX)):
+                yield name.removesuffix(PACK_SUFFIX), int(entry["size"])
 
     def size(self, pack: str) -> int | None:
         """The size of a pack there, None when it is not."""
@@ -99,7 +99,7 @@ class Remote:
                 self._fs.rm_file(self._path(pack))
 
     def _path(self, pack: str) -> str:
-        return f"{self._folder}/{pack}{SUFFIX}"
+        return f"{self._folder}/{pack}{PACK_SUFFIX}"
 
     def digest(self, pack: str, write: Callable[[bytes], Any] | None = None) -> str:
         """The name that a pack there should have; `write` is handed its blocks."""

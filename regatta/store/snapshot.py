@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regatta.durable import replacing
 from regatta.errors import UsageError
 from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.manifest import Manifest
-from regatta.store.format.pack_file import fsync_folder
 from regatta.store.format.tensor_id import as_tensor, word_count
 from regatta.store.slices import Partial
 
@@ -69,18 +68,10 @@ class Snapshot(Mapping[str, Any]):
 
 def write_safetensors(target: Path, manifest: Manifest, tensors: Iterable[tuple[str, Any]]) -> None:
     """Write tensors, in the order of the manifest, as a file that appears whole or not at all."""
-    written = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with written.open("wb") as file:
-            file.write(_safetensors_header(manifest))
-            for name, value in tensors:
-                file.write(as_tensor(name, value).words.data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(written, target)
-    finally:
-        written.unlink(missing_ok=True)
-    fsync_folder(target.parent)
+    with replacing(target) as written, written.open("wb") as file:
+        file.write(_safetensors_header(manifest))
+        for name, value in tensors:
+            file.write(as_tensor(name, value).words.data)
 
 
 def _safetensors_header(manifest: Manifest) -> bytes:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
-from regatta.paths import writable_folder
+from regatta.paths import INDEX, has_store, writable_folder
 from regatta.store.commit import Commit, Draft, NewSnapshot
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.dtypes import DType, Words
@@ -87,7 +87,7 @@ class ParameterStore:
         self.folder = PackFolder(path)
         if not read_only:
             self.folder.create()
-        self.index = Index(path / "index.sqlite", read_only)
+        self.index = Index(path / INDEX, read_only)
         self.source = PackSource(self.folder, None)
         self._pool = ThreadPoolExecutor(threads, "store") if threads > 1 else None
         self._background = ThreadPoolExecutor(1, "store-put")
@@ -111,7 +111,7 @@ class ParameterStore:
         `read_only` opens one in a folder that cannot be written: what it holds at that moment.
         """
         root = Path(path)
-        if (read_only or not create) and not (root / "index.sqlite").exists():
+        if (read_only or not create) and not has_store(root):
             raise NotFoundError("There is no parameter store.", place=str(root))
         if not read_only:
             writable_folder(root, "parameter store")

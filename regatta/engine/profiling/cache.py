@@ -173,14 +173,8 @@ class ProfileCache:
         packs = [{"build": build, **asdict(known)} for build, known in self.packs.items()]
         others = {"ratios": self.ratios, "start_seconds": self.start_seconds, "memory": self.memory}
         text = json.dumps({"version": VERSION, "configs": configs, "packs": packs, **others})
-        handle, written = tempfile.mkstemp(dir=self.path.parent, prefix=".", suffix=".new")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(written, self.path)
-        except BaseException:
-            os.unlink(written)
-            raise
+        with replacing(self.path, durable=False, durable_name=False) as written:
+            written.write_text(text)
 
 
 def _forget_oldest(folder: Path) -> None:

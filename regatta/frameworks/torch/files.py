@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regatta.durable import replacing
 from regatta.errors import DataError
 from regatta.store.torch_tensors import torch_tensors
 
@@ -58,15 +58,8 @@ def write_state_dict(path: Path, values: Mapping[str, Any]) -> None:
     """Arrays and Bits, by name, as a file that `torch.load` reads; it appears whole or not at all."""
     import torch
 
-    written = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with written.open("wb") as file:
-            torch.save({name: tensor.clone() for name, tensor in torch_tensors(values).items()}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(written, path)
-    finally:
-        written.unlink(missing_ok=True)
+    with replacing(path, durable_name=False) as written, written.open("wb") as file:
+        torch.save({name: tensor.clone() for name, tensor in torch_tensors(values).items()}, file)
 
 
 def _state_dict(content: object, path: Path) -> tuple[str | None, dict[str, torch.Tensor]]:

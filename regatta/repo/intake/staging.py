@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.errors import CorruptError, NotFoundError, UsageError, nearest
-from regatta.paths import FOLDER
+from regatta.paths import FOLDER, STAGING, STAGING_LOCK
 from regatta.repo.catalog.records import Version
 from regatta.repo.file_store import FileEntry, named_files
 from regatta.repo.intake.read_file import (
@@ -33,10 +33,9 @@ from regatta.repo.intake.read_file import (
 )
 from regatta.repo.repo import Repo, new_id
 from regatta.repo.weights import StoredWeights
-from regatta.store.format.pack_file import fsync_folder
 from regatta.store.locks import exclusive
 
-STAGING, LOCK, PREFIX, FORMAT = "staging.json", "staging.lock", "staged/", 1
+PREFIX, FORMAT = "staged/", 1
 MAX_BYTES = 2**28
 
 
@@ -264,7 +263,7 @@ def _changing(repo: Repo) -> Iterator[StagingArea]:
     """Nobody else changes the area meanwhile."""
     if repo.read_only:
         raise UsageError("The repository is open for reading only.", place=str(repo.folder))
-    with exclusive(repo.folder / LOCK, "staging"):
+    with exclusive(repo.folder / STAGING_LOCK, "staging"):
         yield _read(repo)
 
 
@@ -304,13 +303,5 @@ def _item(content: dict[str, Any]) -> Staged:
 def _write(repo: Repo, area: StagingArea) -> None:
     content = {"format": FORMAT, "committing": area.committing, "items": [asdict(item) for item in area.items]}
     path = repo.folder / STAGING
-    written = path.with_name(f".{STAGING}.{os.getpid()}")
-    try:
-        with written.open("w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=True, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(written, path)
-    finally:
-        written.unlink(missing_ok=True)
-    fsync_folder(repo.folder)
+    with replacing(path) as written, written.open("w", encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=True, allow_nan=False)

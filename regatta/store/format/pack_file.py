@@ -230,12 +230,3 @@ def footer_of(records: Sequence[Record], offset: int) -> bytes:
     packed = [record.pack() for record in records]
     footer = b"".join(_LENGTH.pack(len(record)) + record for record in packed)
     return footer + TRAILER.pack(offset, len(footer), xxh3_64_intdigest(footer), len(records), 0, MAGIC)
-
-
-def fsync_folder(path: Any) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from regatta.errors import CorruptError, RegattaError, UsageError
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.index import LOCAL, Stored
-from regatta.store.locks import exclusive
+from regatta.durable import exclusive
+from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.maintenance.repair import Repair, recreated_id
 from regatta.store.maintenance.rewrite import checked_streams
 from regatta.store.reader import check_stored
@@ -74,7 +75,7 @@ def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> Find
     """See ParameterStore.fsck."""
     if depth not in DEPTHS:
         raise UsageError(f"The depth of fsck is {depth!r}.", hint="It is one of " + ", ".join(DEPTHS) + ".")
-    with exclusive(store.path / "maintenance.lock", "fsck", wait):
+    with exclusive(store.path / MAINTENANCE_LOCK, "fsck", wait):
         survey = Survey(store, DEPTHS.index(depth))
         damage = survey.run()
         mended = Repair(store, damage.packs, damage.tensors, damage.snapshots)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from regatta.errors import UsageError
 from regatta.store.index import LOCAL
-from regatta.store.locks import exclusive
+from regatta.durable import exclusive
+from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.maintenance.rewrite import copy_out, relocate
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def collect(store: ParameterStore, grace: float, wait: bool) -> Collected:
     """See ParameterStore.gc."""
     if grace < 0:
         raise UsageError(f"The time of grace is {grace} seconds; it cannot be negative.")
-    with exclusive(store.path / "maintenance.lock", "gc", wait):
+    with exclusive(store.path / MAINTENANCE_LOCK, "gc", wait):
         now = store.clock()
         with store.index.transaction():
             snapshots, tensors = store.index.drop_unneeded(now, grace)

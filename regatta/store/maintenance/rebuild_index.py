@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regatta.durable import exclusive, fsync_path
 from regatta.errors import CorruptError, NotFoundError, RegattaError
-from regatta.store.database import USERS
-from regatta.store.format.pack_file import ManifestRecord, fsync_folder
+from regatta.paths import INDEX, PACKS, QUARANTINE, USERS_LOCK
+from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.format.tensor_id import is_id, why_not_name
 from regatta.store.index import MAX_CHAIN, Stored
-from regatta.store.locks import exclusive
 from regatta.store.maintenance.repair import Census, take_census
 from regatta.store.reader import check_stored
 from regatta.store.sqlite import sqlite3
@@ -40,10 +40,10 @@ class Rebuilt:
 
 def rebuild(path: Path, reopen: Callable[[], ParameterStore]) -> Rebuilt:
     """See ParameterStore.rebuild."""
-    if not (path / "packs").is_dir():
+    if not (path / PACKS).is_dir():
         raise NotFoundError("There is no parameter store.", place=str(path))
-    with exclusive(path / USERS, "rebuild", wait=False):
-        names = _names(path / "index.sqlite")
+    with exclusive(path / USERS_LOCK, "rebuild", wait=False):
+        names = _names(path / INDEX)
         _put_aside(path)
     with reopen() as store:
         census = take_census(store, remote=True)
@@ -66,12 +66,12 @@ def _names(index: Path) -> dict[str, str]:
 
 
 def _put_aside(path: Path) -> None:
-    (path / "quarantine").mkdir(exist_ok=True)
+    (path / QUARANTINE).mkdir(exist_ok=True)
     stamp = time.time_ns()
-    for file in path.glob("index.sqlite*"):
-        os.replace(file, path / "quarantine" / f"{file.name}.{stamp}")
-    fsync_folder(path / "quarantine")
-    fsync_folder(path)
+    for file in path.glob(f"{INDEX}*"):
+        os.replace(file, path / QUARANTINE / f"{file.name}.{stamp}")
+    fsync_path(path / QUARANTINE)
+    fsync_path(path)
 
 
 def _fill(store: ParameterStore, census: Census, names: dict[str, str]) -> Rebuilt:

@@ -19,7 +19,8 @@ from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.pack_file import Segment
 from regatta.store.format.tensor_id import Tensor, word_count
 from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index, Located, Stored
-from regatta.store.locks import exclusive
+from regatta.durable import exclusive
+from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.remote import PackSource, Remote
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ Plan = Mapping[str, tuple[int, str | None]]
 def reencode(store: ParameterStore, plan: Plan, wait: bool) -> None:
     """See ParameterStore.reencode."""
     words = lru_cache(maxsize=3)(store.words)  # the next delta's base is often one that was just at hand
-    with exclusive(store.path / "maintenance.lock", "reencode", wait), store.folder.packing() as packing:
+    with exclusive(store.path / MAINTENANCE_LOCK, "reencode", wait), store.folder.packing() as packing:
         for stored, encoding, base in _check_plan(store, plan):
             tensor = Tensor(stored.dtype, stored.shape, words(stored.tensor))
             if tensor.id != stored.tensor:
@@ -150,7 +151,7 @@ def needed(index: Index, snapshots: Iterable[str] | None) -> dict[str, Stored]:
 def push(store: ParameterStore, snapshots: list[str] | None) -> int:
     """See ParameterStore.push."""
     remote = _remote(store)
-    with exclusive(store.path / "maintenance.lock", "push"):
+    with exclusive(store.path / MAINTENANCE_LOCK, "push"):
         packs = [pack for pack, place in _packs(store, snapshots).items() if not place & REMOTE]
         for pack in packs:
             remote.push(store.folder.path(pack), pack)
@@ -162,7 +163,7 @@ def push(store: ParameterStore, snapshots: list[str] | None) -> int:
 def recall(store: ParameterStore, snapshots: list[str], wait: bool) -> int:
     """See ParameterStore.recall."""
     remote = _remote(store)
-    with exclusive(store.path / "maintenance.lock", "recall", wait), store.folder.packing() as packing:
+    with exclusive(store.path / MAINTENANCE_LOCK, "recall", wait), store.folder.packing() as packing:
         packs = [pack for pack, place in _packs(store, snapshots).items() if not place & LOCAL]
         for pack in packs:
             packing.receive(pack, partial(remote.fetch, pack))
@@ -178,7 +179,7 @@ def offload(store: ParameterStore, snapshots: list[str], tensors: list[str], kee
     if keep_planes < 1:
         raise UsageError(f"At least one plane stays here, not {keep_planes}.")
     remote, folder = _remote(store), store.folder
-    lock = exclusive(store.path / "maintenance.lock", "offload", wait)
+    lock = exclusive(store.path / MAINTENANCE_LOCK, "offload", wait)
     with lock, folder.packing() as here, folder.packing() as there:
         with store.index.reading():
             stored = needed(store.index, snapshots) | {tensor: store.index.stored(tensor) for tensor in tensors}

@@ -10,19 +10,18 @@ a lock, and stops when the token in the lock file is not its own any more. The l
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regatta.durable import FileLock
 from regatta.journal.journal import Record, read_journal
+from regatta.paths import ARCHIVER_LOCK, run_journal
 from regatta.store.states.state_archive import RawState, series_of, store_states
 from regatta.store.store import ParameterStore
 
-LOCK, JOURNAL = "keeper.lock", "journal.jsonl"
 BATCH_BYTES, MAX_BATCH_STATES, MAX_BATCH_WAIT_S = 2**25, 64, 10.0  # a batch is stored when it reaches any of these
 
 
@@ -48,9 +47,9 @@ def finished_states(run: Path) -> list[RawState]:
     For each configuration this is the last state of each reported epoch. The newest epoch is left out, because the
     configuration may go on from it, unless the run is done. States of an epoch without a report are left out, too.
     """
-    if not (run / JOURNAL).exists():
+    if not run_journal(run).exists():
         return []
-    trials, done = _read_trials(read_journal(run / JOURNAL))
+    trials, done = _read_trials(read_journal(run_journal(run)))
     found = []
     for config, trial in trials.items():
         epochs = sorted(trial.reported) if done else sorted(trial.reported)[:-1]
@@ -127,7 +126,7 @@ def move_batch(run: Path, token: bytes, store: ParameterStore, series: str, batc
     for path, reason in failed.items():
         sys.stderr.write(f"{path} stays as it is: {reason}\n")
     with _deletion_lock(run) as lock:
-        if os.pread(lock, 64, 0) != token:
+        if lock.note() != token:
             return None
         for path in stored:
             path.unlink(missing_ok=True)
@@ -137,21 +136,14 @@ def move_batch(run: Path, token: bytes, store: ParameterStore, series: str, batc
 def take_over(run: Path, token: str) -> None:
     """Write a new token: archivers that hold an older one delete nothing from here on."""
     with _deletion_lock(run) as lock:
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, token.encode(), 0)
+        lock.write_note(token)
 
 
 def _current_token(run: Path) -> bytes:
     with _deletion_lock(run) as lock:
-        return os.pread(lock, 64, 0)
+        return lock.note()
 
 
-@contextlib.contextmanager
-def _deletion_lock(run: Path) -> Iterator[int]:
-    """Hold the lock under which states of this run are deleted."""
-    handle = os.open(run / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield handle
-    finally:
-        os.close(handle)
+def _deletion_lock(run: Path) -> FileLock:
+    """The lock under which states of this run are deleted; its note is the token of the archiver in charge."""
+    return FileLock(run / ARCHIVER_LOCK)

@@ -27,6 +27,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, NotFoundError, RegattaError
+from regatta.paths import STATES, has_store, run_journal, store_beside
 from regatta.store.commit import NewSnapshot
 from regatta.store.format.dtypes import dtype_named, floats_of
 from regatta.store.format.manifest import Manifest, Member
@@ -73,7 +74,7 @@ class Outcome(NamedTuple):
 def series_of(run: Path) -> str | None:
     """The name of a run's states in a store; None for a folder without a journal that has begun."""
     try:
-        with (run / "journal.jsonl").open("rb") as file:
+        with run_journal(run).open("rb") as file:
             line = file.readline(2**24)
         name = json.loads(line)["name"] if line.endswith(b"\n") else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -116,8 +117,8 @@ class RunStates:
     """All states of a run, whether they are files or in the store of the run's repository."""
 
     def __init__(self, run: Path, store: Path | None = None) -> None:
-        self.states = StateFolder(run / "states")
-        self._store = store or run.absolute().parent.parent / "store"
+        self.states = StateFolder(run / STATES)
+        self._store = store or store_beside(run)
         self._run = run
 
     def weights(self, config: str, epoch: int | None = None) -> dict[str, NDArray[Any]]:
@@ -160,7 +161,7 @@ class RunStates:
 
     def _stored(self, config: str) -> dict[tuple[int, int], str]:
         series = series_of(self._run)
-        if series is None or not (self._store / "index.sqlite").exists():
+        if series is None or not has_store(self._store):
             return {}
         with self._opened() as store:
             names = store.references(f"{PREFIX}{series}/{config}/")

@@ -22,6 +22,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from regatta.durable import fsync_path, temporary_name
 from regatta.errors import CorruptError, DiskError, NotFoundError
 
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
@@ -61,7 +62,7 @@ def state_key(name: str) -> tuple[int, int] | None:
 def temporary(path: Path) -> Path:
     """The name under which a state is written, in the folder of its final one, which is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return temporary_name(path)
 
 
 @contextmanager
@@ -90,11 +91,7 @@ def make_durable(path: Path) -> tuple[str, int]:
     """Force a state and its name to the disk; its BLAKE3 digest and its size."""
     digest = blake3().update_mmap(path).hexdigest() if path.stat().st_size else blake3().hexdigest()
     for target in (path, path.parent, path.parent.parent):
-        handle = os.open(target, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        fsync_path(target)
     return digest, path.stat().st_size
 
 

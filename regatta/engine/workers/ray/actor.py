@@ -8,7 +8,6 @@ controller says that the state is durable: should a node take the object with it
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import shutil
@@ -47,6 +46,7 @@ from regatta.engine.workers.training.trainer import (
     limit_threads,
     warm_up,
 )
+from regatta.durable import FileLock, lock_file
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
 from regatta.frameworks.torch.rendezvous import RendezvousServer
@@ -79,7 +79,9 @@ class NodeStates:
         self._run = run
         _sweep(Path(tempfile.gettempdir()))
         self.folder = Path(tempfile.mkdtemp(prefix=SCRATCH))
-        self._lock_file = _locked(self.folder)
+        self._scratch_lock = FileLock(self.folder / SCRATCH_LOCK)  # held until this process ends: `_sweep` looks at it
+        if not self._scratch_lock.acquire(wait=False):
+            raise BlockingIOError(f"Another process locked {self.folder}.")
         self._locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
         self._offers: dict[Path, Sequence[Any]] = {}  # the references by which states can be had
 
@@ -138,23 +140,12 @@ def _value(reference: Sequence[Any]) -> NDArray[np.uint8] | None:
         return None
 
 
-def _locked(folder: Path) -> int:
-    """A lock that lasts as long as this process: without it a scratch folder is of nobody."""
-    file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return file
-
-
 def _sweep(folder: Path) -> None:
     """Remove what workers that were killed have left on this node."""
-    for lock in folder.glob(f"{SCRATCH}*/lock"):
-        with contextlib.suppress(OSError):
-            file = os.open(lock, os.O_RDWR)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for lock in folder.glob(f"{SCRATCH}*/{SCRATCH_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("r+b") as file:
+            if lock_file(file, wait=False):
                 shutil.rmtree(lock.parent, ignore_errors=True)
-            finally:
-                os.close(file)
 
 
 class RayTrainer(Trainer):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from regatta.durable import fsync_path
 from regatta.errors import NotFoundError, UsageError
 from regatta.store.states.state_files import (
     make_durable,
@@ -94,7 +95,7 @@ def _copied(local: Path, target: Path) -> tuple[str, int]:
             shutil.copyfile(local, written)  # to another disk, mostly
         kept = make_durable(written)  # before it has its name, under which the controller may drop it
         publish(written, target)
-    _sync(target.parent)
+    fsync_path(target.parent)
     return kept
 
 
@@ -106,12 +107,3 @@ def _removed_on_failure(written: Path) -> Iterator[None]:
     except BaseException:
         written.unlink(missing_ok=True)
         raise
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,150 @@
+"""Files that are whole after a crash, and locks that end with the process that holds them.
+
+A file is written under a temporary name in the folder of its final one, forced to the disk, and renamed; then the
+folder is forced to the disk, since a name is durable only when its folder is. All steps go through `os`, so a test
+can stop the process at each of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from regatta.errors import ConflictError
+
+
+def fsync_path(path: str | Path) -> None:
+    """Force the content of a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fsync_file(file: IO[Any]) -> None:
+    """Force what was written to an open file to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def temporary_name(path: Path) -> Path:
+    """A name to write a file under, in the folder of its final name; no other writer has the same."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True, durable_name: bool = True) -> Iterator[Path]:
+    """A temporary name to write a file under; it takes the final name when the block ends without an error.
+
+    `durable` forces the content to the disk before the rename, `durable_name` forces the folder afterwards. Without
+    both the file is still whole or absent for other processes, but a power failure may lose it.
+    """
+    written = temporary_name(path)
+    try:
+        yield written
+        if durable:
+            fsync_path(written)
+        os.replace(written, path)
+    finally:
+        written.unlink(missing_ok=True)
+    if durable_name:
+        fsync_path(path.parent)
+
+
+def lock_file(file: int | IO[Any], *, shared: bool = False, wait: bool = True) -> bool:
+    """Lock an open file until it is closed; False if another process holds it and `wait` is False."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+class FileLock:
+    """The lock of a file, which is made if it is missing; also holds against other threads of this process.
+
+    The content of the file is a note: the holder writes what others should know about it.
+    """
+
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        self.path, self._shared, self._handle = path, shared, -1
+
+    def acquire(self, wait: bool = True) -> bool:
+        """Whether the lock is held now; False if another process holds it and `wait` is False."""
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            held = lock_file(handle, shared=self._shared, wait=wait)
+        except BaseException:
+            os.close(handle)
+            raise
+        if held:
+            self._handle = handle
+        else:
+            os.close(handle)
+        return held
+
+    def release(self, in_forks: bool = False) -> None:
+        """Let go of the lock. `in_forks` unlocks it although a forked process still has the file open."""
+        if self._handle < 0:
+            return
+        if in_forks:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
+        os.close(self._handle)
+        self._handle = -1
+
+    def note(self) -> bytes:
+        """What the last holder wrote, whether or not this process holds the lock."""
+        try:
+            with self.path.open("rb") as file:
+                return file.read(4096)
+        except FileNotFoundError:
+            return b""
+
+    def write_note(self, text: str) -> None:
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, text.encode(), 0)
+
+    def __enter__(self) -> FileLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock of a file exclusively."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not lock_file(handle, shared=True, wait=False)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def exclusive(path: Path, purpose: str, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file; without `wait`, ConflictError says which process holds it, and what for."""
+    held = FileLock(path)
+    if not held.acquire(wait):
+        raise ConflictError(
+            f"The store is being worked on: {held.note().decode(errors='replace') or 'unknown'}.",
+            place=str(path.parent),
+            hint="Wait until that is done, or end that process.",
+        )
+    try:
+        held.write_note(f"{purpose}, process {os.getpid()}")
+        yield
+    finally:
+        held.release()
