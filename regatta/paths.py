@@ -1,21 +1,21 @@
 """The folder `.regatta` of a project: how it is found, and the name of every file and folder below it.
 
-    .regatta/
-      catalog.sqlite            versions and their metadata; commit.lock keeps gc away from commits
-      staging.json              files staged for the next version, changed under staging.lock
-      files/                    files of versions, by content
-      data/                     partitions that Regatta wrote
-      profiles/                 what profiling measured, for later sweeps
-      store/                    the parameter store
-        index.sqlite            what is where; users.lock is shared by all that have it open
-        packs/ tmp/ quarantine/ pack files: whole, being written, put aside
-        maintenance.lock        one reencode, gc, fsck or offload at a time
-      runs/<name>/
-        journal.jsonl           all that happened; lock is held by the controller
-        sweep.pkl               the sweep, to resume and replay
-        states/ logs/           states of models, output of workers
-        requests/ door.json     requests to the controller, and where it listens
-        keeper.lock             one process at a time moves states into the store
+.regatta/
+  catalog.sqlite            versions and their metadata; commit.lock keeps gc away from commits
+  staging.json              files staged for the next version, changed under staging.lock
+  files/                    files of versions, by content
+  data/                     partitions that Regatta wrote
+  profiles/                 what profiling measured, for later sweeps
+  store/                    the parameter store
+    index.sqlite            what is where; users.lock is shared by all that have it open
+    packs/ tmp/ quarantine/ pack files: whole, being written, put aside
+    maintenance.lock        one reencode, gc, fsck or offload at a time
+  runs/<name>/
+    journal.jsonl           all that happened; lock is held by the controller
+    sweep.pkl               the sweep, to resume and replay
+    states/ logs/           states of models, output of workers
+    requests/ door.json     requests to the controller, and where it listens
+    keeper.lock             one process at a time moves states into the store
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def store_folder(repository: Path) -> Path:
     return repository / STORE
 
 
-def has_store(store: Path) -> bool:
+def store_exists(store: Path) -> bool:
     """Whether there is a parameter store in that folder."""
     return (store / INDEX).exists()
 

@@ -15,6 +15,7 @@ from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, UsageError, nearest
 from regatta.journal.record import ConfigRecord, RunRecord, find_journals
 from regatta.paths import repository as repository
+from regatta.paths import run_journal, run_sweep, runs_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from regatta.sinks import Sink
     from regatta.sweep import Sweep
 
-JOURNAL = "journal.jsonl"
 RUN_NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -107,7 +107,7 @@ class Run:
         from regatta.repo import Repo
         from regatta.repo.commit_run import commit_run
 
-        if not (self.folder / JOURNAL).exists() or not self.record.units:
+        if not run_journal(self.folder).exists() or not self.record.units:
             return None
         try:
             with Repo.at(self.folder.parents[1]) as repo:
@@ -276,7 +276,7 @@ class Run:
 
     def sweep(self) -> Sweep:
         """The sweep that this run executes, as it was saved when it began. Only for runs of your own: it is code."""
-        path = self.folder / "sweep.pkl"
+        path = run_sweep(self.folder)
         if not path.is_file():
             raise NotFoundError(f"Run {self.name} came without its sweep, so that it can be read but not trained.")
         from regatta.unpickle import unpickle
@@ -327,7 +327,7 @@ class Run:
 def open_run(name: str, repo: str | Path | None = None) -> Run:
     """A run of the repository, by its name."""
     runs = _runs_folder(repo)
-    path = runs / name / JOURNAL
+    path = run_journal(runs / name)
     if not RUN_NAME.fullmatch(name) or not path.is_file():
         known = [journal.parent.name for journal in find_journals(runs)]
         raise NotFoundError(
@@ -339,7 +339,7 @@ def open_run(name: str, repo: str | Path | None = None) -> Run:
 
 
 def read_run(folder: Path) -> Run:
-    return Run(folder, _seen_from_outside(RunRecord.read(folder / JOURNAL), folder))
+    return Run(folder, _seen_from_outside(RunRecord.read(run_journal(folder)), folder))
 
 
 def _seen_from_outside(record: RunRecord, folder: Path) -> RunRecord:
@@ -365,4 +365,4 @@ def _read_or_say(path: Path) -> RunRecord:
 
 
 def _runs_folder(repo: str | Path | None) -> Path:
-    return repository(repo) / "runs"
+    return runs_folder(repository(repo))

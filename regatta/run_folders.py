@@ -15,7 +15,7 @@ from regatta.errors import ConflictError, CorruptError
 from regatta.journal.journal import read_journal
 from regatta.journal.lock import is_live
 from regatta.journal.record import find_journals
-from regatta.paths import writable_folder
+from regatta.paths import run_journal, writable_folder
 from regatta.run import Run, read_run
 
 _UNTOLD = {
@@ -58,7 +58,7 @@ def new_folder(runs: Path, name: str | None, stem: str) -> Path:
 
 def _is_empty(folder: Path) -> bool:
     """A run whose controller was killed before its first record has nothing to lose."""
-    journal = folder / "journal.jsonl"
+    journal = run_journal(folder)
     return folder.is_dir() and not is_live(folder) and not (journal.exists() and b"\n" in journal.read_bytes()[:65536])
 
 

@@ -42,9 +42,19 @@ from regatta.format import count
 from regatta.frameworks import LOSS_OR_TRAIN_FN, NAMES, OPTIONAL_LOSS_ARGUMENTS, may_have_own_loss
 from regatta.journal.journal import VERSION
 from regatta.journal.record import Listener, RunRecord
-from regatta.paths import ensure_repository, find_repository
+from regatta.paths import (
+    MEETINGS,
+    PROFILES,
+    ensure_repository,
+    find_repository,
+    run_journal,
+    run_logs,
+    run_sweep,
+    runs_folder,
+    store_beside,
+)
 from regatta.plan.schedule.hopper import check_rule
-from regatta.run import JOURNAL, RUN_NAME, Run
+from regatta.run import RUN_NAME, Run
 from regatta.run_folders import code_of, find_unfinished, new_folder
 from regatta.search.base import Goal, Search, Train
 from regatta.search.predict import caveat, foreseen
@@ -190,7 +200,7 @@ class Sweep:
                 place=LOADED_FILE.get(),
                 hint='Put the launch under `if __name__ == "__main__":`, or train it with `python` alone.',
             )
-        runs = ensure_repository(self.repo) / "runs"
+        runs = runs_folder(ensure_repository(self.repo))
         run = find_unfinished(runs, self.name, self.identity()) if resume else None
         return self.train(run or Run(self._new_folder(runs)), wait, progress)
 
@@ -271,7 +281,7 @@ class Sweep:
 
                     ui.message(f"trying a few batches of {count(len(configs), 'configuration')}")
                 try:
-                    found = inquiry.try_out(pool, setup.logs / "meetings")
+                    found = inquiry.try_out(pool, setup.logs / MEETINGS)
                 finally:
                     pool.close()
         return found, planner.decide(found, wanted, available_workers(pool, cluster, found.outcome))
@@ -285,7 +295,7 @@ class Sweep:
             return None  # a run that is gone on with needs no pilots
         codes = [code_of(getattr(self.recipe, name)) for name in _CALLS]
         return ProfileCache.open(
-            repository / "profiles", profile_key(codes, self.dataset, self.recipe.framework, cluster)
+            repository / PROFILES, profile_key(codes, self.dataset, self.recipe.framework, cluster)
         )
 
     def _planner(self) -> Planner:
@@ -335,15 +345,15 @@ class Sweep:
     def _new_folder(self, runs: Path) -> Path:
         folder = new_folder(runs, self.name, self.dataset.name)
         try:
-            (folder / "sweep.pkl").write_bytes(self._packed())
+            run_sweep(folder).write_bytes(self._packed())
         except BaseException:
             shutil.rmtree(folder)
             raise
         return folder
 
     def _train(self, run: Run, progress: bool) -> None:
-        fresh = not (run.folder / JOURNAL).exists()
-        archiver = Archiver(run.folder, run.folder.parent.parent / "store")
+        fresh = not run_journal(run.folder).exists()
+        archiver = Archiver(run.folder, store_beside(run.folder))
         try:
             with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
                 listeners = (run.follow, archiver.on_record, *shown, *sinks)
@@ -382,7 +392,7 @@ class Sweep:
 
         The first optimizer of a process has PyTorch load its compiler, which takes seconds: only long runs wait for it.
         """
-        if isinstance(self._sealed, bytes) or not run.record.units or not (run.folder / JOURNAL).exists():
+        if isinstance(self._sealed, bytes) or not run.record.units or not run_journal(run.folder).exists():
             return 0.0
         share = OUTLINING_SHARE * run.record.resources().wall
         return max(OUTLINING, share) if "torch._dynamo" in sys.modules else share if share > COMPILER else 0.0
@@ -390,7 +400,7 @@ class Sweep:
     def _setup(self, folder: Path) -> WorkerSetup:
         train = tuple(part.path for part in self.dataset.train)
         held_out = tuple(part.path for part in self.dataset.eval)
-        return WorkerSetup(self._sealed, self.goal.seed, train, held_out, folder / "logs", self._sharing())
+        return WorkerSetup(self._sealed, self.goal.seed, train, held_out, run_logs(folder), self._sharing())
 
     def _sharing(self) -> SharingPlan | None:
         """What is shared; nothing where nobody prepares anything, or where it would not pay."""

@@ -27,7 +27,7 @@ BELOW_ENGINE = (
 )  # fmt: skip
 FRONT = ("regatta.cli", "regatta.hub", "regatta.web")
 FRONT_MAY_USE = (
-    *FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors", "regatta.format",
+    *FRONT, "regatta.sweep", "regatta.run", "regatta.repo", "regatta.errors", "regatta.format", "regatta.paths",
     "regatta.journal", "regatta.dql", "regatta.plan.papers.suites",
 )  # fmt: skip
 KNOW_THE_CLI = ("regatta.cli", "regatta.__main__", "regatta.sweep")  # a sweep opens the display, when it is launched

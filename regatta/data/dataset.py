@@ -21,7 +21,7 @@ from regatta.data.partition import Column, Partition, inspect, unknown_format
 from regatta.data.split import split_rows
 from regatta.data.write import check_owner, is_written, locked, write_partition
 from regatta.errors import DataError, UsageError, nearest
-from regatta.paths import ensure_repository, writable_folder
+from regatta.paths import DATA, ensure_repository, writable_folder
 
 PathLike: TypeAlias = str | os.PathLike[str]
 _NAME = re.compile(r"\w[\w.-]*")
@@ -172,7 +172,7 @@ def _check_counts(**counts: int) -> None:
 
 def _folder(directory: PathLike | None, default: str) -> Path:
     if directory is None:
-        return writable_folder(ensure_repository() / "data" / default, "data folder")
+        return writable_folder(ensure_repository() / DATA / default, "data folder")
     return writable_folder(Path(os.path.abspath(directory)), "data folder")
 
 

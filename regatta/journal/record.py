@@ -24,6 +24,7 @@ from regatta.journal.accounting import (
     resources,
 )
 from regatta.journal.journal import Record, read_lines
+from regatta.paths import JOURNAL
 
 Status = Literal["running", "done", "failed", "interrupted"]
 ConfigStatus = Literal["waiting", "training", "done", "stopped", "failed", "interrupted"]
@@ -357,5 +358,5 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 def find_journals(runs: Path) -> Iterator[Path]:
     """The journals under a repository's folder of runs, oldest first."""
-    found = [path for path in runs.glob("*/journal.jsonl") if path.is_file()]
+    found = [path for path in runs.glob(f"*/{JOURNAL}") if path.is_file()]
     yield from sorted(found, key=lambda path: path.stat().st_ctime)

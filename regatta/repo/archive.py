@@ -18,6 +18,7 @@ import numpy as np
 from regatta.errors import UsageError, nearest
 from regatta.journal.lock import is_live
 from regatta.journal.record import find_journals
+from regatta.paths import runs_folder, store_exists, store_folder
 from regatta.repo.catalog.records import SnapshotRecord, Version
 from regatta.repo.repo import PREFIX, Repo
 from regatta.repo.snapshots import weights_of
@@ -93,7 +94,7 @@ def archive(
         "budget": budget, "scheme": scheme, "algorithm": algorithm, "progressive": progressive, "dry_run": dry_run,
     }  # fmt: skip
     trial = _trial(repo, options) if dry_run and 0 < size <= TRIAL else None
-    has_store = (repo.folder / "store" / "index.sqlite").exists()
+    has_store = store_exists(store_folder(repo.folder))
     report = archive_store(repo.store, bases(repo), **options) if has_store else None
     return ArchiveResult(states, size, live, lessened, report, trial)
 
@@ -122,9 +123,9 @@ def _keep_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
     count, size, past = 0, 0, _past_runs(repo)
     for run in past:
         sizes = [state.path.stat().st_size for state in finished_states(run)]
-        count += len(sizes) if dry_run else archive_run(run, repo.folder / "store")
+        count += len(sizes) if dry_run else archive_run(run, store_folder(repo.folder))
         size += sum(sizes)
-    live = [journal.parent.name for journal in find_journals(repo.folder / "runs") if journal.parent not in past]
+    live = [journal.parent.name for journal in find_journals(runs_folder(repo.folder)) if journal.parent not in past]
     return count, size, tuple(live)
 
 
@@ -138,7 +139,7 @@ def _trial(repo: Repo, options: Mapping[str, Any]) -> Report:
 
 
 def _past_runs(repo: Repo) -> list[Path]:
-    return [journal.parent for journal in find_journals(repo.folder / "runs") if not is_live(journal.parent)]
+    return [journal.parent for journal in find_journals(runs_folder(repo.folder)) if not is_live(journal.parent)]
 
 
 def _lossy(name: str) -> Encoding:

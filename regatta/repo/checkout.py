@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
 
+from regatta.durable import replacing
 from regatta.errors import ConflictError, CorruptError, UsageError
 from regatta.paths import writable_folder
 from regatta.repo.catalog.records import Description, Version

@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from regatta.errors import CorruptError, NotFoundError
 from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.paths import CATALOG, run_journal, state_path, store_exists, store_folder
 from regatta.repo.catalog.catalog import NewVersion
 from regatta.repo.catalog.names import ID_DIGITS
 from regatta.repo.catalog.networks import NetworkRows, network_rows
@@ -28,10 +29,8 @@ from regatta.repo.catalog.records import (
     Version,
     Versions,
 )
-from regatta.repo.repo import CATALOG, Repo
+from regatta.repo.repo import Repo
 from regatta.repo.weights import state_file_weights, stored_weights
-
-JOURNAL = "journal.jsonl"
 
 
 def commit_run(
@@ -42,9 +41,9 @@ def commit_run(
     `record` is what its journal says, where somebody has read it already; `networks` has those of configurations by id.
     """
     folder = Path(run_folder).absolute()
-    if not (folder / JOURNAL).is_file():
+    if not run_journal(folder).is_file():
         raise NotFoundError("There is no journal of a run.", place=str(folder))
-    run = _RunCommit(repo, folder, record or RunRecord.read(folder / JOURNAL))
+    run = _RunCommit(repo, folder, record or RunRecord.read(run_journal(folder)))
     with repo.committing():
         wanted = run.versions(networks or {})
         with repo.catalog.transaction():
@@ -101,9 +100,9 @@ class _RunCommit:
 
         series = series_of(folder)
         if series is None:
-            raise CorruptError("The journal does not say which run it is.", place=str(folder / JOURNAL))
+            raise CorruptError("The journal does not say which run it is.", place=str(run_journal(folder)))
         self.repo, self.folder, self.record, self.series = repo, folder, record, series
-        has_store = (repo.folder / "store" / "index.sqlite").exists()
+        has_store = store_exists(store_folder(repo.folder))
         self.stored = repo.store.references(f"{PREFIX}{series}/") if has_store else {}
         self.known = {version.id: version for version in repo.catalog.versions(Filters(run=series))}
         self.clones = {
@@ -202,7 +201,7 @@ class _RunCommit:
         """Parameters and bytes of the newest weights."""
         if not states:
             return None, None
-        path = self.folder / "states" / config.id / f"{states[-1].reference.rpartition('/')[2]}.safetensors"
+        path = state_path(self.folder, config.id, states[-1].reference.rpartition("/")[2])
         stored = states[-1].id
         try:
             weights = stored_weights(self.repo.store, stored, "state") if stored else state_file_weights(path)

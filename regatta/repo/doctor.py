@@ -19,9 +19,9 @@ from typing import Literal
 from regatta.errors import RegattaError
 from regatta.journal.lock import is_live
 from regatta.journal.record import RunRecord, find_journals
-from regatta.paths import find_repository
+from regatta.paths import CATALOG, FOLDER, find_repository, runs_folder, store_exists, store_folder
 from regatta.repo.intake.staging import staged
-from regatta.repo.repo import CATALOG, Repo
+from regatta.repo.repo import Repo
 from regatta.store.sqlite import sqlite3
 from regatta.store.states.archive_run import finished_states
 
@@ -49,8 +49,8 @@ class Finding:
 def examine(folder: str | Path | None = None) -> list[Finding]:
     """All findings, of this environment and of the repository of a folder, or of the nearest one upwards."""
     found = Path(os.path.abspath(folder)) if folder is not None else find_repository()
-    if found is not None and not (found / CATALOG).exists() and (found / ".regatta").is_dir():
-        found = found / ".regatta"
+    if found is not None and not (found / CATALOG).exists() and (found / FOLDER).is_dir():
+        found = found / FOLDER
     return [*_environment(), *(_repository(found) if found is not None else [_no_repository()])]
 
 
@@ -155,7 +155,7 @@ def _catalog(folder: Path) -> Iterator[Finding]:
 
 def _store(folder: Path) -> Iterator[Finding]:
     """Whether the parameter store can be asked at all; what is in it is looked at by fsck."""
-    if not (folder / "store" / "index.sqlite").is_file():
+    if not store_exists(store_folder(folder)):
         return
     try:
         with Repo.open(folder) as repo:
@@ -169,7 +169,7 @@ def _store(folder: Path) -> Iterator[Finding]:
 def _runs(folder: Path) -> Iterator[Finding]:
     """Runs that were cut short, that are damaged, and what of them is still files."""
     loose, done, going = 0, 0, 0
-    for journal in find_journals(folder / "runs"):
+    for journal in find_journals(runs_folder(folder)):
         name = journal.parent.name
         try:
             record = RunRecord.read(journal)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from regatta.durable import exclusive
 from regatta.errors import CorruptError, UsageError
+from regatta.paths import COMMIT_LOCK
 from regatta.repo.catalog.records import SnapshotRecord
 from regatta.repo.intake.staging import forget_unknown, staged_files
-from regatta.repo.repo import COMMITTERS, PREFIX, Repo
+from regatta.repo.repo import PREFIX, Repo
 from regatta.repo.snapshots import state_file
-from regatta.store.locks import exclusive
 from regatta.store.maintenance import fsck as store_fsck
 from regatta.store.store import GRACE
 
@@ -90,7 +91,7 @@ def collect(repo: Repo, grace: float | None) -> Collected:
     if repo.read_only:
         raise UsageError("The repository is open for reading only.", place=str(repo.folder))
     forget_unknown(repo)
-    with exclusive(repo.folder / COMMITTERS, "gc"):  # nobody is between a file or a snapshot and the version of it
+    with exclusive(repo.folder / COMMIT_LOCK, "gc"):  # nobody is between a file or a snapshot and the version of it
         known = {snapshot.reference for _, snapshot in repo.catalog.all_snapshots()}
         names = list(_unknown_names(repo.store.references(PREFIX), known))
         if names and not repo.catalog.has_numbered():

@@ -21,8 +21,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from regatta.durable import FileLock
 from regatta.errors import ConflictError, NotFoundError, UsageError
-from regatta.paths import FOLDER, find_repository, writable_folder
+from regatta.paths import (
+    CATALOG,
+    COMMIT_LOCK,
+    FILES,
+    FOLDER,
+    INDEX,
+    JOURNAL,
+    find_repository,
+    runs_folder,
+    store_exists,
+    store_folder,
+    writable_folder,
+)
 from regatta.repo.catalog.catalog import Catalog, NewVersion
 from regatta.repo.catalog.names import ID_DIGITS, check_name
 from regatta.repo.catalog.networks import canonical_json, network_rows
@@ -41,7 +54,6 @@ from regatta.repo.file_store import FileEntry, FileFolder, Files
 from regatta.repo.intake.git_commit import git_state
 from regatta.repo.intake.metrics import metric_points
 from regatta.repo.snapshots import choose, keep_again, weights_of
-from regatta.store.locks import shared
 
 if TYPE_CHECKING:
     from regatta.repo.archive import ArchiveResult
@@ -55,7 +67,7 @@ if TYPE_CHECKING:
     from regatta.store.maintenance.fsck import Depth
     from regatta.store.store import ParameterStore
 
-CATALOG, COMMITTERS, PREFIX = "catalog.sqlite", "commit.lock", "versions/"
+PREFIX = "versions/"
 
 
 class Repo:
@@ -64,7 +76,7 @@ class Repo:
     def __init__(self, folder: Path, read_only: bool, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.read_only, self.clock = folder, read_only, clock
         self.catalog = Catalog(folder / CATALOG, read_only)
-        self.files = FileFolder(folder / "files")
+        self.files = FileFolder(folder / FILES)
         self._store: ParameterStore | None = None
 
     @classmethod
@@ -105,13 +117,13 @@ class Repo:
         if self._store is None:
             from regatta.store.store import ParameterStore
 
-            self._store = ParameterStore.open(self.folder / "store", read_only=self.read_only, clock=self.clock)
+            self._store = ParameterStore.open(store_folder(self.folder), read_only=self.read_only, clock=self.clock)
         return self._store
 
     @property
     def has_store(self) -> bool:
         """Whether any weights were ever stored; asking for the store would make one."""
-        return (self.folder / "store" / "index.sqlite").exists()
+        return store_exists(store_folder(self.folder))
 
     def close(self) -> None:
         """Let go of the catalog and the store."""
@@ -454,11 +466,8 @@ class Repo:
         """Nobody collects what is about to be named; many may commit at once."""
         if self.read_only:
             raise UsageError("The repository is open for reading only.", place=str(self.folder))
-        handle = shared(self.folder / COMMITTERS)
-        try:
+        with FileLock(self.folder / COMMIT_LOCK, shared=True):
             yield
-        finally:
-            os.close(handle)
 
     def _put(self, version: str, given: Sequence[NewSnapshotWeights | StoredWeights]) -> list[SnapshotRecord]:
         from regatta.repo.weights import StoredWeights
@@ -493,7 +502,7 @@ def new_id() -> str:
 
 def _is_repository(folder: Path) -> bool:
     """Whether this is a repository's own folder, whatever its name."""
-    marks = (folder / CATALOG, folder / "store" / "index.sqlite", *(folder / "runs").glob("*/journal.jsonl"))
+    marks = (folder / CATALOG, store_folder(folder) / INDEX, *runs_folder(folder).glob(f"*/{JOURNAL}"))
     return any(mark.is_file() for mark in marks) or (folder.name == FOLDER and folder.is_dir())
 
 

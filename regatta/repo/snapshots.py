@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regatta.errors import NotFoundError, UsageError
+from regatta.paths import state_path, store_exists, store_folder
 from regatta.repo.catalog.records import SnapshotRecord, Version
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def stored_id(repo: Repo, snapshot: SnapshotRecord) -> str | None:
     """The id of a snapshot in the store; None when it is not there (yet)."""
     if snapshot.id is not None:
         return snapshot.id
-    if not (repo.folder / "store" / "index.sqlite").exists():
+    if not store_exists(store_folder(repo.folder)):
         return None
     return repo.store.references(snapshot.reference).get(snapshot.reference)
 
@@ -49,7 +50,7 @@ def state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Path |
     if run is None or snapshot.kind != "state":
         return None
     folder = repo.folder / run.folder
-    path = folder / "states" / str(version.config) / f"{snapshot.reference.rpartition('/')[2]}.safetensors"
+    path = state_path(folder, str(version.config), snapshot.reference.rpartition("/")[2])
     return path if path.is_file() and series_of(folder) == run.series else None
 
 

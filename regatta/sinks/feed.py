@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from regatta.journal.journal import Journal, Record, read_journal
 from regatta.journal.record import Listener, RunRecord
+from regatta.paths import run_journal
 from regatta.sinks.base import Given, Sink, usable_sinks
 
-JOURNAL = "journal.jsonl"
 PATIENCE = 60.0  # seconds that a run's end waits for its sinks
 FREQUENT = frozenset(("start", "unit", "pilot"))  # most of a journal; a sink reads them when something is to be told
 Lines: TypeAlias = Iterator[Record]
@@ -63,9 +63,9 @@ class Feed:
 
     def _lines(self) -> Lines:
         self._wake.wait()  # the first record makes the file
-        if self._closing and not (self._folder / JOURNAL).exists():
+        if self._closing and not run_journal(self._folder).exists():
             return
-        with (self._folder / JOURNAL).open("rb") as file:
+        with run_journal(self._folder).open("rb") as file:
             while True:
                 last = self._closing  # looked at first: what was written before it is read below
                 self._wake.clear()
@@ -93,7 +93,7 @@ def send(lines: Iterable[Record], sink: Sink, folder: Path) -> str:
 def export(folder: Path, sink: Given) -> str:
     """Send the journal of a run, ended or not, through a sink; where people find what came of it."""
     (usable,) = usable_sinks([sink])
-    return send(read_journal(folder / JOURNAL), usable, folder)
+    return send(read_journal(run_journal(folder)), usable, folder)
 
 
 @contextmanager
@@ -137,8 +137,8 @@ class _FeedListener:
             feed.close(deadline)
             if feed.failure is not None:
                 self._say(feed)
-        if self._notes and (self._folder / JOURNAL).exists():
-            journal = Journal(self._folder / JOURNAL)
+        if self._notes and run_journal(self._folder).exists():
+            journal = Journal(run_journal(self._folder))
             for text in self._notes:
                 journal.append("note", level="warning", text=text)
             journal.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import NotFoundError, UsageError
+from regatta.paths import MLFLOW_ARTIFACTS, MLFLOW_DATABASE
 from regatta.sinks.base import need
 
 if TYPE_CHECKING:
@@ -53,11 +54,11 @@ class MLflow:
             self._try_folder(self.uri)
 
     def open(self, folder: Path) -> _MLflowWriter:
-        uri = self.uri or f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+        uri = self.uri or f"sqlite:///{(folder / MLFLOW_DATABASE).absolute()}"
         with _quietly():
             client = _client(uri)
             # Without a server MLflow would put artifacts into the working folder, whichever that is.
-            artifacts = (folder / "mlflow-artifacts").absolute().as_uri() if self.uri is None else None
+            artifacts = (folder / MLFLOW_ARTIFACTS).absolute().as_uri() if self.uri is None else None
             return _MLflowWriter(client, _experiment(client, self.experiment, artifacts), folder, uri)
 
     def _try_folder(self, uri: str) -> None:

@@ -8,14 +8,15 @@ written at its end: a Parquet file's columns are fixed with its first row, and t
 from __future__ import annotations
 
 import csv as csv_files
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from regatta.durable import replacing
 from regatta.errors import UsageError
+from regatta.paths import RESULTS_CSV, RESULTS_PARQUET
 from regatta.sinks.base import need
 
 if TYPE_CHECKING:

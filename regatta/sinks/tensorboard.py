@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
+from regatta.paths import TENSORBOARD
 from regatta.sinks.base import need
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class TensorBoard:
             raise UsageError(f"The sink cannot write under {str(self.folder)!r}: it is a file.")
 
     def open(self, folder: Path) -> _TensorBoardWriter:
-        return _TensorBoardWriter(folder / "tensorboard" if self.folder is None else self.folder / folder.name)
+        return _TensorBoardWriter(folder / TENSORBOARD if self.folder is None else self.folder / folder.name)
 
 
 class _TensorBoardWriter:

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from blake3 import blake3
 
 from regatta.errors import CorruptError, RegattaError
+from regatta.paths import PACK_SUFFIX, PACKS
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.pack_file import Record, read_records
 from regatta.store.format.tensor_id import is_id

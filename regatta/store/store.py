@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
-from regatta.paths import INDEX, has_store, writable_folder
+from regatta.paths import INDEX, store_exists, writable_folder
 from regatta.store.commit import Commit, Draft, NewSnapshot
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.dtypes import DType, Words
@@ -111,7 +111,7 @@ class ParameterStore:
         `read_only` opens one in a folder that cannot be written: what it holds at that moment.
         """
         root = Path(path)
-        if (read_only or not create) and not has_store(root):
+        if (read_only or not create) and not store_exists(root):
             raise NotFoundError("There is no parameter store.", place=str(root))
         if not read_only:
             writable_folder(root, "parameter store")

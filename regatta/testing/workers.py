@@ -38,6 +38,7 @@ from regatta.engine.messages import (
 )
 from regatta.engine.workers.base import WorkerPool
 from regatta.frameworks import numpy as reference
+from regatta.paths import LOGS, STATES
 from regatta.store.states.state_files import StateFolder, read_weights
 
 SEED = 5
@@ -90,7 +91,7 @@ def write_setup(folder: Path) -> WorkerSetup:
         paths.append(folder / f"part-{number}.npz")
         np.savez(paths[-1], x=generator.normal(size=(rows, 3)), y=generator.normal(size=rows))
     recipe = Recipe(model_fn, loss_fn, None, input_fn, eval_fn, "numpy")
-    return WorkerSetup(recipe, SEED, tuple(paths[:3]), tuple(paths[3:]), folder / "logs")
+    return WorkerSetup(recipe, SEED, tuple(paths[:3]), tuple(paths[3:]), folder / LOGS)
 
 
 class Harness:
@@ -99,7 +100,7 @@ class Harness:
     def __init__(self, pool: WorkerPool, setup: WorkerSetup, folder: Path) -> None:
         self.pool = pool
         self.setup = setup
-        self.states = StateFolder(folder / "states")
+        self.states = StateFolder(folder / STATES)
         self._number = 0
         self.ready: dict[str, WorkerReady] = {}
         pool.start()

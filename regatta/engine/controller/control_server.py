@@ -30,10 +30,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from regatta.configuration import check_configuration, config_id
+from regatta.durable import replacing
 from regatta.engine.workers.base import refuse
 from regatta.errors import NotFoundError, RegattaError, UsageError, nearest
 from regatta.journal.lock import is_live
 from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.paths import ANSWER_SUFFIX, CONTROL_ADDRESS, run_journal, run_requests
 
 Request: TypeAlias = dict[str, Any]
 Answer: TypeAlias = dict[str, Any]
@@ -80,7 +82,7 @@ class ControlServer:
         self._closed = False
         self._closing = threading.Lock()
         door = {"address": self._listener.address, "key": key.hex(), "path": sys.path, "pid": os.getpid()}
-        _write_private(self._folder / "door.json", json.dumps(door))
+        _write_private(self._folder / CONTROL_ADDRESS, json.dumps(door))
         threading.Thread(target=self._listen, name="door", daemon=True).start()
         if self.requests():
             self._call(RequestNotice())
@@ -89,7 +91,7 @@ class ControlServer:
     def __exit__(self, *error: object) -> None:
         with self._closing:  # from here on nobody is called any more
             self._closed = True
-        (self._folder / "door.json").unlink(missing_ok=True)
+        (self._folder / CONTROL_ADDRESS).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # wakes the thread, which waits for somebody to come
             Client(str(self._listener.address), family="AF_UNIX").close()
         self._listener.close()
@@ -97,12 +99,12 @@ class ControlServer:
 
     def requests(self) -> list[Request]:
         """What people asked for and was not answered, oldest first."""
-        folder = self._folder / "requests"
-        paths = sorted(path for path in folder.glob("*.json") if not path.name.endswith(".answer.json"))
+        folder = run_requests(self._folder)
+        paths = sorted(path for path in folder.glob("*.json") if not path.name.endswith(ANSWER_SUFFIX))
         return [_read(path) for path in paths if not _answer_path(folder, path.stem).exists()]
 
     def answer(self, request: str, answer: Answer) -> None:
-        _write_durable(_answer_path(self._folder / "requests", request), json.dumps(answer))
+        _write_durable(_answer_path(run_requests(self._folder), request), json.dumps(answer))
 
     def judge(self, request: Request, record: RunRecord, ending: bool) -> tuple[Request, Answer]:
         """Whether a request can be done, with all that doing it takes, and what to say of it."""
@@ -222,14 +224,14 @@ def ask(folder: Path, verb: str, config: str, **more: Any) -> Answer:
     """Leave a request, and wait for the answer; where no controller is at work it waits for one."""
     folder = folder.absolute()
     if not is_live(folder):
-        _find(RunRecord.read(folder / "journal.jsonl"), config)  # better now than when somebody goes on with the run
+        _find(RunRecord.read(run_journal(folder)), config)  # better now than when somebody goes on with the run
     request = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    (folder / "requests").mkdir(exist_ok=True)
-    _write_durable(folder / "requests" / f"{request}.json", json.dumps({"verb": verb, "config": config, **more}))
+    run_requests(folder).mkdir(exist_ok=True)
+    _write_durable(run_requests(folder) / f"{request}.json", json.dumps({"verb": verb, "config": config, **more}))
     with contextlib.suppress(OSError, EOFError, NotFoundError), knock(folder) as connection:
         connection.send_bytes(b'{"kind": "request"}')
         connection.recv_bytes()  # the end of the stream, after the answer was written
-    path = _answer_path(folder / "requests", request)
+    path = _answer_path(run_requests(folder), request)
     if path.exists():
         answer: Answer = json.loads(path.read_bytes())
         return answer
@@ -250,7 +252,7 @@ def knock(folder: Path) -> Socket:
 def read_door(folder: Path) -> dict[str, Any]:
     """Where the controller of a run listens, its key, and where it finds modules."""
     try:
-        door: dict[str, Any] = json.loads((folder / "door.json").read_bytes())
+        door: dict[str, Any] = json.loads((folder / CONTROL_ADDRESS).read_bytes())
     except (FileNotFoundError, ValueError) as error:
         raise _nobody(folder) from error
     return door
@@ -278,21 +280,12 @@ def _read(path: Path) -> Request:
 
 
 def _answer_path(folder: Path, request: str) -> Path:
-    return folder / f"{request}.answer.json"
+    return folder / f"{request}{ANSWER_SUFFIX}"
 
 
 def _write_durable(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with replacing(path) as written:
+        written.write_text(text)
 
 
 def _write_private(path: Path, text: str) -> None:

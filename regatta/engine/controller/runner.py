@@ -58,6 +58,7 @@ from regatta.errors import DiskError
 from regatta.journal.journal import Journal, Record, read_lines
 from regatta.journal.lock import RunLock
 from regatta.journal.record import Listener, RunRecord
+from regatta.paths import MEETINGS, run_journal, run_logs
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.teams import Teams
 from regatta.plan.schedule.units import Unit
@@ -104,7 +105,7 @@ class Runner:
         self._packer = Packer(orders)
         self._scheduled = ScheduledModels()
         self._replanner = Replanner(
-            pool, planner, cluster, self._run_log, self._packer, self._scheduled, folder / "logs" / "meetings"
+            pool, planner, cluster, self._run_log, self._packer, self._scheduled, run_logs(folder) / MEETINGS
         )
         self._trials = Trials(search, goal)
         self._awaited: dict[Path, tuple[Trial, PendingRecord, str]] = {}  # states on their way to the disk
@@ -125,8 +126,8 @@ class Runner:
                 self._where.states.folder.mkdir(
                     exist_ok=True
                 )  # the journal makes all names in the run's folder durable
-                history = _history(self._folder / "journal.jsonl")
-                with Journal(self._folder / "journal.jsonl") as journal:
+                history = _history(run_journal(self._folder))
+                with Journal(run_journal(self._folder)) as journal:
                     self._run_log.open(journal)
                     self._go(history)
         finally:

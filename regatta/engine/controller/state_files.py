@@ -14,6 +14,7 @@ from regatta.engine.controller.trials import (
 from regatta.engine.messages import Task
 from regatta.errors import NotFoundError
 from regatta.journal.record import RunRecord
+from regatta.paths import STATES
 from regatta.plan.schedule.units import Unit
 from regatta.store.states.state_archive import RunStates
 from regatta.store.states.state_files import StateFolder
@@ -24,7 +25,7 @@ class StateFiles:
 
     def __init__(self, folder: Path, dataset: Dataset) -> None:
         self.folder = folder
-        self.states = StateFolder(folder / "states")
+        self.states = StateFolder(folder / STATES)
         self._dataset = dataset
 
     def task(self, unit: Unit, trial: Trial, trials: Trials) -> Task:

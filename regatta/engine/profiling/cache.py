@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +23,7 @@ from blake3 import blake3
 from regatta.cluster import Cluster
 from regatta.configuration import Scalar, config_id
 from regatta.data import Dataset
+from regatta.durable import replacing
 from regatta.engine.messages import ModelProfile
 from regatta.errors import RegattaError
 from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate

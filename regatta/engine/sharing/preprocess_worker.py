@@ -38,6 +38,7 @@ from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
 from regatta.engine.sharing.wire import Message, receive, send
 from regatta.engine.workers.process import die_with_parent, live_by, started
 from regatta.engine.workers.training.error_report import headline, users_traceback
+from regatta.paths import PREPROCESSING_LOG
 
 _MAIN = "from regatta.engine.sharing.preprocess_worker import main"
 
@@ -85,7 +86,7 @@ def _start(hello: bytes, threads: int, path: Sequence[str], logs: Path) -> Start
     file = new_block(len(hello))
     try:
         os.pwrite(file, hello, 0)
-        with theirs, (logs / "preprocessing.log").open("ab") as log:
+        with theirs, (logs / PREPROCESSING_LOG).open("ab") as log:
             process = started(_MAIN, [theirs.fileno(), file], threads, path, stdout=log, stderr=log)
     finally:
         os.close(file)

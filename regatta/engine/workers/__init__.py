@@ -18,6 +18,7 @@ from collections.abc import Callable
 from regatta.cluster import Cluster
 from regatta.engine.messages import Recipe, Task, WorkerSetup
 from regatta.engine.workers.base import WorkerPool
+from regatta.paths import MEETINGS
 
 
 def open_pool(cluster: Cluster, setup: WorkerSetup, widths: Callable[[Task], int] | None = None) -> WorkerPool:
@@ -35,7 +36,7 @@ def open_pool(cluster: Cluster, setup: WorkerSetup, widths: Callable[[Task], int
     if isinstance(setup.recipe_or_pickle, Recipe):  # otherwise the workers find out
         check_sharable(setup.recipe_or_pickle, width, setup.recipe_or_pickle.framework)
     pool, grows = _open_workers(cluster, setup), cluster.kind == "ray"
-    return GroupPool(pool, width, setup.logs / "meetings", widths, patient=grows)
+    return GroupPool(pool, width, setup.logs / MEETINGS, widths, patient=grows)
 
 
 def _open_workers(cluster: Cluster, setup: WorkerSetup) -> WorkerPool:

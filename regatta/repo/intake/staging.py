@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from regatta.durable import exclusive, replacing
 from regatta.errors import CorruptError, NotFoundError, UsageError, nearest
 from regatta.paths import FOLDER, STAGING, STAGING_LOCK
 from regatta.repo.catalog.records import Version
@@ -33,7 +34,6 @@ from regatta.repo.intake.read_file import (
 )
 from regatta.repo.repo import Repo, new_id
 from regatta.repo.weights import StoredWeights
-from regatta.store.locks import exclusive
 
 PREFIX, FORMAT = "staged/", 1
 MAX_BYTES = 2**28

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from regatta.durable import exclusive
 from regatta.errors import CorruptError, RegattaError, UsageError
+from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.index import LOCAL, Stored
-from regatta.durable import exclusive
-from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.maintenance.repair import Repair, recreated_id
 from regatta.store.maintenance.rewrite import checked_streams
 from regatta.store.reader import check_stored

@@ -11,10 +11,10 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regatta.errors import UsageError
-from regatta.store.index import LOCAL
 from regatta.durable import exclusive
+from regatta.errors import UsageError
 from regatta.paths import MAINTENANCE_LOCK
+from regatta.store.index import LOCAL
 from regatta.store.maintenance.rewrite import copy_out, relocate
 
 if TYPE_CHECKING:

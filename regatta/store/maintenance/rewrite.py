@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
 
+from regatta.durable import exclusive
 from regatta.errors import CorruptError, NotFoundError, UsageError
+from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.folder import Packing
 from regatta.store.format.dtypes import Words
 from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.pack_file import Segment
 from regatta.store.format.tensor_id import Tensor, word_count
 from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index, Located, Stored
-from regatta.durable import exclusive
-from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.remote import PackSource, Remote
 
 if TYPE_CHECKING:

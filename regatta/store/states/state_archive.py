@@ -27,7 +27,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, NotFoundError, RegattaError
-from regatta.paths import STATES, has_store, run_journal, store_beside
+from regatta.paths import STATES, run_journal, store_beside, store_exists
 from regatta.store.commit import NewSnapshot
 from regatta.store.format.dtypes import dtype_named, floats_of
 from regatta.store.format.manifest import Manifest, Member
@@ -161,7 +161,7 @@ class RunStates:
 
     def _stored(self, config: str) -> dict[tuple[int, int], str]:
         series = series_of(self._run)
-        if series is None or not has_store(self._store):
+        if series is None or not store_exists(self._store):
             return {}
         with self._opened() as store:
             names = store.references(f"{PREFIX}{series}/{config}/")

@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from regatta.errors import CorruptError, NotFoundError, UsageError
+from regatta.paths import STAGING
 from regatta.repo import Repo
 from regatta.repo.intake.staging import (
-    STAGING,
     add,
     commit_staged,
     staged,

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from regatta.durable import exclusive
 from regatta.errors import ConflictError, NotFoundError, UsageError
+from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.format.encodings import by_name
-from regatta.store.locks import exclusive
 from regatta.store.store import ParameterStore
 
 
@@ -177,7 +178,7 @@ def test_a_pack_that_comes_back_is_not_deleted(store: ParameterStore, clock: Clo
 
 
 def test_one_at_a_time(store: ParameterStore) -> None:
-    with exclusive(store.path / "maintenance.lock", "a test"):
+    with exclusive(store.path / MAINTENANCE_LOCK, "a test"):
         for work in (store.gc, store.fsck, lambda wait: store.reencode({}, wait=wait)):
             with pytest.raises(ConflictError, match=f"a test, process {os.getpid()}"):
                 work(wait=False)

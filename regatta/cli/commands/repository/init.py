@@ -23,10 +23,10 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.output.json_documents import document
+    from regatta.paths import CATALOG, FOLDER
     from regatta.repo import Repo
-    from regatta.repo.repo import CATALOG
 
-    there = (Path(args.folder) / ".regatta" / CATALOG).exists()
+    there = (Path(args.folder) / FOLDER / CATALOG).exists()
     with Repo.init(args.folder) as repo:
         where, versions = repo.folder, repo.catalog.count()
     if args.json:

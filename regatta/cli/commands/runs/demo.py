@@ -8,6 +8,7 @@ from pathlib import Path
 
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs, command
+from regatta.paths import GANTT_PAGE
 
 PROGRAM = Path(__file__).parents[1] / "digits.py"
 
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     ui.message("PyTorch takes a few seconds to load, here and in each worker.")
     finished = execute(load_sweep(str(PROGRAM)))
     present(finished)
-    page = finished.folder / "gantt.html"
+    page = finished.folder / GANTT_PAGE
     write_page(finished, page)
     ui.message(f"What ran where: {os.path.relpath(page)} (open it in a browser)\n")
     ui.steps("Try next:", _next(command(), finished.name))

@@ -26,6 +26,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from regatta.durable import FileLock, lock_file
 from regatta.engine.messages import (
     StateDurable,
     Task,
@@ -46,13 +47,12 @@ from regatta.engine.workers.training.trainer import (
     limit_threads,
     warm_up,
 )
-from regatta.durable import FileLock, lock_file
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
 from regatta.frameworks.torch.rendezvous import RendezvousServer
 from regatta.store.states.state_files import publish, temporary, writing
 
-SCRATCH = "regatta-ray-"
+SCRATCH, SCRATCH_LOCK = "regatta-ray-", "lock"
 # Threads of an actor, by what they do.
 GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1, "ask": 1, "answer": 1}
 

@@ -47,6 +47,7 @@ from regatta.engine.workers.ray.shared_blocks import (
 )
 from regatta.engine.workers.training.device_memory import keep_freed
 from regatta.engine.workers.training.trainer import limit_threads
+from regatta.paths import PREPROCESSING_LOG
 
 GROUPS = {"make": 1, "life": 1}  # threads of an actor
 SHARE = 0.4  # of the cluster's object store, for blocks
@@ -166,7 +167,7 @@ class PreprocessActor:
     def hello(self) -> Message:
         sys.path.extend(path for path in self._hello.paths if path not in sys.path)
         setup: WorkerSetup = cloudpickle.loads(self._hello.setup)
-        write_log(setup.logs / "preprocessing.log")
+        write_log(setup.logs / PREPROCESSING_LOG)
         limit_threads(self._hello.threads)
         keep_freed()
         assert setup.recipe  # unpickle it now: that may fail
