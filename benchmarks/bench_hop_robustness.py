@@ -29,7 +29,7 @@ from report import Bar, report
 from regatta.plan.schedule.estimates import Estimates, KnownTimes, Times
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.lower_bounds import lower_bound
-from regatta.plan.schedule.simulate import Outage, simulate, spread
+from regatta.plan.schedule.simulate import Outage, simulate, spread_partitions
 
 SIZES = ((16, 8), (64, 16), (12, 8), (16, 16))
 UNLIKE = ((64, 8), (64, 16), (128, 8), (128, 16), (256, 8), (256, 16))
@@ -38,7 +38,7 @@ RULES = ("auto", "longest", "randomized")
 SEEDS = 4
 ROWS = 1000  # of a partition, for estimates per row
 
-Part = tuple[list[list[object]], list[Bar]]
+UnitOption = tuple[list[list[object]], list[Bar]]
 
 
 def hopper_of(
@@ -46,7 +46,7 @@ def hopper_of(
 ) -> Hopper:
     workers = len(instance.speeds)
     hopper = Hopper(workers, estimates=estimates, rule=rule, seed=seed)
-    for worker, held in spread(workers, workers, replicas=replicas).items():
+    for worker, held in spread_partitions(workers, workers, replicas=replicas).items():
         hopper.add_worker(worker, *held)
     for model in range(len(instance.costs)):
         hopper.add_model(f"m{model}", epochs)
@@ -88,7 +88,7 @@ def learnt(epochs: int, *, per_model: bool) -> Callable[[Instance, str, int], fl
         real = strayed(instance, 0.3, seed, per_model=per_model)
         estimates = Estimates([ROWS] * len(instance.speeds))
         for model, row in enumerate(instance.times):
-            estimates.set_pilot(f"m{model}", statistics.fmean(row) / ROWS, 0.0)
+            estimates.set_profile(f"m{model}", statistics.fmean(row) / ROWS, 0.0)
         makespan = simulate(hopper_of(instance, estimates, rule, epochs), known(real)).makespan
         return makespan / (epochs * bound_of(real))
 
@@ -105,7 +105,7 @@ SURPRISES = {
 }
 
 
-def surprise(case: str) -> Part:
+def surprise(case: str) -> UnitOption:
     rows: list[list[object]] = []
     bars = []
     for models, workers in SIZES:
@@ -129,7 +129,7 @@ def on_any_worker(instance: Instance, sizes: list[float] | None = None) -> Known
     return KnownTimes({(f"m{i}", j, f"w{w}"): row[w] * sizes[j] for i, row in rows for j in workers for w in workers})
 
 
-def unlike_workers(models: int, workers: int) -> Part:
+def unlike_workers(models: int, workers: int) -> UnitOption:
     """Makespan over the linear program's bound, and what it and that bound are of the bound without replicas."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for seed in range(2 * SEEDS):
@@ -140,7 +140,7 @@ def unlike_workers(models: int, workers: int) -> Part:
             ("partitions as speeds", 1, [speed / mean_speed for speed in instance.speeds]),
         ):
             times = on_any_worker(instance, sizes)
-            holdings = spread(workers, workers, replicas=copies)
+            holdings = spread_partitions(workers, workers, replicas=copies)
             bound = lower_bound(times, holdings, {f"m{i}": 1 for i in range(models)}, workers).seconds
             found.setdefault((remedy, "(bound)"), []).append((1.0, bound / instance.bound))
             for rule in ("auto", "backlog", "randomized") if copies > 1 else ("auto", "randomized"):
@@ -160,7 +160,7 @@ def unlike_workers(models: int, workers: int) -> Part:
     return rows, bars
 
 
-def away(kind: str) -> Part:
+def away(kind: str) -> UnitOption:
     """One of eight workers, two replicas: makespan over that of the same rule undisturbed."""
     rows: list[list[object]] = []
     bars = []
@@ -193,7 +193,7 @@ def with_one_away(instance: Instance, rule: str, epochs: int, seed: int) -> tupl
     return undisturbed, run(Outage(worker, moment * undisturbed, (moment + 0.2) * undisturbed))
 
 
-def outages() -> Part:
+def outages() -> UnitOption:
     """The excess over the bound with the outage, less what was in flight, in units of the bound."""
     rows: list[list[object]] = []
     bars = []
@@ -213,7 +213,7 @@ def outages() -> Part:
 
 
 def main() -> None:
-    parts: list[Callable[[], Part]] = [partial(surprise, case) for case in SURPRISES]
+    parts: list[Callable[[], UnitOption]] = [partial(surprise, case) for case in SURPRISES]
     parts += [partial(unlike_workers, models, workers) for models, workers in UNLIKE]
     parts += [outages, *(partial(away, kind) for kind in KINDS)]
     rows: list[list[object]] = []

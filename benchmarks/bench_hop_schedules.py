@@ -18,11 +18,11 @@ from hop_suites import Instance, grid, off_grid
 from report import Bar, report
 
 from regatta.plan.schedule.estimates import KnownTimes
-from regatta.plan.schedule.hopper import FULL_EFFORT, Hopper
-from regatta.plan.schedule.simulate import simulate, spread
+from regatta.plan.schedule.hopper import MAX_EFFORT_DECISIONS, Hopper
+from regatta.plan.schedule.simulate import simulate, spread_partitions
 
 METHODS = {
-    "auto": ("auto", FULL_EFFORT),
+    "auto": ("auto", MAX_EFFORT_DECISIONS),
     "dispatch": ("auto", 0),
     "randomized": ("randomized", 0),
     "lrm": ("lrm", 0),
@@ -36,7 +36,7 @@ def ratio(instance: Instance, method: str) -> tuple[float, float]:
     rule, effort = METHODS[method]
     hopper = instance.hopper(rule, effort)
     begin = time.process_time()
-    _ = hopper.choice
+    _ = hopper.chosen_rule
     seconds = time.process_time() - begin
     return simulate(hopper, instance.known()).makespan / instance.bound, seconds
 
@@ -77,7 +77,7 @@ def homogeneous(step: int) -> list[float]:
 def _equal_units(models: int, workers: int, partitions: int) -> float:
     times = KnownTimes({(f"m{i}", j): 1.7 for i in range(models) for j in range(partitions)})
     hopper = Hopper(partitions, estimates=times, effort=0)
-    for worker, held in spread(partitions, workers).items():
+    for worker, held in spread_partitions(partitions, workers).items():
         hopper.add_worker(worker, *held)
     for model in range(models):
         hopper.add_model(f"m{model}", 1)
@@ -102,7 +102,7 @@ def main() -> None:
     equal = homogeneous(4 if few else 1)
     rows.append(["homogeneous", "hh", "dispatch", len(equal), *summary(equal)])
     bars.append(Bar("homogeneous: dispatch alone, max", round(max(equal), 9), 1.0))
-    notes = {"effort": FULL_EFFORT, "few": few, "ratio": "makespan / max(worker load, model total)"}
+    notes = {"effort": MAX_EFFORT_DECISIONS, "few": few, "ratio": "makespan / max(worker load, model total)"}
     columns = ["suite", "kind", "method", "instances", "mean", "p95", "max"]
     report("hop_schedules_few" if few else "hop_schedules", columns, rows, bars=bars, notes=notes)
 

@@ -22,7 +22,7 @@ from report import Bar, report
 
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.simulate import Schedule, simulate, spread
+from regatta.plan.schedule.simulate import Schedule, simulate, spread_partitions
 from regatta.plan.schedule.units import Finished, Unit
 from regatta.search import Action, Goal, Report, Search, Train, hyperband, hyperband_brackets, uniform
 from regatta.search.hyperband import Bracket
@@ -59,7 +59,7 @@ class Searched(Hopper):
         super().__init__(workers, estimates=times)
         self._search, self._blind = search, blind
         self._values: dict[str, dict[str, Scalar]] = {}
-        for worker, (train, evals) in spread(workers, workers).items():
+        for worker, (train, evals) in spread_partitions(workers, workers).items():
             self.add_worker(worker, train, evals)
         self._act(search.start(GOAL))
 

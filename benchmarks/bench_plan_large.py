@@ -81,14 +81,14 @@ def hopper_replicas() -> str:
 def _hop(evals: int = 0, replicas: int = 1, spread: float = 1.0) -> str:
     from regatta.plan.schedule.estimates import Estimates
     from regatta.plan.schedule.hopper import Hopper
-    from regatta.plan.schedule.simulate import spread as holdings
+    from regatta.plan.schedule.simulate import spread_partitions as holdings
 
     begin = time.process_time()
     draw = random.Random(0)
     estimates = Estimates([1000] * WORKERS, [300] * evals)
     rates = {f"m{number}": draw.lognormvariate(-5.0, spread) for number in range(MODELS)}
     for name, rate in rates.items():
-        estimates.set_pilot(name, rate * draw.lognormvariate(0.0, 0.3 * spread), rate / 3, 0.01)
+        estimates.set_profile(name, rate * draw.lognormvariate(0.0, 0.3 * spread), rate / 3, 0.01)
     hopper = Hopper(WORKERS, evals, estimates=estimates)
     for worker, held in holdings(WORKERS, WORKERS, evals, replicas).items():
         hopper.add_worker(worker, *held)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.simulate import spread
+from regatta.plan.schedule.simulate import spread_partitions
 
 MFLOPS = {
     "alexnet": 727, "caffenet": 724, "squeezenet1-0": 837, "squeezenet1-1": 360, "vgg-f": 727, "vgg-m": 2000,
@@ -56,7 +56,7 @@ class Instance:
     def hopper(self, rule: str, effort: int = 0, seed: int = 0) -> Hopper:
         workers = len(self.speeds)
         hopper = Hopper(workers, estimates=self.known(), rule=rule, effort=effort, seed=seed)
-        for worker, held in spread(workers, workers).items():
+        for worker, held in spread_partitions(workers, workers).items():
             hopper.add_worker(worker, *held)
         for model in range(len(self.costs)):
             hopper.add_model(f"m{model}", 1)

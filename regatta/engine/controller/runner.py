@@ -232,7 +232,7 @@ class Runner:
         model = self._scheduled.add(trials, {epoch for epoch, _ in far.evals})
         if model.name != first.id:
             names = [trial.id for trial in trials]
-            self._estimates.set_joint(model.name, names, self._packer.gain(model), self._packer.fixed(model))
+            self._estimates.set_pack(model.name, names, self._packer.gain(model), self._packer.fixed(model))
         if len(trials) > 1:
             self._run_log.note("info", self._packer.describe(model))
         self._hopper.add_model(
@@ -548,7 +548,7 @@ class Runner:
         for missing in self._owners.hand_over(worker, left):
             self._run_log.note("warning", f"{missing}: the run waits for a worker that has them.")
         for other in left:
-            self._hopper.hold(other, *self._owners.of(other))
+            self._hopper.set_partitions(other, *self._owners.of(other))
 
     # -- the plan ------------------------------------------------------------------------------------------
 
@@ -557,7 +557,7 @@ class Runner:
         if self._interrupted or not self._replanner.replan(self._hopper, self._trials):
             return
         for model in list(self._scheduled):
-            if model.trials and self._hopper.left_of(model.name) and not self._packer.fits(model):
+            if model.trials and self._hopper.model_units_left(model.name) and not self._packer.fits(model):
                 self._scheduled.disband(model)
                 self._hopper.stop_model(model.name)
 
@@ -569,7 +569,7 @@ class Runner:
             return True
         for worker in self._hopper.workers():
             self._run_log.write("worker", None, worker=worker, state="down", regroups=True)
-        self._scheduled.restart(self._hopper.left_of)
+        self._scheduled.restart(self._hopper.model_units_left)
         self._seat(self._replanner.regroup())
         self._enlist()
         return False

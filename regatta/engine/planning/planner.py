@@ -254,7 +254,7 @@ class Planner:
         if result is None:
             return None
         estimates, parts = findings.outcome.estimates, len(self._dataset.eval)
-        pilot, rows = estimates.pilot(name), estimates.rows("train")
+        pilot, rows = estimates.profile(name), estimates.rows("train")
         evaluate = pilot.eval * estimates.rows("eval") + (pilot.fixed + UNIT_SECONDS) * parts
         return ModelCosts(
             train=pilot.train * rows * width, evaluate=evaluate * width,

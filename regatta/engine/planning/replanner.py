@@ -138,7 +138,7 @@ class Replanner:
         if unit.kind != "train":
             return
         took = seconds - waited if self._decision.share else seconds  # others prepare it, which is not in a unit
-        self.planner.observe(self.estimates.surprise(unit, took), len(parts) > 1)
+        self.planner.observe(self.estimates.log_error(unit, took), len(parts) > 1)
         if done[0].width > 1:
             build = self._findings.build(done[0].task.config, done[0].task.values)
             nodes = int(self._infos[event.worker].get("nodes", 1))
@@ -151,7 +151,7 @@ class Replanner:
         links = self._findings.links
         known = {build: links[build] for build in self._exchanges if build in links}
         links.update({build: self._exchanges[build].corrected(link) for build, link in known.items()})
-        self.estimates.set_hands(self._hands(self._decision))
+        self.estimates.set_speedup(self._hands(self._decision))
 
     def replan(self, hopper: Hopper | Teams, trials: Iterable[Trial]) -> bool:
         """Make another plan where units prove the present one wrong, or few models are left; whether one was made."""
@@ -239,7 +239,7 @@ class Replanner:
         self._packer.builds = self._findings.builds
         self.pool.share(decision.share)
         self.estimates.shared = decision.share
-        self.estimates.hands = self._hands(decision)
+        self.estimates.speedup = self._hands(decision)
 
     def _hands(self, decision: RunStrategy) -> Callable[[str], float]:
         """So many times as fast as one worker is the group that the plan has made for a model."""

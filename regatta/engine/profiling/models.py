@@ -146,7 +146,7 @@ def _learn(outcome: ModelProfiles, config: str, result: ModelProfile, known_rows
     )  # fmt: skip
     if not known_rows:  # then a partition counts as one row
         train, judged, prepare = train * result.train_rows, judged * result.eval_rows, prepare * result.train_rows
-    outcome.estimates.set_pilot(config, train, judged, result.fixed_seconds, prepare)
+    outcome.estimates.set_profile(config, train, judged, result.fixed_seconds, prepare)
 
 
 def _judging(result: ModelProfile) -> float:

@@ -1,8 +1,7 @@
-"""The state that hop rules look at: who is idle, which units are open, how much work is left where.
+"""The state that hop rules read: idle workers, open units, and the work left per model and per worker.
 
-Everything here is an index, models and workers alike, and every sum is kept up to date rather than computed, so
-that a decision costs microseconds and a copy can be rolled forward to see how a rule would end. `Hopper` puts
-names, events and estimates around it.
+Models and workers are indices here. Every sum is kept up to date instead of being computed, so a decision costs
+microseconds, and a copy of the board can be simulated to the end of a rule. `Hopper` adds names, events and estimates.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.plan.schedule.partition_places import Floats as Floats
-from regatta.plan.schedule.partition_places import Places, quantised
+from regatta.plan.schedule.partition_places import Places, round_to_quantum
 
-FEW = 4_096  # open units that are all looked at sooner than they are sorted out
+MAX_UNITS_UNFILTERED = 4_096  # up to this many, scanning all units is faster than filtering the ready models first
 
 
-class Choice(NamedTuple):
+class UnitChoice(NamedTuple):
     """A rule's answer: this worker trains this model on this partition now."""
 
     worker: int
@@ -30,14 +29,16 @@ class Choice(NamedTuple):
 
 
 class Running(NamedTuple):
+    """A unit by the indices of its model and partition."""
+
     evaluates: bool
     model: int
     epoch: int
     partition: int
 
 
-class Model:
-    """How far one model is. `rest`: partitions of its present epoch neither trained on nor running."""
+class ModelProgress:
+    """How far one model is. `rest` holds the partitions of its current epoch that neither ran nor run now."""
 
     __slots__ = ("epoch", "epochs", "evals", "most", "orders", "rest", "shelved", "stopped", "worker")
 
@@ -45,17 +46,17 @@ class Model:
         self, epochs: int, epoch: int, rest: Iterable[int], orders: Mapping[int, Sequence[int]], most: int = 0
     ) -> None:
         self.epochs = epochs  # wanted in total
-        self.most = most  # what it may come to be wanted for, if that is more
+        self.most = most  # epochs that a search may ask for later, if more
         self.epoch = epoch  # the one in training, from 1; epochs + 1 when all are trained
         self.rest = set(rest)
         self.orders = orders
-        self.worker = -1  # where it trains now
-        self.evals: dict[int, int] = {}  # epoch: evaluation units that wait or run
-        self.shelved: list[tuple[int, int]] = []  # evaluations that wait for a stopped model to be extended
+        self.worker = -1  # the worker that trains it now
+        self.evals: dict[int, int] = {}  # epoch: number of evaluation units that wait or run
+        self.shelved: list[tuple[int, int]] = []  # evaluations of a stopped model; they wait until it is extended
         self.stopped = False
 
-    def copy(self) -> Model:
-        other = Model(self.epochs, self.epoch, self.rest, self.orders, self.most)
+    def copy(self) -> ModelProgress:
+        other = ModelProgress(self.epochs, self.epoch, self.rest, self.orders, self.most)
         other.worker = self.worker
         other.evals = dict(self.evals)
         other.shelved = list(self.shelved)
@@ -66,14 +67,15 @@ class Model:
 class Board:
     """Open units and remaining work, by partition, model and worker.
 
-    Arrays are (partition, model) or (worker, model), and longer than the number of models: `ready` is false there.
+    Arrays are (partition, model) or (worker, model). They have more columns than there are models; `ready` is false
+    in the spare columns.
     """
 
     def __init__(self, partitions: int, eval_partitions: int = 0) -> None:
         self.partitions = partitions
         self.eval_partitions = eval_partitions
         self.now = 0.0
-        self.models: list[Model] = []
+        self.models: list[ModelProgress] = []
         self.held: list[tuple[int, ...]] = []  # partitions by worker
         self.held_evals: list[tuple[int, ...]] = []
         self.holders: list[tuple[int, ...]] = [()] * partitions  # workers by partition
@@ -82,26 +84,26 @@ class Board:
         self.idle: set[int] = set()
         self.waiting: list[deque[tuple[int, int, int]]] = [deque() for _ in range(eval_partitions)]
         self.evals_waiting = 0
-        self.upsets = 0  # how often units came back, or workers came and went
+        self.disruptions = 0  # how often a unit was given back or the set of workers changed
         self._ticket = 0  # evaluation units are served in the order in which they appeared
         self.open = np.zeros((partitions, 0), bool)
-        self.wanted = np.zeros((partitions, 0), np.int32)  # visits that are left, of all epochs
+        self.wanted = np.zeros((partitions, 0), np.int32)  # visits left, over all epochs
         self.time: Floats = np.zeros((partitions, 0))  # mean over the holders
         self.eval_time: Floats = np.zeros((eval_partitions, 0))
-        self.cost: dict[tuple[int, int], Floats] = {}  # (worker, partition) where holders differ
+        self.cost: dict[tuple[int, int], Floats] = {}  # by (worker, partition), where a partition has several holders
         self.ready = np.zeros(0, bool)
-        self.left: Floats = np.zeros(0)
-        self.ahead: Floats = np.zeros(0)  # seconds of the epochs that may be wanted later
+        self.left: Floats = np.zeros(0)  # seconds left
+        self.ahead: Floats = np.zeros(0)  # seconds of the epochs that a search may ask for later
         self.count = np.zeros((0, 0), np.int32)  # open units of a model on a worker
         self.here: Floats = np.zeros((0, 0))  # seconds of `left` that fall to a worker
         self.load: Floats = np.zeros(0)
-        self.places = Places.of((), ())
-        self._share: Floats = np.zeros(partitions)  # of a partition that falls to each of its holders
-        self._moved: set[int] = set()  # partitions that came to a worker or left it
-        self._changed: set[int] = set()  # workers that hold others than before
+        self.places = Places.from_holders((), ())
+        self._share: Floats = np.zeros(partitions)  # the share of a partition's work that falls to each holder
+        self._moved: set[int] = set()  # partitions whose holders changed
+        self._changed: set[int] = set()  # workers whose partitions changed
 
     def copy(self) -> Board:
-        """A board to play on; times are shared, for nobody changes them while playing."""
+        """A board to simulate on. Times are shared with the copy because a simulation does not change them."""
         other = copy.copy(self)
         other.models = [model.copy() for model in self.models]
         other.running = dict(self.running)
@@ -120,18 +122,18 @@ class Board:
         return len(self.held) - 1
 
     def hold(self, worker: int, train: Iterable[int], evals: Iterable[int]) -> None:
-        """Say which partitions a worker has; none for one that is gone. Call `rehold` when all is said."""
+        """Set the partitions of a worker; a lost worker has none. `begin_partition_moves` must follow."""
         before, self.held[worker] = self.held[worker], tuple(sorted(set(train)))
         self.held_evals[worker] = tuple(sorted(set(evals)))
         self._moved.update(set(before).symmetric_difference(self.held[worker]))
         self._changed.add(worker)
 
-    def rehold(self, whole: bool) -> Places:
-        """Places whose times are to be set anew: all, or those of partitions that moved. Call `resum` when they are.
+    def begin_partition_moves(self, whole: bool) -> Places:
+        """Return the places whose times must be set again: all, or those of partitions that moved.
 
-        Until then the units on these partitions are in no sum.
+        The units on these partitions are in no sum until `end_partition_moves`.
         """
-        self.upsets += 1
+        self.disruptions += 1
         if whole:
             self._moved = set(range(self.partitions))
         holders: dict[int, list[int]] = {j: [] for j in self._moved}
@@ -145,42 +147,42 @@ class Board:
             self._share[j] = 1.0 / max(1, len(found))
             if not found:
                 self.time[j] = 0.0
-        self.places = Places.of(range(self.partitions), self.holders)
-        return Places.of(sorted(self._moved), self.holders)
+        self.places = Places.from_holders(range(self.partitions), self.holders)
+        return Places.from_holders(sorted(self._moved), self.holders)
 
     def _drop_costs(self, partition: int, holders: Sequence[int]) -> None:
-        """What a partition costs on its former holders, or on the only one, is no longer told apart."""
+        """Drop the costs on former holders, and on a sole holder, which needs no cost of its own."""
         for worker in self.holders[partition]:
             if len(holders) < 2 or worker not in holders:
                 self.cost.pop((worker, partition), None)
 
-    def resum(self) -> None:
-        """Take the partitions that moved into the sums again."""
+    def end_partition_moves(self) -> None:
+        """Add the partitions that moved to the sums again."""
         count, size = len(self.held), len(self.ready)
-        self.here, self.count = _rows(self.here, count, size), _rows(self.count, count, size)
+        self.here, self.count = _with_rows(self.here, count, size), _with_rows(self.count, count, size)
         self.load = np.concatenate([self.load, np.zeros(count - len(self.load))])
         for j in self._moved:
             self.left += self.wanted[j] * self.time[j]
         for worker in self._changed.union(*(self.holders[j] for j in self._moved)):
-            self._resum(worker, list(self.held[worker]))
+            self._sum_worker(worker, list(self.held[worker]))
         self._moved.clear()
         self._changed.clear()
 
-    def _resum(self, worker: int, held: list[int]) -> None:
+    def _sum_worker(self, worker: int, held: list[int]) -> None:
         self.here[worker] = self._share[held] @ (self.wanted[held] * self.time[held])
         self.load[worker] = self.here[worker].sum()
         self.count[worker] = self.open[held].sum(axis=0)
 
     # -- models -----------------------------------------------------------------------------------
 
-    def add_model(self, model: Model) -> int:
+    def add_model(self, model: ModelProgress) -> int:
         index = len(self.models)
         self.models.append(model)
         if index >= len(self.ready):
             self._grow(max(16, 2 * index))
         self.wanted[:, index] = max(0, model.epochs - model.epoch)
         self.wanted[list(model.rest), index] += 1
-        self.reopen(index)
+        self.update_open(index)
         return index
 
     def _grow(self, size: int) -> None:
@@ -195,46 +197,46 @@ class Board:
         self.cost = {key: np.concatenate([old, np.zeros(size - len(old))]) for key, old in self.cost.items()}
 
     def set_times(self, index: int, places: Places, train: Floats) -> None:
-        """The seconds of a model's units at these places. Then call `recount`, or `resum` where partitions moved."""
-        seconds = quantised(train)
+        """Set the seconds of a model's units at these places. `update_sums` or `end_partition_moves` must follow."""
+        seconds = round_to_quantum(train)
         if len(places):
             held = places.partitions[places.first]
-            self.time[held, index] = quantised(np.add.reduceat(seconds, places.first) / places.counts)
+            self.time[held, index] = round_to_quantum(np.add.reduceat(seconds, places.first) / places.counts)
         if len(places) > len(places.counts):
             for number in np.flatnonzero(np.repeat(places.counts, places.counts) > 1).tolist():
                 row = self._cost_row(int(places.workers[number]), int(places.partitions[number]))
                 row[index] = seconds[number]
 
     def set_eval_times(self, index: int, partitions: Sequence[int], seconds: Floats) -> None:
-        """Evaluation units take as long on any worker."""
-        self.eval_time[partitions, index] = quantised(seconds)
+        """Set the seconds of a model's evaluation units, which take equally long on every worker."""
+        self.eval_time[partitions, index] = round_to_quantum(seconds)
 
     def _cost_row(self, worker: int, partition: int) -> Floats:
         if (worker, partition) not in self.cost:
             self.cost[worker, partition] = np.zeros(len(self.ready))
         return self.cost[worker, partition]
 
-    def recount(self, index: int) -> None:
-        """Compute the sums of one model anew, from `wanted`, `open` and `time`."""
+    def update_sums(self, index: int) -> None:
+        """Compute the sums of one model from `wanted`, `open` and `time`."""
         work = self.wanted[:, index] * self.time[:, index]
-        here = self._by_worker(self._share * work)
+        here = self._sum_by_worker(self._share * work)
         self.load += here - self.here[:, index]
         self.here[:, index] = here
         self.left[index] = work.sum()
-        self.look_ahead(index)
-        self.count[:, index] = self._by_worker(self.open[:, index])
+        self.update_ahead(index)
+        self.count[:, index] = self._sum_by_worker(self.open[:, index])
 
-    def look_ahead(self, index: int) -> None:
+    def update_ahead(self, index: int) -> None:
         more = self.models[index].most - self.models[index].epochs
         self.ahead[index] = more * self.time[:, index].sum() if more > 0 else 0.0
 
-    def _by_worker(self, values: NDArray[np.generic]) -> Floats:
-        """Values by partition, summed over those that each worker holds."""
+    def _sum_by_worker(self, values: NDArray[np.generic]) -> Floats:
+        """Sum values by partition over the partitions that each worker holds."""
         sums = np.bincount(self.places.workers, values[self.places.partitions], len(self.load))
         return np.asarray(sums, np.float64)
 
-    def reopen(self, index: int) -> None:
-        """Open what the model may train on next: all of `rest`, or the next in its fixed order."""
+    def update_open(self, index: int) -> None:
+        """Open the partitions that the model may train on next: all of `rest`, or the next one of its fixed order."""
         model = self.models[index]
         self.open[:, index] = False
         if model.stopped or model.epoch > model.epochs:
@@ -256,7 +258,7 @@ class Board:
         row = self.cost.get((worker, running.partition))
         return float((self.time[running.partition] if row is None else row)[running.model])
 
-    def start(self, choice: Choice) -> Running:
+    def start(self, choice: UnitChoice) -> Running:
         worker, index, partition = choice
         model = self.models[index]
         assert self.ready[index] and self.open[partition, index], "a rule chose a unit that cannot start"
@@ -265,11 +267,11 @@ class Board:
         self.ready[index] = False
         self.open[partition, index] = False
         self.wanted[partition, index] -= 1
-        self._move(index, partition, -1)
+        self._add_to_sums(index, partition, -1)
         return self._run(worker, Running(False, index, model.epoch, partition))
 
-    def _move(self, index: int, partition: int, sign: int) -> None:
-        """Take a unit off the sums, or put it back."""
+    def _add_to_sums(self, index: int, partition: int, sign: int) -> None:
+        """Remove a unit from the sums (sign -1), or add it again."""
         seconds = sign * self.time[partition, index]
         self.left[index] += seconds
         holders = self.holders[partition]
@@ -285,30 +287,30 @@ class Board:
         return running
 
     def finish(self, worker: int) -> tuple[Running, bool, bool]:
-        """The unit that ended, and whether it completed its epoch's training, and its evaluation."""
+        """Return the unit that ended, and whether it completed its epoch's training and its evaluation."""
         running = self._release(worker)
         model = self.models[running.model]
         if running.evaluates:
-            return running, False, self._count_eval(model, running.epoch)
+            return running, False, self._finish_eval(model, running.epoch)
         model.worker = -1
         if model.rest:
             if model.epoch in model.orders:
-                self.reopen(running.model)
-                self.recount(running.model)
+                self.update_open(running.model)
+                self.update_sums(running.model)
             else:
                 self.ready[running.model] = not model.stopped
             return running, False, False
         return running, True, self.complete_epoch(running.model)
 
     def complete_epoch(self, index: int) -> bool:
-        """Go on with the next epoch, if wanted; returns whether there is nothing to evaluate."""
+        """Continue with the next epoch, if one is left. Returns whether there is nothing to evaluate."""
         model = self.models[index]
         for partition in range(self.eval_partitions):
             self.add_eval(index, model.epoch, partition)
         model.epoch += 1
         model.rest = set(range(self.partitions)) if model.epoch <= model.epochs else set()
-        self.reopen(index)
-        self.count[:, index] = self._by_worker(self.open[:, index])
+        self.update_open(index)
+        self.count[:, index] = self._sum_by_worker(self.open[:, index])
         return self.eval_partitions == 0
 
     def add_eval(self, index: int, epoch: int, partition: int) -> None:
@@ -322,7 +324,7 @@ class Board:
         self.waiting[partition].append((self._ticket, index, epoch))
 
     def oldest_eval(self, worker: int) -> int | None:
-        """The evaluation partition, among those the worker holds, whose first unit waits longest."""
+        """The evaluation partition of this worker whose first unit has waited longest."""
         heads = [(self.waiting[j][0][0], j) for j in self.held_evals[worker] if self.waiting[j]]
         return min(heads)[1] if heads else None
 
@@ -332,8 +334,8 @@ class Board:
         return self._run(worker, Running(True, index, epoch, partition))
 
     def give_back(self, worker: int) -> Running:
-        """The unit of this worker did not happen."""
-        self.upsets += 1
+        """Return the worker's unit to the queue: it did not happen."""
+        self.disruptions += 1
         running = self._release(worker)
         model = self.models[running.model]
         if running.evaluates:
@@ -341,15 +343,15 @@ class Board:
             return running
         model.worker = -1
         model.rest.add(running.partition)
-        self.reopen(running.model)
+        self.update_open(running.model)
         if not model.stopped:
             self.wanted[running.partition, running.model] += 1
-        self.recount(running.model)
+        self.update_sums(running.model)
         return running
 
     def undo(self, index: int, epoch: int, partition: int) -> None:
-        """The last training unit of an idle model, which ended its epoch or not, did not happen."""
-        self.upsets += 1
+        """Undo the last training unit of an idle model, whether or not it ended its epoch."""
+        self.disruptions += 1
         model = self.models[index]
         if epoch == model.epoch:
             model.rest.add(partition)
@@ -357,9 +359,9 @@ class Board:
             self._drop_evals(index, epoch)
             model.epoch, model.rest = epoch, {partition}
         if not model.stopped:
-            self._count_wanted(index)
-        self.reopen(index)
-        self.recount(index)
+            self._update_wanted(index)
+        self.update_open(index)
+        self.update_sums(index)
 
     def _drop_evals(self, index: int, epoch: int) -> None:
         model = self.models[index]
@@ -369,8 +371,8 @@ class Board:
             self.waiting[partition] = deque(entry for entry in queue if entry[1:] != (index, epoch))
         self.evals_waiting = sum(map(len, self.waiting))
 
-    def _count_wanted(self, index: int) -> None:
-        """Visits that are left: of the present epoch, and of those to come."""
+    def _update_wanted(self, index: int) -> None:
+        """Recompute the visits left, in the current epoch and in later ones."""
         model = self.models[index]
         self.wanted[:, index] = max(0, model.epochs - model.epoch)
         if model.epoch <= model.epochs:
@@ -382,7 +384,7 @@ class Board:
         return self.running.pop(worker)
 
     def _requeue(self, running: Running) -> None:
-        """An evaluation that did not happen goes to the front of its queue."""
+        """Put an evaluation that did not happen at the front of its queue."""
         model = self.models[running.model]
         if model.stopped:
             model.shelved.append((running.epoch, running.partition))
@@ -391,30 +393,30 @@ class Board:
         self.waiting[running.partition].appendleft((0, running.model, running.epoch))
 
     @staticmethod
-    def _count_eval(model: Model, epoch: int) -> bool:
+    def _finish_eval(model: ModelProgress, epoch: int) -> bool:
         model.evals[epoch] -= 1
         if model.evals[epoch]:
             return False
         del model.evals[epoch]
         return True
 
-    # -- changes of what is wanted ------------------------------------------------------------------
+    # -- more or fewer epochs ------------------------------------------------------------------------
 
     def extend(self, index: int, epochs: int) -> None:
-        """From now on so many epochs in total, but never fewer than were begun. Wakes a stopped model."""
+        """Set the total number of epochs, at least as many as have begun. This also resumes a stopped model."""
         model = self.models[index]
         was_stopped, model.stopped = model.stopped, False
-        begun = model.epoch if model.worker >= 0 or self._begun(model) else model.epoch - 1
+        begun = model.epoch if model.worker >= 0 or self._has_begun(model) else model.epoch - 1
         model.epochs = max(epochs, begun)
-        if model.worker < 0 and not self._begun(model):  # its next epoch is wanted as a whole, or not at all
+        if model.worker < 0 and not self._has_begun(model):  # the next epoch is wanted completely or not at all
             model.rest = set(range(self.partitions)) if model.epoch <= model.epochs else set()
-        self._count_wanted(index)
-        self.reopen(index)
-        self.recount(index)
+        self._update_wanted(index)
+        self.update_open(index)
+        self.update_sums(index)
         if was_stopped:
             self._unshelve(index)
 
-    def _begun(self, model: Model) -> bool:
+    def _has_begun(self, model: ModelProgress) -> bool:
         return 0 < len(model.rest) < self.partitions
 
     def _unshelve(self, index: int) -> None:
@@ -425,7 +427,7 @@ class Board:
             self.add_eval(index, epoch, partition)
 
     def stop(self, index: int) -> None:
-        """No new units of this model; those that run may finish."""
+        """Start no new units of this model; running units may finish."""
         model = self.models[index]
         model.stopped = True
         for partition, queue in enumerate(self.waiting):
@@ -434,24 +436,24 @@ class Board:
             self.evals_waiting -= len(mine)
             self.waiting[partition] = deque(entry for entry in queue if entry[1] != index)
         self.wanted[:, index] = 0
-        self.reopen(index)
-        self.recount(index)
+        self.update_open(index)
+        self.update_sums(index)
 
-    # -- what rules ask ------------------------------------------------------------------------------
+    # -- queries of rules ----------------------------------------------------------------------------
 
-    def able(self, idle: Iterable[int]) -> list[int]:
-        """Those of the idle workers that hold an open unit of a ready model."""
+    def workers_with_work(self, idle: Iterable[int]) -> list[int]:
+        """The idle workers that hold an open unit of a ready model."""
         workers = sorted(idle)
         if len(workers) > 1:
-            if len(workers) * len(self.ready) > FEW:  # then it pays to pick out the models that are ready
+            if len(workers) * len(self.ready) > MAX_UNITS_UNFILTERED:
                 found = self.count[np.ix_(np.array(workers), np.flatnonzero(self.ready))].sum(axis=1)
             else:
                 found = self.count[workers] @ self.ready
             return [workers[row] for row in np.flatnonzero(found).tolist()]
         return [w for w in workers if np.logical_and(self.count[w], self.ready).any()]
 
-    def partition(self, worker: int, model: int) -> int:
-        """Of the model's open partitions that the worker holds: the one with the fewest holders, then the longest."""
+    def choose_partition(self, worker: int, model: int) -> int:
+        """The model's open partition on this worker with the fewest holders, then the one that takes longest."""
         held = self.held[worker]
         if len(held) == 1:
             return held[0]
@@ -459,7 +461,7 @@ class Board:
         return min(openings, key=lambda j: (len(self.holders[j]), -self.time[j, model], j))
 
 
-def _rows(array: NDArray[Any], count: int, size: int) -> NDArray[Any]:
-    """The array with rows of zeros added, up to so many."""
+def _with_rows(array: NDArray[Any], count: int, size: int) -> NDArray[Any]:
+    """Append rows of zeros until the array has `count` rows."""
     more = np.zeros((count - len(array), size), array.dtype)
     return np.concatenate([array, more]) if len(more) else array

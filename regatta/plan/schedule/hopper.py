@@ -1,9 +1,9 @@
 """The hop scheduler: events in, assignments out. The same object drives the engine and the simulator.
 
-It upholds the four invariants of model hopper parallelism: each model is trained on every partition exactly once
-per epoch; on one partition at a time; a worker runs one unit at a time; no unit is interrupted. Evaluation units
-appear when an epoch is trained; they need only a snapshot, so they run beside each other and beside the model's
-next epoch, and before training units, because searches wait for them. There is no barrier between epochs.
+It keeps the four invariants of model hopper parallelism: each model is trained on every partition exactly once per
+epoch; on one partition at a time; a worker runs one unit at a time; no unit is interrupted. Evaluation units appear
+when an epoch is trained. They need only a snapshot, so they run concurrently with each other and with the model's next
+epoch. They start before training units because searches wait for them. There is no barrier between epochs.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from regatta.errors import UsageError, nearest
 from regatta.plan.schedule.board import (
     Board,
-    Choice,
-    Model,
+    ModelProgress,
     Running,
+    UnitChoice,
 )
 from regatta.plan.schedule.estimates import Times
 from regatta.plan.schedule.invariants import check_board, check_story
-from regatta.plan.schedule.offline.follow import PATIENCE, Plan, Planned
-from regatta.plan.schedule.portfolio import TOO_NOISY, too_large
-from regatta.plan.schedule.rollout import Start, earliest_end, step
-from regatta.plan.schedule.rule_names import planner
-from regatta.plan.schedule.rules import Request, Rule, Verdict
+from regatta.plan.schedule.offline.follow import DEFAULT_PATIENCE, FollowPlan, PlannedStarts
+from regatta.plan.schedule.portfolio import MAX_NOISE_FOR_PLANS, too_large
+from regatta.plan.schedule.rollout import Start, earliest_end, start_units
+from regatta.plan.schedule.rule_names import planner_for
+from regatta.plan.schedule.rules import ChosenRule, PlanningRequest, Rule
 from regatta.plan.schedule.timetable import Timetable
 from regatta.plan.schedule.units import (
     Assignment,
@@ -34,16 +34,16 @@ from regatta.plan.schedule.units import (
     Unit,
 )
 
-MOVED = 0.05  # an estimate that moved by more than this is taken over
-FULL_EFFORT = 20_000  # simulated decisions: within a second
-DECISION = 40e-6  # seconds that one takes, about, beside workers that keep all cores busy
-SHARE = 0.0015  # of a run's time that looking ahead may take; deciding takes about as much again
-STORY = 500_000  # events that are remembered
+ESTIMATE_TOLERANCE = 0.05  # the board takes over an estimate that changed by more than this
+MAX_EFFORT_DECISIONS = 20_000  # simulated decisions, which take less than a second
+DECISION_S = 40e-6  # of one simulated decision, while workers keep all cores busy
+PLANNING_SHARE = 0.0015  # of a run's time that planning may take; making decisions takes about as much again
+MAX_STORY_EVENTS = 500_000  # older events are dropped
 
 
 def check_rule(rule: str) -> None:
-    """A UsageError unless there is a rule of that name, and what it needs is installed."""
-    planner(rule)
+    """Raise a UsageError unless there is a rule of that name and its dependencies are installed."""
+    planner_for(rule)
 
 
 class Hopper:
@@ -58,40 +58,40 @@ class Hopper:
         effort: int | None = None,
         solver_seconds: float = 10.0,
     ) -> None:
-        """`effort` is how many decisions each planning may simulate; by default all take a small share of the run."""
+        """`effort` limits the decisions that one planning may simulate. By default it is a small share of the run."""
         if partitions < 1 or eval_partitions < 0:
             raise UsageError(f"{partitions} partitions and {eval_partitions} evaluation partitions cannot be planned.")
-        self._planner = planner(rule)
+        self._planner = planner_for(rule)
         self._estimates = estimates
-        self._request = Request(effort or 0, 0.0, seed, solver_seconds)
+        self._request = PlanningRequest(effort or 0, 0.0, seed, solver_seconds)
         self._scales_effort = effort is None
         self._spent = 0
-        self._origin: float | None = None  # when the first decision was asked for
-        self._verdict: Verdict | None = None
+        self._origin: float | None = None  # time of the first decision
+        self._chosen: ChosenRule | None = None
         self._outdated = True
         self._board = Board(partitions, eval_partitions)
         self._models: dict[str, int] = {}
         self._model_names: list[str] = []
-        self._workers: dict[str, int] = {}  # those that are here
+        self._workers: dict[str, int] = {}  # those that are present
         self._worker_names: list[str] = []
         self._timetable = Timetable(self._board, estimates, self._model_names, self._worker_names)
-        self._under_way: dict[str, Unit] = {}  # by worker
+        self._running: dict[str, Unit] = {}  # by worker
         self._left: list[int] = []  # units by model
         self._units_left = self._models_left = 0
         self._workers_changed = False
-        self._before: dict[tuple[int, int], int] = {}  # (model, epoch): partitions visited before it was added
-        self._story: deque[tuple[float, str, int, int, Running | None]] = deque(maxlen=STORY)
+        self._visited_before: dict[tuple[int, int], int] = {}  # (model, epoch): partitions visited before it was added
+        self._story: deque[tuple[float, str, int, int, Running | None]] = deque(maxlen=MAX_STORY_EVENTS)
 
     # -- workers and models ------------------------------------------------------------------------
 
     def add_worker(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
-        """A worker that holds these partitions; several may hold the same one."""
+        """Add a worker that holds these partitions. Several workers may hold the same one."""
         if worker in self._workers:
             raise UsageError(f"There is a worker {worker!r} already.")
         board = self._board
-        train = _checked(train, board.partitions, f"partition held by {worker!r}")
-        evals = _checked(evals, board.eval_partitions, f"evaluation partition held by {worker!r}")
-        if worker in self._worker_names:  # it was here before
+        train = _check_partitions(train, board.partitions, f"partition held by {worker!r}")
+        evals = _check_partitions(evals, board.eval_partitions, f"evaluation partition held by {worker!r}")
+        if worker in self._worker_names:  # it has come back
             index = self._worker_names.index(worker)
         else:
             index = board.add_worker()
@@ -100,24 +100,24 @@ class Hopper:
         board.hold(index, train, evals)
         board.idle.add(index)
         self._workers_changed = self._outdated = True
-        self._tell("worker came", worker=index)
+        self._log("worker came", worker=index)
 
     def remove_worker(self, worker: str) -> Unit | None:
-        """The worker is gone; the unit that it ran, if any, goes back to the queue and is returned."""
+        """Remove a worker. The unit that it ran, if any, goes back to the queue and is returned."""
         index = self._worker(worker)
         unit = self.give_back(worker) if index in self._board.running else None
         self._board.hold(index, (), ())
         self._board.idle.discard(index)
         del self._workers[worker]
         self._workers_changed = self._outdated = True
-        self._tell("worker left", worker=index)
+        self._log("worker left", worker=index)
         return unit
 
-    def hold(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
-        """From now on a worker that is here holds these partitions, those that it holds already among them."""
+    def set_partitions(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
+        """Replace the partitions of a worker that is present."""
         board = self._board
-        train = _checked(train, board.partitions, f"partition held by {worker!r}")
-        evals = _checked(evals, board.eval_partitions, f"evaluation partition held by {worker!r}")
+        train = _check_partitions(train, board.partitions, f"partition held by {worker!r}")
+        evals = _check_partitions(evals, board.eval_partitions, f"evaluation partition held by {worker!r}")
         board.hold(self._worker(worker), train, evals)
         self._workers_changed = self._outdated = True
 
@@ -132,184 +132,185 @@ class Hopper:
         evals: Iterable[tuple[int, int]] = (),
         most: int = 0,
     ) -> None:
-        """Train a model for so many epochs; a search may come to want up to `most`, and long ways are begun first.
+        """Train a model for `epochs`. A search may later ask for up to `most`; longer models start first.
 
-        A resumed run says how many epochs are `done`, which partitions of the next were `visited`, and which
-        `evals` (epoch, partition) of epochs up to `done` are still missing. `order` fixes, for the epochs in it,
-        the order in which the partitions are visited.
+        A resumed run says how many epochs are `done`, which partitions of the next epoch were `visited`, and which
+        `evals` (epoch, partition) of epochs up to `done` are still missing. `order` fixes the order of the partitions
+        for the epochs in it.
         """
         if model in self._models:
             raise UsageError(f"There is a model {model!r} already.", hint="extend_model gives it more epochs.")
         if epochs < done or done < 0:
-            raise UsageError(f"Model {model!r} cannot train {epochs} epochs of which {done} are done.")
+            raise UsageError(f"Model {model!r} cannot train {epochs} epochs when {done} are done.")
         board = self._board
-        visited = _checked(visited, board.partitions, f"visited partition of {model!r}")
-        orders = {epoch: self._checked_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
+        visited = _check_partitions(visited, board.partitions, f"visited partition of {model!r}")
+        orders = {epoch: self._check_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
         rest = set(range(board.partitions)) - set(visited) if epochs > done else set()
-        index = board.add_model(Model(epochs, done + 1, rest, orders, most))
+        index = board.add_model(ModelProgress(epochs, done + 1, rest, orders, most))
         self._models[model] = index
         self._model_names.append(model)
         self._left.append(0)
-        self._before[index, done + 1] = len(set(visited))
+        self._visited_before[index, done + 1] = len(set(visited))
         for epoch, partition in evals:
-            board.add_eval(index, epoch, _checked([partition], board.eval_partitions, "evaluation partition")[0])
+            _check_partitions([partition], board.eval_partitions, "evaluation partition")
+            board.add_eval(index, epoch, partition)
         if epochs > done and not rest:
             board.complete_epoch(index)
-        self._count(index)
+        self._update_units_left(index)
         self._outdated = True
-        self._tell("model added", model=index)
+        self._log("model added", model=index)
         self.refresh(model)
 
     def extend_model(self, model: str, epochs: int, order: Mapping[int, Sequence[int]] | None = None) -> None:
-        """So many epochs in total are wanted now (at least the one begun). Wakes a model that was stopped."""
+        """Set the total number of epochs, at least as many as have begun. This also resumes a stopped model."""
         index = self._model(model)
         known = self._board.models[index].orders
-        orders = {epoch: self._checked_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
+        orders = {epoch: self._check_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
         self._board.models[index].orders = {**orders, **known}
         self._board.extend(index, epochs)
-        self._count(index)
+        self._update_units_left(index)
         self._outdated = True
-        self._tell(f"extended to {epochs} epochs", model=index)
+        self._log(f"extended to {epochs} epochs", model=index)
 
     def stop_model(self, model: str) -> None:
-        """No new units of this model; what runs may finish."""
+        """Start no new units of this model; running units may finish."""
         index = self._model(model)
         self._board.stop(index)
-        self._count(index)
-        self._tell("stopped", model=index)
+        self._update_units_left(index)
+        self._log("stopped", model=index)
 
     def refresh(self, model: str) -> None:
-        """Take over the estimates of a model: call it when a pilot was set after the model was added."""
-        if not self._workers_changed:  # otherwise all are taken over before the next decision
+        """Take over the estimates of a model. Call it when a profile is set after the model was added."""
+        if not self._workers_changed:  # otherwise the next decision takes over all estimates
             drifted = self._timetable.refresh(self._model(model))
-            self._outdated |= drifted and self._estimates.noise <= TOO_NOISY
+            self._outdated |= drifted and self._estimates.noise <= MAX_NOISE_FOR_PLANS
 
-    def follow(self, starts: Iterable[tuple[float, str, Unit]], patience: float = PATIENCE) -> None:
-        """Keep to this schedule, as (planned start, worker, unit), as long as it has something to say."""
+    def follow(self, starts: Iterable[tuple[float, str, Unit]], patience: float = DEFAULT_PATIENCE) -> None:
+        """Follow this schedule, given as (planned start, worker, unit), as long as it covers the units left."""
         planned = []
         for time, worker, unit in starts:
             running = Running(False, self._model(unit.model), unit.epoch, unit.partition)
             if unit.kind == "train":
                 planned.append(Start(time, self._worker(worker), running))
-        self._planner = planner("planned")
-        self._verdict = Verdict(Planned(Plan(planned, patience)), "planned", "a schedule was given")
+        self._planner = planner_for("planned")
+        self._chosen = ChosenRule(FollowPlan(PlannedStarts(planned, patience)), "planned", "a schedule was given")
 
     # -- decisions ---------------------------------------------------------------------------------
 
     def assign(self, now: float = 0.0) -> list[Assignment]:
-        """All that can start now; it counts as running from here on."""
+        """Start every unit that can start now. The units count as running from here on."""
         board = self._board
         board.now = now
-        rule = self._settle()
-        started = [self._started(worker, board.running[worker]) for worker in step(board, rule)]
-        self._under_way.update((assignment.worker, assignment.unit) for assignment in started)
+        rule = self._current_rule()
+        started = [self._started(worker, board.running[worker]) for worker in start_units(board, rule)]
+        self._running.update((assignment.worker, assignment.unit) for assignment in started)
         return started
 
     def _started(self, worker: int, running: Running) -> Assignment:
-        self._tell("started", worker, running.model, running)
+        self._log("started", worker, running.model, running)
         return Assignment(self._worker_names[worker], self._unit(running))
 
     def finish(self, worker: str, now: float = 0.0, seconds: float | None = None) -> Finished:
-        """The worker's unit is done and counts; `seconds` correct the estimates."""
+        """The worker's unit is done. `seconds` correct the estimates."""
         index = self._worker(worker)
-        self._must_run(worker, index)
+        self._check_running(worker, index)
         running, trained, evaluated = self._board.finish(index)
         self._set_left(running.model, self._left[running.model] - 1)
         self._board.now = now
-        self._tell("finished", index, running.model, running)
-        unit = self._under_way.pop(worker)
+        self._log("finished", index, running.model, running)
+        unit = self._running.pop(worker)
         if seconds is not None:
             self._estimates.observe(unit, worker, seconds)
-            self._follow_estimate(unit, worker, index, running)
+            self._compare_with_estimate(unit, worker, index, running)
         return Finished(unit, trained, evaluated)
 
     def give_back(self, worker: str) -> Unit:
         """The worker's unit did not happen; it returns to the queue."""
         index = self._worker(worker)
-        self._must_run(worker, index)
+        self._check_running(worker, index)
         running = self._board.give_back(index)
         if self._board.models[running.model].stopped:
             self._set_left(running.model, self._left[running.model] - 1)
-        self._tell("given back", index, running.model, running)
-        return self._under_way.pop(worker)
+        self._log("given back", index, running.model, running)
+        return self._running.pop(worker)
 
     def undo(self, model: str, epoch: int, partition: int) -> None:
-        """The last training unit that a model finished did not happen after all: what it left is lost.
+        """Undo the last training unit that a model finished, because its state is lost.
 
-        Nothing of what followed from it may be running, or have finished.
+        No unit that depends on it may be running or have finished.
         """
         index = self._model(model)
-        self._must_be_last(index, epoch, partition)
+        self._check_last_unit(index, epoch, partition)
         self._board.undo(index, epoch, partition)
-        self._count(index)
+        self._update_units_left(index)
         self._outdated = True
-        self._tell("undone", -1, index, Running(False, index, epoch, partition))
+        self._log("undone", -1, index, Running(False, index, epoch, partition))
 
     def likely_next(self, worker: str) -> Unit | None:
-        """What this busy worker would take if it became idle now, of the models that are idle now."""
+        """The unit that this busy worker would take if it became idle now, among the models that are idle."""
         index = self._worker(worker)
         board = self._board
-        rule = self._settle()
+        rule = self._current_rule()
         partition = board.oldest_eval(index)
         if partition is not None:
             _, model, epoch = board.waiting[partition][0]
             return self._unit(Running(True, model, epoch, partition))
-        if not board.able([index]):
+        if not board.workers_with_work([index]):
             return None
         choices = rule.choose(board, [index], peek=True)
         return self._unit(self._preview(choices[0])) if choices else None
 
-    def _preview(self, choice: Choice) -> Running:
+    def _preview(self, choice: UnitChoice) -> Running:
         return Running(False, choice.model, self._board.models[choice.model].epoch, choice.partition)
 
-    # -- what others ask ----------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------
 
     @property
-    def choice(self) -> Verdict:
-        """The rule that is gone by at present: its name, and why it was chosen."""
-        self._settle()
-        assert self._verdict is not None
-        return self._verdict
+    def chosen_rule(self) -> ChosenRule:
+        """The current rule, its name, and why it was chosen."""
+        self._current_rule()
+        assert self._chosen is not None
+        return self._chosen
 
     def workers(self) -> dict[str, tuple[list[int], list[int]]]:
-        """The workers that are here, with the partitions and evaluation partitions that they hold."""
+        """The workers that are present, with the partitions and evaluation partitions that they hold."""
         board = self._board
         return {name: (list(board.held[i]), list(board.held_evals[i])) for name, i in self._workers.items()}
 
     def running(self) -> dict[str, Unit]:
-        return dict(self._under_way)
+        return dict(self._running)
 
     def units_left(self) -> int:
-        """Units that are wanted and not finished, those that run among them."""
+        """The number of units that are not finished, including the running ones."""
         return self._units_left
 
-    def left_of(self, model: str) -> int:
-        """The same, of one model."""
+    def model_units_left(self, model: str) -> int:
+        """The same for one model."""
         return self._left[self._model(model)]
 
     def worker_count(self) -> int:
         return len(self._workers)
 
     def models_left(self) -> int:
-        """Models of which units are left."""
+        """The number of models that have units left."""
         return self._models_left
 
     def done(self) -> bool:
         return self._units_left == 0
 
-    def unheld(self) -> list[int]:
+    def unheld_partitions(self) -> list[int]:
         """Partitions that still have to be trained on and that no worker holds."""
         held = {j for held in self._board.held for j in held}
         wanted = self._board.wanted.sum(axis=1)
         return [j for j in range(self._board.partitions) if wanted[j] and j not in held]
 
     def validate(self) -> None:
-        """Assert every invariant; for tests, it looks at all that ever happened."""
-        if not self._workers_changed:  # sums are due at the next decision
+        """Assert every invariant. For tests: it checks all events so far."""
+        if not self._workers_changed:  # otherwise the next decision updates the sums
             check_board(self._board)
-        if len(self._story) < STORY:  # otherwise its beginning is forgotten
-            check_story(self._story, self._board.partitions, self._before)
-        assert self._left == [self._left_of(index) for index in range(len(self._model_names))]
+        if len(self._story) < MAX_STORY_EVENTS:  # otherwise the oldest events are missing
+            check_story(self._story, self._board.partitions, self._visited_before)
+        assert self._left == [self._count_units_left(index) for index in range(len(self._model_names))]
         assert self._units_left == sum(self._left)
         assert self._models_left == sum(map(bool, self._left))
 
@@ -328,57 +329,57 @@ class Hopper:
             if w == worker or m == model or w == m == -1
         ]
 
-    # -- inside -------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------
 
-    def _settle(self) -> Rule:
-        """Take over what changed since the last decision, and plan anew where it matters; the rule to go by."""
+    def _current_rule(self) -> Rule:
+        """Take over the changes since the last decision, plan again where they matter, and return the rule."""
         if self._workers_changed:
             self._workers_changed = False
-            self._timetable.move()
-        if self._outdated or self._verdict is None:
+            self._timetable.on_partitions_moved()
+        if self._outdated or self._chosen is None:
             self._outdated = False
-            self._verdict = self._plan()
-            self._timetable.planned()
-        return self._verdict.rule
+            self._chosen = self._plan()
+            self._timetable.on_planned()
+        return self._chosen.rule
 
-    def _plan(self) -> Verdict:
-        present = self._verdict.rule if self._verdict else None
+    def _plan(self) -> ChosenRule:
+        present = self._chosen.rule if self._chosen else None
         noise = self._estimates.noise
         self._request = dataclasses.replace(self._request, noise=noise, present=present, effort=self._effort())
-        verdict = self._planner(self._board, self._request)
-        self._spent += verdict.decisions
-        self._tell(f"goes by {verdict.name}: {verdict.why}")
-        return verdict
+        chosen = self._planner(self._board, self._request)
+        self._spent += chosen.decisions
+        self._log(f"goes by {chosen.name}: {chosen.why}")
+        return chosen
 
     def _effort(self) -> int:
-        """What was asked for, or else what takes a small share of the run so far and to come."""
+        """The effort that was asked for, or an effort that takes a small share of the run's expected time."""
         if not self._scales_effort:
             return self._request.effort
         if self._origin is None:
             self._origin = self._board.now
-        if too_large(self._board, FULL_EFFORT):
+        if too_large(self._board, MAX_EFFORT_DECISIONS):
             return 0
-        allowed = SHARE / DECISION * (earliest_end(self._board) - self._origin)
-        return max(0, min(FULL_EFFORT, (int(allowed) - self._spent) // 2))  # the other half is for later
+        allowed = PLANNING_SHARE / DECISION_S * (earliest_end(self._board) - self._origin)
+        return max(0, min(MAX_EFFORT_DECISIONS, (int(allowed) - self._spent) // 2))  # the other half is for later
 
-    def _follow_estimate(self, unit: Unit, worker: str, index: int, running: Running) -> None:
+    def _compare_with_estimate(self, unit: Unit, worker: str, index: int, running: Running) -> None:
         used = self._board.seconds(index, running)
-        if abs(self._estimates.seconds(unit, worker) - used) > MOVED * used:
+        if abs(self._estimates.seconds(unit, worker) - used) > ESTIMATE_TOLERANCE * used:
             self.refresh(unit.model)
         noise, expected = self._estimates.noise, self._request.noise
         self._outdated |= noise > 2 * expected or 2 * noise < expected
 
-    def _count(self, index: int) -> None:
-        """Something else is wanted of a model than before."""
-        self._set_left(index, self._left_of(index))
+    def _update_units_left(self, index: int) -> None:
+        """Recompute the units left of a model whose epochs changed."""
+        self._set_left(index, self._count_units_left(index))
 
     def _set_left(self, index: int, units: int) -> None:
         before, self._left[index] = self._left[index], units
         self._units_left += units - before
         self._models_left += bool(units) - bool(before)
 
-    def _left_of(self, index: int) -> int:
-        """Units of a model that are wanted and not finished."""
+    def _count_units_left(self, index: int) -> int:
+        """Count the units of a model that are not finished."""
         board = self._board
         model = board.models[index]
         active = sum(running.model == index for running in board.running.values())
@@ -393,7 +394,7 @@ class Hopper:
         kind, name = "eval" if running.evaluates else "train", self._model_names[running.model]
         return Unit(kind, name, running.epoch, running.partition)  # type: ignore[arg-type]
 
-    def _tell(self, what: str, worker: int = -1, model: int = -1, running: Running | None = None) -> None:
+    def _log(self, what: str, worker: int = -1, model: int = -1, running: Running | None = None) -> None:
         self._story.append((self._board.now, what, worker, model, running))
 
     def _event(self, time: float, what: str, worker: int, model: int, running: Running | None) -> Event:
@@ -415,24 +416,24 @@ class Hopper:
             raise UsageError(f"There is no model {model!r}.", candidates=nearest(model, self._models))
         return self._models[model]
 
-    def _must_run(self, worker: str, index: int) -> None:
+    def _check_running(self, worker: str, index: int) -> None:
         if index not in self._board.running:
-            raise UsageError(f"Worker {worker!r} runs no unit that could end.")
+            raise UsageError(f"Worker {worker!r} does not run a unit.")
 
-    def _must_be_last(self, index: int, epoch: int, partition: int) -> None:
+    def _check_last_unit(self, index: int, epoch: int, partition: int) -> None:
         board, model = self._board, self._board.models[index]
         unit = f"Unit {self._model_names[index]}, epoch {epoch}, partition {partition}, cannot be undone"
         if any(not r.evaluates or r.epoch == epoch for r in board.running.values() if r.model == index):
-            raise UsageError(f"{unit}: what followed from it is running.")
+            raise UsageError(f"{unit}: a unit that depends on it is running.")
         begun = len(model.rest) < board.partitions and model.epoch <= model.epochs
         last = model.epoch if begun else model.epoch - 1
         trained = set(range(board.partitions)) - (model.rest if begun else set())
         if epoch < 1 or epoch != last or partition not in trained:
-            raise UsageError(f"{unit}: it is none of the units that finished in the last epoch, {last}.")
+            raise UsageError(f"{unit}: it is not among the units that finished in the last epoch, {last}.")
         if not begun and model.evals.get(epoch, 0) < board.eval_partitions:
             raise UsageError(f"{unit}: its epoch was evaluated, at least in part.")
 
-    def _checked_order(self, model: str, epoch: int, order: Sequence[int]) -> tuple[int, ...]:
+    def _check_order(self, model: str, epoch: int, order: Sequence[int]) -> tuple[int, ...]:
         if sorted(order) != list(range(self._board.partitions)):
             raise UsageError(
                 f"The order of {model!r} in epoch {epoch} is {list(order)}; it must name each of the "
@@ -441,7 +442,7 @@ class Hopper:
         return tuple(order)
 
 
-def _checked(partitions: Iterable[int], count: int, what: str) -> list[int]:
+def _check_partitions(partitions: Iterable[int], count: int, what: str) -> list[int]:
     found = list(partitions)
     for partition in found:
         if not 0 <= partition < count:

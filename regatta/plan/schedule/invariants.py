@@ -1,4 +1,4 @@
-"""What must hold after every event, checked from scratch: the sums of a board, and the story of a scheduler."""
+"""Invariants that hold after every event, checked from scratch: the sums of a board, and a scheduler's story."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from regatta.plan.schedule.board import Board, Running
 
 
 def check_board(board: Board) -> None:
-    """The sums equal those computed from scratch, and nobody is in two places."""
+    """The sums equal those computed from scratch, and no worker or model is in two places."""
     _check_places(board)
     _check_openings(board)
     holds = np.array([[j in held for j in range(board.partitions)] for held in board.held], bool)
@@ -60,9 +60,9 @@ def check_story(
     partitions: int,
     before: Mapping[tuple[int, int], int],
 ) -> None:
-    """Completeness, isolation, exclusive access and no preemption, from what was told alone.
+    """Completeness, isolation, exclusive access and no preemption, from the events alone.
 
-    `before`: by (model, epoch), how many partitions were trained on before the story begins.
+    `before`: by (model, epoch), the number of partitions trained on before the story begins.
     """
     busy: dict[int, Running] = {}
     done = Counter(before)
@@ -83,13 +83,13 @@ def check_story(
                 assert not same, "two training units of a model at the same time"
             busy[worker] = running
             continue
-        assert busy.pop(worker) == running, "another unit ended than was started"
+        assert busy.pop(worker) == running, "a unit ended that was not started"
         if what == "finished":
             units.add(running)
             if not running.evaluates:
                 done[running.model, running.epoch] += 1
     for model, epoch in done:
-        later = any(m == model and e > epoch and visits for (m, e), visits in done.items())  # undone ones are none
-        assert not later or done[model, epoch] == partitions, "an epoch began before the one before it was complete"
+        later = any(m == model and e > epoch and visits for (m, e), visits in done.items())  # 0 visits: all undone
+        assert not later or done[model, epoch] == partitions, "an epoch began before the previous one was complete"
     evaluated = {(r.model, r.epoch) for r in units if r.evaluates}
     assert all(done[key] == partitions for key in evaluated if key in done), "an epoch was evaluated too early"

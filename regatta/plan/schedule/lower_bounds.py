@@ -1,4 +1,4 @@
-"""No schedule can end before these: what a worker must do, what a model must go through, what all must share."""
+"""Lower bounds on a makespan: the work of a worker, the chain of a model's units, and the work shared by all."""
 
 from __future__ import annotations
 
@@ -7,39 +7,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from regatta.plan.schedule.estimates import Times
-from regatta.plan.schedule.offline.replica_placement import Part, split
-from regatta.plan.schedule.units import Kind, Unit
+from regatta.plan.schedule.offline.replica_placement import UnitOption, split_units
+from regatta.plan.schedule.units import Unit, UnitKind
 
-SAME = 1e-6  # what a linear program may be off
-Holdings = Mapping[str, tuple[Sequence[int], Sequence[int]]]
+SOLVER_TOLERANCE = 1e-6  # relative error of a linear program
+HeldPartitions = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 
 
 @dataclass(frozen=True)
 class Bound:
     seconds: float
-    by: str  # the worker or model that cannot be done sooner
+    by: str  # the worker or model that sets the bound
 
 
 def lower_bound(
-    times: Times, holdings: Holdings, epochs: Mapping[str, int], partitions: int, eval_partitions: int = 0
+    times: Times, held_by_worker: HeldPartitions, epochs: Mapping[str, int], partitions: int, eval_partitions: int = 0
 ) -> Bound:
-    """The largest of: the work of any worker, the training of any model; by linear programming with replicas."""
-    chains = [_chain(times, holdings, model, count, partitions) for model, count in epochs.items()]
-    if _replicated(holdings):
-        loads = [_shared(times, holdings, epochs, partitions, eval_partitions)]
+    """The largest of the work of any worker and the training of any model; with replicas by linear programming."""
+    chains = [_chain(times, held_by_worker, model, count, partitions) for model, count in epochs.items()]
+    if _replicated(held_by_worker):
+        loads = [_shared(times, held_by_worker, epochs, partitions, eval_partitions)]
     else:
-        loads = [_load(times, worker, held, epochs) for worker, held in holdings.items()]
+        loads = [_load(times, worker, held, epochs) for worker, held in held_by_worker.items()]
     longest = max(chains, default=Bound(0.0, "nothing"), key=lambda bound: bound.seconds)
     busiest = max(loads, default=longest, key=lambda bound: bound.seconds)
-    return busiest if busiest.seconds > longest.seconds * (1 + SAME) else longest  # the program knows of chains too
+    # the linear program includes the chains, so it must be clearly larger
+    return busiest if busiest.seconds > longest.seconds * (1 + SOLVER_TOLERANCE) else longest
 
 
-def _chain(times: Times, holdings: Holdings, model: str, epochs: int, partitions: int) -> Bound:
-    """A model trains on one partition at a time, on the fastest of its holders at best."""
+def _chain(times: Times, held_by_worker: HeldPartitions, model: str, epochs: int, partitions: int) -> Bound:
+    """A model trains on one partition at a time, at best on its fastest holder."""
     total = 0.0
     for partition in range(partitions):
         unit = Unit("train", model, 1, partition)
-        holders = [worker for worker, (train, _) in holdings.items() if partition in train]
+        holders = [worker for worker, (train, _) in held_by_worker.items() if partition in train]
         total += min((times.seconds(unit, worker) for worker in holders), default=0.0)
     return Bound(total * epochs, f"model {model}")
 
@@ -53,24 +54,24 @@ def _load(times: Times, worker: str, held: tuple[Sequence[int], Sequence[int]], 
     return Bound(total, f"worker {worker}")
 
 
-def _replicated(holdings: Holdings) -> bool:
-    held = Counter(("train", j) for train, _ in holdings.values() for j in train)
-    held.update(("eval", j) for _, evals in holdings.values() for j in evals)
+def _replicated(held_by_worker: HeldPartitions) -> bool:
+    held = Counter(("train", j) for train, _ in held_by_worker.values() for j in train)
+    held.update(("eval", j) for _, evals in held_by_worker.values() for j in evals)
     return max(held.values(), default=0) > 1
 
 
 def _shared(
-    times: Times, holdings: Holdings, epochs: Mapping[str, int], partitions: int, eval_partitions: int
+    times: Times, held_by_worker: HeldPartitions, epochs: Mapping[str, int], partitions: int, eval_partitions: int
 ) -> Bound:
-    """The least makespan if units could be split among the holders of their partition: a linear program."""
-    workers = list(holdings)
-    units: list[tuple[int, str, Kind, int]] = []
+    """The smallest makespan if units could be split among the holders of their partition: a linear program."""
+    workers = list(held_by_worker)
+    units: list[tuple[int, str, UnitKind, int]] = []
     for number, model in enumerate(epochs):
         units += [(number, model, "train", partition) for partition in range(partitions)]
         units += [(number, model, "eval", partition) for partition in range(eval_partitions)]
-    lone = len(epochs)  # evaluations are no part of a model's chain: each counts as a model of its own
+    lone = len(epochs)  # evaluations are not part of a model's chain, so each counts as a model of its own
     parts = [
-        Part(
+        UnitOption(
             number,
             index,
             model if kind == "train" else lone + number,
@@ -78,6 +79,6 @@ def _shared(
         )
         for number, (model, name, kind, partition) in enumerate(units)
         for index, worker in enumerate(workers)
-        if partition in holdings[worker][kind == "eval"]
+        if partition in held_by_worker[worker][kind == "eval"]
     ]
-    return Bound(split(parts, {})[0], "all workers together")
+    return Bound(split_units(parts, {})[0], "all workers together")

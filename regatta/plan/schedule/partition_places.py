@@ -1,7 +1,7 @@
-"""Where partitions lie, and how seconds are told on a board.
+"""Which workers hold each partition, and how a board rounds times.
 
-Times are rounded to 2**-20 s: sums of them are then exact in floating point, whatever their order, and two models
-with equal work stay equal.
+Times are rounded to 2**-20 s. Sums of them are then exact in floating point in any order, and two models with equal
+work stay equal.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 Indices: TypeAlias = NDArray[np.intp]
-QUANTUM = 2.0**-20
+QUANTUM_S = 2.0**-20
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where partitions lie: each held partition with each of its holders, partition after partition."""
+    """Each held partition with each of its holders, partition after partition."""
 
     workers: Indices
     partitions: Indices
-    first: Indices  # where the places of each held partition begin
-    counts: Indices  # and how many they are
+    first: Indices  # index of the first place of each held partition
+    counts: Indices  # number of places of each held partition
 
     @classmethod
-    def of(cls, partitions: Iterable[int], holders: Sequence[Sequence[int]]) -> Places:
+    def from_holders(cls, partitions: Iterable[int], holders: Sequence[Sequence[int]]) -> Places:
         held = [j for j in partitions if holders[j]]
         counts = np.array([len(holders[j]) for j in held], np.intp)
         workers = np.array([worker for j in held for worker in holders[j]], np.intp)
@@ -38,5 +38,5 @@ class Places:
         return len(self.workers)
 
 
-def quantised(seconds: Floats) -> Floats:
-    return np.maximum(1.0, np.rint(seconds / QUANTUM)) * QUANTUM
+def round_to_quantum(seconds: Floats) -> Floats:
+    return np.maximum(1.0, np.rint(seconds / QUANTUM_S)) * QUANTUM_S

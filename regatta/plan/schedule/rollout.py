@@ -1,6 +1,6 @@
-"""What a rule would lead to: a copy of the board played to its end, on the estimates.
+"""The schedule that a rule would lead to: a copy of the board is simulated to its end, on the estimates.
 
-This is `simulate` without names, stories and surprises, because a planner asks it tens of times a second.
+This is `simulate` without names, events and noise, because a planner calls it tens of times per second.
 """
 
 from __future__ import annotations
@@ -23,51 +23,47 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a roll-out ended: `end` is infinite where it was given up, or could not go on."""
+class RollOutResult:
+    """How a roll-out ended. `end` is infinite where it was given up or could not continue."""
 
     end: float
     starts: list[Start]
 
-    @property
-    def decisions(self) -> int:
-        return len(self.starts)
 
+def roll_out(board: Board, rule: Rule, give_up: float = math.inf, time_factors: Floats | None = None) -> RollOutResult:
+    """Simulate until no unit is left, or until the end is certainly not before `give_up`.
 
-def roll_out(board: Board, rule: Rule, give_up: float = math.inf, stretch: Floats | None = None) -> Outcome:
-    """Play until nothing is left, or until it is certain to end no earlier than `give_up`.
-
-    With `stretch`, a factor per partition and model, training units take longer or shorter than the rule expects.
+    `time_factors`, by partition and model, make training units longer or shorter than the rule expects.
     """
     board = board.copy()
     heap = [(max(board.now, end), worker) for worker, end in board.until.items()]
     heapq.heapify(heap)
     starts: list[Start] = []
-    replicated = bool(board.cost)  # then a worker's load is only what would be fair
+    replicated = bool(board.cost)  # then a worker's load is only its even share
     end = board.now
     while True:
-        for worker in step(board, rule):
+        for worker in start_units(board, rule):
             start = Start(board.now, worker, board.running[worker])
             starts.append(start)
-            heapq.heappush(heap, (_end(board, start, stretch), worker))
+            heapq.heappush(heap, (_end(board, start, time_factors), worker))
         if not heap or board.now + (0.0 if replicated else board.load.max(initial=0.0)) >= give_up:
             break
         board.now = end = heap[0][0]
         while heap and heap[0][0] <= end:
             board.finish(heapq.heappop(heap)[1])
     given_up = heap or board.left.max(initial=0.0) > 0.0
-    return Outcome(math.inf if given_up else end, starts)
+    return RollOutResult(math.inf if given_up else end, starts)
 
 
-def _end(board: Board, start: Start, stretch: Floats | None) -> float:
-    if stretch is None or start.running.evaluates:
+def _end(board: Board, start: Start, time_factors: Floats | None) -> float:
+    if time_factors is None or start.running.evaluates:
         return board.until[start.worker]
     expected = board.until[start.worker] - start.time
-    return start.time + expected * float(stretch[start.running.partition, start.running.model])
+    return start.time + expected * float(time_factors[start.running.partition, start.running.model])
 
 
-def step(board: Board, rule: Rule) -> list[int]:
-    """Start all that can start now, evaluations first; returns the workers that began a unit."""
+def start_units(board: Board, rule: Rule) -> list[int]:
+    """Start every unit that can start now, evaluations first. Returns the workers that began a unit."""
     begun = []
     if board.evals_waiting:
         for worker in sorted(board.idle):
@@ -75,21 +71,21 @@ def step(board: Board, rule: Rule) -> list[int]:
             if partition is not None:
                 board.start_eval(worker, partition)
                 begun.append(worker)
-    idle = board.able(board.idle)
+    idle = board.workers_with_work(board.idle)
     for choice in rule.choose(board, idle) if idle else ():
         board.start(choice)
         begun.append(choice.worker)
     return begun
 
 
-def earliest_end(board: Board, stretch: Floats | None = None) -> float:
-    """No schedule ends before this: the fullest worker, and the model with most left, start at once and never wait.
+def earliest_end(board: Board, time_factors: Floats | None = None) -> float:
+    """A lower bound on the end: the busiest worker and the longest model start at once and never wait.
 
-    Of replicated partitions only the fastest holder's time is sure, and that of all workers together.
+    For replicated partitions, only the time on the fastest holder and the sum over all workers are certain.
     """
     free = {worker: max(board.now, end) for worker, end in board.until.items()}
     here = [worker for worker, held in enumerate(board.held) if held]
-    alone, left = _sums(board, stretch)
+    alone, left = _sums(board, time_factors)
     ends = np.full(len(board.held), board.now)
     ends[list(free)] = list(free.values())
     shared = (float(ends[here].sum()) + float(left.sum())) / max(1, len(here))
@@ -101,13 +97,13 @@ def earliest_end(board: Board, stretch: Floats | None = None) -> float:
     return float(max(loads.max(initial=board.now), chains.max(initial=board.now), ends.max(initial=board.now), shared))
 
 
-def _sums(board: Board, stretch: Floats | None) -> tuple[Floats, Floats]:
-    """Seconds that are left by worker, of what it alone holds, and by model: both at best."""
-    if stretch is None and not board.cost:
+def _sums(board: Board, time_factors: Floats | None) -> tuple[Floats, Floats]:
+    """The least seconds left by worker, for partitions that it alone holds, and by model."""
+    if time_factors is None and not board.cost:
         return board.load, board.left
     work = board.wanted * _fastest(board)
-    if stretch is not None:
-        work = work * stretch[:, : work.shape[1]]
+    if time_factors is not None:
+        work = work * time_factors[:, : work.shape[1]]
     lone = work.sum(axis=1) * [len(holders) == 1 for holders in board.holders]
     return np.array([lone[list(held)].sum() for held in board.held]), work.sum(axis=0)
 
@@ -122,7 +118,7 @@ def _fastest(board: Board) -> Floats:
     return times
 
 
-def spread_times(board: Board, deviation: float, seed: int) -> Floats:
-    """Factors around 1 for `stretch`: the same for every rule that is compared."""
+def noise_factors(board: Board, deviation: float, seed: int) -> Floats:
+    """Random factors around 1 for `time_factors`, the same for every rule that is compared."""
     random = np.random.default_rng(seed)
     return np.exp(deviation * random.standard_normal(board.time.shape))

@@ -1,7 +1,7 @@
-"""The rules by name: for each a planner, which looks at the board and answers with the rule to go by.
+"""The rules by name. Each name has a planner, which reads the board and returns the rule to use.
 
-Dispatch rules answer with themselves. `rotation`, `vector`, `milp` and `cpsat` make a schedule ahead, which is then
-followed; `auto` looks ahead and takes what ends first.
+Dispatch rules return themselves. `rotation`, `vector`, `milp` and `cpsat` plan a schedule, which is then followed.
+`auto` simulates several rules and takes the one that ends first.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import numpy as np
 
 from regatta.errors import UsageError, nearest
 from regatta.plan.schedule.board import Board
-from regatta.plan.schedule.offline.follow import PATIENCE, Plan, Planned
-from regatta.plan.schedule.offline.open_shop import Shop, repeated, shop_of
-from regatta.plan.schedule.offline.replica_placement import place
+from regatta.plan.schedule.offline.follow import DEFAULT_PATIENCE, FollowPlan, PlannedStarts
+from regatta.plan.schedule.offline.open_shop import Shop, build_shop, repeat_each_epoch
+from regatta.plan.schedule.offline.replica_placement import place_units
 from regatta.plan.schedule.offline.rotation import rotation
 from regatta.plan.schedule.offline.solvers import require_cpsat, solve_cpsat, solve_milp
 from regatta.plan.schedule.offline.vector_rearrangement import rearrange
 from regatta.plan.schedule.portfolio import auto, dispatch
 from regatta.plan.schedule.rules import (
     Backlog,
+    ChosenRule,
     Longest,
     Lpt,
     Lrm,
     Match,
     Planner,
+    PlanningRequest,
     Randomized,
-    Request,
     Rule,
-    Verdict,
 )
 
 
-def planner(rule: str) -> Planner:
+def planner_for(rule: str) -> Planner:
     if rule not in RULES:
         known = ", ".join(RULES)
         raise UsageError(f"There is no hop rule {rule!r}.", candidates=nearest(rule, RULES), hint=f"Rules: {known}.")
@@ -43,23 +43,23 @@ def planner(rule: str) -> Planner:
 
 
 def _always(name: str, make: Callable[[int], Rule]) -> Planner:
-    def plan(board: Board, request: Request) -> Verdict:
-        return Verdict(request.present or make(request.seed), name, "asked for by name")
+    def plan(board: Board, request: PlanningRequest) -> ChosenRule:
+        return ChosenRule(request.present or make(request.seed), name, "asked for by name")
 
     return plan
 
 
-def _rotation(board: Board, request: Request) -> Verdict:
-    return Verdict(Planned(Plan(rotation(board))), "rotation", "asked for by name")
+def _rotation(board: Board, request: PlanningRequest) -> ChosenRule:
+    return ChosenRule(FollowPlan(PlannedStarts(rotation(board))), "rotation", "asked for by name")
 
 
-def _placed(board: Board, request: Request) -> Verdict:
-    placed = place(board)
-    return Verdict(placed, "placed", "asked for by name") if placed else dispatch(board)
+def _placed(board: Board, request: PlanningRequest) -> ChosenRule:
+    placed = place_units(board)
+    return ChosenRule(placed, "placed", "asked for by name") if placed else dispatch(board)
 
 
-def _vector(board: Board, request: Request) -> Verdict:
-    shop = shop_of(board)
+def _vector(board: Board, request: PlanningRequest) -> ChosenRule:
+    shop = build_shop(board)
     workers = sorted(shop.worker_free)
     models = sorted(shop.model_free)
     if not models:
@@ -74,27 +74,27 @@ def _vector(board: Board, request: Request) -> Verdict:
         key = (models.index(op.model), workers.index(op.worker))
         starts.append(float(begins[key]))
         begins[key] += op.seconds
-    why = "a circle of the largest load" if circle.exact else "the circle is too short: its order, followed densely"
-    plan = Plan(repeated(board, shop, starts), PATIENCE if circle.exact else 0.0)
-    return Verdict(Planned(plan), "vector", why)
+    why = "a circle of the largest load" if circle.exact else "the circle is too short: its order without idle time"
+    plan = PlannedStarts(repeat_each_epoch(board, shop, starts), DEFAULT_PATIENCE if circle.exact else 0.0)
+    return ChosenRule(FollowPlan(plan), "vector", why)
 
 
-def _solver(name: str, solve: Callable[[Shop, Request], list[float] | None]) -> Planner:
-    def plan(board: Board, request: Request) -> Verdict:
-        shop = shop_of(board)
+def _solver(name: str, solve: Callable[[Shop, PlanningRequest], list[float] | None]) -> Planner:
+    def plan(board: Board, request: PlanningRequest) -> ChosenRule:
+        shop = build_shop(board)
         starts = solve(shop, request)
         if starts is None:
             instead = dispatch(board)
             why = f"{name} found no schedule of {len(shop)} units within its limit; {instead.why}"
-            return Verdict(instead.rule, instead.name, why)
-        return Verdict(Planned(Plan(repeated(board, shop, starts))), name, "asked for by name")
+            return ChosenRule(instead.rule, instead.name, why)
+        return ChosenRule(FollowPlan(PlannedStarts(repeat_each_epoch(board, shop, starts))), name, "asked for by name")
 
     return plan
 
 
-def _planned(board: Board, request: Request) -> Verdict:
-    if isinstance(request.present, Planned):
-        return Verdict(request.present, "planned", "a schedule was given")
+def _planned(board: Board, request: PlanningRequest) -> ChosenRule:
+    if isinstance(request.present, FollowPlan):
+        return ChosenRule(request.present, "planned", "a schedule was given")
     raise UsageError("The hop rule 'planned' has no schedule to follow.", hint="Give it one with Hopper.follow(rows).")
 
 

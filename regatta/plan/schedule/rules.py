@@ -1,16 +1,16 @@
-"""Which model an idle worker trains next: one small class per rule, all behind `choose`.
+"""Which model an idle worker trains next: one small class per rule, with the method `choose`.
 
-A rule looks at the board and changes nothing on it. It gets the idle workers that hold an open unit of a model
-that is ready, and answers with what to start, at most one unit per worker and per model.
+A rule reads the board and does not change it. It gets the idle workers that hold an open unit of a ready model, and
+returns the units to start, at most one per worker and per model.
 
 | rule       | the idle worker takes ...                                                                      |
 |------------|------------------------------------------------------------------------------------------------|
 | randomized | any open unit: Algorithm 1 of the Cerebro paper, with its availability map for replicas          |
 | lpt        | the longest unit                                                                                 |
 | lrm        | the model with the most work left; workers with the most work left choose first                  |
-| longest    | the model with the most work left on other workers, or to come; nobody stays idle who need not   |
-| match      | what a maximum-weight matching of all idle workers and ready models gives it                     |
-| backlog    | from its fullest partition, unless another holder would be done with that unit sooner            |
+| longest    | the model with the most work left on other workers, or in later epochs; no needless idling       |
+| match      | its model in a maximum-weight matching of all idle workers and ready models                      |
+| backlog    | a unit of its fullest partition, unless another holder would finish that unit sooner             |
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ import numpy as np
 
 from regatta.plan.schedule.board import (
     Board,
-    Choice,
     Floats,
     Running,
+    UnitChoice,
 )
 
 
 class Rule(Protocol):
-    """Chooses what idle workers start; `peek` is set when the answer is only a forecast."""
+    """Chooses the units that idle workers start; `peek` is set when the answer is only a forecast."""
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]: ...
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]: ...
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a planner may spend and should know: the noise to expect, and the rule in use so far."""
+class PlanningRequest:
+    """The effort that a planner may spend, the noise to expect, and the current rule."""
 
     effort: int = 0
     noise: float = 0.0
     seed: int = 0
-    seconds: float = 10.0  # for solvers
+    seconds: float = 10.0  # time limit of solvers
     present: Rule | None = None
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The rule to go by from now on, and why."""
+class ChosenRule:
+    """The rule to use from now on, and why it was chosen."""
 
     rule: Rule
     name: str
@@ -58,17 +58,17 @@ class Verdict:
     decisions: int = 0
 
 
-Planner = Callable[[Board, Request], Verdict]
+Planner = Callable[[Board, PlanningRequest], ChosenRule]
 
 
 class Randomized:
-    """Any open unit, each as likely as the other; the workers take turns by number."""
+    """Any open unit, all equally likely; workers choose in the order of their numbers."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._next = self._random.random()
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
         free = board.ready.copy()
         chosen = []
         for worker in idle:
@@ -76,7 +76,7 @@ class Randomized:
             if units:
                 model, partition = units[int(self._next * len(units))]
                 free[model] = False
-                chosen.append(Choice(worker, model, partition))
+                chosen.append(UnitChoice(worker, model, partition))
                 if not peek:
                     self._next = self._random.random()
         return chosen
@@ -93,7 +93,7 @@ class Randomized:
 class Lpt:
     """The longest unit that the worker could start."""
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
         free = board.ready.copy()
         chosen = []
         for worker in idle:
@@ -104,42 +104,42 @@ class Lpt:
                 best = max(best, (float(seconds[model]), model, partition), key=lambda found: found[0])
             if best[1] >= 0:
                 free[best[1]] = False
-                chosen.append(Choice(worker, best[1], best[2]))
+                chosen.append(UnitChoice(worker, best[1], best[2]))
         return chosen
 
 
 class Lrm:
-    """Longest remaining model first; where several workers are idle, the one with most left to do chooses first."""
+    """Longest remaining model first. Where several workers are idle, the one with the most work left chooses first."""
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
         free = board.ready.copy()
         chosen = []
         for worker in busiest_first(board, idle):
             model = best_model(board, worker, free, board.left) if free.any() else -1
             if model >= 0:
                 free[model] = False
-                chosen.append(Choice(worker, model, board.partition(worker, model)))
+                chosen.append(UnitChoice(worker, model, board.choose_partition(worker, model)))
         return chosen
 
 
 class Longest:
     """Longest remaining time on the other workers, repaired by augmenting paths.
 
-    A model with much to do elsewhere is best begun now. Where several workers are idle at one instant and one of
-    them finds no model, those already chosen are exchanged so that it does: as many workers as possible start.
-    `weights` bend the preferences, a factor per worker and model: roll-outs try many.
+    A model with much work elsewhere should start now. Where several workers are idle at once and one of them finds no
+    model, choices already made are exchanged, so that as many workers as possible start. `weights` multiply the scores,
+    one factor per worker and model; roll-outs try many.
     """
 
     def __init__(self, weights: Floats | None = None) -> None:
         self._weights = weights
 
-    def bent(self, weights: Floats) -> Longest:
-        """The same rule with other preferences, by worker and model."""
+    def with_weights(self, weights: Floats) -> Longest:
+        """The same rule with other weights, by worker and model."""
         return Longest(weights)
 
     def choose(
         self, board: Board, idle: Sequence[int], *, peek: bool = False, without: Iterable[int] = ()
-    ) -> list[Choice]:
+    ) -> list[UnitChoice]:
         free = board.ready.copy()
         free[list(without)] = False
         taken: dict[int, int] = {}  # model: worker
@@ -156,29 +156,29 @@ class Longest:
                 missed.append(worker)
         tried = set(without)
         for worker in missed if len(taken) < most else ():
-            if _augment(board, worker, taken, tried):
-                tried = set(without)  # what led nowhere before may lead somewhere now
-        return [Choice(worker, model, board.partition(worker, model)) for model, worker in taken.items()]
+            if _find_augmenting_path(board, worker, taken, tried):
+                tried = set(without)  # the exchange may have opened paths through models already tried
+        return [UnitChoice(worker, model, board.choose_partition(worker, model)) for model, worker in taken.items()]
 
     def _score(self, board: Board, worker: int) -> Floats:
         elsewhere: Floats = board.left + board.ahead - board.here[worker]
         if self._weights is not None and worker < len(self._weights):
             row = self._weights[worker]
-            elsewhere[: len(row)] *= row  # workers and models that came later keep theirs
+            elsewhere[: len(row)] *= row  # workers and models added later have no weight
         return elsewhere
 
 
 class Match:
-    """Maximum-weight matching of idle workers and ready models, by work left of both.
+    """Maximum-weight matching of idle workers and ready models, weighted by the work left of both.
 
-    Where all units take equally long this is the constructive proof of Koenig's edge-colouring theorem: each round
-    must reach every worker and every model that has the most left to do, and then no worker idles before its time.
+    Where all units take equally long, this is the constructive proof of Koenig's edge-colouring theorem: each round
+    reaches every worker and every model with the most work left, so no worker idles too early.
     """
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
         if len(idle) == 1:
             models = [best_model(board, idle[0], board.ready, board.left + board.ahead)]
-            return [Choice(idle[0], models[0], board.partition(idle[0], models[0]))]
+            return [UnitChoice(idle[0], models[0], board.choose_partition(idle[0], models[0]))]
         from scipy.optimize import linear_sum_assignment  # takes a while to import, and many runs never match
 
         columns = np.flatnonzero(board.ready)
@@ -190,17 +190,17 @@ class Match:
         pairs = [
             (idle[i], int(columns[k])) for i, k in zip(rows.tolist(), places.tolist(), strict=True) if possible[i, k]
         ]
-        return [Choice(worker, model, board.partition(worker, model)) for worker, model in pairs]
+        return [UnitChoice(worker, model, board.choose_partition(worker, model)) for worker, model in pairs]
 
 
 class Backlog:
-    """For replicated partitions on workers of unlike speed: MaxWeight with a tail guard.
+    """For replicated partitions on workers of different speeds: MaxWeight with a tail guard.
 
-    A worker serves the partition with the most work left, the longest remaining model first. Towards the end it
-    leaves a unit alone that would outlast everything else while a faster holder could still be done with it sooner.
+    A worker serves the partition with the most work left, the longest remaining model first. Towards the end it skips a
+    unit that would end after all others if a faster holder could still finish it sooner.
     """
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
         horizon = self._horizon(board)
         chosen = self._serve(board, idle, horizon)
         if not chosen and not board.running:
@@ -209,12 +209,12 @@ class Backlog:
 
     @staticmethod
     def _horizon(board: Board) -> float:
-        """When all could be done at best: work shared out evenly, and no chain of one model cut short."""
+        """The earliest possible end: the work divided evenly, but no earlier than the longest model."""
         here = sum(1 for held in board.held if held)
         busy = sum(max(0.0, end - board.now) for end in board.until.values())
         return board.now + max((float(board.load.sum()) + busy) / here, float(board.left.max(initial=0.0)))
 
-    def _serve(self, board: Board, idle: Sequence[int], horizon: float) -> list[Choice]:
+    def _serve(self, board: Board, idle: Sequence[int], horizon: float) -> list[UnitChoice]:
         free = board.ready.copy()
         near = {j for worker in idle for j in board.held[worker]}
         backlog = {j: float((board.wanted[j] * board.time[j]).sum()) for j in near}
@@ -227,7 +227,7 @@ class Backlog:
                     continue
                 free[model] = False
                 backlog[partition] -= float(board.time[partition, model])
-                chosen.append(Choice(worker, model, partition))
+                chosen.append(UnitChoice(worker, model, partition))
                 break
         return chosen
 
@@ -241,13 +241,13 @@ class Backlog:
         return any(board.until.get(v, board.now) + board.seconds(v, unit) < end for v in others)
 
 
-def _augment(board: Board, worker: int, taken: dict[int, int], tried: set[int]) -> bool:
-    """Find a model for the worker, if need be one whose worker finds another; Kuhn's algorithm, depth first.
+def _find_augmenting_path(board: Board, worker: int, taken: dict[int, int], tried: set[int]) -> bool:
+    """Find a model for the worker, if needed one whose worker can take another; Kuhn's algorithm, depth first.
 
-    The way leads over as many workers as are idle at once: too deep for a function that calls itself.
+    The path may pass through all workers that are idle at once, which is too deep for recursion.
     """
-    way = [(worker, _openings(board, worker))]
-    wanted: list[int] = []  # by each worker on the way but the last: the model that the next one would give up
+    way = [(worker, _startable_models(board, worker))]
+    wanted: list[int] = []  # for each worker on the path but the last, the model that the next one would give up
     while way:
         model = next((model for model in way[-1][1] if model not in tried), -1)
         if model < 0:
@@ -260,11 +260,11 @@ def _augment(board: Board, worker: int, taken: dict[int, int], tried: set[int]) 
         if model not in taken:
             taken.update({model: owner for model, (owner, _) in zip(wanted, way, strict=True)})
             return True
-        way.append((taken[model], _openings(board, taken[model])))
+        way.append((taken[model], _startable_models(board, taken[model])))
     return False
 
 
-def _openings(board: Board, worker: int) -> Iterator[int]:
+def _startable_models(board: Board, worker: int) -> Iterator[int]:
     return iter(np.flatnonzero(np.logical_and(board.count[worker], board.ready)).tolist())
 
 

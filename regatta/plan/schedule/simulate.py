@@ -1,7 +1,7 @@
-"""A run on a simulated clock: the real scheduler, with workers that only pretend to train.
+"""A run on a simulated clock: the real scheduler with simulated workers.
 
-Events with equal times are delivered together, as a real engine would hear them before it decides again; what
-rounding keeps apart counts as equal.
+Events at the same time are delivered together before the next decision, as in a real engine. Times that differ only by
+rounding count as the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from regatta.plan.schedule.estimates import Times
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.units import Unit
 
-SAME = 1e-12  # relative: times that differ by less differ by rounding
+SAME_TIME_TOLERANCE = 1e-12  # relative: times that differ by less differ by rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SimulatedUnit:
     """A unit that finished."""
 
     worker: str
@@ -40,7 +40,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Schedule:
-    rows: tuple[Row, ...]
+    rows: tuple[SimulatedUnit, ...]
     lost: float = 0.0  # seconds of units that outages cut short
     workers: int = 0
 
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def utilisation(self) -> float:
-        """The share of the workers' time, up to the makespan, in which units ran that count."""
+        """The share of the workers' time, up to the makespan, in which units ran that finished."""
         return self.busy / (self.workers * self.makespan) if self.rows else 1.0
 
     def visits(self, model: str, epoch: int) -> list[int]:
@@ -63,8 +63,10 @@ class Schedule:
         return [r.unit.partition for r in rows if (r.unit.kind, r.unit.model, r.unit.epoch) == ("train", model, epoch)]
 
 
-def spread(partitions: int, workers: int, evals: int = 0, replicas: int = 1) -> dict[str, tuple[list[int], list[int]]]:
-    """Workers w0, w1, ... and what they hold: partition j lies with worker j mod W and the next ones.
+def spread_partitions(
+    partitions: int, workers: int, evals: int = 0, replicas: int = 1
+) -> dict[str, tuple[list[int], list[int]]]:
+    """Workers w0, w1, ... and their partitions: worker j mod W and the next ones hold partition j.
 
     With fewer partitions than workers, worker k holds partition k mod p.
     """
@@ -92,10 +94,10 @@ def simulate(
     learn: bool = True,
     after: Callable[[Hopper], None] | None = None,
 ) -> Schedule:
-    """Run a hopper, with its workers and models added, to the end.
+    """Run a hopper that has its workers and models to the end.
 
-    `times` are what units really take, which need not be what the hopper estimates; `noise` is the deviation of the
-    logarithm of a further factor, drawn anew for each unit. With `learn` the hopper hears how long units took.
+    `times` are the real times of units, which may differ from the hopper's estimates. `noise` is the deviation of the
+    logarithm of another random factor for each unit. With `learn`, the hopper is given the time that each unit took.
     `after` is called after each event.
     """
     return _Simulation(hopper, times, outages, noise, seed, learn, after).run()
@@ -120,7 +122,7 @@ class _Simulation:
         self.number = 0
         self.begun: dict[str, tuple[float, int, Unit]] = {}  # worker: start, number of its end, unit
         self.away: dict[str, tuple[list[int], list[int]]] = {}
-        self.rows: list[Row] = []
+        self.rows: list[SimulatedUnit] = []
         self.lost = 0.0
         for outage in outages:
             self._at(outage.start, "leaves", outage.worker)
@@ -130,15 +132,16 @@ class _Simulation:
     def run(self) -> Schedule:
         self._assign(0.0)
         while self.heap and not self.hopper.done():
-            together = self.heap[0][0] * (1 + SAME)
+            together = self.heap[0][0] * (1 + SAME_TIME_TOLERANCE)
             while self.heap and self.heap[0][0] <= together:
                 now, number, what, worker = heapq.heappop(self.heap)
                 getattr(self, f"_{what}")(now, number, worker)
                 self.after(self.hopper)
             self._assign(now)
         if not self.hopper.done():
+            missing = self.hopper.unheld_partitions()
             raise UsageError(
-                f"{self.hopper.units_left()} units can never run: nobody holds the partitions {self.hopper.unheld()}."
+                f"{self.hopper.units_left()} units can never run: no worker holds the partitions {missing}."
             )
         return Schedule(tuple(self.rows), self.lost, self.workers)
 
@@ -161,7 +164,7 @@ class _Simulation:
         if number != expected or unit is None:  # that unit was lost with its worker
             return
         del self.begun[worker]
-        self.rows.append(Row(worker, unit, start, now))
+        self.rows.append(SimulatedUnit(worker, unit, start, now))
         self.hopper.finish(worker, now, now - start if self.learn else None)
 
     def _leaves(self, now: float, number: int, worker: str) -> None:

@@ -1,6 +1,7 @@
-"""Hop schedulers side by side: each team of workers has one, with models of its own.
+"""Hop schedulers side by side: each team of workers has its own scheduler and its own models.
 
-Nothing goes from one team to another, so that what holds of each scheduler holds of all. From outside they are one.
+No model moves from one team to another, so the invariants of each scheduler hold for all of them. Callers use the teams
+like one scheduler.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from regatta.plan.schedule.units import Assignment, Finished, Unit
 
 
 class Teams:
-    """`of_worker` and `of_model` say which of the schedulers somebody who comes belongs to."""
+    """`team_of_worker` and `team_of_model` return the index of the scheduler for a new worker or model."""
 
     def __init__(
-        self, hoppers: Sequence[Hopper], of_worker: Callable[[str], int], of_model: Callable[[str], int]
+        self, hoppers: Sequence[Hopper], team_of_worker: Callable[[str], int], team_of_model: Callable[[str], int]
     ) -> None:
         self._hoppers = tuple(hoppers)
-        self._of_worker, self._of_model = of_worker, of_model
+        self._team_of_worker, self._team_of_model = team_of_worker, team_of_model
         self._workers: dict[str, Hopper] = {}
         self._models: dict[str, Hopper] = {}
 
     # -- workers and models ------------------------------------------------------------------------
 
     def add_worker(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
-        hopper = self._hoppers[self._of_worker(worker)]
+        hopper = self._hoppers[self._team_of_worker(worker)]
         hopper.add_worker(worker, train, evals)
         self._workers[worker] = hopper
 
     def remove_worker(self, worker: str) -> Unit | None:
         return self._workers.pop(worker).remove_worker(worker)
 
-    def hold(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
-        self._workers[worker].hold(worker, train, evals)
+    def set_partitions(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
+        self._workers[worker].set_partitions(worker, train, evals)
 
     def add_model(
         self,
@@ -46,7 +47,7 @@ class Teams:
         order: Mapping[int, Sequence[int]] | None = None,
         most: int = 0,
     ) -> None:
-        hopper = self._hoppers[self._of_model(model)]
+        hopper = self._hoppers[self._team_of_model(model)]
         hopper.add_model(model, epochs, done=done, visited=visited, evals=evals, order=order, most=most)
         self._models[model] = hopper
 
@@ -73,7 +74,7 @@ class Teams:
     def likely_next(self, worker: str) -> Unit | None:
         return self._workers[worker].likely_next(worker)
 
-    # -- what others ask ----------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------
 
     def workers(self) -> dict[str, tuple[list[int], list[int]]]:
         return {name: held for hopper in self._hoppers for name, held in hopper.workers().items()}
@@ -81,8 +82,8 @@ class Teams:
     def running(self) -> dict[str, Unit]:
         return {worker: unit for hopper in self._hoppers for worker, unit in hopper.running().items()}
 
-    def left_of(self, model: str) -> int:
-        return self._models[model].left_of(model)
+    def model_units_left(self, model: str) -> int:
+        return self._models[model].model_units_left(model)
 
     def worker_count(self) -> int:
         return sum(hopper.worker_count() for hopper in self._hoppers)
@@ -94,5 +95,5 @@ class Teams:
         return all(hopper.done() for hopper in self._hoppers)
 
     def idle(self) -> list[int]:
-        """The numbers of teams that have nothing left to do, while others have."""
+        """The indices of teams that are done while others are not."""
         return [] if self.done() else [team for team, hopper in enumerate(self._hoppers) if hopper.done()]

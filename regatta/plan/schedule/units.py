@@ -1,18 +1,18 @@
-"""The words of hop scheduling: units, who runs them, and what their end means."""
+"""The data types of hop scheduling: units, assignments, and what the end of a unit means."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["train", "eval"]
+UnitKind = Literal["train", "eval"]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One model on one partition, in one epoch (counted from 1): runs without preemption."""
 
-    kind: Kind
+    kind: UnitKind
     model: str
     epoch: int
     partition: int
@@ -29,10 +29,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What the end of a unit brought about; each flag is true for exactly one unit of an epoch.
+    """The effect of the end of a unit. Each flag is true for exactly one unit of an epoch.
 
-    `trained`: with it the model has been trained on all partitions of that epoch.
-    `evaluated`: with it the epoch is evaluated on all evaluation partitions (with `trained` if there are none).
+    `trained`: the model has now been trained on all partitions of that epoch.
+    `evaluated`: the epoch is now evaluated on all evaluation partitions (true with `trained` if there are none).
     """
 
     unit: Unit
@@ -42,7 +42,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a scheduler's story."""
+    """One event in a scheduler's story."""
 
     time: float
     what: str

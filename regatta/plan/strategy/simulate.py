@@ -16,7 +16,7 @@ import numpy as np
 
 from regatta.plan.schedule.estimates import Times
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.simulate import simulate, spread
+from regatta.plan.schedule.simulate import simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
 from regatta.plan.strategy.costs import (
     ClusterSpec,
@@ -121,7 +121,7 @@ def _hopper(sizes: tuple[int, int, int], times: Times, epochs: Mapping[str, int]
     if not any(times.seconds(Unit("eval", name, 1, 0), "") for name in epochs):
         evals = 0
     hopper = Hopper(parts, evals, estimates=times, effort=effort)
-    for worker, held in spread(parts, groups, evals).items():
+    for worker, held in spread_partitions(parts, groups, evals).items():
         hopper.add_worker(worker, *held)
     for name, count in epochs.items():
         hopper.add_model(name, count)

@@ -8,8 +8,8 @@ from typing import Any
 
 from regatta.plan.schedule.estimates import Times
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.lower_bounds import Holdings, lower_bound
-from regatta.plan.schedule.simulate import simulate, spread
+from regatta.plan.schedule.lower_bounds import HeldPartitions, lower_bound
+from regatta.plan.schedule.simulate import simulate, spread_partitions
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class HopWorkload:
     eval_partitions: int
     times: Times
 
-    def hopper(self, holdings: Holdings, rule: str, seed: int) -> Hopper:
+    def hopper(self, holdings: HeldPartitions, rule: str, seed: int) -> Hopper:
         hopper = Hopper(self.partitions, self.eval_partitions, estimates=self.times, rule=rule, seed=seed)
         for worker, (train, held_out) in holdings.items():
             hopper.add_worker(worker, train, held_out)
@@ -38,7 +38,7 @@ def what_if(work: HopWorkload, workers: Sequence[int], rule: str = "auto", seed:
 
 
 def _row(work: HopWorkload, workers: int, rule: str, seed: int) -> dict[str, Any]:
-    holdings = spread(work.partitions, workers, work.eval_partitions)
+    holdings = spread_partitions(work.partitions, workers, work.eval_partitions)
     schedule = simulate(work.hopper(holdings, rule, seed), work.times, learn=False)
     bound = lower_bound(work.times, holdings, work.epochs, work.partitions, work.eval_partitions)
     return {

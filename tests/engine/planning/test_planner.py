@@ -40,7 +40,7 @@ def found(
     for number in range(models):
         result = ModelProfile(per_row, per_row / 3, 100, 100, 0.002, 1000, ("loss",), build="b", peak_bytes=5000)
         outcome.results[f"m{number}"] = result
-        estimates.set_pilot(f"m{number}", per_row, per_row / 3, 0.002, prepare)
+        estimates.set_profile(f"m{number}", per_row, per_row / 3, 0.002, prepare)
     findings = ProfilingResults(outcome, {"b": PackRate(8, gain)} if gain else {})
     findings.learn_builds({f"m{number}": {"lr": number} for number in range(models)})
     return findings

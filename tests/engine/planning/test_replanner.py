@@ -416,7 +416,7 @@ def test_what_exchanges_cost_is_learned_from_the_units_of_groups(
         (link,) = found.links.values()
         assert 0 < link.inside < 25
         (config,) = found.outcome.results
-        assert 0.2 < found.outcome.estimates.pilot(config).train / pilots[0] < 5
+        assert 0.2 < found.outcome.estimates.profile(config).train / pilots[0] < 5
         return RunStrategy(2)
 
     space = search.configs([{"lr": 0.1, "batch_size": 8, "sleeps": 1e-3}])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.simulate import spread
+from regatta.plan.schedule.simulate import spread_partitions
 from regatta.plan.schedule.units import Unit
 
 
@@ -32,7 +32,7 @@ class Play:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.homes = spread(self.partitions, self.workers, self.evals, self.replicas)
+        self.homes = spread_partitions(self.partitions, self.workers, self.evals, self.replicas)
         times = {(f"m{i}", j): 1.0 + (7 * i + 3 * j) % 5 for i in range(64) for j in range(self.partitions)}
         evals = {(f"m{i}", j): 0.5 for i in range(64) for j in range(self.evals)}
         self.hopper = Hopper(
@@ -171,7 +171,7 @@ class Play:
             for j in set(self.homes[away][kind]) - held:
                 self.homes[here[(argument + j) % len(here)]][kind].append(j)
         for worker in here:
-            self.hopper.hold(worker, *self.homes[worker])
+            self.hopper.set_partitions(worker, *self.homes[worker])
         if argument % 2:
             self.homes[away] = ([], [])
 

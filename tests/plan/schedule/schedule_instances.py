@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import (
-    Row,
     Schedule,
+    SimulatedUnit,
     simulate,
-    spread,
+    spread_partitions,
 )
 from regatta.plan.schedule.units import Unit
 
@@ -37,7 +37,7 @@ def hopper_for(
     """
     partitions = len(times[0])
     hopper = Hopper(partitions, estimates=known(times, noise), rule=rule, effort=effort, solver_seconds=5.0)
-    for worker, held in spread(partitions, workers or partitions).items():
+    for worker, held in spread_partitions(partitions, workers or partitions).items():
         hopper.add_worker(worker, *held)
     for model in range(len(times) - later):
         hopper.add_model(f"m{model}", epochs)
@@ -58,7 +58,7 @@ def bound_of(times: Matrix) -> float:
 
 def told(schedule: Schedule) -> list[str]:
     """A schedule as lines, by worker: `w0: m1 0-3, m0 3-5`."""
-    by_worker: dict[str, list[Row]] = {}
+    by_worker: dict[str, list[SimulatedUnit]] = {}
     for row in sorted(schedule.rows, key=lambda row: (row.worker, row.start)):
         by_worker.setdefault(row.worker, []).append(row)
     return [

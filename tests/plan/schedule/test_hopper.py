@@ -148,7 +148,7 @@ def test_a_lost_unit_is_done_again_elsewhere() -> None:
 def test_partitions_that_nobody_holds_are_named() -> None:
     hopper = two_workers(models=1)
     hopper.remove_worker("w1")
-    assert hopper.unheld() == [1]
+    assert hopper.unheld_partitions() == [1]
     assert hopper.assign() == [Assignment("w0", train("m0", 1, 0))]
     hopper.finish("w0")
     assert hopper.assign() == []
@@ -202,12 +202,12 @@ def test_the_story_of_a_model_and_of_a_worker() -> None:
         (lambda h: h.add_worker("w0", [0]), "worker 'w0' already"),
         (lambda h: h.add_worker("w2", [2]), "partition held by 'w2' is 2; there are 2"),
         (lambda h: h.add_model("m0", 1), "model 'm0' already"),
-        (lambda h: h.add_model("x", 1, done=2), "1 epochs of which 2 are done"),
+        (lambda h: h.add_model("x", 1, done=2), "1 epochs when 2 are done"),
         (lambda h: h.add_model("x", 1, visited=[5]), "visited partition of 'x' is 5"),
         (lambda h: h.add_model("x", 1, order={1: [0, 0]}), r"order of 'x' in epoch 1 is \[0, 0\]"),
-        (lambda h: h.finish("w0"), "'w0' runs no unit"),
+        (lambda h: h.finish("w0"), "'w0' does not run a unit"),
         (lambda h: h.finish("w00"), "no worker 'w00'"),
-        (lambda h: h.give_back("w1"), "'w1' runs no unit"),
+        (lambda h: h.give_back("w1"), "'w1' does not run a unit"),
         (lambda h: h.stop_model("m9"), "no model 'm9'"),
         (lambda h: Hopper(0, estimates=known([[1.0]])), "0 partitions"),
         (lambda h: Hopper(1, estimates=known([[1.0]]), rule="planned").assign(), "no schedule to follow"),

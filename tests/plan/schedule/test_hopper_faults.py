@@ -7,7 +7,7 @@ from schedule_instances import known, train, two_workers
 
 from regatta.errors import UsageError
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.simulate import Outage, simulate, spread
+from regatta.plan.schedule.simulate import Outage, simulate, spread_partitions
 from regatta.plan.schedule.units import Assignment, Unit
 
 
@@ -134,10 +134,10 @@ def test_a_fixed_order_is_kept_when_a_unit_is_lost() -> None:
 @pytest.mark.parametrize(
     ("before", "unit", "message"),
     [
-        (0, (1, 0), "none of the units that finished in the last epoch, 0"),
-        (1, (1, 1), "none of the units that finished in the last epoch, 1"),
-        (1, (1, 7), "none of the units that finished"),
-        (3, (1, 0), "none of the units that finished in the last epoch, 2"),
+        (0, (1, 0), "not among the units that finished in the last epoch, 0"),
+        (1, (1, 1), "not among the units that finished in the last epoch, 1"),
+        (1, (1, 7), "not among the units that finished"),
+        (3, (1, 0), "not among the units that finished in the last epoch, 2"),
     ],
 )
 def test_only_the_last_unit_can_be_undone(before: int, unit: tuple[int, int], message: str) -> None:
@@ -154,7 +154,7 @@ def test_nothing_is_undone_under_what_followed_from_it() -> None:
     hopper = two_workers(evals=2, models=1)
     first = train_one(hopper)
     (second,) = hopper.assign()
-    with pytest.raises(UsageError, match=r"m0, epoch 1, partition \d, cannot be undone: what followed from it is run"):
+    with pytest.raises(UsageError, match=r"m0, epoch 1, partition \d, cannot be undone: a unit that depends on it is run"):
         hopper.undo("m0", 1, first.partition)
     hopper.finish(second.worker)
     hopper.assign()
@@ -175,9 +175,9 @@ def test_what_a_lost_worker_held_is_trained_by_who_holds_it_now() -> None:
     hopper.assign()
     lost = hopper.remove_worker("w1")
     assert lost is not None
-    assert hopper.unheld() == [1]
-    hopper.hold("w0", [0, 1], [0, 1])  # while it is in the middle of a unit
-    assert hopper.unheld() == []
+    assert hopper.unheld_partitions() == [1]
+    hopper.set_partitions("w0", [0, 1], [0, 1])  # while it is in the middle of a unit
+    assert hopper.unheld_partitions() == []
     assert hopper.workers() == {"w0": ([0, 1], [0, 1])}
     done = finish_all(hopper)
     assert lost in done
@@ -190,7 +190,7 @@ def test_what_a_lost_worker_held_is_trained_by_who_holds_it_now() -> None:
 def test_a_run_ends_on_those_that_took_over(rule: str) -> None:
     times = known([[1.0, 2.0, 1.5]] * 5)
     hopper = Hopper(3, estimates=times, rule=rule)
-    for worker, held in spread(3, 3).items():
+    for worker, held in spread_partitions(3, 3).items():
         hopper.add_worker(worker, *held)
     for model in range(5):
         hopper.add_model(f"m{model}", 2)
@@ -198,9 +198,9 @@ def test_a_run_ends_on_those_that_took_over(rule: str) -> None:
 
     def take_over(hopper: Hopper) -> None:
         hopper.validate()
-        if hopper.unheld() and not taken:
-            taken.extend(hopper.unheld())
-            hopper.hold("w0", [0, *taken])
+        if hopper.unheld_partitions() and not taken:
+            taken.extend(hopper.unheld_partitions())
+            hopper.set_partitions("w0", [0, *taken])
 
     schedule = simulate(hopper, times, outages=[Outage("w2", 2.5)], after=take_over)
     assert taken == [2]
@@ -231,14 +231,14 @@ def test_a_worker_comes_back_under_its_old_name() -> None:
 def test_a_worker_that_comes_back_may_hold_other_partitions() -> None:
     hopper = two_workers(models=1)
     hopper.remove_worker("w1")
-    hopper.hold("w0", [0, 1])
+    hopper.set_partitions("w0", [0, 1])
     hopper.add_worker("w1", [])
     assert {a.worker for a in hopper.assign()} == {"w0"}
     hopper.finish("w0")
     hopper.remove_worker("w0")
-    assert hopper.unheld() == [0, 1]
+    assert hopper.unheld_partitions() == [0, 1]
     assert hopper.assign() == []
-    hopper.hold("w1", [0, 1])
+    hopper.set_partitions("w1", [0, 1])
     assert {unit.partition for unit in finish_all(hopper)[1:]} == {0, 1}
 
 
@@ -246,9 +246,9 @@ def test_only_a_worker_that_is_here_can_hold_something() -> None:
     hopper = two_workers()
     hopper.remove_worker("w1")
     with pytest.raises(UsageError, match="no worker 'w1'"):
-        hopper.hold("w1", [1])
+        hopper.set_partitions("w1", [1])
     with pytest.raises(UsageError, match="partition held by 'w0' is 2; there are 2"):
-        hopper.hold("w0", [0, 2])
+        hopper.set_partitions("w0", [0, 2])
 
 
 # -- what is wanted -----------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from schedule_instances import (
 from regatta.errors import MissingExtraError
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.offline.replica_placement import Part, split
+from regatta.plan.schedule.offline.replica_placement import UnitOption, split_units
 from regatta.plan.schedule.offline.rotation import cut_in_groups
 from regatta.plan.schedule.offline.vector_rearrangement import condition_holds, rearrange, steinitz
-from regatta.plan.schedule.simulate import Outage, simulate, spread
+from regatta.plan.schedule.simulate import Outage, simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
 
 CNNS = [0.4, 0.7, 0.8, 2.0, 3.0, 4.0, 6.0, 8.0, 11.0, 16.0, 20.0, 21.0]
@@ -159,12 +159,12 @@ def test_a_schedule_of_one_epoch_is_repeated(rule: str) -> None:
 def test_a_solver_that_finds_nothing_gives_way_to_the_dispatch_rule() -> None:
     times = drawn(1, 30, 10)
     hopper = Hopper(10, estimates=known(times), rule="milp", solver_seconds=0.01)
-    for worker, held in spread(10, 10).items():
+    for worker, held in spread_partitions(10, 10).items():
         hopper.add_worker(worker, *held)
     for model in range(30):
         hopper.add_model(f"m{model}", 1)
-    assert hopper.choice.name == "longest"
-    assert "milp found no schedule of 300 units" in hopper.choice.why
+    assert hopper.chosen_rule.name == "longest"
+    assert "milp found no schedule of 300 units" in hopper.chosen_rule.why
 
 
 def test_cpsat_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,14 +178,14 @@ def test_cpsat_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_units_are_split_so_that_workers_and_models_end_together() -> None:
     # one unit of 6 s that w0 or w1 may run, one of 2 s on w0 alone: (2 + 6x) = 6(1 - x)
-    parts = [Part(0, 0, 0, 6.0), Part(0, 1, 0, 6.0), Part(1, 0, 1, 2.0)]
-    least, shares = split(parts, {})
+    parts = [UnitOption(0, 0, 0, 6.0), UnitOption(0, 1, 0, 6.0), UnitOption(1, 0, 1, 2.0)]
+    least, shares = split_units(parts, {})
     assert least == pytest.approx(6.0)  # the model itself needs 6, whoever trains it
-    parts = [Part(0, 0, 0, 6.0), Part(0, 1, 0, 6.0), Part(1, 0, 1, 8.0), Part(2, 1, 2, 4.0)]
-    least, shares = split(parts, {})
+    parts = [UnitOption(0, 0, 0, 6.0), UnitOption(0, 1, 0, 6.0), UnitOption(1, 0, 1, 8.0), UnitOption(2, 1, 2, 4.0)]
+    least, shares = split_units(parts, {})
     assert least == pytest.approx(9.0)
     assert shares[0] == pytest.approx(1 / 6)
-    assert split(parts, {1: 2.0})[0] == pytest.approx(10.0)
+    assert split_units(parts, {1: 2.0})[0] == pytest.approx(10.0)
 
 
 def test_placement_leaves_the_slow_holder_what_it_can_do() -> None:

@@ -12,26 +12,28 @@ from schedule_instances import (
 )
 
 from regatta.plan.schedule.estimates import Estimates, KnownTimes
-from regatta.plan.schedule.hopper import FULL_EFFORT, Hopper
-from regatta.plan.schedule.offline.follow import Plan, Planned
+from regatta.plan.schedule.hopper import MAX_EFFORT_DECISIONS, Hopper
+from regatta.plan.schedule.offline.follow import FollowPlan, PlannedStarts
 from regatta.plan.schedule.portfolio import auto, dispatch
-from regatta.plan.schedule.rules import Request
-from regatta.plan.schedule.simulate import simulate, spread
+from regatta.plan.schedule.rules import PlanningRequest
+from regatta.plan.schedule.simulate import simulate, spread_partitions
 
 EQUAL = [[2.0] * 4 for _ in range(8)]
 UNLIKE = [[c] * 5 for c in (1.0, 9.0, 4.0, 4.0, 2.0, 7.0, 1.0, 5.0, 6.0)]
 
 
 def test_without_effort_equal_units_are_matched_and_others_go_longest_first() -> None:
-    assert hopper_for(EQUAL, "auto").choice.name == "match"
-    assert hopper_for([[2.0, 2.09]] * 5, "auto").choice.name == "match"
-    assert hopper_for([[2.0, 2.2]] * 5, "auto").choice.name == "longest"
+    assert hopper_for(EQUAL, "auto").chosen_rule.name == "match"
+    assert hopper_for([[2.0, 2.09]] * 5, "auto").chosen_rule.name == "match"
+    assert hopper_for([[2.0, 2.2]] * 5, "auto").chosen_rule.name == "longest"
 
 
 def replicated(fast: float) -> Hopper:
-    times = {(f"m{i}", j, w): fast if w == "w0" else 1.0 for i in range(6) for j in range(3) for w in spread(3, 3)}
+    times = {
+        (f"m{i}", j, w): fast if w == "w0" else 1.0 for i in range(6) for j in range(3) for w in spread_partitions(3, 3)
+    }
     hopper = Hopper(3, estimates=KnownTimes(times), effort=0)
-    for worker, held in spread(3, 3, replicas=2).items():
+    for worker, held in spread_partitions(3, 3, replicas=2).items():
         hopper.add_worker(worker, *held)
     for model in range(6):
         hopper.add_model(f"m{model}", 1)
@@ -39,8 +41,8 @@ def replicated(fast: float) -> Hopper:
 
 
 def test_without_effort_replicas_on_unlike_workers_go_by_backlog() -> None:
-    assert replicated(fast=0.3).choice.name == "backlog"
-    assert replicated(fast=1.0).choice.name == "match"
+    assert replicated(fast=0.3).chosen_rule.name == "backlog"
+    assert replicated(fast=1.0).chosen_rule.name == "match"
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -54,8 +56,8 @@ def test_planning_ahead_is_never_worse_and_often_better(seed: int) -> None:
 
 def test_the_effort_is_kept() -> None:
     hopper = hopper_for(UNLIKE, "auto", effort=900)
-    assert 0 < hopper.choice.decisions <= 900 + 2 * 45 + 20  # at most the roll-out at which it ran out
-    assert hopper_for(UNLIKE, "auto", effort=100).choice.decisions == 0
+    assert 0 < hopper.chosen_rule.decisions <= 900 + 2 * 45 + 20  # at most the roll-out at which it ran out
+    assert hopper_for(UNLIKE, "auto", effort=100).chosen_rule.decisions == 0
 
 
 def test_the_same_inputs_give_the_same_plan() -> None:
@@ -73,16 +75,16 @@ def test_a_short_run_is_not_planned_for_long() -> None:
     efforts = []
     for times in (short, UNLIKE, hours):
         hopper = hopper_for(times, "auto", effort=None)
-        _ = hopper.choice
+        _ = hopper.chosen_rule
         efforts.append(hopper._request.effort)
-    assert efforts[0] < 100 < efforts[1] < efforts[2] <= FULL_EFFORT
+    assert efforts[0] < 100 < efforts[1] < efforts[2] <= MAX_EFFORT_DECISIONS
 
 
 def test_planning_again_and_again_does_not_add_up() -> None:
     """A search that adds models one by one: all plans together stay within the share of the run."""
     times = known([[c] * 5 for c in range(1, 60)])
     hopper = Hopper(5, estimates=times)
-    for worker, held in spread(5, 5).items():
+    for worker, held in spread_partitions(5, 5).items():
         hopper.add_worker(worker, *held)
     hopper.add_model("m0", 1)
     for model in range(1, 59):
@@ -95,10 +97,10 @@ def test_planning_again_and_again_does_not_add_up() -> None:
 def test_an_old_plan_is_kept_where_there_is_no_effort_for_another() -> None:
     hopper = hopper_for(UNLIKE, "auto", effort=5000)
     board = hopper._board
-    _ = hopper.choice
-    plan = Planned(Plan([]))
-    assert auto(board, Request(effort=0, present=plan)).rule is plan
-    assert auto(board, Request(effort=0)).name == dispatch(board).name
+    _ = hopper.chosen_rule
+    plan = FollowPlan(PlannedStarts([]))
+    assert auto(board, PlanningRequest(effort=0, present=plan)).rule is plan
+    assert auto(board, PlanningRequest(effort=0)).name == dispatch(board).name
 
 
 def test_workers_that_finish_almost_together_do_not_spoil_the_schedule() -> None:
@@ -118,23 +120,23 @@ def test_noise_ends_a_plan() -> None:
     """Times turn out to be wild: the plan made for calm ones gives way to a dispatch rule."""
     estimates = Estimates([100] * 12)
     hopper = Hopper(12, estimates=estimates, effort=3000)
-    for worker, held in spread(12, 12).items():
+    for worker, held in spread_partitions(12, 12).items():
         hopper.add_worker(worker, *held)
     for model in range(12):
-        estimates.set_pilot(f"m{model}", 0.1, 0.0)
+        estimates.set_profile(f"m{model}", 0.1, 0.0)
         hopper.add_model(f"m{model}", 4)
     estimates._square = 1e-4
-    before = hopper.choice
-    assert isinstance(before.rule, Planned)
+    before = hopper.chosen_rule
+    assert isinstance(before.rule, FollowPlan)
     simulate(hopper, known([[10.0] * 12] * 12), noise=0.6, seed=1)
     assert estimates.noise > 0.15
-    assert not isinstance(hopper.choice.rule, Planned)
+    assert not isinstance(hopper.chosen_rule.rule, FollowPlan)
 
 
 def test_a_model_added_later_is_planned_in() -> None:
     times = [*UNLIKE, [30.0] * 5]
     hopper = hopper_for(times, "auto", effort=3000, later=1)
-    _ = hopper.choice
+    _ = hopper.chosen_rule
     hopper.add_model("m9", 1)
     schedule = simulate(hopper, known(times), after=Hopper.validate)
     assert schedule.makespan <= 1.02 * 150.0  # it takes longest by far, and is begun at once

@@ -15,11 +15,11 @@ from schedule_instances import (
 )
 
 from regatta.errors import UsageError
-from regatta.plan.schedule.board import Board, Model
+from regatta.plan.schedule.board import Board, ModelProgress
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.rules import Longest
-from regatta.plan.schedule.simulate import simulate, spread
+from regatta.plan.schedule.simulate import simulate, spread_partitions
 
 DISPATCH = ["randomized", "lpt", "lrm", "longest", "match", "backlog"]
 
@@ -70,7 +70,7 @@ def test_randomized_is_what_its_seed_makes_it() -> None:
 
     def drawn(seed: int) -> list[str]:
         hopper = Hopper(4, estimates=known(times), rule="randomized", seed=seed)
-        for worker, held in spread(4, 4).items():
+        for worker, held in spread_partitions(4, 4).items():
             hopper.add_worker(worker, *held)
         for model in range(8):
             hopper.add_model(f"m{model}", 1)
@@ -169,10 +169,10 @@ def test_more_workers_may_be_exchanged_than_functions_may_call_each_other() -> N
     for worker in range(count):
         board.hold(board.add_worker(), [worker], ())
     for index in range(count):
-        board.add_model(Model(1, 1, [j for j in (index, index + 1) if j < count], {}))
-    places = board.rehold(True)
+        board.add_model(ModelProgress(1, 1, [j for j in (index, index + 1) if j < count], {}))
+    places = board.begin_partition_moves(True)
     for index in range(count):
         board.set_times(index, places, np.where(places.partitions == index, 10.0, 1.0))
-    board.resum()
+    board.end_partition_moves()
     chosen = Longest().choose(board, range(count))
     assert sorted(chosen) == [(worker, worker, worker) for worker in range(count)]

@@ -7,26 +7,32 @@ from schedule_instances import hopper_for, known, schedule_of
 
 from regatta.errors import UsageError
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.simulate import Outage, simulate, spread
+from regatta.plan.schedule.simulate import Outage, simulate, spread_partitions
 
 
 def test_partitions_are_spread_over_fewer_workers() -> None:
-    assert spread(5, 2, 3) == {"w0": ([0, 2, 4], [0, 2]), "w1": ([1, 3], [1])}
+    assert spread_partitions(5, 2, 3) == {"w0": ([0, 2, 4], [0, 2]), "w1": ([1, 3], [1])}
 
 
 def test_several_workers_share_a_partition_where_there_are_fewer_of_them() -> None:
-    assert spread(2, 5) == {"w0": ([0], []), "w1": ([1], []), "w2": ([0], []), "w3": ([1], []), "w4": ([0], [])}
+    assert spread_partitions(2, 5) == {
+        "w0": ([0], []),
+        "w1": ([1], []),
+        "w2": ([0], []),
+        "w3": ([1], []),
+        "w4": ([0], []),
+    }
 
 
 def test_replicas_lie_on_neighbours() -> None:
-    assert spread(4, 4, 0, replicas=2) == {
+    assert spread_partitions(4, 4, 0, replicas=2) == {
         "w0": ([0, 3], []),
         "w1": ([0, 1], []),
         "w2": ([1, 2], []),
         "w3": ([2, 3], []),
     }
     with pytest.raises(UsageError, match="0 workers"):
-        spread(3, 0)
+        spread_partitions(3, 0)
 
 
 def test_a_schedule_counts_its_idle_time() -> None:
@@ -47,16 +53,16 @@ def test_an_outage_loses_the_unit_in_flight_and_nothing_else() -> None:
     assert schedule.makespan == pytest.approx(14.0)
 
 
-def test_a_partition_that_nobody_holds_any_more_is_an_error() -> None:
+def test_a_partition_that_no_worker_holds_is_an_error() -> None:
     hopper = hopper_for([[1.0, 1.0]] * 3, "longest")
-    with pytest.raises(UsageError, match=r"units can never run: nobody holds the partitions \[0\]"):
+    with pytest.raises(UsageError, match=r"units can never run: no worker holds the partitions \[0\]"):
         simulate(hopper, known([[1.0, 1.0]] * 3), outages=[Outage("w0", 1.5)])
 
 
 def test_a_replica_takes_over() -> None:
     times = known([[1.0] * 4] * 6)
     hopper = Hopper(4, estimates=times, rule="backlog")
-    for worker, held in spread(4, 4, replicas=2).items():
+    for worker, held in spread_partitions(4, 4, replicas=2).items():
         hopper.add_worker(worker, *held)
     for model in range(6):
         hopper.add_model(f"m{model}", 1)

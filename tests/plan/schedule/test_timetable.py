@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from regatta.plan.schedule import timetable
 from regatta.plan.schedule.estimates import Estimates, KnownTimes
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.timetable import WHOLE, ManyTimes
-from regatta.plan.schedule.units import Kind, Unit
+from regatta.plan.schedule.timetable import MAX_TIMES_RESET, BatchTimes
+from regatta.plan.schedule.units import Unit, UnitKind
 
 PROGRAM = bytes(range(3, 250, 3))  # workers leave, come and hand over in it
 
@@ -49,7 +49,7 @@ def hopper(times: Counted, models: int = 20, workers: int = 10) -> Hopper:
 @pytest.mark.parametrize("rule", ["auto", "longest", "backlog", "match"])
 def test_taking_over_only_what_moved_leads_to_the_same_assignments(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def played(whole: int) -> list[tuple[str, Unit]]:
-        monkeypatch.setattr(timetable, "WHOLE", whole)
+        monkeypatch.setattr(timetable, "MAX_TIMES_RESET", whole)
         play = Play(rule, 5, 2, 4, 2)
         play.assign()
         for byte in PROGRAM:
@@ -57,12 +57,12 @@ def test_taking_over_only_what_moved_leads_to_the_same_assignments(rule: str, mo
         play.to_the_end()
         return play.assigned
 
-    assert played(0) == played(WHOLE)
+    assert played(0) == played(MAX_TIMES_RESET)
 
 
 def test_a_worker_that_comes_or_goes_costs_only_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     times = Counted()
-    monkeypatch.setattr(timetable, "WHOLE", 0)
+    monkeypatch.setattr(timetable, "MAX_TIMES_RESET", 0)
     made = hopper(times)
     made.remove_worker("w3")
     made.assign()
@@ -85,7 +85,7 @@ def test_where_there_are_few_all_times_are_taken_over() -> None:
 def test_a_holder_that_is_left_alone_is_not_taken_for_what_it_was() -> None:
     """Two holders of unlike speed, then one: its estimate moves on from what it was when there were two."""
     estimates = Estimates([100])
-    estimates.set_pilot("m0", 0.01, 0.0)
+    estimates.set_profile("m0", 0.01, 0.0)
     made = Hopper(1, estimates=estimates)
     for worker in ("w0", "w1"):
         made.add_worker(worker, [0])
@@ -111,25 +111,25 @@ def test_many_times_at_once_are_those_that_single_questions_give(
     rows: list[int], heard: list[tuple[int, int, float]]
 ) -> None:
     estimates = Estimates(rows, rows)
-    estimates.set_pilot("m0", 0.3, 0.1, 0.02)
+    estimates.set_profile("m0", 0.3, 0.1, 0.02)
     for partition, worker, seconds in heard:
         estimates.observe(Unit("train", "m0", 1, partition), f"w{worker}", seconds)
-    assert isinstance(estimates, ManyTimes)
-    assert not isinstance(KnownTimes({}), ManyTimes)
+    assert isinstance(estimates, BatchTimes)
+    assert not isinstance(KnownTimes({}), BatchTimes)
     partitions, workers = [0, 1, 2, 3, 4, 0, 4], ["w0", "w1", "w2", "w3", "new", "w3", "w1"]
-    kinds: tuple[Kind, ...] = ("train", "eval")
+    kinds: tuple[UnitKind, ...] = ("train", "eval")
     for kind in kinds:
         for model in ("m0", "unknown"):
             places = zip(partitions, workers, strict=True)
             single = [estimates.seconds(Unit(kind, model, 1, j), worker) for j, worker in places]
-            assert estimates.many(kind, model, partitions, workers) == single
+            assert estimates.seconds_of_many(kind, model, partitions, workers) == single
 
 
 def test_a_plan_is_outdated_by_what_moved_since_it_was_made() -> None:
     """Small steps add up; what a plan was made for counts as where it was."""
     estimates = Estimates([100] * 4)
     for model in range(40):
-        estimates.set_pilot(f"m{model}", 0.01, 0.0)
+        estimates.set_profile(f"m{model}", 0.01, 0.0)
     made = Hopper(4, estimates=estimates)
     for worker in range(4):
         made.add_worker(f"w{worker}", [worker])
@@ -138,7 +138,7 @@ def test_a_plan_is_outdated_by_what_moved_since_it_was_made() -> None:
     made.assign()
     moves = []
     for factor in (1.15, 1.3, 1.45, 1.7):
-        estimates.set_pilot("m7", 0.01 * factor, 0.0)
+        estimates.set_profile("m7", 0.01 * factor, 0.0)
         made.refresh("m7")
         moves.append(made._outdated)
         made.assign()

@@ -1,10 +1,9 @@
-"""Following a schedule that was made ahead: each worker keeps to its order, each model to its.
+"""Following a planned schedule: each worker and each model keeps its planned order.
 
-Keeping the order means waiting now and then for a model that is about to arrive. That pays as long as times are
-about as planned; the follower's `patience` says how long: a worker waits for the unit that is due while the wait
-is shorter than `patience` times the unit it could run instead. With patience 0 it never waits and takes the
-candidate with the earliest planned start: it stays dense. Models that the plan does not know, or has no more to
-say about, go to workers that have nothing planned, by the longest rule.
+To keep the order, a worker sometimes waits for a model that is about to arrive. That pays while units take about as
+long as planned. A worker waits for the unit that is due while the wait is shorter than `patience` times the unit that
+it could run instead. With patience 0 it never waits: it takes the candidate with the earliest planned start. Models
+without planned units go to workers without planned units, by the rule `longest`.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from regatta.plan.schedule.board import Board, Choice
+from regatta.plan.schedule.board import Board, UnitChoice
 from regatta.plan.schedule.rollout import Start
 from regatta.plan.schedule.rules import Longest
 
-PATIENCE = 2.0
+DEFAULT_PATIENCE = 2.0
 
 
-class Plan:
-    """Planned starts as the orders that workers and models keep to."""
+class PlannedStarts:
+    """Planned starts, ordered by worker and by model."""
 
-    def __init__(self, starts: Iterable[Start], patience: float = PATIENCE) -> None:
+    def __init__(self, starts: Iterable[Start], patience: float = DEFAULT_PATIENCE) -> None:
         self.patience = patience
         self.by_worker: dict[int, list[Start]] = {}
         self.by_model: dict[int, list[Start]] = {}
@@ -35,23 +34,23 @@ class Plan:
                 self.by_model.setdefault(start.running.model, []).append(start)
 
 
-class Planned:
-    def __init__(self, plan: Plan) -> None:
+class FollowPlan:
+    def __init__(self, plan: PlannedStarts) -> None:
         self._plan = plan
-        self._behind_worker: dict[int, int] = {}  # how many of the planned starts are behind us
+        self._behind_worker: dict[int, int] = {}  # how many of the planned starts are in the past
         self._behind_model: dict[int, int] = {}
         self._board: Board | None = None
-        self._upsets = 0
+        self._disruptions = 0
         self._filler = Longest()
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
-        if self._board is not board or self._upsets != board.upsets:  # look through the whole plan again
-            self._board, self._upsets = board, board.upsets
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
+        if self._board is not board or self._disruptions != board.disruptions:  # scan the whole plan again
+            self._board, self._disruptions = board, board.disruptions
             self._behind_worker.clear()
             self._behind_model.clear()
         taken: set[int] = set()
         chosen = self._planned(board, idle, taken)
-        if not chosen and not board.running:  # nobody would ever wake those who wait
+        if not chosen and not board.running:  # no event would ever end the wait
             return self._filler.choose(board, idle)
         lost = [worker for worker in idle if self._head(board, worker) is None]
         if lost:
@@ -60,8 +59,8 @@ class Planned:
             chosen += self._filler.choose(board, lost, without=taken)
         return chosen
 
-    def _planned(self, board: Board, idle: Sequence[int], taken: set[int]) -> list[Choice]:
-        """By planned start, whichever worker it is: what is due later must not take what is due now."""
+    def _planned(self, board: Board, idle: Sequence[int], taken: set[int]) -> list[UnitChoice]:
+        """Choose by planned start over all workers: a later start must not take the model of an earlier one."""
         heap = [(start.time, worker) for worker in idle if (start := self._candidate(board, worker, taken))]
         heapq.heapify(heap)
         chosen = []
@@ -74,7 +73,7 @@ class Planned:
                 heapq.heappush(heap, (start.time, worker))
             elif self._may_start(board, start):
                 taken.add(start.running.model)
-                chosen.append(Choice(worker, start.running.model, start.running.partition))
+                chosen.append(UnitChoice(worker, start.running.model, start.running.partition))
         return chosen
 
     def _candidate(self, board: Board, worker: int, taken: set[int]) -> Start | None:
@@ -90,7 +89,7 @@ class Planned:
         return None
 
     def _may_start(self, board: Board, start: Start) -> bool:
-        """Is it this start's turn; if not, is there time for it before what should come first?"""
+        """Whether it is this start's turn, or the unit fits in before the units that should come first."""
         wait = math.inf
         head, turn = self._head(board, start.worker), self._turn(board, start.running.model)
         if head is not None and head is not start:
@@ -127,12 +126,12 @@ def _advance(board: Board, planned: Sequence[Start], behind: dict[int, int], key
 
 
 def _until_free(board: Board, worker: int) -> float:
-    """Seconds until a worker is free; one that is overdue by some time may well take as long again."""
+    """Seconds until a worker is free. A unit that is overdue is expected to take as long again as it is overdue."""
     return abs(board.until[worker] - board.now) if worker in board.until else 0.0
 
 
 def _pending(board: Board, start: Start) -> bool:
-    """Is it still to come? Not if it was done, is not wanted any more, or its worker is gone."""
+    """Whether a start is still ahead: it is not done, still wanted, and its worker holds the partition."""
     running, model = start.running, board.models[start.running.model]
     if model.stopped or running.epoch > model.epochs or running.partition not in board.held[start.worker]:
         return False

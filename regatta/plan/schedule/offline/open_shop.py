@@ -1,8 +1,8 @@
-"""One epoch as an open shop, for the solvers: operations, each of a model and on a worker, and when both are free.
+"""One epoch as an open-shop problem, for the solvers.
 
-The Cerebro paper formulates hop scheduling as an open-shop problem (section 4.1). Here a worker may hold several
-partitions, so operations carry their partition; a replicated partition is given to its least loaded holder. A
-schedule of one epoch is repeated for those that follow.
+The Cerebro paper formulates hop scheduling as an open-shop problem (section 4.1): each operation belongs to a model and
+runs on a worker. Here a worker may hold several partitions, so an operation also names its partition. A replicated
+partition goes to its least loaded holder. The schedule of one epoch is repeated for the epochs that follow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Shop:
-    """What is open in the present epoch of each model. Times count from now."""
+    """The operations left in the current epoch of each model. Times count from now."""
 
     operations: list[Operation]
     model_free: dict[int, float]
@@ -56,7 +56,7 @@ class Shop:
         return max(sums.values(), default=0.0)
 
 
-def shop_of(board: Board) -> Shop:
+def build_shop(board: Board) -> Shop:
     homes = _homes(board)
     operations = [
         Operation(index, j, homes[j], float(board.time[j, index]))
@@ -74,7 +74,7 @@ def shop_of(board: Board) -> Shop:
 
 
 def _homes(board: Board) -> dict[int, int]:
-    """One worker for each partition that is held: the holder to which the least work fell so far."""
+    """One worker for each partition that is held: the holder with the least work so far."""
     loads = [0.0] * len(board.held)
     homes = {}
     work = (board.wanted * board.time).sum(axis=1)
@@ -86,8 +86,8 @@ def _homes(board: Board) -> dict[int, int]:
     return homes
 
 
-def repeated(board: Board, shop: Shop, times: Sequence[float]) -> list[Start]:
-    """The starts of a shop's operations, and again for every epoch that a model has left after this one."""
+def repeat_each_epoch(board: Board, shop: Shop, times: Sequence[float]) -> list[Start]:
+    """The starts of a shop's operations, repeated for every epoch that a model has left."""
     lap = max((t + op.seconds for t, op in zip(times, shop.operations, strict=True)), default=0.0)
     starts = []
     for time, op in zip(times, shop.operations, strict=True):

@@ -1,8 +1,8 @@
-"""Which holder of a replicated partition trains which model: a linear program, then the longest rule.
+"""Which holder of a replicated partition trains which model: a linear program, then the rule `longest`.
 
-With replicas the question is not only when a unit runs but where. The program splits the units among the holders of
-their partition so that the fullest worker and the longest model end as early as possible; its corners split only a
-few units, and each goes to the holder with the largest part. What is left is a problem without replicas.
+With replicas, a schedule also chooses where a unit runs. The linear program splits the units among the holders of their
+partition so that the busiest worker and the longest model end as early as possible. A vertex of its solution set splits
+few units; each of these goes to the holder with the largest share. The problem that remains has no replicas.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 from regatta.plan.schedule.board import (
     Board,
-    Choice,
     Floats,
     Running,
+    UnitChoice,
 )
 from regatta.plan.schedule.rules import Backlog
 
 
-class Placed:
-    """Longest remaining time on other workers, each worker keeping to the units that were placed with it.
+class FollowPlacement:
+    """Longest remaining time on other workers, where each worker takes the units that were placed on it.
 
-    A worker that could start none of its own helps the fullest worker, where that does not delay the end.
+    A worker that can start none of its own units helps the busiest worker, if that does not delay the end.
     """
 
     def __init__(self, models: int, home: NDArray[np.int32], seconds: Floats, weights: Floats | None = None) -> None:
@@ -34,27 +34,27 @@ class Placed:
         self._seconds = seconds  # by partition and model: on that worker
         self._weights = weights
 
-    def bent(self, weights: Floats) -> Placed:
-        """The same with other preferences, by worker and model."""
-        return Placed(self._models, self._home, self._seconds, weights)
+    def with_weights(self, weights: Floats) -> FollowPlacement:
+        """The same rule with other weights, by worker and model."""
+        return FollowPlacement(self._models, self._home, self._seconds, weights)
 
-    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[Choice]:
-        if len(board.models) > self._models:  # some came later
+    def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
+        if len(board.models) > self._models:  # models were added after the placement
             return Backlog().choose(board, idle)
-        state = _State(board, self._home, self._seconds, self._weights)
+        state = _PlacementState(board, self._home, self._seconds, self._weights)
         chosen = []
         for worker in sorted(idle, key=lambda w: (-state.ends[w], w)):
-            choice = state.own(worker) or state.help(worker)
+            choice = state.own_unit(worker) or state.helping_unit(worker)
             if choice:
                 state.free[choice.model] = False
                 chosen.append(choice)
         if chosen or board.running:
             return chosen
-        return Backlog().choose(board, idle)  # units whose worker is gone
+        return Backlog().choose(board, idle)  # only units of lost workers are left
 
 
-class _State:
-    """What one decision looks at: work left by unit, by model, and when each worker would be done."""
+class _PlacementState:
+    """The inputs of one decision: work left by unit and by model, and when each worker would be done."""
 
     def __init__(self, board: Board, home: NDArray[np.int32], seconds: Floats, weights: Floats | None) -> None:
         size = home.shape[1]
@@ -66,7 +66,7 @@ class _State:
         self.ends: Floats = np.bincount(home.ravel(), self.work.ravel(), len(board.held)) + np.array(free_at)
         self.horizon = max(self.ends.max(), board.now + self.left.max(initial=0.0))
 
-    def own(self, worker: int) -> Choice | None:
+    def own_unit(self, worker: int) -> UnitChoice | None:
         held = list(self.board.held[worker])
         mine = self.home[held] == worker
         elsewhere = self.left - (self.work[held] * mine).sum(axis=0)
@@ -75,35 +75,35 @@ class _State:
         possible = self.board.open[held, : len(self.free)] & mine & self.free
         score = np.where(possible, elsewhere, -1.0)
         row, model = divmod(int(score.argmax()), len(self.free))
-        return Choice(worker, model, held[row]) if possible[row, model] else None
+        return UnitChoice(worker, model, held[row]) if possible[row, model] else None
 
-    def help(self, worker: int) -> Choice | None:
+    def helping_unit(self, worker: int) -> UnitChoice | None:
         best, found = self.board.now, None
         for partition in self.board.held[worker]:
             for model in np.flatnonzero(self.board.open[partition, : len(self.free)] & self.free).tolist():
                 there = float(self.ends[self.home[partition, model]])
-                if there > best and self._is_help(worker, model, partition, there):
-                    best, found = there, Choice(worker, model, partition)
+                if there > best and self._would_help(worker, model, partition, there):
+                    best, found = there, UnitChoice(worker, model, partition)
         return found
 
-    def _is_help(self, worker: int, model: int, partition: int, there: float) -> bool:
-        """Would it end sooner here, and the model still in time?"""
+    def _would_help(self, worker: int, model: int, partition: int, there: float) -> bool:
+        """Whether the unit would end sooner here without delaying its model beyond the horizon."""
         end = self.board.now + self.board.seconds(worker, Running(False, model, 0, partition))
         return end < there and end + float(self.left[model] - self.work[partition, model]) <= self.horizon
 
 
-def place(board: Board) -> Placed | None:
-    """Units placed by a linear program; None where nothing is left, or some partition has no holder."""
+def place_units(board: Board) -> FollowPlacement | None:
+    """Place units by a linear program. None where no unit is left or a partition has no holder."""
     units = np.argwhere(board.wanted > 0)
     if not len(units) or not all(board.holders):
         return None
     parts = [
-        Part(number, worker, model, board.seconds(worker, Running(False, model, 0, partition)))
+        UnitOption(number, worker, model, board.seconds(worker, Running(False, model, 0, partition)))
         for number, (partition, model) in enumerate(units.tolist())
         for worker in board.holders[partition]
     ]
     times = board.wanted[tuple(units.T)]
-    _, shares = split([part._replace(seconds=part.seconds * times[part.unit]) for part in parts], _busy(board))
+    _, shares = split_units([part._replace(seconds=part.seconds * times[part.unit]) for part in parts], _busy(board))
     home = np.zeros(board.wanted.shape, np.int32)
     seconds = np.zeros(board.wanted.shape)
     largest = np.zeros(len(units))
@@ -112,15 +112,15 @@ def place(board: Board) -> Placed | None:
             largest[part.unit] = share
             home[tuple(units[part.unit])] = part.worker
             seconds[tuple(units[part.unit])] = part.seconds
-    return Placed(len(board.models), home, seconds)
+    return FollowPlacement(len(board.models), home, seconds)
 
 
 def _busy(board: Board) -> dict[int, float]:
     return {worker: max(0.0, end - board.now) for worker, end in board.until.items()}
 
 
-class Part(NamedTuple):
-    """A unit, a worker that could run it, its model, and how long that would take."""
+class UnitOption(NamedTuple):
+    """A unit, a worker that could run it, its model, and the seconds that it would take."""
 
     unit: int
     worker: int
@@ -128,10 +128,10 @@ class Part(NamedTuple):
     seconds: float
 
 
-def split(parts: Sequence[Part], busy: Mapping[int, float]) -> tuple[float, Floats]:
-    """The least C for which units can be split into shares so that no worker and no model has more than C to do.
+def split_units(parts: Sequence[UnitOption], busy: Mapping[int, float]) -> tuple[float, Floats]:
+    """Split units into shares so that the longest work C of any worker or model is as short as possible.
 
-    `busy`: seconds for which a worker has other things to do. Returns C and the share of each part.
+    `busy`: seconds for which a worker is not available. Returns C and the share of each option.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_array, hstack
@@ -149,13 +149,13 @@ def split(parts: Sequence[Part], busy: Mapping[int, float]) -> tuple[float, Floa
     for worker, before in busy.items():
         if worker < first_model:
             least[worker] = before
-    solve: Any = linprog  # its stubs know no sparse matrices
+    solve: Any = linprog  # its type stubs do not include sparse matrices
     found = solve(
         np.append(np.zeros(count), 1.0),
         A_ub=hstack([work, coo_array(-np.ones((limits, 1)))]),
         b_ub=-least,
         A_eq=hstack([whole, coo_array((units, 1))]),
         b_eq=np.ones(units),
-        method="highs-ds",  # the simplex method ends in a corner
+        method="highs-ds",  # the simplex method ends in a vertex
     )
     return float(found.fun), np.asarray(found.x[:count], dtype=np.float64)

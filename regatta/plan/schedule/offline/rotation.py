@@ -1,11 +1,10 @@
-"""A schedule for models that take about as long on every worker: all go round one circle.
+"""A schedule for models whose units take about equally long on every worker: all workers rotate through one circle.
 
-Lay the models on a circle, each as long as its unit. Every worker goes round the same circle at the same pace but
-from another start; it meets each model once, and two workers never meet the same model at once if their starts
-lie at least the longest unit apart. So the models are cut into as many groups as there are workers, each group at
-least as long as the longest unit (padded if need be), and worker k starts with group k. No worker ever idles if
-the padding is nothing: makespan = load, the lower bound. What remains is a bin-covering problem, which is easy
-for the many small models that make the scheduling problem hard.
+Lay the models on a circle, each as long as its unit. Every worker goes round the same circle at the same pace from a
+different start, and meets each model once. Two workers never meet the same model at once if their starts are at least
+the longest unit apart. So the models are divided into one group per worker, each at least as long as the longest unit
+(padded if needed), and worker k starts with group k. Without padding no worker idles, and the makespan equals the load,
+which is the lower bound. Forming the groups is a bin-covering problem, which is easy for many small models.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def rotation(board: Board) -> list[Start]:
 
 
 def _visits(board: Board, worker: int, index: int, meets: float, lap: float) -> list[Start]:
-    """A worker meets a model once a lap, each time for another of its partitions, epoch after epoch."""
+    """A worker meets a model once per lap, each time on the next of its partitions, epoch after epoch."""
     model = board.models[index]
     mine = [j for j in board.held[worker] if board.holders[j][0] == worker]
     starts = []
@@ -59,9 +58,9 @@ def _visits(board: Board, worker: int, index: int, meets: float, lap: float) -> 
 
 
 def cut_in_groups(lengths: Sequence[float], count: int) -> list[list[int]]:
-    """Cut items into groups so that the sum over groups of max(length, longest item) is small.
+    """Divide items into groups so that the sum over groups of max(length, longest item) is small.
 
-    Longest first onto the shortest group, as for identical machines: groups come out nearly equal.
+    The longest item goes to the shortest group first, as for identical machines, so groups become nearly equal.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     heap = [(0.0, group) for group in range(count)]

@@ -1,7 +1,7 @@
 """Open-shop schedules from general solvers: the paper's MILP in HiGHS, and OR-Tools' CP-SAT.
 
-Both are here as baselines and for small sweeps: a few hundred operations at most. Each answers with the start of
-every operation of a shop, or with None where it found no schedule within its limit.
+Both serve as baselines and for small sweeps of at most a few hundred operations. Each returns the start of every
+operation of a shop, or None if it found no schedule within its limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def solve_milp(shop: Shop, seconds: float = 10.0) -> list[float] | None:
-    """Equation 2 of the Cerebro paper: starts, the makespan, and one binary for each pair that must not overlap.
+    """Equation 2 of the Cerebro paper, with one binary variable for each pair that must not overlap.
 
     The variables are the starts, then the makespan, then the binaries (1: the first of the pair goes first).
     """
@@ -45,7 +45,7 @@ def solve_milp(shop: Shop, seconds: float = 10.0) -> list[float] | None:
 
 
 def _constraints(shop: Shop, pairs: list[tuple[int, int]], big: float) -> LinearConstraint:
-    """All ends before the makespan; of each pair (a, b) either b before a, or, if the binary is 1, a before b."""
+    """All operations end before the makespan; of each pair (a, b), a runs before b if the binary is 1, else after."""
     from scipy.optimize import LinearConstraint
     from scipy.sparse import coo_array
 
@@ -72,14 +72,14 @@ def require_cpsat() -> None:
 
 
 def solve_cpsat(shop: Shop, seconds: float = 10.0, seed: int = 0) -> list[float] | None:
-    """The same problem as intervals. One thread and deterministic time: the same shop gives the same schedule."""
+    """The same problem as intervals. With one thread and deterministic time, equal shops get equal schedules."""
     require_cpsat()
     from ortools.sat.python import cp_model
 
     if not shop.operations:
         return []
     longest = max(op.seconds for op in shop.operations)
-    scale = 100_000 / longest  # whole ticks, the longest operation takes 100,000 of them
+    scale = 100_000 / longest  # ticks are integers; the longest operation takes 100,000 of them
     ticks = [max(1, round(op.seconds * scale)) for op in shop.operations]
     begins = [round(shop.earliest(i) * scale) for i in range(len(shop))]
     horizon = sum(ticks) + max(begins)

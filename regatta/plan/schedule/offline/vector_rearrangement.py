@@ -1,15 +1,15 @@
 """Vector rearrangement: optimal schedules when there are many more models than workers.
 
-After Fiala (1983), as told by Woeginger (2018) and used in section 4.2 of the Cerebro paper. Pad every worker to the
-largest load L. A model's unit times on the p workers, less those on the last worker, make a vector of dimension
-p - 1, and all of them sum to zero. By Steinitz's lemma they can be put in an order in which no partial sum is longer
-than p - 1 times the longest vector, in any norm: so in that order all workers progress alike, never more than
-(p - 1) Tmax apart. Let every worker go round this order as round a circle of length L, the next one starting p Tmax
-later: no two ever meet at the same model. The starts must lie at the boundary between two models, which costs up to
-Tmax each, so the circle is long enough if L >= (p^2 + p - 1) Tmax, and then the makespan is L: optimal.
+After Fiala (1983), as presented by Woeginger (2018) and used in section 4.2 of the Cerebro paper. Pad every worker to
+the largest load L. A model's unit times on the p workers, minus the time on the last worker, form a vector of dimension
+p - 1, and all vectors sum to zero. By Steinitz's lemma they have an order in which no partial sum is longer than p - 1
+times the longest vector, in any norm. In that order, all workers progress alike, never more than (p - 1) Tmax apart.
+Let every worker go round this order as round a circle of length L, each starting p Tmax after the previous one. Then no
+two workers meet at the same model. The starts must lie at boundaries between models, which costs up to Tmax each. So
+the circle is long enough if L >= (p^2 + p - 1) Tmax, and then the makespan is L, which is optimal.
 
-Where it is shorter, the starts are spread evenly; if workers meet then, the order is followed densely. Every dense
-schedule ends by L + (p - 1) Tmax: while the last unit waits, its worker is busy or its model is.
+On a shorter circle the starts are spread evenly. If workers meet there, the order is followed without idle time. Every
+such schedule ends by L + (p - 1) Tmax: while the last unit waits, its worker or its model is busy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regatta.plan.schedule.board import Floats
 
 @dataclass(frozen=True)
 class Circle:
-    """Starts by (model, worker), and whether no two workers meet at a model: then it is a schedule, and optimal."""
+    """Starts by (model, worker). `exact`: no two workers meet at a model, so this is an optimal schedule."""
 
     starts: Floats
     length: float
@@ -32,7 +32,7 @@ class Circle:
 
 
 def condition_holds(times: Floats) -> bool:
-    """Is the load so large that vector rearrangement is sure to be optimal?"""
+    """Whether the load is large enough to guarantee that vector rearrangement is optimal."""
     p = times.shape[1]
     return bool(times.sum(axis=0).max(initial=0.0) >= (p * p + p - 1) * times.max(initial=0.0))
 
@@ -55,7 +55,7 @@ def rearrange(times: Floats) -> Circle:
 
 
 def _disjoint(starts: Floats, times: Floats) -> bool:
-    """Is no model in two places at once?"""
+    """Whether no model is in two places at once."""
     order = np.argsort(starts, axis=1)
     begins = np.take_along_axis(starts, order, axis=1)
     ends = begins + np.take_along_axis(times, order, axis=1)
@@ -63,7 +63,7 @@ def _disjoint(starts: Floats, times: Floats) -> bool:
 
 
 def _padded(times: Floats) -> Floats:
-    """Extra rows, none longer than the longest unit, that bring every worker to the same load."""
+    """Add rows, none longer than the longest unit, so that every worker has the same load."""
     loads = times.sum(axis=0)
     missing = loads.max() - loads
     longest = times.max()
@@ -73,7 +73,7 @@ def _padded(times: Floats) -> Floats:
 
 
 def _anchors(sums: Floats, gap: float, length: float) -> Floats | None:
-    """Where on the circle each worker starts: at a boundary, `gap` after the one before; None if it is too short."""
+    """Where each worker starts on the circle: at a boundary, `gap` after the previous one. None if it is too short."""
     anchors = [0.0]
     for worker in range(1, sums.shape[1]):
         place = bisect_left(sums[:, worker], anchors[-1] + gap - 1e-9)
@@ -86,8 +86,8 @@ def _anchors(sums: Floats, gap: float, length: float) -> Floats | None:
 def steinitz(vectors: Floats) -> list[int]:
     """An order in which partial sums stay within d times the longest vector, after Grinberg and Sevastyanov.
 
-    From the whole set down, drop one vector at a time: with k left, there are weights in [0, 1] that sum to k - d and
-    balance the vectors; a corner of these weights for one vector fewer has a zero, and that vector comes last.
+    Drop one vector at a time from the whole set. With k left, there are weights in [0, 1] that sum to k - d and balance
+    the vectors. A vertex of these weights for one vector fewer has a zero, and that vector comes last.
     """
     count, dimension = vectors.shape
     alive = list(range(count))
@@ -108,6 +108,6 @@ def _corner(vectors: Floats, total: float) -> Floats:
         A_eq=np.vstack([vectors.T, np.ones(count)]),
         b_eq=np.concatenate([np.zeros(vectors.shape[1]), [total]]),
         bounds=(0.0, 1.0),
-        method="highs-ds",  # the simplex method ends in a corner
+        method="highs-ds",  # the simplex method ends in a vertex
     )
     return np.asarray(found.x, dtype=np.float64)
