@@ -27,7 +27,8 @@ def loss_fn(params, batch, config, key=None):
     h = jax.nn.relu(x @ params["w1"] + params["b1"])
     if key is not None:  # in training
         h = jnp.where(jax.random.bernoulli(key, 0.8, h.shape), h / 0.8, 0)
-    return optax.softmax_cross_entropy_with_integer_labels(h @ params["w2"] + params["b2"], y).mean()
+    logits = h @ params["w2"] + params["b2"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
 data = regatta.Dataset.digits(partitions=2)
