@@ -8,6 +8,7 @@
     ├── ConflictError            4   the name is taken, the run is held by another controller
     ├── DiskError                1   a disk that is full or fails: the fault of no configuration
     └── CorruptError             1   a file of ours that does not check out
+        └── NewerVersionError    1   a file that a newer version of Regatta has written
 
 Each says what was received, where, and what to do about it.
 """
@@ -77,6 +78,10 @@ class DiskError(RegattaError):
 
 
 class CorruptError(RegattaError):
+    pass
+
+
+class NewerVersionError(CorruptError):
     pass
 
 

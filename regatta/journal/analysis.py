@@ -1,4 +1,4 @@
-"""What a run took beside what its plan expected it to take."""
+"""The figures of a run beside those that its plan expected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from regatta.errors import NotFoundError
-from regatta.journal.accounting import within, worked
+from regatta.journal.accounting import active_seconds, overlap
 from regatta.journal.record import RunRecord, UnitRecord
 from regatta.plan.strategy.plan_tree import (
     EvaluateNode,
@@ -22,7 +22,7 @@ Measure = Literal["seconds", "share", "bytes", "count", "hours"]
 
 @dataclass(frozen=True)
 class AnalysisRow:
-    """One figure of a plan; None where it was not estimated, or did not happen."""
+    """One figure of a plan; None where it was not estimated or did not happen."""
 
     what: str
     measure: Measure
@@ -36,7 +36,7 @@ class AnalysisRow:
 
 @dataclass(frozen=True)
 class Replanning:
-    """A later plan: when, why, and whether it changed anything."""
+    """A later plan: when and why it was made, and whether it changed anything."""
 
     after: float  # seconds since the first unit
     reason: str
@@ -49,7 +49,7 @@ class Analysis:
     plan: Plan
     rows: tuple[AnalysisRow, ...]
     later: tuple[Replanning, ...]
-    status: str = "done"  # of the run; what is not done was estimated too
+    status: str = "done"  # of the run; the estimates are for a whole run
 
     def to_json(self) -> dict[str, Any]:
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
@@ -62,16 +62,16 @@ class Analysis:
 
 
 def analyze(record: RunRecord) -> Analysis:
-    """Compare a run with its first plan; of one that still goes on, what it took so far."""
-    told = next((line for line in record.plans if line["plan"] is not None), None)
-    if told is None:
-        raise NotFoundError(f"{record.name} has no plan in its journal.", hint="Runs have one as soon as they train.")
-    plan = Plan.from_json(told["plan"])
+    """Compare a run with its first plan; a run that is still going, as far as it is."""
+    planned = next((line for line in record.plans if line["plan"] is not None), None)
+    if planned is None:
+        raise NotFoundError(f"{record.name} has no plan in its journal.", hint="A run has one as soon as it trains.")
+    plan = Plan.from_json(planned["plan"])
     units = [unit for unit in record.units if unit.kind != "pilot"]
     first = min((unit.start for unit in units), default=record.now)
     later = [
         Replanning(
-            within(first, line["time"], record.sessions),
+            overlap(first, line["time"], record.sessions),
             line["reason"],
             line["changed"],
             (line["plan"] or {}).get("name", ""),
@@ -84,17 +84,17 @@ def analyze(record: RunRecord) -> Analysis:
 
 def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[AnalysisRow]:
     spent, root = record.resources(), plan.root
-    span = worked(units, record.sessions)
+    span = active_seconds(units, record.sessions)
     busy = sum(unit.seconds * unit.width for unit in units)
     workers = root.workers
     yield AnalysisRow("the whole", "seconds", plan.estimate.seconds, span)
-    shares = any(isinstance(part, ShareNode) for part in root.parts)  # then waiting for data has a row of its own
+    shares = any(isinstance(part, ShareNode) for part in root.parts)  # then waiting for data is a row of its own
     singles = [unit for unit in units if unit.kind == "train" and unit.pack is None]
     yield from _unit_rows("units of single models", root.units, root.unit, singles, shares)
     packs = [part for part in root.parts if isinstance(part, PackNode)]
     count = sum(part.units for part in packs)
     mean = sum(part.units * part.unit for part in packs) / count if count else 0.0
-    yield from _unit_rows("units of packs", count, mean, _joined(units), shares)
+    yield from _unit_rows("units of packs", count, mean, _pack_units(units), shares)
     judged = next((part for part in root.parts if isinstance(part, EvaluateNode)), None)
     evaluated = [unit for unit in units if unit.kind == "eval"]
     yield from _unit_rows("evaluations", judged.units if judged else 0, judged.unit if judged else 0.0, evaluated)
@@ -118,8 +118,8 @@ def _unit_rows(
     yield AnalysisRow(f"{what}, each", "seconds", seconds if count else None, mean)
 
 
-def _joined(units: Iterable[UnitRecord]) -> list[UnitRecord]:
-    """The training units of packs, the shares of their members put together again."""
+def _pack_units(units: Iterable[UnitRecord]) -> list[UnitRecord]:
+    """The training units of packs: the shares of the members of each unit merged into one."""
     found: dict[tuple[str, int, int], UnitRecord] = {}
     for unit in units:
         if unit.kind == "train" and unit.pack is not None:

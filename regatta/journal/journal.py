@@ -1,25 +1,30 @@
-"""The journal of a run: one JSON object a line, appended, never changed.
+"""The journal of a run: one JSON object per line, appended and never changed.
 
-`append` hands the line to the operating system at once, so that it survives the death of this process;
-a background thread makes it durable (fsync, many lines at a time) and then calls what waited for that.
-Nothing that the journal does not hold has happened.
+`Journal.append` hands the line to the operating system at once, so the line survives the death of this process.
+A background thread makes lines durable, many with one fsync, and then calls the functions that wait for them.
+Whatever is not in the journal has not happened.
 
-| event   | fields, beside `time`                                                                          |
+| event   | fields besides `time`                                                                          |
 |---------|------------------------------------------------------------------------------------------------|
-| run     | version, name, seed, epochs, metric, mode, rule, search, dataset, cluster, versions            |
-| worker  | worker, state (up, down), and pid, device, threads, train, eval, of groups width, members; or reason |
-| resume  | pid: another controller goes on with the run                                                   |
-| config  | config, values, epochs, parent, parent_epoch: this configuration is to be trained so far       |
-| pilot   | config, worker, start, end, seconds (per row, for training and evaluation), state_bytes;       |
-|         | cached: an earlier run measured it, and no worker, start or end are told                       |
-| packs   | build, members, gain, reason, worker, start, end: some models were tried side by side          |
+| run     | version, name, sweep, seed, epochs, metric, mode, rule, search, dataset, cluster, versions, path |
+| resume  | pid: another controller continues the run                                                      |
+| worker  | worker, state (up, down); up: pid, device, threads, train, eval, of groups width and members;  |
+|         | down: reason, or regroups if it goes on in another group                                       |
+| config  | config, values, epochs, parent, parent_epoch: train this configuration for so many epochs      |
+| pilot   | config, worker, start, end, and what a few batches of it measured: seconds, bytes, build       |
+| packs   | the same for models trained side by side: build, members, gain, reason, fixed                  |
+| groups  | the same for a group of workers: build, width, ratio of communication to computation           |
+|         | (pilot, packs, groups: with cached, an earlier run measured it; no worker, start and end then) |
+| plan    | width, share, packs, teams, plan, reason, changed: the plan at the start, or a later one       |
 | start   | worker, kind, config, epoch, partition, pack                                                   |
-| unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, *_seconds, width, state, hash, pack  |
-| report  | config, epoch, metrics: an epoch that is trained and evaluated; elapsed and device_seconds of the run |
+| unit    | kind, config, epoch, partition, worker, start, end, rows, metrics, hop_bytes, *_seconds, width,|
+|         | state, hash, pack                                                                              |
+| report  | config, epoch, metrics of an epoch that is trained and evaluated; elapsed and device_seconds   |
+|         | of the run                                                                                     |
 | stop    | config: it gets no more units                                                                  |
-| request | id, verb, config and what else was asked for by people, and the answer they got                |
+| request | id, verb, config, the arguments of a request made by a user, and its answer                    |
 | failed  | config, epoch, partition, worker, kind, error, traceback                                       |
-| note    | level, text, config: something that people should see                                          |
+| note    | level, text, config: a message for users                                                       |
 | end     | status (done, failed, interrupted), error                                                      |
 """
 
@@ -39,14 +44,19 @@ from regatta.errors import CorruptError
 
 Record: TypeAlias = dict[str, Any]
 VERSION = 1
+# Every kind of record. A new one also needs a row in the table above and a handler in record.py.
+EVENTS = (
+    "run", "resume", "worker", "config", "pilot", "packs", "groups", "plan", "start", "unit", "report", "stop",
+    "request", "failed", "note", "end",
+)  # fmt: skip
 
 
 class Journal:
-    """Appends records to a run's journal and says when they are durable."""
+    """Appends records to the journal of a run, and calls back when they are durable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.last_size = 0  # bytes of the record that was appended last
+        self.last_size = 0  # bytes of the last record
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, _whole_lines(self._file))
         fsync_path(path.parent)
@@ -59,9 +69,11 @@ class Journal:
         self._thread.start()
 
     def append(self, event: str, then: Callable[[], None] | None = None, **fields: Any) -> Record:
-        """Write one record; `then` is called, from another thread, when it is durable."""
+        """Write one record; another thread calls `then` when the record is durable."""
+        if event not in EVENTS:
+            raise ValueError(f"{event!r} is not a kind of journal record.")
         record: Record = {"event": event, "time": time.time(), **fields}
-        line = _encoded(record)
+        line = _encode(record)
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -74,7 +86,7 @@ class Journal:
         return record
 
     def settle(self) -> None:
-        """Wait until all of it is durable and what waited for that has been called."""
+        """Wait until all records are durable and every `then` has been called."""
         settled = threading.Event()
         with self._changed:
             self._waiting.append(settled.set)
@@ -86,7 +98,7 @@ class Journal:
                     raise self._error
 
     def close(self) -> None:
-        """Make all of it durable and let go of the file."""
+        """Make all records durable and close the file."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -96,7 +108,7 @@ class Journal:
             raise self._error
 
     def _write(self, line: bytes) -> None:
-        """The whole line or nothing: what follows half a line would be lost with it."""
+        """Write the whole line or nothing: a record after half a line would be lost with it."""
         end = os.fstat(self._file).st_size
         try:
             _write_all(self._file, line)
@@ -128,25 +140,25 @@ class Journal:
         self.close()
 
 
-def _encoded(record: Record) -> bytes:
-    """One line; JSON has no word for NaN and the infinities, which are metrics of models that diverged."""
+def _encode(record: Record) -> bytes:
+    """One line. JSON has no NaN and no infinities, which diverged models report: those become text."""
     try:
         text = json.dumps(record, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        text = json.dumps(_spelled(record), separators=(",", ":"))
+        text = json.dumps(_nonfinite_as_text(record), separators=(",", ":"))
     return (text + "\n").encode()
 
 
-def _spelled(value: Any) -> Any:
+def _nonfinite_as_text(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _spelled(item) for key, item in value.items()}
+        return {key: _nonfinite_as_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_spelled(item) for item in value]
+        return [_nonfinite_as_text(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _whole_lines(file: int, block: int = 1 << 16) -> int:
-    """Where the last whole line of a file ends: a crash may have torn the one after it."""
+    """Where the last whole line of a file ends: a crash may have cut off the line after it."""
     end = os.fstat(file).st_size
     while end > 0:
         start = max(0, end - block)
@@ -164,13 +176,13 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def read_journal(path: Path) -> Iterator[Record]:
-    """The records of a journal; a last line that was torn by a crash is left out."""
+    """The records of a journal, without a last line that a crash has cut off."""
     for record, _ in read_lines(path):
         yield record
 
 
 def read_lines(path: Path) -> Iterator[tuple[Record, int]]:
-    """The records of a journal, each with the bytes it takes."""
+    """The records of a journal, each with its size in bytes."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""One controller per run: the second is refused, and told who the first is."""
+"""One controller per run: a second one is refused with an error that names the first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regatta.paths import RUN_LOCK
 
 
 class RunLock:
-    """Held from before the first record until the journal is closed; the kernel lets go of it when we die."""
+    """Held from before the first record until the journal is closed; the kernel frees it when the process dies."""
 
     def __init__(self, folder: Path) -> None:
         self._lock = FileLock(folder / RUN_LOCK)
@@ -33,7 +33,7 @@ class RunLock:
 
 
 def is_live(folder: Path) -> bool:
-    """Whether a controller, of whatever process, is at work on the run of this folder."""
+    """Whether some process is the controller of the run in this folder."""
     return is_locked(folder / RUN_LOCK)
 
 

@@ -1,27 +1,27 @@
-"""What a journal says, folded into the state of a run.
+"""The state of a run, folded from the records of its journal.
 
-The runner feeds it each record as it is written, `RunRecord.read` feeds it a whole file: the display, `show`
-and `Run` look at the same object whether the run goes on or ended long ago.
+The controller applies each record as it writes it, and `RunRecord.read` applies a whole file. So the display, `show`
+and `Run` look at the same object, whether the run is still going or ended long ago.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
-from regatta.errors import CorruptError
+from regatta.errors import CorruptError, NewerVersionError
 from regatta.journal.accounting import (
     Account,
     Resources,
     account,
     most_workers,
-    present,
     resources,
+    worker_seconds,
 )
 from regatta.journal.journal import Record, read_lines
 from regatta.paths import JOURNAL
@@ -32,9 +32,10 @@ ConfigStatus = Literal["waiting", "training", "done", "stopped", "failed", "inte
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit that counts. `hop_seconds` is what fetching the state cost, `hop_bytes` its size (0: no hop).
+    """One unit that counts.
 
-    `sync_seconds` of a unit of `width` workers went into exchanging gradients and waiting for each other.
+    `hop_seconds` is the time that fetching the state took, `hop_bytes` its size (0: no hop). The workers of a group
+    spent `sync_seconds` on exchanging gradients and waiting for each other.
     """
 
     kind: Literal["train", "eval", "pilot"]
@@ -54,8 +55,8 @@ class UnitRecord:
     width: int = 1
     state: str | None = None
     hash: str | None = None
-    pack: str | None = None  # of its members each has its share of the time
-    counted: float = 0.0  # when it was in the journal
+    pack: str | None = None  # each member of a pack has its share of the time
+    counted: float = 0.0  # when its record was written
 
     @property
     def seconds(self) -> float:
@@ -64,25 +65,25 @@ class UnitRecord:
 
 @dataclass
 class ConfigRecord:
-    """One configuration: its values, how far it is to be trained, what was reported of it."""
+    """One configuration: its values, how many epochs are wanted, its units and reports."""
 
     id: str
     values: dict[str, Scalar]
     epochs: int
     parent: str | None = None
-    parent_epoch: int | None = None  # it began with the parent's state after that epoch
+    parent_epoch: int | None = None  # it started from the parent's state after that epoch
     reports: dict[int, dict[str, float]] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     running: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # worker: kind, epoch, partition
     stopped: bool = False
-    halted: bool = False  # the run ended, or was killed, before it was done
+    halted: bool = False  # the run ended before this configuration was done
     error: str | None = None
     traceback: str | None = None
     journal_bytes: int = 0
 
     @property
     def epoch(self) -> int:
-        """The last epoch reported, 0 before the first."""
+        """The last reported epoch, 0 before the first."""
         return max(self.reports, default=0)
 
     @property
@@ -98,11 +99,11 @@ class ConfigRecord:
         return "training" if self.units or self.running else "waiting"
 
     def series(self, metric: str) -> list[float]:
-        """A metric's value after each reported epoch, NaN where it was missing."""
+        """The value of a metric after each reported epoch, NaN where it is missing."""
         return [self.reports[epoch].get(metric, math.nan) for epoch in sorted(self.reports)]
 
     def best(self, metric: str, mode: str) -> tuple[int, float] | None:
-        """The epoch and value at which the metric was best; None while there is no finite number."""
+        """The epoch with the best finite value of the metric, and that value; None if there is none."""
         sign = 1.0 if mode == "min" else -1.0
         values = ((sign * m.get(metric, math.nan), epoch) for epoch, m in self.reports.items())
         finite = [(value, epoch) for value, epoch in values if math.isfinite(value)]
@@ -112,13 +113,13 @@ class ConfigRecord:
         return epoch, sign * value
 
     def visits(self, epoch: int) -> list[int]:
-        """The partitions of an epoch in the order in which they were trained on."""
+        """The partitions of an epoch, in the order of training."""
         return [u.partition for u in self.units if u.kind == "train" and u.epoch == epoch]
 
 
 @dataclass
 class WorkerRecord:
-    """One worker: where it is and what it does right now."""
+    """One worker: where it runs and what it is doing."""
 
     name: str
     up: bool = True
@@ -129,7 +130,7 @@ class WorkerRecord:
 
 @dataclass
 class RunRecord:
-    """The state of a run as its journal tells it."""
+    """The state of a run."""
 
     name: str = ""
     header: Record = field(default_factory=dict)
@@ -140,19 +141,23 @@ class RunRecord:
     units: list[UnitRecord] = field(default_factory=list)  # in the order in which they counted
     notes: list[tuple[str, str]] = field(default_factory=list)  # level, text
     journal_bytes: int = 0
-    device_seconds: float = 0.0  # that workers trained and judged, all together
+    device_seconds: float = 0.0  # of training and evaluation, summed over workers
     started: float = 0.0
     now: float = 0.0  # the time of the last record
-    sessions: list[tuple[float, float]] = field(default_factory=list)  # when each controller began and was last heard
-    presence: dict[str, list[tuple[float, float, int]]] = field(default_factory=dict)  # came, went, and how many it is
-    requests: dict[str, Record] = field(default_factory=dict)  # what people asked for, by id, with the answers
-    plans: list[Record] = field(default_factory=list)  # the first, and those that were made later, with reasons
+    sessions: list[tuple[float, float]] = field(default_factory=list)  # each controller's start and last record
+    presence: dict[str, list[tuple[float, float, int]]] = field(default_factory=dict)  # from, until, width
+    requests: dict[str, Record] = field(default_factory=dict)  # by id, with their answers
+    plans: list[Record] = field(default_factory=list)  # the first plan and later ones, with their reasons
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
         record = cls()
-        for line, size in read_lines(path):
-            record.apply(line, size)
+        try:
+            for line, size in read_lines(path):
+                record.apply(line, size)
+        except NewerVersionError as error:
+            error.place = str(path)
+            raise
         if not record.header:
             raise CorruptError("The journal has no record of its run.", place=str(path))
         return record
@@ -166,34 +171,38 @@ class RunRecord:
         return str(self.header["mode"])
 
     def apply(self, record: Record, size: int = 0) -> None:
-        """Take in one record of the journal, of so many bytes; events of later versions are passed over."""
+        """Update the state with one record of the journal, which takes `size` bytes there."""
+        handler = _HANDLERS.get(record["event"])
+        if handler is None:
+            raise NewerVersionError(
+                f"This journal was written by a newer version of Regatta: it has records of kind {record['event']!r}.",
+                hint="Upgrade Regatta to read this run.",
+            )
         self.now = max(self.now, float(record.get("time", 0.0)))
         if self.sessions and record["event"] != "resume":
             self.sessions[-1] = (self.sessions[-1][0], self.now)
-        handler = getattr(self, f"_on_{record['event']}", None)
-        if handler is not None:
-            handler(record)
+        handler(self, record)
         self.journal_bytes += size
         if record.get("config") in self.configs:
             self.configs[record["config"]].journal_bytes += size
 
     @property
     def elapsed(self) -> float:
-        """Seconds for which a controller was at work on it."""
+        """Seconds during which a controller was running."""
         return sum(end - start for start, end in self.sessions)
 
     @property
     def plan(self) -> dict[str, Any] | None:
-        """The plan that the run began with, as `Plan.to_json` tells it."""
+        """The plan at the start of the run, in the form of `Plan.to_json`."""
         return next((line["plan"] for line in self.plans if line["plan"] is not None), None)
 
     def interrupt(self, error: str | None = None) -> None:
-        """The run has come to a halt before its end."""
+        """The run stopped before its end."""
         self.status, self.error = "interrupted", error
         self._halt()
 
     def leaderboard(self) -> list[ConfigRecord]:
-        """Configurations by their best value, best first; those without a number last."""
+        """Configurations by their best value, best first; those without a finite value last."""
         sign = 1.0 if self.mode == "min" else -1.0
 
         def key(config: ConfigRecord) -> tuple[bool, float]:
@@ -203,32 +212,32 @@ class RunRecord:
         return sorted(self.configs.values(), key=key)
 
     def progress(self) -> tuple[int, int]:
-        """Training units that count, and all that are wanted so far."""
+        """The number of training units that count, and of all that are wanted so far."""
         partitions = len(self.header["dataset"]["train"])
         done = sum(unit.kind == "train" for unit in self.units)
         active = (c for c in self.configs.values() if c.status not in ("failed", "stopped"))
         open_units = sum(c.epochs * partitions - sum(u.kind == "train" for u in c.units) for c in active)
         return done, done + max(0, open_units)
 
-    def longest_way(self) -> float:
-        """Seconds of units that some model has still before it, each as long as those of its last epoch.
+    def longest_model_seconds(self) -> float:
+        """Seconds of training left for the model that has most left, at the pace of its last epoch.
 
-        A model's units come one after another, however many workers there are.
+        The units of one model run one after another, however many workers there are.
         """
         partitions = len(self.header["dataset"]["train"])
-        ways = [0.0]
+        seconds = [0.0]
         for config in self.configs.values():
             trained = [unit.seconds for unit in config.units if unit.kind == "train"]
             if trained and config.status in ("training", "waiting"):
                 left = config.epochs * partitions - len(trained)
-                ways.append(left * fmean(trained[-partitions:]))
-        return max(ways)
+                seconds.append(left * fmean(trained[-partitions:]))
+        return max(seconds)
 
     def resources(self) -> Resources:
         return resources(self)
 
-    def present(self) -> dict[str, float]:
-        return present(self)
+    def worker_seconds(self) -> dict[str, float]:
+        return worker_seconds(self)
 
     def most_workers(self) -> int:
         return most_workers(self)
@@ -243,7 +252,7 @@ class RunRecord:
         self.sessions.append((record["time"], record["time"]))
 
     def _on_resume(self, record: Record) -> None:
-        self._halt()  # of what the last controller had begun, nothing runs any more
+        self._halt()  # no unit of the last controller is running any more
         self.status, self.error = "running", None
         self.sessions.append((record["time"], record["time"]))
         for worker in self.workers.values():
@@ -255,7 +264,7 @@ class RunRecord:
         info = {k: v for k, v in record.items() if k not in ("event", "time", "worker", "state")}
         worker = WorkerRecord(record["worker"], up=record["state"] == "up", info=info, since=record["time"])
         self.workers[worker.name] = worker
-        self._see(worker.name, record["time"], worker.up, int(info.get("width", 1)))
+        self._mark_presence(worker.name, record["time"], worker.up, int(info.get("width", 1)))
         if not worker.up:
             for config in self.configs.values():
                 config.running.pop(worker.name, None)
@@ -280,19 +289,17 @@ class RunRecord:
             record["partition"],
         )
 
-    def _on_pilot(self, record: Record) -> None:
+    def _on_profile(self, record: Record) -> None:
+        """Some batches were measured: of one model, of a pack, or by a group of workers."""
         if record.get("cached"):
-            return  # an earlier run measured it
-        start, end = record["start"], record["end"]
-        self.units.append(UnitRecord("pilot", record["config"], 0, 0, record["worker"], start, end))
-
-    def _on_packs(self, record: Record) -> None:
-        self._on_pilot(record)
+            return  # an earlier run spent the time
+        start, end, width = record["start"], record["end"], record.get("width", 1)
+        self.units.append(UnitRecord("pilot", record["config"], 0, 0, record["worker"], start, end, width=width))
 
     def _on_unit(self, record: Record) -> None:
         fields = {k: v for k, v in record.items() if k in UnitRecord.__dataclass_fields__}
         unit = UnitRecord(**{**fields, "metrics": _numbers(record.get("metrics", {})), "counted": record["time"]})
-        self._clear(unit.worker, unit.kind, unit.config, unit.epoch, unit.partition)
+        self._end_running(unit.worker, unit.kind, unit.config, unit.epoch, unit.partition)
         self.units.append(unit)
         self.device_seconds += unit.seconds * unit.width
         self.configs[unit.config].units.append(unit)
@@ -305,10 +312,11 @@ class RunRecord:
 
     def _on_failed(self, record: Record) -> None:
         config = self.configs[record["config"]]
-        if config.error is None:  # what came first is the reason; units that ran beside it may fail as well
+        if config.error is None:  # the first error is the reason; units that ran at the same time may fail too
             config.error, config.traceback = record["error"], record.get("traceback")
         if "worker" in record:
-            self._clear(record["worker"], record["kind"], config.id, record.get("epoch", 0), record.get("partition", 0))
+            place = record.get("epoch", 0), record.get("partition", 0)
+            self._end_running(record["worker"], record["kind"], config.id, *place)
 
     def _on_note(self, record: Record) -> None:
         self.notes.append((record["level"], record["text"]))
@@ -324,8 +332,8 @@ class RunRecord:
         self.error = record.get("error")
         self._halt()
 
-    def _see(self, worker: str, now: float, up: bool, width: int = 1) -> None:
-        """A worker, or a group of so many, came or went; one that is here has no end yet."""
+    def _mark_presence(self, worker: str, now: float, up: bool, width: int = 1) -> None:
+        """A worker, or a group of `width` workers, is up or down from now on; while it is up its span has no end."""
         spans = self.presence.setdefault(worker, [])
         if spans and spans[-1][1] == math.inf:
             spans[-1] = (spans[-1][0], now, spans[-1][2])
@@ -335,13 +343,13 @@ class RunRecord:
     def _halt(self) -> None:
         for worker in self.workers.values():
             worker.running = None
-            self._see(worker.name, self.sessions[-1][1] if self.sessions else self.now, up=False)
+            self._mark_presence(worker.name, self.sessions[-1][1] if self.sessions else self.now, up=False)
         for config in self.configs.values():
             config.running.clear()
             config.halted = True
 
-    def _clear(self, worker: str, kind: str, config: str, epoch: int, partition: int) -> None:
-        """A unit ended; the worker may have begun its next before this one counted."""
+    def _end_running(self, worker: str, kind: str, config: str, epoch: int, partition: int) -> None:
+        """A unit ended. The worker may have started its next unit before this one counted."""
         if worker in self.workers and self.workers[worker].running == (kind, config, epoch, partition):
             self.workers[worker].running = None
         if self.configs[config].running.get(worker) == (kind, epoch, partition):
@@ -351,12 +359,33 @@ class RunRecord:
 Listener: TypeAlias = Callable[[RunRecord, Record], None]  # is called with each new line of the journal
 
 
+# Every kind of record in the journal (`journal.EVENTS`) and what it changes.
+_HANDLERS: Mapping[str, Callable[[RunRecord, Record], None]] = {
+    "run": RunRecord._on_run,
+    "resume": RunRecord._on_resume,
+    "worker": RunRecord._on_worker,
+    "config": RunRecord._on_config,
+    "pilot": RunRecord._on_profile,
+    "packs": RunRecord._on_profile,
+    "groups": RunRecord._on_profile,
+    "plan": RunRecord._on_plan,
+    "start": RunRecord._on_start,
+    "unit": RunRecord._on_unit,
+    "report": RunRecord._on_report,
+    "stop": RunRecord._on_stop,
+    "request": RunRecord._on_request,
+    "failed": RunRecord._on_failed,
+    "note": RunRecord._on_note,
+    "end": RunRecord._on_end,
+}
+
+
 def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
-    """Metrics as numbers; the journal spells NaN and the infinities as texts."""
+    """Metrics as numbers: in the journal NaN and the infinities are text."""
     return {name: float(value) for name, value in metrics.items()}
 
 
 def find_journals(runs: Path) -> Iterator[Path]:
-    """The journals under a repository's folder of runs, oldest first."""
+    """The journals below a folder of runs, oldest first."""
     found = [path for path in runs.glob(f"*/{JOURNAL}") if path.is_file()]
     yield from sorted(found, key=lambda path: path.stat().st_ctime)

@@ -1,8 +1,8 @@
-"""The units of a run: as rows, as a Chrome trace, and how far they were from the best possible.
+"""The units of a run as rows, as a Chrome trace, and compared with the best possible schedule.
 
-`chrome_trace` follows the Trace Event Format, so that Perfetto and chrome://tracing open it: a row for each
-worker, a slice for each unit with the fetching and saving of its state inside it, and an arrow for each hop from one
-worker to another.
+`chrome_trace` follows the Trace Event Format, which Perfetto and chrome://tracing open. It has a row for each worker
+and a slice for each unit, with slices for fetching and saving the state inside. An arrow shows each hop between two
+workers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = ("kind", "config", "epoch", "partition", "worker", "start", "end", "ho
 
 @dataclass(frozen=True)
 class Efficiency:
-    """How long a run took against the least that its own units allow on its workers."""
+    """The duration of a run beside the shortest that its units allow on its workers."""
 
     makespan: float
     bound: float
@@ -34,13 +34,13 @@ class Efficiency:
 
 
 def rows(record: RunRecord) -> list[dict[str, Any]]:
-    """A row for each unit, in the order in which they counted; times are seconds since 1970."""
+    """A row for each unit, in the order of the journal; times are seconds since 1970."""
     return [{name: getattr(unit, name) for name in COLUMNS} for unit in record.units]
 
 
 def bound_from_trace(record: RunRecord) -> float:
-    """No schedule of these units ends sooner: a worker does one thing at a time, and so does a model."""
-    busy = _busy(record)
+    """No schedule of these units is shorter: a worker runs one unit at a time, and a model trains in one at a time."""
+    busy = _busy_seconds(record)
     training: defaultdict[str, float] = defaultdict(float)
     for unit in record.units:
         if unit.kind == "train":
@@ -51,16 +51,16 @@ def bound_from_trace(record: RunRecord) -> float:
 def efficiency(record: RunRecord) -> Efficiency:
     """The makespan from the first unit's start to the last one's end, beside its lower bound."""
     makespan = max((u.end for u in record.units), default=0.0) - min((u.start for u in record.units), default=0.0)
-    busy = _busy(record)
+    busy = _busy_seconds(record)
     available = makespan * len(busy)
     return Efficiency(makespan, bound_from_trace(record), sum(busy.values()) / available if available else 0.0)
 
 
 def chrome_trace(record: RunRecord) -> dict[str, Any]:
-    """The run in the Trace Event Format, as a JSON object; times are microseconds from the first unit."""
+    """The run as a JSON object in the Trace Event Format; times are microseconds since the first unit."""
     threads = {worker: number for number, worker in enumerate(worker_names(record), 1)}
     origin = min((unit.start for unit in record.units), default=record.started)
-    events = [*_names(record, threads), *_slices(record, threads, origin), *_arrows(record, threads, origin)]
+    events = [*_thread_names(record, threads), *_slices(record, threads, origin), *_arrows(record, threads, origin)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -69,18 +69,18 @@ def chrome_trace(record: RunRecord) -> dict[str, Any]:
 
 
 def worker_names(record: RunRecord) -> list[str]:
-    """All workers that the journal names, w2 before w10."""
+    """All workers of the journal, w2 before w10."""
     return sorted({*record.workers, *(unit.worker for unit in record.units)}, key=lambda name: (len(name), name))
 
 
-def _busy(record: RunRecord) -> dict[str, float]:
+def _busy_seconds(record: RunRecord) -> dict[str, float]:
     busy: defaultdict[str, float] = defaultdict(float)
     for unit in record.units:
         busy[unit.worker] += unit.seconds
     return busy
 
 
-def _names(record: RunRecord, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _thread_names(record: RunRecord, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
     yield _metadata("process_name", 0, {"name": f"regatta {record.name}".strip()})
     for worker, thread in threads.items():
         yield _metadata("thread_name", thread, {"name": worker})
@@ -110,7 +110,7 @@ def _slice(name: str, category: str, thread: int, start: float, seconds: float, 
 
 
 def _arrows(record: RunRecord, threads: dict[str, int], origin: float) -> Iterator[dict[str, Any]]:
-    """A flow from each training unit to the model's next, where that ran on another worker."""
+    """An arrow from each training unit to the next one of the same model, if another worker ran that."""
     previous: dict[str, UnitRecord] = {}
     number = 0
     for unit in sorted((u for u in record.units if u.kind == "train"), key=lambda u: u.start):
@@ -120,7 +120,7 @@ def _arrows(record: RunRecord, threads: dict[str, int], origin: float) -> Iterat
             continue
         number += 1
         hop = {"name": "hop", "cat": "hop", "id": number, "pid": 1}
-        # A flow binds to the slice that is open at its time, so it leaves just before the end of its unit.
+        # An arrow is attached to the slice that is open at its time, so it starts just before the end of its unit.
         leaves = (before.start + before.end) / 2 if before.seconds < 2e-6 else before.end - 1e-6
         yield {**hop, "ph": "s", "tid": threads[before.worker], "ts": _micros(leaves - origin)}
         yield {**hop, "ph": "f", "bp": "e", "tid": threads[unit.worker], "ts": _micros(unit.start - origin)}
@@ -138,12 +138,12 @@ def _micros(seconds: float) -> float:
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
-    """JSON has no NaN; a viewer shows the word instead."""
+    """JSON has no NaN: a viewer shows the word instead."""
     return {k: v if abs(v) < float("inf") else str(v) for k, v in metrics.items()}
 
 
 def workload(record: RunRecord) -> HopWorkload:
-    """What the run had to do, with the times that its units took: the mean of each model on each partition."""
+    """The units of the run, with their measured times: the mean of each model on each partition."""
     from regatta.plan.schedule.estimates import KnownTimes
     from regatta.plan.strategy.what_if import HopWorkload
 
@@ -157,21 +157,21 @@ def workload(record: RunRecord) -> HopWorkload:
     parts, held_out = len(record.header["dataset"]["train"]), len(record.header["dataset"]["eval"])
     whole = {c.id: c for c in record.configs.values() if all((c.id, p) in tables["train"] for p in range(parts))}
     epochs = {c.id: max(1, c.epoch) for c in whole.values()}
-    for config in whole:  # an evaluation that is not there yet counts for nothing
+    for config in whole:  # an evaluation that has not run yet takes no time
         for partition in range(held_out):
             tables["eval"].setdefault((config, partition), 0.0)
     return HopWorkload(epochs, parts, held_out, KnownTimes(tables["train"], tables["eval"]))
 
 
 def speeds(record: RunRecord) -> dict[str, float]:
-    """How fast each worker was, the mean being 1: rows per second, against what the same model did elsewhere."""
-    pace: defaultdict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)  # of a kind and configuration
+    """The speed of each worker, with mean 1: its rows per second over the mean of the same model on all workers."""
+    rates: defaultdict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)  # by kind and configuration
     for unit in record.units:
         work = unit.seconds - unit.hop_seconds - unit.load_seconds - unit.save_seconds
         if unit.kind != "pilot" and unit.rows and work > 0:
-            pace[unit.kind, unit.config].append((unit.worker, unit.rows / work))
+            rates[unit.kind, unit.config].append((unit.worker, unit.rows / work))
     ratios: defaultdict[str, list[float]] = defaultdict(list)
-    for found in pace.values():
+    for found in rates.values():
         usual = sum(rate for _, rate in found) / len(found)
         for worker, rate in found:
             ratios[worker].append(rate / usual)

@@ -169,7 +169,7 @@ def _rungs(shown: Sequence[ConfigRecord]) -> list[list[int]]:
 def _time(record: RunRecord) -> dict[str, Any]:
     """Seconds of each worker, by what they went to; fetching, loading and saving are taken out of their units."""
     units = record.units
-    present = record.present()
+    present = record.worker_seconds()
     sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PARTS, 0.0))
     for unit in units:
         spent = sums[unit.worker]

@@ -1,9 +1,10 @@
-"""The fold of a journal: the same object for a run that goes on, that ended, or that was cut off anywhere."""
+"""The record of a run: the same object for a run that is going, that ended, or that was cut off anywhere."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,15 @@ import pytest
 from fake_run import FakeRun
 from recipes import eval_fn, loss_fn, model_fn, small_data
 
+import regatta
 from regatta import Cluster, Run, Sweep, open_run, search
-from regatta.errors import CorruptError
+from regatta.errors import CorruptError, NewerVersionError
+from regatta.journal import journal as journal_module
+from regatta.journal import record as record_module
+from regatta.journal.journal import EVENTS, Journal
 from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.journal.trace import chrome_trace
+from regatta.run import list_runs
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +101,70 @@ def test_nothing_runs_in_the_end(run: Run) -> None:
         assert worker.running is None
 
 
-def test_records_of_later_versions_are_passed_over(journal: list[dict[str, Any]]) -> None:
+def test_new_fields_are_ignored(journal: list[dict[str, Any]]) -> None:
     record = RunRecord()
     for line in journal:
         record.apply({**line, "new_field": 1})
-        record.apply({"event": "invented_later", "time": line["time"], "config": "nobody"})
     assert record.status == "done"
+
+
+def test_an_unknown_kind_of_record_is_an_error_of_the_version(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "newer" / "journal.jsonl"
+    path.parent.mkdir(parents=True)
+    line = json.dumps({"event": "invented_later", "time": 0.0, "config": "c"})
+    path.write_text((run.folder / "journal.jsonl").read_text() + line + "\n")
+    with pytest.raises(NewerVersionError, match="written by a newer version of Regatta") as caught:
+        RunRecord.read(path)
+    assert "'invented_later'" in str(caught.value) and "Upgrade Regatta" in str(caught.value)
+    assert caught.value.place == str(path)
+    (listed,) = list_runs(tmp_path)
+    assert listed.status == "failed" and "newer version" in str(listed.error)
+
+
+def documented_events() -> set[str]:
+    rows = re.findall(r"^\| (\w+) +\|", str(journal_module.__doc__), flags=re.MULTILINE)
+    return set(rows) - {"event"}
+
+
+def test_writer_and_reader_know_the_same_kinds_of_records(tmp_path: Path) -> None:
+    assert set(EVENTS) == set(record_module._HANDLERS) == documented_events()
+    with Journal(tmp_path / "j") as journal, pytest.raises(ValueError, match="'invented' is not a kind"):
+        journal.append("invented")
+
+
+def test_every_kind_that_the_product_writes_is_registered() -> None:
+    """Read from the source, so that a kind that no test run writes is found too."""
+    package = Path(str(regatta.__file__)).parent
+    calls = re.compile(r"(?:run_log\.write|self\._write|self\.write|journal\.append|PendingRecord)\(\s*\"(\w+)\"")
+    written = {kind for path in package.rglob("*.py") for kind in calls.findall(path.read_text())}
+    assert written == set(EVENTS)
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_record_without_a_handler_is_refused(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {name: handler for name, handler in record_module._HANDLERS.items() if name != event}
+    monkeypatch.setattr(record_module, "_HANDLERS", others)
+    with pytest.raises(NewerVersionError):
+        RunRecord().apply({"event": event, "time": 0.0})
+
+
+@pytest.mark.parametrize("event", ["pilot", "packs", "groups"])
+def test_time_spent_on_profiling_is_accounted_for(event: str) -> None:
+    made = FakeRun(configs=2)
+    config = made.records[-2]["config"]
+    end = {**made.records[-1]}
+    before = made.record().resources()
+    width = {"width": 2} if event == "groups" else {}
+    profile = {"event": event, "time": end["time"], "config": config, "worker": "w0", **width}
+    measured = {**profile, "start": end["time"] - 3.0, "end": end["time"] - 1.0}
+    made.records[-1:] = [measured, {**profile, "cached": True}, end]
+    record = made.record()
+    after = record.resources()
+    assert after.units == before.units + 1, "what an earlier run measured took no time in this one"
+    assert after.pilot == pytest.approx(before.pilot + 2.0 * width.get("width", 1))
+    assert after.workers >= before.workers
+    assert [e["name"] for e in chrome_trace(record)["traceEvents"] if e.get("cat") == "pilot"][-1] == f"{config} pilot"
+    assert not any(unit.kind == "pilot" for unit in record.configs[config].units)
 
 
 def test_resources_add_up(run: Run) -> None:
@@ -191,7 +256,7 @@ def test_the_longest_way_is_that_of_one_model_and_ends_with_it(journal: list[dic
     seen = []
     for record, _ in prefixes(journal):
         going = [config for config in record.configs.values() if config.status == "training" and config.units]
-        way = record.longest_way() if record.header else 0.0
+        way = record.longest_model_seconds() if record.header else 0.0
         slowest = max((unit.seconds for config in going for unit in config.units), default=0.0)
         assert 0 <= way <= 8 * slowest + 1e-9
         seen.append(way)

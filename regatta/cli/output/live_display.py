@@ -217,6 +217,6 @@ def report_line(record: RunRecord, line: dict[str, Any], pace: UnitRate) -> str:
     done, wanted = record.progress()
     value = numbers.metric(line["metrics"].get(record.metric))
     text = f"{done}/{wanted} units, {config.id} epoch {line['epoch']}/{config.epochs}: {record.metric} {value}"
-    left = pace.left(wanted - done, record.longest_way(), line["time"])
+    left = pace.left(wanted - done, record.longest_model_seconds(), line["time"])
     trouble = remark(config, record.metric)
     return text + (f", {numbers.seconds(left)} left" if left is not None else "") + (f" ({trouble})" if trouble else "")

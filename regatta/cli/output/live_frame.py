@@ -60,7 +60,7 @@ def _overall(record: RunRecord, pace: UnitRateLike, now: float, width: int) -> R
     words = [f"{done}/{wanted} units"]
     if pace.rate is not None:
         words.append(f"{pace.rate:.3g}/s")
-    left = pace.left(wanted - done, record.longest_way(), now)
+    left = pace.left(wanted - done, record.longest_model_seconds(), now)
     if left is not None:
         words.append(f"{numbers.seconds(left)} left")
     grid = Table.grid(padding=(0, 2, 0, 0))
