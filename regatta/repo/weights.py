@@ -6,7 +6,6 @@ weights are a part; the latter may still be a file of its run. Whoever reads the
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,10 +110,9 @@ def from_file(path: Path, epoch: int | None) -> NewSnapshotWeights:
 
 def _from_safetensors(path: Path, epoch: int | None) -> NewSnapshotWeights:
     header, tensors = parse_tensors(mapped(path), str(path))
-    metadata = json.loads(header).get("__metadata__", {})
-    if not isinstance(metadata, dict):
-        raise DataError("The metadata in the header is no object.", place=str(path))
-    return NewSnapshotWeights(epoch, tensors, metadata)
+    if not isinstance(header.metadata, dict):
+        raise DataError("The metadata in the header is not an object.", place=str(path))
+    return NewSnapshotWeights(epoch, tensors, header.metadata)
 
 
 def _from_npz(path: Path, epoch: int | None) -> NewSnapshotWeights:

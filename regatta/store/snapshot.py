@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.durable import replacing
 from regatta.errors import UsageError
+from regatta.safetensors_io import METADATA, encode_header, tensor_entry
 from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.tensor_id import as_tensor, word_count
@@ -75,14 +75,12 @@ def write_safetensors(target: Path, manifest: Manifest, tensors: Iterable[tuple[
 
 
 def _safetensors_header(manifest: Manifest) -> bytes:
-    content: dict[str, Any] = {"__metadata__": dict(manifest.metadata)} if manifest.metadata else {}
+    content: dict[str, Any] = {METADATA: dict(manifest.metadata)} if manifest.metadata else {}
     end = 0
     for name, member in manifest.tensors.items():
-        if member.dtype == "C128" or name == "__metadata__":
+        if member.dtype == "C128" or name == METADATA:
             raise UsageError(f"safetensors has no place for {name!r} of type {member.dtype}.")
         dtype = dtype_named(member.dtype)
         start, end = end, end + word_count(dtype, member.shape) * dtype.width_bytes
-        content[name] = {"dtype": member.dtype, "shape": list(member.shape), "data_offsets": [start, end]}
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+        content[name] = tensor_entry(member.dtype, member.shape, start, end)
+    return encode_header(content)

@@ -1,6 +1,6 @@
 """Safetensors: a length, a JSON header, then raw arrays, which are mapped into memory and not copied.
 
-The library has no reader that maps without copying, so the header is read here.
+The library has no reader that maps without copying, so only the header is read and arrays look at the file.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from regatta.data.formats import Stored, dtype_name
 from regatta.errors import DataError
+from regatta.safetensors_io import Header, HeaderError, TensorEntry, read_header
 
-HEADER_LIMIT = 100_000_000  # the format's own
 # Our one entry in the metadata, itself JSON: {"columns": their order, which writers of the format do not keep,
 # "dataset": fingerprint}. One, because the library writes several in an order that changes from file to file.
 METADATA_KEY = "regatta"
@@ -27,7 +27,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class Tensor(NamedTuple):
+class MappedTensor(NamedTuple):
+    """A tensor as the header describes it, of a type that NumPy has."""
+
     name: str
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
@@ -44,68 +46,38 @@ def read(path: Path) -> tuple[npt.NDArray[np.generic], ...]:
 
 def notes(path: Path) -> dict[str, Any]:
     """What our writer noted in the header, even of a file whose data is cut off; empty for files of others."""
-    return _notes(_read_header(path)[0], path)
+    try:
+        return _notes(read_header(path), path)
+    except HeaderError as error:
+        raise _broken(path, str(error)) from error
 
 
-def tensors(path: Path) -> list[Tensor]:
+def tensors(path: Path) -> list[MappedTensor]:
     """What the header lists, in the order of the columns, after checking it against the size of the file."""
-    header, start = _read_header(path)
-    found = {name: _tensor(name, entry, start, path) for name, entry in header.items() if name != "__metadata__"}
-    _check_coverage(found.values(), start, path)
+    try:
+        header = read_header(path)
+        found = {entry.name: _tensor(entry, header.size, path) for entry in header.tensors()}
+        header.check_coverage(path.stat().st_size)
+    except HeaderError as error:
+        raise _broken(path, str(error)) from error
     return [found[name] for name in _column_order(found, _notes(header, path), path)]
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise _broken(path, f"its header should have {length} bytes, but the whole file has {size}: it is cut off")
-        if length > HEADER_LIMIT:
-            raise _broken(path, f"its header claims {length} bytes, more than the {HEADER_LIMIT} allowed")
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError) as error:
-            raise _broken(path, f"its header is not JSON ({error})") from error
-    if not isinstance(header, dict):
-        raise _broken(path, "its header is not a JSON object")
-    return header, 8 + length
-
-
-def _tensor(name: str, entry: Any, start: int, path: Path) -> Tensor:
-    try:
-        kind, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        numbers_hold = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
-    except (TypeError, KeyError, ValueError) as error:
-        raise _broken(path, f"the entry of {name!r} is not that of a tensor") from error
-    if not numbers_hold:
-        raise _broken(path, f"the entry of {name!r} has a length or offset that is not a whole number")
-    if not isinstance(kind, str) or kind not in _DTYPES:
+def _tensor(entry: TensorEntry, start: int, path: Path) -> MappedTensor:
+    if entry.dtype not in _DTYPES:
         raise DataError(
-            f"The column {name!r} is of type {kind!r}, which NumPy does not have.",
+            f"The column {entry.name!r} is of type {entry.dtype!r}, which NumPy does not have.",
             place=str(path),
             hint="Convert it, for example to F32, or pass an input_fn under another file suffix.",
         )
-    dtype = np.dtype(_DTYPES[kind])
-    if end - begin != math.prod(shape) * dtype.itemsize:
-        raise _broken(path, f"{name!r} of shape {shape} and type {kind} does not take {end - begin} bytes")
-    return Tensor(name, dtype, tuple(shape), start + begin)
+    dtype, size = np.dtype(_DTYPES[entry.dtype]), entry.stop - entry.start
+    if size != math.prod(entry.shape) * dtype.itemsize:
+        what = f"{entry.name!r} of shape {list(entry.shape)} and type {entry.dtype}"
+        raise HeaderError(f"{what} does not take {size} bytes")
+    return MappedTensor(entry.name, dtype, entry.shape, start + entry.start)
 
 
-def _check_coverage(found: Any, start: int, path: Path) -> None:
-    """The arrays must follow each other without gaps or overlaps and end where the file ends."""
-    position = start
-    for tensor in sorted(found, key=lambda t: (t.offset, _nbytes(t))):
-        if tensor.offset != position:
-            raise _broken(path, f"{tensor.name!r} starts at byte {tensor.offset} instead of {position}")
-        position += _nbytes(tensor)
-    size = path.stat().st_size
-    if size != position:
-        state = "it is cut off" if size < position else "something follows the data"
-        raise _broken(path, f"its header describes {position} bytes, but the file has {size}: {state}")
-
-
-def _column_order(found: dict[str, Tensor], noted: dict[str, Any], path: Path) -> list[str]:
+def _column_order(found: dict[str, MappedTensor], noted: dict[str, Any], path: Path) -> list[str]:
     """As noted; else x, y, the numbered ones, then the others by name."""
     if "columns" not in noted:
         return sorted(found, key=_usual_place)
@@ -121,8 +93,8 @@ def _usual_place(name: str) -> tuple[int, int, str]:
     return (1, len(name), name) if name.isdigit() else (2, 0, name)
 
 
-def _notes(header: dict[str, Any], path: Path) -> dict[str, Any]:
-    texts = header.get("__metadata__")
+def _notes(header: Header, path: Path) -> dict[str, Any]:
+    texts = header.metadata
     if not isinstance(texts, dict) or METADATA_KEY not in texts:
         return {}
     try:
@@ -134,17 +106,13 @@ def _notes(header: dict[str, Any], path: Path) -> dict[str, Any]:
     return noted
 
 
-def _mapped(path: Path, tensor: Tensor) -> npt.NDArray[np.generic]:
+def _mapped(path: Path, tensor: MappedTensor) -> npt.NDArray[np.generic]:
     if 0 in tensor.shape:
         return np.zeros(tensor.shape, tensor.dtype)
     # Private, though nobody should write: a tensor made of it can, and of a read-only mapping the process would die.
     array = np.memmap(path, tensor.dtype, "c", tensor.offset, tensor.shape).view(np.ndarray)
     array.flags.writeable = False
     return array if array.flags.aligned else array.copy()  # frameworks do not take misaligned arrays
-
-
-def _nbytes(tensor: Tensor) -> int:
-    return math.prod(tensor.shape) * tensor.dtype.itemsize
 
 
 def _broken(path: Path, reason: str) -> DataError:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, NotFoundError, RegattaError
 from regatta.paths import STATES, run_journal, store_beside, store_exists
+from regatta.safetensors_io import LENGTH_BYTES, Header, HeaderError, parse_header, split_header
 from regatta.store.commit import NewSnapshot
 from regatta.store.format.dtypes import dtype_named, floats_of
 from regatta.store.format.manifest import Manifest, Member
@@ -50,9 +51,7 @@ from regatta.store.states.state_files import (
 from regatta.store.store import ParameterStore
 
 PREFIX = "runs/"
-MAX_HEADER = 10**8  # safetensors' own limit
 _TOGETHER = 2**26  # bytes of tensors that are read at once
-_LENGTH = 8
 
 
 @dataclass(frozen=True)
@@ -189,56 +188,27 @@ def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawSt
 
 def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
     header, tensors = parse_tensors(view, str(state.path))
-    return NewSnapshot(tensors, {"header": header, "hash": state.hash}, reference_of(series, state.config, state.path))
+    metadata = {"header": header.text.decode(), "hash": state.hash}
+    return NewSnapshot(tensors, metadata, reference_of(series, state.config, state.path))
 
 
-def parse_tensors(view: memoryview, place: str) -> tuple[str, dict[str, Tensor]]:
-    """The header of a safetensors file and its tensors, which look at its bytes; CorruptError says what is wrong."""
-    length = int.from_bytes(view[:_LENGTH], "little")
-    if not 0 < length <= min(MAX_HEADER, len(view) - _LENGTH):
-        raise CorruptError(f"The header claims {length} bytes in a file of {len(view)}.", place=place)
-    header, body = bytes(view[_LENGTH : _LENGTH + length]), view[_LENGTH + length :]
-    layout = _layout(header, place)
-    _check_layout(layout, len(body), place)
+def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, Tensor]]:
+    """The header of a safetensors file and its tensors, which look at its bytes; CorruptError says what is wrong.
+
+    A file with gaps or overlaps is refused: the store would not give back what lies there.
+    """
+    try:
+        header = split_header(view)
+        header.check_coverage(len(view))
+        entries = header.tensors()
+    except HeaderError as error:
+        raise CorruptError(f"This is not a whole safetensors file: {error}.", place=place) from error
+    body = view[header.size :]
     tensors = {
         check_name(name, "tensor"): as_tensor(name, Bits(dtype, shape, body[start:stop]))
-        for name, dtype, shape, start, stop in layout
+        for name, dtype, shape, start, stop in entries
     }
-    return header.decode(), tensors
-
-
-class _Place(NamedTuple):
-    """Where a tensor lies in a file, and what it is."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-
-def _place(name: str, entry: Any) -> _Place:
-    dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
-        raise ValueError(f"{name!r:.100} is no tensor: {entry!r:.100}")
-    return _Place(name, dtype, shape, start, stop)
-
-
-def _layout(header: bytes, place: str) -> list[_Place]:
-    """The tensors that a header names, in the order in which they lie in the file."""
-    try:
-        entries = {name: entry for name, entry in dict(json.loads(header.decode())).items() if name != "__metadata__"}
-        places = [_place(name, entry) for name, entry in entries.items()]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise CorruptError(f"The header of the state cannot be read: {error!r:.200}.", place=place) from error
-    return sorted(places, key=lambda entry: (entry.start, entry.stop))
-
-
-def _check_layout(layout: list[_Place], size: int, place: str) -> None:
-    """Refuse a file with gaps or overlaps: what lies there would not come back."""
-    ends = [0, *(entry.stop for entry in layout)]
-    if ends[-1] != size or any(entry.start != end for entry, end in zip(layout, ends, strict=False)):
-        raise CorruptError("The tensors do not follow each other from the beginning to the end.", place=place)
+    return header, tensors
 
 
 def mapped(path: Path) -> memoryview:
@@ -261,8 +231,11 @@ def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview
     """The bytes of a state's file, as the store gives them back."""
     manifest = store.manifest(snapshot)
     header = _header(manifest, snapshot)
-    yield len(header).to_bytes(_LENGTH, "little") + header
-    names = [entry.name for entry in _layout(header, f"snapshot {snapshot}")]
+    yield len(header.text).to_bytes(LENGTH_BYTES, "little") + header.text
+    try:
+        names = [entry.name for entry in header.tensors()]
+    except HeaderError as error:
+        raise CorruptError(f"The header of the state cannot be read: {error}.", place=f"snapshot {snapshot}") from error
     if not manifest.tensors.keys() >= set(names):
         raise CorruptError("The header names tensors that are not there.", place=f"snapshot {snapshot}")
     for group in _groups(manifest, names):
@@ -271,11 +244,13 @@ def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview
             yield as_tensor(name, values[name]).words.view("u1").data
 
 
-def _header(manifest: Manifest, snapshot: str) -> bytes:
+def _header(manifest: Manifest, snapshot: str) -> Header:
     try:
-        return manifest.metadata["header"].encode()
+        return parse_header(manifest.metadata["header"].encode())
     except KeyError:
         raise CorruptError("There is no header of a state.", place=f"snapshot {snapshot}") from None
+    except HeaderError as error:
+        raise CorruptError(f"The header of the state cannot be read: {error}.", place=f"snapshot {snapshot}") from error
 
 
 def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
@@ -334,10 +309,10 @@ def stored_names(manifest: Manifest, snapshot: str) -> dict[str, str]:
     return header_names(_header(manifest, snapshot), manifest.tensors, f"snapshot {snapshot}")
 
 
-def header_names(header: str | bytes, tensors: Iterable[str], place: str) -> dict[str, str]:
-    """The same for a state of which this is the header of the file."""
+def header_names(header: Header, tensors: Iterable[str], place: str) -> dict[str, str]:
+    """The same for a state whose file has this header."""
     try:
-        meta = json.loads(json.loads(header)["__metadata__"]["regatta"])
+        meta = json.loads(header.metadata["regatta"])
         return model_names(tensors, meta)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError(f"The header is not that of a state: {error!r:.200}.", place=place) from error

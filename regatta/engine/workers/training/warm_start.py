@@ -17,6 +17,7 @@ import numpy as np
 
 from regatta.errors import CorruptError, RegattaError, UsageError
 from regatta.frameworks.base import Framework
+from regatta.safetensors_io import METADATA, encode_header, split_header
 
 WEIGHTS = ("model", "buffers")
 _FLOATS: dict[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
@@ -46,20 +47,20 @@ class _StateFile:
 
     def __init__(self, path: Path) -> None:
         content = path.read_bytes()
-        length = int.from_bytes(content[:8], "little")
         try:
-            self.header: dict[str, Any] = json.loads(content[8 : 8 + length])
-            self.meta: dict[str, Any] = json.loads(self.header["__metadata__"]["regatta"])
+            header = split_header(memoryview(content))
+            self.header = header.content
+            self.meta: dict[str, Any] = json.loads(self.header[METADATA]["regatta"])
         except (ValueError, KeyError, TypeError) as error:
             raise CorruptError(f"The state cannot be read: {error}.", place=str(path)) from error
-        self.data = bytearray(content[8 + length :])
+        self.data = bytearray(content[header.size :])
 
     def take_over(self, parent: _StateFile, child: _StateFile) -> None:
         tree = self.meta["tree"]
         for part in tree.keys() & parent.meta["tree"].keys() & child.meta["tree"].keys() - set(WEIGHTS):
             tree[part] = _blended(tree[part], parent.meta["tree"][part], child.meta["tree"][part])
         for name in self.header.keys() & parent.header.keys() & child.header.keys():
-            if name != "__metadata__" and name.partition("/")[0] not in WEIGHTS:
+            if name != METADATA and name.partition("/")[0] not in WEIGHTS:
                 self._take_over_number(name, parent.number(name), child.number(name))
 
     def number(self, name: str) -> float | None:
@@ -76,12 +77,8 @@ class _StateFile:
             self.data[start:end] = value.tobytes()
 
     def write(self, path: Path) -> None:
-        self.header["__metadata__"]["regatta"] = json.dumps(self.meta, separators=(",", ":"))
-        header = json.dumps(self.header, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % 8)
-        with path.open("wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            file.write(self.data)
+        self.header[METADATA]["regatta"] = json.dumps(self.meta, separators=(",", ":"))
+        path.write_bytes(encode_header(self.header) + self.data)
 
 
 def _blended(saved: Any, parent: Any, child: Any) -> Any:
