@@ -1,6 +1,6 @@
 """Packs somewhere else: a folder that fsspec can reach, on a disk, a server or in an object store.
 
-    <url>/{PACKS}/<pack>.pack
+    <url>/packs/<pack>.pack
 
 Packs are named by their content, so a remote is a plain heap of them: pushing one twice is nothing, and whatever comes
 back can be checked against its name. Nothing counts as pushed before it was read back and matched.
@@ -41,7 +41,7 @@ class Remote:
             self._fs, root = url_to_fs(url, **options)
         except (ValueError, ImportError) as error:
             raise RegattaError(f"The remote cannot be used: {error}.", place=url) from error
-        self._folder = f"{root.rstrip('/')}/packs"
+        self._folder = f"{root.rstrip('/')}/{PACKS}"
 
     def where(self, pack: str) -> str:
         return f"{self.url.rstrip('/')}/{PACKS}/{pack}{PACK_SUFFIX}"

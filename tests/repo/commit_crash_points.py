@@ -1,11 +1,9 @@
-"""Commits, copies, deletions, collections, commits of runs and of staged files, additions and lossy archives that die,
-by SIGKILL, at a step that touches the disk.
+"""Kills commits, copies, deletions, collections, commits of runs and of staged files, additions and lossy archives.
 
-    python commits_die.py FOLDER K     prints [moments, problem, ...] as JSON
+    python commit_crash_points.py FOLDER K     prints [moments, problem, ...] as JSON
 
-A step is an fsync, a rename, a deletion or an SQL statement; the process dies once just before it and once just after,
-at every K-th of these moments. What was there before must be there afterwards, what was reported as committed too, and
-the repository must open, pass fsck in full depth and take the next commit.
+Each operation is killed at every K-th moment (crash_drill.py). What was there before must be there afterwards, what was
+reported as committed too, and the repository must open, pass fsck in full depth and take the next commit.
 """
 
 from __future__ import annotations
@@ -13,15 +11,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from crash_drill import arm, finishes
 from fake_run import FakeRun
 
 from regatta.repo import Repo
@@ -32,27 +29,6 @@ from regatta.testing.kills import snapshot_of
 from regatta.testing.store import bits_of
 
 STEPS: list[tuple[Any, str]] = [(os, "fsync"), (os, "replace"), (Path, "unlink"), (Database, "_run")]
-
-
-def arm(deadly: int) -> None:
-    """Make the process die at that moment; there are two for each step."""
-    moments = count()
-
-    def moment() -> None:
-        if next(moments) == deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **options: Any) -> Any:
-            moment()
-            result = original(*args, **options)
-            moment()
-            return result
-
-        return step
-
-    for owner, name in STEPS:
-        setattr(owner, name, wrap(getattr(owner, name)))
 
 
 def files_of(number: int) -> dict[str, bytes]:
@@ -167,23 +143,14 @@ def wrong(repo: Repo, name: str, number: int) -> list[str]:
 
 
 def run_and_die(folder: Path, operation: Callable[[Repo], None], moment: int) -> bool:
-    """Whether it got to the end."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            with Repo.at(folder) as repo:
-                arm(moment)
-                operation(repo)
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
-        raise SystemExit(f"{operation.__name__} failed by itself at moment {moment}.")
-    return os.WIFEXITED(status)
+    """Whether the operation got to the end."""
+
+    def work() -> None:
+        with Repo.at(folder) as repo:
+            arm(moment, STEPS)
+            operation(repo)
+
+    return finishes(work, f"{operation.__name__}, to be killed at moment {moment},")
 
 
 def main(folder: Path, every: int) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,7 +15,7 @@ from itertools import chain, count
 from pathlib import Path
 
 import pytest
-from locations import HELPERS, TESTS
+from crash_drill import run_drill
 
 from regatta.repo import Repo
 from regatta.testing.kills import Notes, read_notes, snapshot_of
@@ -45,12 +42,7 @@ def commit_some(folder: Path, writer: int, number: int) -> list[str]:
 
 
 def dying(folder: Path, every: int) -> list[object]:
-    command = [sys.executable, str(HERE / "commit_crash_points.py"), str(folder), str(every)]
-    paths = os.pathsep.join([str(HELPERS), str(TESTS / "store"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command, check=True, timeout=1200, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
-    )
-    result: list[object] = json.loads(done.stdout)
+    result: list[object] = run_drill(HERE / "commit_crash_points.py", folder, every)
     return result
 
 

@@ -1,61 +1,27 @@
-"""Runs operations of a store and dies, by SIGKILL, at the n-th step that touches the disk; for every n, or every k-th.
+"""Runs operations of a store and kills each of them at every k-th moment (crash_drill.py).
 
-    python dies.py FOLDER K     prints {operation: [moments, problem, ...]} as JSON
+    python crash_points.py FOLDER K     prints {operation: [moments, problem, ...]} as JSON
 
-A step is a block written to a pack, an fsync, a rename, a deletion or an SQL statement; the process dies once just
-before it and once just after. What was promised before must be there afterwards, and the store must work.
+What was promised before must be there afterwards, and the store must work.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from crash_drill import arm, finishes
+
 from regatta.errors import RegattaError
-from regatta.store import folder as store_folder
-from regatta.store.database import Database
 from regatta.store.store import ParameterStore
 from regatta.testing.kills import random_plan, snapshot_of
 from regatta.testing.store import bits_of
-
-STEPS: list[tuple[Any, str]] = [
-    (os, "fsync"),
-    (os, "replace"),
-    (os, "unlink"),
-    (Path, "unlink"),
-    (Database, "_run"),
-    (store_folder.PackWriter, "_write"),
-]
-
-
-def arm(deadly: int) -> None:
-    """Make the process die at that moment; there are two for each step."""
-    moments = count()
-
-    def moment() -> None:
-        if next(moments) == deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **options: Any) -> Any:
-            moment()
-            result = original(*args, **options)
-            moment()
-            return result
-
-        return step
-
-    for owner, name in STEPS:
-        setattr(owner, name, wrap(getattr(owner, name)))
 
 
 def opened(folder: Path) -> ParameterStore:
@@ -147,23 +113,14 @@ def main(folder: Path, every: int) -> None:
 
 
 def run_and_die(folder: Path, operation: Callable[[ParameterStore], None], moment: int) -> bool:
-    """Whether it got to the end."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            with opened(folder) as store:
-                arm(moment)
-                operation(store)
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
-        raise SystemExit(f"{operation.__name__} failed by itself at moment {moment}.")
-    return os.WIFEXITED(status)
+    """Whether the operation got to the end."""
+
+    def work() -> None:
+        with opened(folder) as store:
+            arm(moment)
+            operation(store)
+
+    return finishes(work, f"{operation.__name__}, to be killed at moment {moment},")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crash_drill import run_drill
 
 HERE = Path(__file__).parent
 
@@ -38,10 +39,8 @@ def drill(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
     return result
 
 
-def dying(folder: Path, every: int) -> dict[str, list[Any]]:
-    command = [sys.executable, str(HERE / "crash_points.py"), str(folder), str(every)]
-    done = subprocess.run(command, check=True, timeout=1200, stdout=subprocess.PIPE)
-    result: dict[str, list[Any]] = json.loads(done.stdout)
+def kill_operations(folder: Path, every: int) -> dict[str, list[Any]]:
+    result: dict[str, list[Any]] = run_drill(HERE / "crash_points.py", folder, every)
     return result
 
 
@@ -63,21 +62,19 @@ def test_a_drill_notices_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_dying_at_some_steps_of_every_operation(memory: Path) -> None:
-    for operation, (moments, *problems) in dying(memory, every=13).items():
+    for operation, (moments, *problems) in kill_operations(memory, every=13).items():
         assert problems == [], operation
         assert moments > 13, operation
 
 
 def test_dying_at_some_steps_of_keeping_states(memory: Path) -> None:
-    command = [sys.executable, str(HERE / "states/archive_crash_points.py"), str(memory), "13"]
-    done = subprocess.run(command, check=True, timeout=600, stdout=subprocess.PIPE)
-    moments, *problems = json.loads(done.stdout)
+    moments, *problems = run_drill(HERE / "states" / "archive_crash_points.py", memory, every=13)
     assert problems == []
     assert moments > 60
 
 
 @pytest.mark.slow
 def test_dying_at_every_step_of_every_operation(memory: Path) -> None:
-    for operation, (moments, *problems) in dying(memory, every=1).items():
+    for operation, (moments, *problems) in kill_operations(memory, every=1).items():
         assert problems == [], operation
         assert moments > 15, operation

@@ -1,6 +1,6 @@
-"""Moves states into a store and dies, by SIGKILL, at the n-th step that touches the disk; for every k-th n.
+"""Moves states into a store and is killed at every k-th moment (crash_drill.py).
 
-    python keep_dies.py FOLDER K     prints [moments, problem, ...] as JSON
+    python archive_crash_points.py FOLDER K     prints [moments, problem, ...] as JSON
 
 Whenever it died, each state is there, as a file or in the store, and the next pass moves all of them.
 """
@@ -8,16 +8,14 @@ Whenever it died, each state is there, as a file or in the store, and the next p
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
-import traceback
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
-from crash_points import arm
+from crash_drill import arm, finishes
 from safetensors.numpy import save_file
 
 from regatta.errors import RegattaError
@@ -46,23 +44,14 @@ def prepare(folder: Path) -> dict[int, str]:
     return hashes
 
 
-def keep_and_die(folder: Path, moment: int) -> bool:
-    """Whether it got to the end."""
-    pid = os.fork()
-    if not pid:
-        code = 1
-        try:
-            arm(moment)
-            archive_run(folder / "runs" / "one", folder / "store")
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
-        raise SystemExit(f"It failed by itself at moment {moment}.")
-    return os.WIFEXITED(status)
+def archive_and_die(folder: Path, moment: int) -> bool:
+    """Whether archiving got to the end."""
+
+    def work() -> None:
+        arm(moment)
+        archive_run(folder / "runs" / "one", folder / "store")
+
+    return finishes(work, f"archiving, to be killed at moment {moment},")
 
 
 def problems(folder: Path, hashes: dict[int, str]) -> list[str]:
@@ -93,7 +82,7 @@ def main(folder: Path, every: int) -> None:
     for moment in count(0, every):
         here = folder / "work"
         shutil.copytree(folder / "start", here)
-        finished = keep_and_die(here, moment)
+        finished = archive_and_die(here, moment)
         result += [f"moment {moment}: {problem}" for problem in problems(here, hashes)]
         shutil.rmtree(here)
         if finished:
