@@ -29,7 +29,7 @@ from report import Bar, report
 
 from regatta.store.archive.budgets import by_access, by_factor
 from regatta.store.archive.planner import plan
-from regatta.store.archive.storage_graph import Edge, Floats, StorageGraph
+from regatta.store.archive.storage_graph import Floats, StorageEdge, StorageGraph
 
 CONVOLUTIONS = (1728, 36864, 73728, 147456, 294912, 589824, 589824, 1179648, *[2359296] * 5)
 DENSE = (25088 * 768, 768 * 2048, 2048 * 100)  # 36 million weights in all, as many as the paper's repository has
@@ -64,7 +64,7 @@ def repository(costs: Costs, versions: int, snapshots: int, matrices: int, seed:
     """Each version is tuned from one of the eight before it; deltas get smaller as training settles."""
     random = np.random.default_rng(seed)
     sizes = [4.0 * count for count in (*CONVOLUTIONS, *DENSE)[-matrices:]]
-    edges: list[Edge] = []
+    edges: list[StorageEdge] = []
     groups: dict[str, list[tuple[int, int, int]]] = {}
     reads: dict[str, float] = {}
     for version in range(versions):
@@ -87,11 +87,11 @@ def _edges(
     snapshots: int,
     parent: int | None,
     size: float,
-) -> Iterator[Edge]:
+) -> Iterator[StorageEdge]:
     version, step, matrix = node
     spread = 1 + 0.01 * random.standard_normal()
     for share, speed in costs.whole:
-        yield Edge(None, node, size * share * spread, size / speed)
+        yield StorageEdge(None, node, size * share * spread, size / speed)
     bases: list[tuple[tuple[int, int, int], float]] = []
     if step:
         bases.append(((version, step - 1, matrix), 0.56 + 0.16 * (1 - step / snapshots) + 0.06 * random.random()))
@@ -99,8 +99,8 @@ def _edges(
         bases.append(((parent, snapshots - 1, matrix), (0.60 if step == 0 else 0.68) + 0.15 * random.random()))
     for base, delta in bases:
         for share, speed in costs.delta:
-            yield Edge(base, node, size * delta * share, size / speed)
-            yield Edge(node, base, size * delta * share, size / speed)
+            yield StorageEdge(base, node, size * delta * share, size / speed)
+            yield StorageEdge(node, base, size * delta * share, size / speed)
 
 
 def main() -> None:

@@ -22,12 +22,12 @@ from regatta.paths import runs_folder, store_exists, store_folder
 from regatta.repo.catalog.records import SnapshotRecord, Version
 from regatta.repo.repo import PREFIX, Repo
 from regatta.repo.snapshots import weights_of
-from regatta.store.archive.archive import Report
+from regatta.store.archive.archive import ArchiveReport
 from regatta.store.archive.archive import archive as archive_store
 from regatta.store.archive.candidates import lineage
 from regatta.store.format.dtypes import floats_of
 from regatta.store.format.encodings import ENCODINGS, Encoding, by_name
-from regatta.store.format.tensor_id import Tensor, as_tensor
+from regatta.store.format.tensor_id import RawTensor, as_tensor
 from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import series_bases, series_of, store_states
 from regatta.store.store import ParameterStore
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 TRIAL = 2**31  # bytes of files that are tried out in a dry run
-__all__ = ["ArchiveResult", "LossyChange", "Report", "archive", "bases", "lossy_schemes"]
+__all__ = ["ArchiveReport", "ArchiveResult", "LossyChange", "archive", "bases", "lossy_schemes"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class ArchiveResult:
     state_bytes: int
     live: tuple[str, ...]
     lessened: tuple[LossyChange, ...]
-    report: Report | None
-    trial: Report | None = None
+    report: ArchiveReport | None
+    trial: ArchiveReport | None = None
 
 
 def lossy_schemes() -> list[str]:
@@ -129,7 +129,7 @@ def _keep_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
     return count, size, tuple(live)
 
 
-def _trial(repo: Repo, options: Mapping[str, Any]) -> Report:
+def _trial(repo: Repo, options: Mapping[str, Any]) -> ArchiveReport:
     """Plan what is still files in a store that goes away again: nothing of the repository is touched."""
     with tempfile.TemporaryDirectory(prefix="regatta-archive-") as folder, ParameterStore.open(folder) as store:
         for run in _past_runs(repo):
@@ -191,11 +191,11 @@ def _replace(repo: Repo, version: Version, old: Iterable[SnapshotRecord], new: S
             repo.store.release(name)
 
 
-def _is_float(tensor: Tensor) -> bool:
+def _is_float(tensor: RawTensor) -> bool:
     return tensor.dtype.kind == "float" and bool(tensor.words.size)
 
 
-def _largest_change(before: Tensor, after: Tensor) -> float:
+def _largest_change(before: RawTensor, after: RawTensor) -> float:
     one, other = (floats_of(each.words, each.dtype).astype(np.float64) for each in (before, after))
     with np.errstate(invalid="ignore"):
         return float(np.nanmax(np.abs(one - other), initial=0.0))

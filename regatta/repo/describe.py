@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from regatta.repo.repo import Repo
-    from regatta.store.slices import Partial
+    from regatta.store.slices import PartialTensor
 
 MAPS, EDGE, STRIP = 8, 32, 256  # channels of an activation, their greatest length, and that of one without channels
 
@@ -171,12 +171,12 @@ def _activation(layer: str, value: NDArray[Any]) -> Activation:
     )  # fmt: skip
 
 
-def _whole(value: NDArray[Any]) -> Partial:
+def _whole(value: NDArray[Any]) -> PartialTensor:
     from regatta.store.format.tensor_id import as_tensor
-    from regatta.store.slices import Partial
+    from regatta.store.slices import PartialTensor
 
     tensor = as_tensor("activation", value)
-    return Partial(tensor.dtype, tensor.shape, tensor.dtype.planes, tensor.words)
+    return PartialTensor(tensor.dtype, tensor.shape, tensor.dtype.planes, tensor.words)
 
 
 def _maps(value: NDArray[Any]) -> list[NDArray[np.float32]]:

@@ -19,7 +19,7 @@ from regatta.store.maintenance import fsck as store_fsck
 from regatta.store.store import GRACE
 
 if TYPE_CHECKING:
-    from regatta.store.maintenance.gc import Collected as StoreGcReport
+    from regatta.store.maintenance.gc import StoreGcResult
 
 
 _LOST = "The catalog has never had a version, but the store has weights of {} snapshots of versions: it is not theirs."
@@ -31,7 +31,7 @@ class RepoFsckReport:
 
     versions: int
     files: int
-    store: store_fsck.Findings
+    store: store_fsck.StoreFsckResult
     problems: tuple[str, ...] = ()
     leftovers: int = 0
 
@@ -47,7 +47,7 @@ class Collected:
     files: int
     file_bytes: int
     names: int
-    store: StoreGcReport
+    store: StoreGcResult
 
     @property
     def bytes(self) -> int:

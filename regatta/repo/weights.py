@@ -16,10 +16,10 @@ import numpy as np
 
 from regatta.errors import CorruptError, DataError, NotFoundError, UsageError, nearest
 from regatta.store.format.dtypes import dtype_named
-from regatta.store.format.manifest import Manifest, Member
+from regatta.store.format.manifest import Manifest, ManifestEntry
 from regatta.store.format.planes import leading
-from regatta.store.format.tensor_id import Tensor, as_tensor, word_count
-from regatta.store.slices import Partial
+from regatta.store.format.tensor_id import RawTensor, as_tensor, word_count
+from regatta.store.slices import PartialTensor
 from regatta.store.snapshot import write_safetensors
 from regatta.store.states.state_archive import (
     header_names,
@@ -41,7 +41,7 @@ class NewSnapshotWeights:
     """A snapshot as it was handed over, made ready for the store."""
 
     epoch: int | None
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, RawTensor]
     metadata: Mapping[str, str]
 
     @property
@@ -128,7 +128,10 @@ class Weights(Mapping[str, Any]):
     """
 
     def __init__(
-        self, members: Mapping[str, Member], read: Callable[[Sequence[str], int | None], dict[str, Any]], place: str
+        self,
+        members: Mapping[str, ManifestEntry],
+        read: Callable[[Sequence[str], int | None], dict[str, Any]],
+        place: str,
     ) -> None:
         self.members, self.place, self._read = dict(sorted(members.items())), place, read
 
@@ -192,7 +195,9 @@ def state_file_weights(path: Path) -> Weights:
     """The weights in the file of a state."""
     header, tensors = parse_tensors(mapped(path), str(path))
     names = header_names(header, tensors, str(path))
-    members = {name: Member("", tensors[source].dtype.name, tensors[source].shape) for name, source in names.items()}
+    members = {
+        name: ManifestEntry("", tensors[source].dtype.name, tensors[source].shape) for name, source in names.items()
+    }
 
     def read(wanted: Sequence[str], planes: int | None) -> dict[str, Any]:
         return {name: _value(tensors[names[name]], planes) for name in wanted}
@@ -200,7 +205,7 @@ def state_file_weights(path: Path) -> Weights:
     return Weights(members, read, os.path.basename(path))
 
 
-def _value(tensor: Tensor, planes: int | None) -> Any:
+def _value(tensor: RawTensor, planes: int | None) -> Any:
     if planes is None:
         return tensor.value()
     if planes < 1:
@@ -209,9 +214,9 @@ def _value(tensor: Tensor, planes: int | None) -> Any:
     words = leading(tensor.words, planes, dtype).reshape(
         tensor.shape if dtype.lanes == 1 else (*tensor.shape, dtype.lanes)
     )
-    return Partial(dtype, tensor.shape, min(planes, dtype.planes), words)
+    return PartialTensor(dtype, tensor.shape, min(planes, dtype.planes), words)
 
 
-def _size(member: Member) -> int:
+def _size(member: ManifestEntry) -> int:
     dtype = dtype_named(member.dtype)
     return word_count(dtype, member.shape) * dtype.width_bytes

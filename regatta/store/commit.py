@@ -16,9 +16,9 @@ from regatta.store.folder import Packing
 from regatta.store.format.encodings import Encoding, by_name
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.pack_file import ManifestRecord
-from regatta.store.format.tensor_id import Tensor
+from regatta.store.format.tensor_id import RawTensor
 from regatta.store.index import LOCAL
-from regatta.store.writer import Encoded, write_manifest
+from regatta.store.writer import EncodedTensor, write_manifest
 
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
@@ -37,11 +37,11 @@ class NewSnapshot:
 
 
 @dataclass(frozen=True)
-class Draft:
+class SnapshotDraft:
     """The same, made ready; `contents` has its tensors by id, those of a lossy scheme already encoded."""
 
     manifest: Manifest
-    contents: Mapping[str, tuple[Tensor, Encoded | None]]
+    contents: Mapping[str, tuple[RawTensor, EncodedTensor | None]]
     reference: str | None
 
     @cached_property
@@ -50,15 +50,15 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Commit:
+class SnapshotCommit:
     """Snapshots that are stored together: all of them count at the same moment, or none."""
 
     store: ParameterStore
-    drafts: Sequence[Draft]
+    drafts: Sequence[SnapshotDraft]
     encoding: Encoding
 
     @cached_property
-    def contents(self) -> dict[str, tuple[Tensor, Encoded | None]]:
+    def contents(self) -> dict[str, tuple[RawTensor, EncodedTensor | None]]:
         return {tensor: content for draft in self.drafts for tensor, content in draft.contents.items()}
 
     def run(self) -> list[str]:
@@ -72,7 +72,7 @@ class Commit:
             "Other processes keep deleting what this snapshot shares with others.", place=str(self.store.path)
         )
 
-    def _missing(self, packing: Packing) -> tuple[list[str], list[Draft]]:
+    def _missing(self, packing: Packing) -> tuple[list[str], list[SnapshotDraft]]:
         """The tensors that neither the store nor a new pack has, and the drafts of which that is so of the manifest."""
         index, segments, manifests = self.store.index, packing.segments(), packing.manifests()
         tensors = [tensor for tensor in index.missing(self.contents) if tensor not in segments]
@@ -87,7 +87,7 @@ class Commit:
             write_manifest(packing, draft.manifest)
         packing.seal()
 
-    def _encoded(self, name: str) -> Encoded:
+    def _encoded(self, name: str) -> EncodedTensor:
         tensor, encoded = self.contents[name]
         if encoded is not None:
             return encoded
@@ -112,7 +112,9 @@ class Commit:
             index.retire_packs(now)
         return True
 
-    def _publish_draft(self, draft: Draft, manifests: Mapping[str, tuple[ManifestRecord, str]], now: float) -> None:
+    def _publish_draft(
+        self, draft: SnapshotDraft, manifests: Mapping[str, tuple[ManifestRecord, str]], now: float
+    ) -> None:
         index = self.store.index
         if index.has_snapshot(draft.id):
             index.renew_snapshot(draft.id, now)

@@ -26,7 +26,7 @@ LOCAL, REMOTE = 1, 2  # where a pack is; both may hold
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedSegment:
     """A segment, the pack that holds it, and where that pack is."""
 
     segment: Segment
@@ -35,13 +35,13 @@ class Located:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """How a tensor is stored: its segments in the order of their streams."""
 
     tensor: str
     encoding: int
     base: str | None
-    segments: tuple[Located, ...]
+    segments: tuple[LocatedSegment, ...]
 
     @property
     def dtype(self) -> DType:
@@ -98,7 +98,7 @@ class Index(Database):
         bounds = (bytes.fromhex(prefix.ljust(64, digit)) for digit in "0f")
         return [row[0].hex() for row in self._all(query, *bounds)]
 
-    def stored(self, tensor: str, even_lost: bool = False) -> Stored:
+    def stored(self, tensor: str, even_lost: bool = False) -> StoredTensor:
         """How a tensor is stored."""
         rows = self._all("SELECT encoding, base, lost FROM tensors WHERE tensor = ?", bytes.fromhex(tensor))
         if not rows:
@@ -110,9 +110,9 @@ class Index(Database):
                 place=str(self.path.parent),
                 hint="Store it again, or give the store a remote that has it and run fsck with repair.",
             )
-        return Stored(tensor, encoding, base.hex() if base is not None else None, self._segments(tensor))
+        return StoredTensor(tensor, encoding, base.hex() if base is not None else None, self._segments(tensor))
 
-    def all_stored(self) -> Iterator[Stored]:
+    def all_stored(self) -> Iterator[StoredTensor]:
         """How every tensor is stored that is not lost, in the order of their ids."""
         rows = self._all(
             "SELECT tensor, encoding, base, record, pack, place FROM tensors JOIN segments USING (tensor) "
@@ -121,9 +121,9 @@ class Index(Database):
         for tensor, parts in groupby(rows, key=lambda row: row[0].hex()):
             found = list(parts)
             base = found[0][2].hex() if found[0][2] is not None else None
-            yield Stored(tensor, found[0][1], base, self._located(tensor, [row[3:] for row in found]))
+            yield StoredTensor(tensor, found[0][1], base, self._located(tensor, [row[3:] for row in found]))
 
-    def chain(self, tensor: str) -> list[Stored]:
+    def chain(self, tensor: str) -> list[StoredTensor]:
         """A tensor, its base, the base's base and so on, down to one that needs none."""
         found = [self.stored(tensor)]
         while (base := found[-1].base) is not None:
@@ -169,14 +169,14 @@ class Index(Database):
         rows = self._all("SELECT pack, bytes, place, retired FROM packs")
         return {pack.hex(): (size, place, retired) for pack, size, place, retired in rows}
 
-    def contents(self, pack: str) -> tuple[list[Located], list[tuple[ManifestRecord, int]]]:
+    def contents(self, pack: str) -> tuple[list[LocatedSegment], list[tuple[ManifestRecord, int]]]:
         """What is needed of a pack: segments, and manifests with the place of the pack."""
         key, place = bytes.fromhex(pack), self.packs()[pack][1]
         tensors = self._all("SELECT record FROM segments WHERE pack = ?", key)
         snapshots = self._all("SELECT record FROM snapshots WHERE pack = ?", key)
         records = [parse_record(row[0], str(self.path)) for row in tensors + snapshots]
         return (
-            [Located(record, pack, place) for record in records if isinstance(record, Segment)],
+            [LocatedSegment(record, pack, place) for record in records if isinstance(record, Segment)],
             [(record, place) for record in records if isinstance(record, ManifestRecord)],
         )
 
@@ -296,17 +296,17 @@ class Index(Database):
         self._run(f"UPDATE packs SET retired = ? WHERE retired IS NULL AND NOT {needed}", now)
         self._run(f"UPDATE packs SET retired = NULL WHERE retired IS NOT NULL AND {needed}")
 
-    def _segments(self, tensor: str) -> tuple[Located, ...]:
+    def _segments(self, tensor: str) -> tuple[LocatedSegment, ...]:
         query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"
         return self._located(tensor, self._all(query, bytes.fromhex(tensor)))
 
-    def _located(self, tensor: str, rows: Iterable[tuple[Any, ...]]) -> tuple[Located, ...]:
+    def _located(self, tensor: str, rows: Iterable[tuple[Any, ...]]) -> tuple[LocatedSegment, ...]:
         found = []
         for record, pack, place in rows:
             segment = parse_record(record, str(self.path))
             if not isinstance(segment, Segment) or segment.tensor != tensor:
                 raise CorruptError(f"A record of tensor {tensor} is another's.", place=str(self.path))
-            found.append(Located(segment, pack.hex(), place))
+            found.append(LocatedSegment(segment, pack.hex(), place))
         if not found:
             raise CorruptError(f"The tensor {tensor} is listed, but no pack holds it.", place=str(self.path))
         return tuple(found)

@@ -21,7 +21,7 @@ from regatta.errors import CorruptError, RegattaError
 from regatta.store.format.dtypes import DType, Words
 from regatta.store.format.encodings import CHUNK, ENCODINGS, Encoding
 from regatta.store.format.tensor_id import word_count
-from regatta.store.index import LOCAL, Located, Stored
+from regatta.store.index import LOCAL, LocatedSegment, StoredTensor
 
 Range: TypeAlias = tuple[int, int]  # offset and length
 Key: TypeAlias = tuple[str, int, int | None]
@@ -29,23 +29,23 @@ _WORTH_THREADS = CHUNK // 4  # fewer words are decoded before another thread is 
 _MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Where the bytes of packs come from."""
 
-    def fetch(self, located: Located, ranges: Sequence[Range]) -> Sequence[memoryview]:
+    def fetch(self, located: LocatedSegment, ranges: Sequence[Range]) -> Sequence[memoryview]:
         """Ranges of the segment's pack, each whole or not at all."""
         ...
 
-    def where(self, located: Located) -> str:
+    def where(self, located: LocatedSegment) -> str:
         """The place to name in an error."""
         ...
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadRequest:
     """Words `start` to `stop` of the tensor at the head of a chain, all their planes or the leading ones."""
 
-    chain: Sequence[Stored]
+    chain: Sequence[StoredTensor]
     start: int
     stop: int
     planes: int | None = None
@@ -81,18 +81,18 @@ class ChunkCache:
             self.bytes = 0
 
 
-class Reader:
+class TensorReader:
     """Reads words through a source, over the threads of a pool where there is one."""
 
-    def __init__(self, source: Source, pool: Executor | None, cache: ChunkCache) -> None:
+    def __init__(self, source: ByteSource, pool: Executor | None, cache: ChunkCache) -> None:
         self.source = source
         self.cache = cache
         self._map: Callable[..., Any] = map if pool is None else pool.map
 
-    def read(self, requests: Sequence[Request]) -> list[Words]:
+    def read(self, requests: Sequence[ReadRequest]) -> list[Words]:
         """The words of each request, in arrays of their own."""
         fetch = self._map if any(_is_elsewhere(request) for request in requests) else map
-        prepared = list(fetch(lambda request: _Reading(request, self.source, self.cache), requests))
+        prepared = list(fetch(lambda request: _PendingRead(request, self.source, self.cache), requests))
         tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
         several = len(tasks) > 1 and sum(request.stop - request.start for request in requests) >= _WORTH_THREADS
         run = self._map if several else map
@@ -101,15 +101,15 @@ class Reader:
         return [reading.words for reading in prepared]
 
 
-def _is_elsewhere(request: Request) -> bool:
+def _is_elsewhere(request: ReadRequest) -> bool:
     """Whether preparing it means to wait for a remote."""
     return any(not part.place & LOCAL for stored in request.chain for part in stored.segments)
 
 
-class _Reading:
+class _PendingRead:
     """One request under way."""
 
-    def __init__(self, request: Request, source: Source, cache: ChunkCache) -> None:
+    def __init__(self, request: ReadRequest, source: ByteSource, cache: ChunkCache) -> None:
         self.start, self.stop = request.start, request.stop
         head = request.chain[0]
         self.dtype, self.total = head.dtype, word_count(head.dtype, head.shape)
@@ -138,16 +138,16 @@ class _Reading:
             raise ValueError("A chain without layers holds nothing.")
         room[:] = words[low - at : high - at]
 
-    def _prepare(self, request: Request, source: Source) -> list[_Layer]:
+    def _prepare(self, request: ReadRequest, source: ByteSource) -> list[_ChainLink]:
         """The layers from the head down to the first whose chunks are all in the cache."""
-        layers: list[_Layer] = []
+        layers: list[_ChainLink] = []
         planes = None if request.planes is None or request.planes >= self.dtype.planes else request.planes
         for stored in request.chain if self.chunks else ():
             encoding = check_stored(stored, request.chain[0])
             planes = planes if encoding.progressive else None
             if layers and self._take_cached(stored.tensor, planes):
                 break
-            layers.append(_Layer(stored, encoding, planes, self.chunks, source))
+            layers.append(_ChainLink(stored, encoding, planes, self.chunks, source))
         return layers
 
     def _take_cached(self, tensor: str, planes: int | None) -> bool:
@@ -159,19 +159,21 @@ class _Reading:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _StreamColumn:
     """One stream over the chunks that are read."""
 
     view: memoryview
     ends: list[int]
     checks: list[int]
-    located: Located
+    located: LocatedSegment
 
 
-class _Layer:
+class _ChainLink:
     """One tensor of a chain: the bytes of its streams, and how they are decoded."""
 
-    def __init__(self, stored: Stored, encoding: Encoding, planes: int | None, chunks: range, source: Source) -> None:
+    def __init__(
+        self, stored: StoredTensor, encoding: Encoding, planes: int | None, chunks: range, source: ByteSource
+    ) -> None:
         self.stored, self.encoding, self.planes, self.source = stored, encoding, planes, source
         self.first_chunk = chunks.start
         wanted = encoding.streams(stored.dtype) if planes is None else planes
@@ -187,7 +189,7 @@ class _Layer:
         except CorruptError as error:
             raise self._broken(f"chunk {chunk}: {error.message.rstrip('.')}", self.columns[0].located) from error
 
-    def _columns(self, located: Located, wanted: int, chunks: range) -> list[_Column]:
+    def _columns(self, located: LocatedSegment, wanted: int, chunks: range) -> list[_StreamColumn]:
         segment = located.segment
         numbers = range(segment.first, min(segment.first + segment.count, wanted))
         if not numbers:
@@ -202,9 +204,9 @@ class _Layer:
             checks = segment.table["check"].reshape(segment.count, segment.chunks)[row, chunks.start : chunks.stop]
             tables.append((np.cumsum(lengths[row, chunks.start : chunks.stop]).tolist(), checks.tolist()))
         views = self.source.fetch(located, ranges)
-        return [_Column(view, *table, located) for view, table in zip(views, tables, strict=True)]
+        return [_StreamColumn(view, *table, located) for view, table in zip(views, tables, strict=True)]
 
-    def _stream(self, column: _Column, row: int) -> memoryview:
+    def _stream(self, column: _StreamColumn, row: int) -> memoryview:
         stream = column.view[column.ends[row - 1] if row else 0 : column.ends[row]]
         if xxh3_64_intdigest(stream) != column.checks[row]:
             raise self._broken(
@@ -212,7 +214,7 @@ class _Layer:
             )
         return stream
 
-    def _broken(self, what: str, located: Located) -> CorruptError:
+    def _broken(self, what: str, located: LocatedSegment) -> CorruptError:
         return CorruptError(
             f"Tensor {self.stored.tensor}, {what}.",
             place=self.source.where(located),
@@ -220,7 +222,7 @@ class _Layer:
         )
 
 
-def check_stored(stored: Stored, head: Stored) -> Encoding:
+def check_stored(stored: StoredTensor, head: StoredTensor) -> Encoding:
     """The encoding of a tensor in the chain of `head`, when its records fit together and fit the head's."""
     encoding, name = ENCODINGS.get(stored.encoding), f"Tensor {stored.tensor}"
     if encoding is None:

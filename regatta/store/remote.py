@@ -23,7 +23,7 @@ from regatta.paths import PACK_SUFFIX, PACKS
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.pack_file import Record, read_records
 from regatta.store.format.tensor_id import is_id
-from regatta.store.index import LOCAL, Located
+from regatta.store.index import LOCAL, LocatedSegment
 from regatta.store.reader import Range
 
 BLOCK = 2**23
@@ -134,10 +134,10 @@ class PackSource:
         self.bytes_read = {"local": 0, "remote": 0}
         self._lock = threading.Lock()
 
-    def fetch(self, located: Located, ranges: Sequence[Range]) -> list[memoryview]:
+    def fetch(self, located: LocatedSegment, ranges: Sequence[Range]) -> list[memoryview]:
         return self.read(located.pack, located.place, ranges)
 
-    def where(self, located: Located) -> str:
+    def where(self, located: LocatedSegment) -> str:
         if located.place & LOCAL or self.remote is None:
             return str(self.folder.path(located.pack))
         return self.remote.where(located.pack)

@@ -14,11 +14,11 @@ from regatta.store.format.dtypes import DType, Words, array_from
 from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.planes import bounds
 from regatta.store.format.tensor_id import Bits
-from regatta.store.index import Stored
+from regatta.store.index import StoredTensor
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialTensor:
     """A tensor of which the leading planes were read: `planes` of them are known, all where they cannot be had apart.
 
     `words` are its bits, those of unknown planes zero; complex numbers have an axis more, of their two parts.
@@ -41,14 +41,14 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class Window:
+class SliceWindow:
     """The elements `span` of a tensor, which have that shape, and the index that picks what was asked for of them."""
 
     span: tuple[int, int]
     shape: tuple[int, ...]
     index: tuple[int | slice, ...]
 
-    def value(self, words: Words, stored: Stored, planes: int | None) -> Any:
+    def value(self, words: Words, stored: StoredTensor, planes: int | None) -> Any:
         """What was asked for, out of the words of the window."""
         dtype = stored.dtype
         if planes is not None:
@@ -56,12 +56,12 @@ class Window:
             apart = np.asarray(apart[self.index])
             known = min(planes, dtype.planes) if ENCODINGS[stored.encoding].progressive else dtype.planes
             shape = apart.shape if dtype.lanes == 1 else apart.shape[:-1]
-            return Partial(dtype, shape, known, apart)
+            return PartialTensor(dtype, shape, known, apart)
         picked = np.asarray(array_from(words, dtype, self.shape)[self.index])
         return picked if dtype.numpy is not None else Bits(dtype.name, picked.shape, picked)
 
 
-def narrow(shape: tuple[int, ...], index: Any) -> Window:
+def narrow(shape: tuple[int, ...], index: Any) -> SliceWindow:
     """The window of an index, which is one of NumPy's basic ones: integers, slices and at most one Ellipsis."""
     picks = () if index is None else index if isinstance(index, tuple) else (index,)
     picks = _without_ellipsis(shape, picks)
@@ -73,7 +73,7 @@ def narrow(shape: tuple[int, ...], index: Any) -> Window:
         start, inner, rest = _narrow(shape, picks)
     except (IndexError, TypeError, ValueError) as error:
         raise UsageError(f"The index {index!r} does not fit the shape {list(shape)}: {error}.") from error
-    return Window((start, start + math.prod(inner)), inner, rest)
+    return SliceWindow((start, start + math.prod(inner)), inner, rest)
 
 
 def _without_ellipsis(shape: tuple[int, ...], picks: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from regatta.safetensors_io import METADATA, encode_header, tensor_entry
 from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.tensor_id import as_tensor, word_count
-from regatta.store.slices import Partial
+from regatta.store.slices import PartialTensor
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +47,9 @@ class Snapshot(Mapping[str, Any]):
         """A slice of a tensor; the rest of it is not decoded."""
         return self._store.get(self.manifest.tensors[name].id, slices=index)
 
-    def partial(self, name: str, planes: int) -> Partial:
+    def partial(self, name: str, planes: int) -> PartialTensor:
         """The leading planes of a tensor."""
-        found: Partial = self._store.get(self.manifest.tensors[name].id, planes=planes)
+        found: PartialTensor = self._store.get(self.manifest.tensors[name].id, planes=planes)
         return found
 
     def to_torch(self) -> dict[str, torch.Tensor]:

@@ -26,35 +26,35 @@ import numpy as np
 
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
 from regatta.paths import INDEX, store_exists, writable_folder
-from regatta.store.commit import Commit, Draft, NewSnapshot
+from regatta.store.commit import NewSnapshot, SnapshotCommit, SnapshotDraft
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.dtypes import DType, Words
 from regatta.store.format.encodings import Encoding, by_name
 from regatta.store.format.manifest import (
     Manifest,
-    Member,
+    ManifestEntry,
     make_manifest,
     parse_manifest,
 )
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.format.tensor_id import (
-    Tensor,
+    RawTensor,
     as_tensor,
     check_name,
     word_count,
 )
-from regatta.store.index import Index, Stored
+from regatta.store.index import Index, StoredTensor
 from regatta.store.maintenance import (
     fsck,
     gc,
     rebuild_index,
     rewrite,
 )
-from regatta.store.reader import ChunkCache, Reader, Request
+from regatta.store.reader import ChunkCache, ReadRequest, TensorReader
 from regatta.store.remote import PackSource, Remote
 from regatta.store.slices import narrow
 from regatta.store.snapshot import Snapshot
-from regatta.store.writer import Encoded, Encoder, unpack_manifest
+from regatta.store.writer import EncodedTensor, TensorEncoder, unpack_manifest
 
 FAST = "zstd-planes"
 CACHE_BYTES = 2**28
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Entry:
+class StorageInfo:
     """How a tensor is stored now. `stored_bytes` are all of its streams, `remote_bytes` those that are only remote."""
 
     tensor: str
@@ -91,8 +91,8 @@ class ParameterStore:
         self.source = PackSource(self.folder, None)
         self._pool = ThreadPoolExecutor(threads, "store") if threads > 1 else None
         self._background = ThreadPoolExecutor(1, "store-put")
-        self.reader = Reader(self.source, self._pool, ChunkCache(cache_bytes))
-        self.encoder = Encoder(self._pool)
+        self.reader = TensorReader(self.source, self._pool, ChunkCache(cache_bytes))
+        self.encoder = TensorEncoder(self._pool)
 
     @classmethod
     def open(
@@ -120,7 +120,7 @@ class ParameterStore:
         return store
 
     @classmethod
-    def rebuild(cls, path: str | Path, *, remote: str | None = None) -> rebuild_index.Rebuilt:
+    def rebuild(cls, path: str | Path, *, remote: str | None = None) -> rebuild_index.RebuildResult:
         """Make a new index out of the packs, where the old one is lost or damaged; nobody may have the store open."""
         return rebuild_index.rebuild(Path(path), lambda: cls.open(path, remote=remote))
 
@@ -158,12 +158,12 @@ class ParameterStore:
         """
         plain = _encoding(encoding, lossy=False)
         lossy = _encoding(scheme, lossy=True) if scheme is not None else None
-        return Commit(self, [self._draft(NewSnapshot(tensors, metadata, reference), lossy)], plain).run()[0]
+        return SnapshotCommit(self, [self._draft(NewSnapshot(tensors, metadata, reference), lossy)], plain).run()[0]
 
     def put_all(self, snapshots: Iterable[NewSnapshot], *, encoding: str = FAST) -> list[str]:
         """Store several snapshots as `put` does one, in one pack and one transaction: all of them, or none."""
         plain, drafts = _encoding(encoding, lossy=False), [self._draft(snapshot, None) for snapshot in snapshots]
-        return Commit(self, drafts, plain).run() if drafts else []
+        return SnapshotCommit(self, drafts, plain).run() if drafts else []
 
     def put_async(self, tensors: Mapping[str, Any], **options: Any) -> Future[str]:
         """Store a snapshot in the background, as `put` does. The tensors are copied now and may change afterwards."""
@@ -197,8 +197,8 @@ class ParameterStore:
     def get(self, what: str, names: Iterable[str] | None = None, planes: int | None = None, slices: Any = None) -> Any:
         """A snapshot's tensors as a dict, all or some, or one tensor by its id.
 
-        Arrays, and Bits where NumPy lacks the type; with `planes`, Partial: the leading planes and the bounds that they
-        give. `slices` is an index as NumPy's basic ones, for a snapshot a dict of them by name.
+        Values are arrays, or Bits where NumPy lacks the type. With `planes` they are PartialTensors: the leading planes
+        and the bounds that these give. `slices` is one of NumPy's basic indices; for a snapshot, a dict of them by name.
         """
         if self.index.with_prefix(_hex(what), "snapshots"):
             return self._get_snapshot(what, names, planes, slices or {})
@@ -219,16 +219,16 @@ class ParameterStore:
                 chain = self.index.chain(self.resolve(tensor, "tensors"))
             total = word_count(chain[0].dtype, chain[0].shape)
             low, high, _ = slice(start, stop).indices(total)
-            return self.reader.read([Request(chain, low, max(low, high))])[0]
+            return self.reader.read([ReadRequest(chain, low, max(low, high))])[0]
 
         return self._retrying(read)
 
-    def entry(self, tensor: str) -> Entry:
+    def entry(self, tensor: str) -> StorageInfo:
         """How a tensor is stored now."""
         with self.index.reading():
             return _entry(self.index.stored(self.resolve(tensor, "tensors")))
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[StorageInfo]:
         """How every tensor is stored that can be read."""
         return map(_entry, self.index.all_stored())
 
@@ -279,11 +279,11 @@ class ParameterStore:
             with self.index.transaction():
                 self.index.set_lease(name, (), 0.0)
 
-    def gc(self, *, grace: float = GRACE, wait: bool = True) -> gc.Collected:
+    def gc(self, *, grace: float = GRACE, wait: bool = True) -> gc.StoreGcResult:
         """Delete what no name, lease or delta needs, once it is older than `grace` seconds."""
         return gc.collect(self, grace, wait)
 
-    def fsck(self, depth: fsck.Depth = "structure", *, repair: bool = False, wait: bool = True) -> fsck.Findings:
+    def fsck(self, depth: fsck.Depth = "structure", *, repair: bool = False, wait: bool = True) -> fsck.StoreFsckResult:
         """Check the store: its "structure", all "checksums", or "deep": every tensor recreated and its id compared."""
         return fsck.check(self, depth, repair, wait)
 
@@ -320,30 +320,30 @@ class ParameterStore:
 
     # How it is done
 
-    def _draft(self, snapshot: NewSnapshot, scheme: Encoding | None) -> Draft:
+    def _draft(self, snapshot: NewSnapshot, scheme: Encoding | None) -> SnapshotDraft:
         named = {check_name(name, "tensor"): as_tensor(name, value) for name, value in snapshot.tensors.items()}
         if snapshot.reference is not None:
             check_name(snapshot.reference, "reference")
         made = self._members(named, scheme)
         manifest = make_manifest({name: member for name, (member, _, _) in made.items()}, snapshot.metadata)
         contents = {member.id: (tensor, encoded) for member, tensor, encoded in made.values()}
-        return Draft(manifest, contents, snapshot.reference)
+        return SnapshotDraft(manifest, contents, snapshot.reference)
 
     def _members(
-        self, named: Mapping[str, Tensor], scheme: Encoding | None
-    ) -> dict[str, tuple[Member, Tensor, Encoded | None]]:
-        made: dict[str, tuple[Member, Tensor, Encoded | None]] = {}
+        self, named: Mapping[str, RawTensor], scheme: Encoding | None
+    ) -> dict[str, tuple[ManifestEntry, RawTensor, EncodedTensor | None]]:
+        made: dict[str, tuple[ManifestEntry, RawTensor, EncodedTensor | None]] = {}
         for name, tensor in named.items():
             kept, encoded = tensor, None
             if scheme is not None and tensor.dtype.kind == "float" and tensor.words.size:
                 kept, encoded = self._lessened(name, tensor, scheme)
-            member = Member(kept.id, tensor.dtype.name, tensor.shape)
+            member = ManifestEntry(kept.id, tensor.dtype.name, tensor.shape)
             if scheme is not None and kept is not tensor and tensor.id != member.id:
                 member = replace(member, scheme=scheme.name, original=tensor.id)
             made[name] = member, kept, encoded
         return made
 
-    def _lessened(self, name: str, tensor: Tensor, scheme: Encoding) -> tuple[Tensor, Encoded]:
+    def _lessened(self, name: str, tensor: RawTensor, scheme: Encoding) -> tuple[RawTensor, EncodedTensor]:
         try:
             return self.encoder.lossy(tensor, scheme)
         except UsageError as error:
@@ -367,7 +367,7 @@ class ParameterStore:
         requests = []
         for name, chain in chains.items():
             start, stop = (lanes_at * chain[0].dtype.lanes for lanes_at in windows[name].span)
-            requests.append(Request(chain, start, stop, planes))
+            requests.append(ReadRequest(chain, start, stop, planes))
         words = dict(zip(tensors, self.reader.read(requests), strict=True))
         return {name: windows[name].value(words[name], chains[name][0], planes) for name in tensors}
 
@@ -398,8 +398,8 @@ def _encoding(name: str, lossy: bool) -> Encoding:
     return found
 
 
-def _entry(stored: Stored) -> Entry:
-    return Entry(
+def _entry(stored: StoredTensor) -> StorageInfo:
+    return StorageInfo(
         stored.tensor,
         stored.dtype,
         stored.shape,
@@ -410,8 +410,8 @@ def _entry(stored: Stored) -> Entry:
     )
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return Tensor(tensor.dtype, tensor.shape, np.array(tensor.words))
+def _copy(tensor: RawTensor) -> RawTensor:
+    return RawTensor(tensor.dtype, tensor.shape, np.array(tensor.words))
 
 
 def _hex(prefix: str) -> str:

@@ -16,11 +16,11 @@ from regatta.store.format.dtypes import DType, Words
 from regatta.store.format.encodings import CHUNK, Encoding
 from regatta.store.format.manifest import MAX_MANIFEST, Manifest
 from regatta.store.format.pack_file import Segment, manifest_record, stream_table
-from regatta.store.format.tensor_id import Tensor
+from regatta.store.format.tensor_id import RawTensor
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedTensor:
     """A tensor's streams, each a list of its chunks."""
 
     segment: Segment
@@ -30,7 +30,7 @@ class Encoded:
         packing.add(self.segment, (chunk for stream in self.streams for chunk in stream))
 
 
-class Encoder:
+class TensorEncoder:
     """Encodes tensors, over the threads of a pool where there is one."""
 
     def __init__(self, pool: Executor | None) -> None:
@@ -38,12 +38,12 @@ class Encoder:
 
     def encode(
         self,
-        tensor: Tensor,
+        tensor: RawTensor,
         name: str,
         encoding: Encoding,
         base: tuple[str, Words] | None = None,
         verify: bool = False,
-    ) -> Encoded:
+    ) -> EncodedTensor:
         """The streams of the tensor of that id; `verify` decodes each chunk again and refuses what is not the same."""
 
         def encode_at(at: int) -> list[bytes]:
@@ -56,9 +56,9 @@ class Encoder:
         starts = range(0, len(tensor.words), CHUNK)
         chunks = list((self._map if len(starts) > 1 else map)(encode_at, starts))
         streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
-        return Encoded(_segment(tensor, name, encoding, base, streams), streams)
+        return EncodedTensor(_segment(tensor, name, encoding, base, streams), streams)
 
-    def lossy(self, tensor: Tensor, encoding: Encoding) -> tuple[Tensor, Encoded]:
+    def lossy(self, tensor: RawTensor, encoding: Encoding) -> tuple[RawTensor, EncodedTensor]:
         """What a lossy scheme leaves of a tensor, and the streams of that."""
         pieces = [tensor.words[at : at + CHUNK] for at in range(0, len(tensor.words), CHUNK)]
         chunks = list(self._map(lambda words: encoding.encode(words, tensor.dtype, None), pieces))
@@ -66,9 +66,9 @@ class Encoder:
             _decode(encoding, chunk, len(words), tensor.dtype, None)
             for chunk, words in zip(chunks, pieces, strict=True)
         ]
-        left = Tensor(tensor.dtype, tensor.shape, np.concatenate(kept) if kept else tensor.words)
+        left = RawTensor(tensor.dtype, tensor.shape, np.concatenate(kept) if kept else tensor.words)
         streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
-        return left, Encoded(_segment(left, left.id, encoding, None, streams), streams)
+        return left, EncodedTensor(_segment(left, left.id, encoding, None, streams), streams)
 
 
 def write_manifest(packing: Packing, manifest: Manifest) -> None:
@@ -89,7 +89,7 @@ def unpack_manifest(data: memoryview, snapshot: str, place: str) -> bytes:
 
 
 def _segment(
-    tensor: Tensor, name: str, encoding: Encoding, base: tuple[str, Words] | None, streams: Sequence[Sequence[bytes]]
+    tensor: RawTensor, name: str, encoding: Encoding, base: tuple[str, Words] | None, streams: Sequence[Sequence[bytes]]
 ) -> Segment:
     return Segment(
         tensor=name,

@@ -41,7 +41,7 @@ PAUSE = 0.02  # between a writer's snapshots: it must not outrun a check of all 
 
 
 @dataclass
-class Tally:
+class DrillCounts:
     """What a drill came to."""
 
     kills: int = 0
@@ -82,7 +82,7 @@ def snapshot_of(writer: int, number: int) -> dict[str, Any]:
     return {"start": weight, "weight": moved, "half": Bits("BF16", half.shape, half), "step": np.int64(number)}
 
 
-class Notes:
+class PromiseLog:
     """What a process was promised, a line each: written at once, it outlives the process."""
 
     def __init__(self, path: Path) -> None:
@@ -98,7 +98,7 @@ def read_notes(path: Path) -> list[list[str]]:
 
 def write(folder: Path, writer: int) -> None:
     """Store one snapshot after another, until killed."""
-    notes = Notes(folder / f"writer-{writer}")
+    notes = PromiseLog(folder / f"writer-{writer}")
     with ParameterStore.open(folder / "store", threads=1) as store:
         for number in count(time.time_ns()):  # so that no number is used twice, whoever was killed
             name = f"{writer}/{number}"
@@ -112,7 +112,7 @@ def write(folder: Path, writer: int) -> None:
 
 def maintain(folder: Path, seed: int) -> None:
     """Collect what is not needed and store the rest anew, until killed."""
-    notes, rng = Notes(folder / "archiver"), random.Random(seed)
+    notes, rng = PromiseLog(folder / "archiver"), random.Random(seed)
     with ParameterStore.open(folder / "store", threads=1) as store:
         while True:
             notes.add("collects")
@@ -125,14 +125,14 @@ def maintain(folder: Path, seed: int) -> None:
                 store.reencode(random_plan(store, rng))
 
 
-class Drill:
+class KillDrill:
     """Starts the processes, kills some, checks the store, starts them again."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.rng, self.tally = folder, random.Random(seed), Tally()
+        self.folder, self.rng, self.tally = folder, random.Random(seed), DrillCounts()
         self.running: dict[str, int] = {}
 
-    def run(self, rounds: int) -> Tally:
+    def run(self, rounds: int) -> DrillCounts:
         began = time.monotonic()
         measured_speeds()  # once, here: the archivers are copies of this process
         ParameterStore.open(self.folder / "store").close()
@@ -217,7 +217,7 @@ def _fork(task: Callable[[], None], errors: Path) -> int:
 
 
 def main(folder: str, rounds: str, seed: str, result: str) -> None:
-    tally = Drill(Path(folder), int(seed)).run(int(rounds))
+    tally = KillDrill(Path(folder), int(seed)).run(int(rounds))
     Path(result).write_text(json.dumps(asdict(tally)))
 
 

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from regatta.errors import NotFoundError, UsageError
 from regatta.store.format.dtypes import DTYPES, DType
-from regatta.store.format.manifest import Manifest, Member, make_manifest
-from regatta.store.format.tensor_id import Bits, Tensor, as_tensor
-from regatta.store.slices import Partial
+from regatta.store.format.manifest import Manifest, ManifestEntry, make_manifest
+from regatta.store.format.tensor_id import Bits, RawTensor, as_tensor
+from regatta.store.slices import PartialTensor
 
 played = settings(
     deadline=None,
@@ -50,13 +50,13 @@ class PlainStore:
     """Every snapshot as it was given, in memory."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, dict[str, Tensor]] = {}
+        self.kept: dict[str, dict[str, RawTensor]] = {}
         self.manifests: dict[str, Manifest] = {}
 
     def put(self, tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> str:
         made = {name: as_tensor(name, value) for name, value in tensors.items()}
-        made = {name: Tensor(t.dtype, t.shape, np.array(t.words)) for name, t in made.items()}
-        members = {name: Member(t.id, t.dtype.name, t.shape) for name, t in made.items()}
+        made = {name: RawTensor(t.dtype, t.shape, np.array(t.words)) for name, t in made.items()}
+        members = {name: ManifestEntry(t.id, t.dtype.name, t.shape) for name, t in made.items()}
         manifest = make_manifest(members, metadata)
         self.kept[manifest.id], self.manifests[manifest.id] = made, manifest
         return manifest.id
@@ -75,13 +75,13 @@ class PlainStore:
         wanted = kept if names is None else names
         return {name: self._value(kept[name], planes, picks.get(name)) for name in wanted}
 
-    def _value(self, tensor: Tensor, planes: int | None, index: Any) -> Any:
+    def _value(self, tensor: RawTensor, planes: int | None, index: Any) -> Any:
         lanes = () if tensor.dtype.lanes == 1 else (tensor.dtype.lanes,)
         words = np.array(tensor.words.reshape((*tensor.shape, *lanes))[index if index is not None else ()])
         shape = words.shape[: words.ndim - len(lanes)]
         if planes is not None:
-            return Partial(tensor.dtype, shape, tensor.dtype.planes, words)
-        return Tensor(tensor.dtype, shape, np.ascontiguousarray(words).reshape(-1)).value()
+            return PartialTensor(tensor.dtype, shape, tensor.dtype.planes, words)
+        return RawTensor(tensor.dtype, shape, np.ascontiguousarray(words).reshape(-1)).value()
 
 
 def bits_of(value: Any) -> tuple[str, tuple[int, ...], bytes]:

@@ -15,7 +15,7 @@ import pytest
 from regatta.cli.main import main
 from regatta.repo import Repo
 from regatta.repo.intake.staging import staged
-from regatta.testing.kills import Notes, read_notes
+from regatta.testing.kills import PromiseLog, read_notes
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def child(work: Callable[[], None]) -> int:
 
 
 def add_and_commit(here: Path, start: int) -> None:
-    notes = Notes(here / "notes")
+    notes = PromiseLog(here / "notes")
     for number in range(start, start + 10_000):
         (here / "weights.json").write_text(f'{{"number": {number}}}')
         assert main(["add", "weights.json"]) == 0

@@ -18,7 +18,7 @@ import pytest
 from crash_drill import run_drill
 
 from regatta.repo import Repo
-from regatta.testing.kills import Notes, read_notes, snapshot_of
+from regatta.testing.kills import PromiseLog, read_notes, snapshot_of
 from regatta.testing.store import bits_of
 
 HERE = Path(__file__).parent
@@ -80,7 +80,7 @@ def test_threads_share_a_repository_while_it_is_collected(memory: Path) -> None:
 
 
 def commit_until_killed(folder: Path, writer: int) -> None:
-    notes = Notes(folder / f"notes-{writer}")
+    notes = PromiseLog(folder / f"notes-{writer}")
     with Repo.at(folder / "repo") as repo:
         for number in count(time.time_ns()):
             files = {"number": str(number).encode()}

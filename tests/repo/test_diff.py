@@ -19,9 +19,9 @@ from regatta.repo.diff import ABSENT, Difference
 from regatta.repo.inspect import parameters
 from regatta.repo.inspect.parameters import compare_weights
 from regatta.repo.weights import Weights, _value
-from regatta.store.format.manifest import Member
+from regatta.store.format.manifest import ManifestEntry
 from regatta.store.format.tensor_id import as_tensor
-from regatta.store.reader import Reader
+from regatta.store.reader import TensorReader
 
 
 @pytest.fixture
@@ -107,13 +107,13 @@ def test_only_leading_planes_are_read_and_of_equal_tensors_nothing(repo: Repo, m
     repo.commit("m", {"a": large, "b": large + 1}, git=False)
     repo.commit("m", {"a": large, "b": large + 2}, git=False)
     asked: list[tuple[int, int | None]] = []
-    read = Reader.read
+    read = TensorReader.read
 
-    def noted(self: Reader, requests: Any) -> Any:
+    def noted(self: TensorReader, requests: Any) -> Any:
         asked.extend((request.stop, request.planes) for request in requests)
         return read(self, requests)
 
-    monkeypatch.setattr(Reader, "read", noted)
+    monkeypatch.setattr(TensorReader, "read", noted)
     (comparison,) = repo.diff("m@1", "m@2").comparisons
     assert asked == [(100_000, 2), (100_000, 2)]
     assert [tensor.what for tensor in comparison.parameters] == ["same", "changed"]
@@ -127,7 +127,7 @@ def test_weights_that_are_still_files_of_a_run_are_compared_with_stored_ones(rep
     def read(names: Sequence[str], planes: int | None) -> dict[str, Any]:
         return {name: _value(tensors[name], planes) for name in names}
 
-    file = Weights({name: Member("", "F32", (9000,)) for name in values}, read, "a file")
+    file = Weights({name: ManifestEntry("", "F32", (9000,)) for name in values}, read, "a file")
     for left, right in ((file, repo.weights("m")), (repo.weights("m"), file)):
         assert [each.what for each in compare_weights(left, right, {})] == ["same", "changed"]
     assert [each.what for each in compare_weights(file, file, {})] == ["same", "same"]

@@ -17,14 +17,14 @@ from regatta.errors import DataError, nearest
 from regatta.network.bounds import Ball, between, exactly
 from regatta.store.format.dtypes import DType, dtype_named, floats_of
 from regatta.store.format.encodings import ENCODINGS
-from regatta.store.format.manifest import Member
+from regatta.store.format.manifest import ManifestEntry
 from regatta.store.format.tensor_id import Bits, word_count
-from regatta.store.slices import Partial
+from regatta.store.slices import PartialTensor
 
 if TYPE_CHECKING:
     from regatta.network.graph import Network
     from regatta.repo.weights import Weights
-    from regatta.store.index import Stored
+    from regatta.store.index import StoredTensor
     from regatta.store.store import ParameterStore
 
 LEADING = 2
@@ -119,7 +119,7 @@ def _checked_names(weights: Weights, network: Network) -> list[str]:
     return list(network.parameters)
 
 
-def _streams(member: Member, store: ParameterStore | None) -> Streams:
+def _streams(member: ManifestEntry, store: ParameterStore | None) -> Streams:
     dtype = dtype_named(member.dtype)
     if store is None or not member.id:  # a file of a run: its planes lie side by side
         words = word_count(dtype, member.shape)
@@ -130,7 +130,7 @@ def _streams(member: Member, store: ParameterStore | None) -> Streams:
     return Streams(tuple(_needed(chain, planes, dtype) for planes in range(1, dtype.planes + 1)))
 
 
-def _needed(chain: Iterable[Stored], planes: int, dtype: DType) -> dict[tuple[str, int], int]:
+def _needed(chain: Iterable[StoredTensor], planes: int, dtype: DType) -> dict[tuple[str, int], int]:
     """The streams that so many planes of the head of a chain are made of: see regatta/store/reader.py."""
     found, apart = {}, planes < dtype.planes
     for stored in chain:
@@ -144,7 +144,7 @@ def _needed(chain: Iterable[Stored], planes: int, dtype: DType) -> dict[tuple[st
     return found
 
 
-def _box(value: Partial) -> Ball:
+def _box(value: PartialTensor) -> Ball:
     low, high = value.bounds
     return exactly(low) if value.exact else between(low, high)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from regatta.store.format.dtypes import DType, Words, dtype_named
 from regatta.store.format.planes import bounds
-from regatta.store.slices import Partial
+from regatta.store.slices import PartialTensor
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -157,7 +157,7 @@ class MagnitudeCounts:
         return np.bincount(bins + side + 1, self.counts, 2 * side + 2).astype(np.int64)
 
 
-def count_magnitudes(value: Partial) -> MagnitudeCounts:
+def count_magnitudes(value: PartialTensor) -> MagnitudeCounts:
     """Count a tensor by its codes, or by its numbers where they are no codes."""
     dtype, words = value.dtype, value.words.reshape(-1)
     if _has_codes(dtype):
@@ -205,7 +205,7 @@ def histogram_distance(left: MagnitudeCounts, right: MagnitudeCounts) -> float:
     return float(abs(shares[0] - shares[1]).sum() / 2)
 
 
-def describe_tensor(name: str, value: Partial, **stored: Any) -> Distribution:
+def describe_tensor(name: str, value: PartialTensor, **stored: Any) -> Distribution:
     """All that is told of a tensor by what was read of it."""
     found = count_magnitudes(value)
     sums = _exact_sums(value, found) if value.exact else _bounded_sums(found)
@@ -215,12 +215,12 @@ def describe_tensor(name: str, value: Partial, **stored: Any) -> Distribution:
     )  # fmt: skip
 
 
-def norm(value: Partial, found: MagnitudeCounts) -> Interval:
+def norm(value: PartialTensor, found: MagnitudeCounts) -> Interval:
     """Between what the square root of the sum of squares lies, of the numbers that are finite."""
     return (_exact_sums(value, found) if value.exact else _bounded_sums(found))[-1]
 
 
-def distance(left: Partial, right: Partial) -> Interval:
+def distance(left: PartialTensor, right: PartialTensor) -> Interval:
     """Between what the norm of the difference of two tensors lies, over the elements that are finite in both."""
     low = high = largest = 0.0
     for (a, b), (c, d) in zip(_intervals(left), _intervals(right), strict=True):
@@ -268,7 +268,9 @@ def _bounded_sums(found: MagnitudeCounts) -> tuple[Interval, Interval, Interval,
     )
 
 
-def _exact_sums(value: Partial, found: MagnitudeCounts) -> tuple[Interval, Interval, Interval, Interval, Interval]:
+def _exact_sums(
+    value: PartialTensor, found: MagnitudeCounts
+) -> tuple[Interval, Interval, Interval, Interval, Interval]:
     """The same from whole numbers."""
     if not found.count or bool((found.near == found.far).all()):
         return _bounded_sums(found)
@@ -313,7 +315,7 @@ def _codes(words: Words, dtype: DType) -> Iterator[NDArray[np.uint16]]:
         yield (words[at : at + CHUNK] >> shift).astype(np.uint16)
 
 
-def _intervals(value: Partial) -> Iterator[tuple[Floats, Floats]]:
+def _intervals(value: PartialTensor) -> Iterator[tuple[Floats, Floats]]:
     """The bounds of the elements, some at a time, as float64."""
     dtype, words = value.dtype, value.words.reshape(-1)
     if _has_codes(dtype) and (not value.exact or dtype.width_bytes <= 2):

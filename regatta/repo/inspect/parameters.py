@@ -27,11 +27,11 @@ from regatta.repo.inspect.distributions import (
 from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.tensor_id import as_tensor
-from regatta.store.slices import Partial
+from regatta.store.slices import PartialTensor
 
 if TYPE_CHECKING:
     from regatta.repo.weights import Weights
-    from regatta.store.format.manifest import Member
+    from regatta.store.format.manifest import ManifestEntry
     from regatta.store.store import ParameterStore
 
 ALL_PLANES = 16  # more than any type has
@@ -108,7 +108,9 @@ def compare_weights(
     return Records([*found, *added])
 
 
-def _paired(left: Mapping[str, Member], right: Mapping[str, Member], names: Mapping[str, str]) -> dict[str, str]:
+def _paired(
+    left: Mapping[str, ManifestEntry], right: Mapping[str, ManifestEntry], names: Mapping[str, str]
+) -> dict[str, str]:
     """The names of the right tensors by those of the left: by their layers, then by their names."""
     pairs = {mine: other for other, mine in names.items() if other in right and mine in left}
     taken = set(pairs.values())
@@ -131,7 +133,7 @@ def _changed(left: Weights, right: Weights, pairs: Mapping[str, str], exact: boo
     return found
 
 
-def _compared(name: str, a: Partial, other: str, b: Partial) -> ParameterDifference:
+def _compared(name: str, a: PartialTensor, other: str, b: PartialTensor) -> ParameterDifference:
     one, two = count_magnitudes(a), count_magnitudes(b)
     return ParameterDifference(
         "changed" if a.shape == b.shape else "reshaped", name, other, (a.dtype.name, b.dtype.name), (a.shape, b.shape),
@@ -142,14 +144,18 @@ def _compared(name: str, a: Partial, other: str, b: Partial) -> ParameterDiffere
 
 
 def _unread(
-    what: str, left: Mapping[str, Member], name: str | None, right: Mapping[str, Member], other: str | None
+    what: str,
+    left: Mapping[str, ManifestEntry],
+    name: str | None,
+    right: Mapping[str, ManifestEntry],
+    other: str | None,
 ) -> ParameterDifference:
     known = [None if name is None else left[name], None if other is None else right[other]]
     dtypes, shapes = ([None if m is None else getattr(m, key) for m in known] for key in ("dtype", "shape"))
     return ParameterDifference(what, name, other, (dtypes[0], dtypes[1]), (shapes[0], shapes[1]))
 
 
-def _batches(members: Mapping[str, Member], names: Iterable[str]) -> Iterator[list[str]]:
+def _batches(members: Mapping[str, ManifestEntry], names: Iterable[str]) -> Iterator[list[str]]:
     """Names in their order, as many at a time as fit into memory with ease."""
     some: list[str] = []
     size = 0
@@ -164,7 +170,7 @@ def _batches(members: Mapping[str, Member], names: Iterable[str]) -> Iterator[li
         yield some
 
 
-def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, Partial]:
+def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, PartialTensor]:
     """The leading planes of floats; all of what is small, and of integers, whose leading planes say little."""
     wanted = list(dict.fromkeys(names))
     partly = {name for name in wanted if not exact and _is_large(weights.members[name])}
@@ -173,11 +179,11 @@ def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, Part
     return {**leading, **(weights.read(rest, ALL_PLANES) if rest else {})}
 
 
-def _is_large(member: Member) -> bool:
+def _is_large(member: ManifestEntry) -> bool:
     return dtype_named(member.dtype).kind == "float" and math.prod(member.shape) > SMALL
 
 
-def _stored(store: ParameterStore | None, member: Member) -> dict[str, Any]:
+def _stored(store: ParameterStore | None, member: ManifestEntry) -> dict[str, Any]:
     if store is None or not member.id:
         return {}
     entry = store.entry(member.id)

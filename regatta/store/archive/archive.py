@@ -23,11 +23,11 @@ from regatta.store.archive.budgets import (
     cheapest_costs,
 )
 from regatta.store.archive.candidates import (
-    Choice,
-    Estimates,
+    EdgeEstimates,
+    EncodingChoice,
     Matrix,
     Samples,
-    Way,
+    StorageOption,
     candidate_edges,
     declared_pairs,
     near_pairs,
@@ -35,11 +35,11 @@ from regatta.store.archive.candidates import (
 from regatta.store.archive.planner import plan
 from regatta.store.archive.speeds import Speeds, measured_speeds
 from regatta.store.archive.storage_graph import (
-    Edge,
     Floats,
-    Plan,
     Scheme,
+    StorageEdge,
     StorageGraph,
+    StoragePlan,
     check_scheme,
 )
 from regatta.store.format.encodings import ENCODINGS, by_name
@@ -55,7 +55,7 @@ PROGRESSIVE = ("raw", "zstd-planes", "subtract-planes")
 
 
 @dataclass(frozen=True)
-class Cost:
+class RecreationCost:
     """Seconds that recreating a snapshot takes, by the estimates: as it was, by the plan, at best, at most."""
 
     before: float
@@ -65,7 +65,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Report:
+class ArchiveReport:
     """What an archive pass did, or would do in a dry run. `bytes_after` is None in a dry run."""
 
     tensors: int
@@ -76,7 +76,7 @@ class Report:
     bytes_after: int | None
     deepest: int
     encodings: Mapping[str, int]
-    snapshots: Mapping[str, Cost]
+    snapshots: Mapping[str, RecreationCost]
 
     @property
     def saved(self) -> float:
@@ -97,7 +97,7 @@ def archive(
     remote_planes: int | None = None,
     speeds: Speeds | None = None,
     dry_run: bool = False,
-) -> Report:
+) -> ArchiveReport:
     """Store everything in less room, and say how much less; a dry run only says it.
 
     `bases` are the snapshots that each may be a delta to (see `lineage`); unless told, the one before in the same
@@ -112,8 +112,8 @@ def archive(
         raise UsageError("The store has no remote to keep planes at.", place=str(store.path), hint="Set one first.")
     matrices, manifests = _matrices(store), {one: store.manifest(one) for one in store.snapshots()}
     names = PROGRESSIVE if progressive or remote_planes is not None else ARCHIVAL
-    choice = Choice([by_name(name) for name in names], remote_planes)
-    estimates = Estimates(matrices, Samples(matrices, store.words), speeds or measured_speeds())
+    choice = EncodingChoice([by_name(name) for name in names], remote_planes)
+    estimates = EdgeEstimates(matrices, Samples(matrices, store.words), speeds or measured_speeds())
     pairs = declared_pairs(matrices, manifests, _declared(store, manifests, bases))
     pairs += near_pairs(matrices, estimates.samples, pairs)
     members = {one: _members(manifest, matrices) for one, manifest in manifests.items()}
@@ -133,7 +133,7 @@ def _matrices(store: ParameterStore) -> dict[str, Matrix]:
             entry.tensor,
             entry.dtype,
             word_count(entry.dtype, entry.shape),
-            Way(entry.encoding, entry.base),
+            StorageOption(entry.encoding, entry.base),
             entry.stored_bytes,
             entry.remote_bytes,
         )
@@ -185,16 +185,18 @@ def _budgets(
     return by_factor(graph, scheme, budget) if reads is None else by_access(graph, scheme, budget, reads)
 
 
-def _changes(found: Plan, matrices: Mapping[str, Matrix]) -> dict[str, Way]:
+def _changes(found: StoragePlan, matrices: Mapping[str, Matrix]) -> dict[str, StorageOption]:
     """What is to be stored in another way than now, bases first."""
     return {tensor: way for tensor, way in _ways(found).items() if way != matrices[tensor].way}
 
 
-def _ways(found: Plan) -> dict[str, Way]:
-    return {str(tensor): edge.option for tensor, edge in found.edges().items() if isinstance(edge.option, Way)}
+def _ways(found: StoragePlan) -> dict[str, StorageOption]:
+    return {
+        str(tensor): edge.option for tensor, edge in found.edges().items() if isinstance(edge.option, StorageOption)
+    }
 
 
-def _carry_out(store: ParameterStore, ways: Mapping[str, Way]) -> None:
+def _carry_out(store: ParameterStore, ways: Mapping[str, StorageOption]) -> None:
     if ways:
         store.reencode({tensor: (way.encoding, way.base) for tensor, way in ways.items()})
     remote = {tensor: way.planes for tensor, way in ways.items() if way.planes is not None}
@@ -204,19 +206,19 @@ def _carry_out(store: ParameterStore, ways: Mapping[str, Way]) -> None:
 
 def _report(
     store: ParameterStore,
-    found: Plan,
+    found: StoragePlan,
     matrices: Mapping[str, Matrix],
-    ways: Mapping[str, Way],
+    ways: Mapping[str, StorageOption],
     scheme: Scheme,
     budgets: Floats | None,
     dry_run: bool,
-) -> Report:
+) -> ArchiveReport:
     graph = found.graph
     limits = [math.inf] * len(graph.snapshots) if budgets is None else budgets.tolist()
     before = _as_it_was(graph, matrices)
     columns = (before.recreation(scheme), found.recreation(scheme), cheapest_costs(graph, scheme), limits)
-    costs = (Cost(*map(float, row)) for row in zip(*columns, strict=True))
-    return Report(
+    costs = (RecreationCost(*map(float, row)) for row in zip(*columns, strict=True))
+    return ArchiveReport(
         tensors=len(matrices),
         moved=len(ways),
         bytes_raw=sum(one.count * one.dtype.width_bytes for one in matrices.values()),
@@ -229,15 +231,15 @@ def _report(
     )
 
 
-def _planned(edge: Edge, matrices: Mapping[str, Matrix]) -> float:
+def _planned(edge: StorageEdge, matrices: Mapping[str, Matrix]) -> float:
     matrix = matrices[str(edge.target)]
     return matrix.stored - matrix.remote if edge.option == matrix.way else edge.storage
 
 
-def _as_it_was(graph: StorageGraph, matrices: Mapping[str, Matrix]) -> Plan:
+def _as_it_was(graph: StorageGraph, matrices: Mapping[str, Matrix]) -> StoragePlan:
     """The plan that the store has followed until now: every tensor has the edge of how it is stored."""
     chosen = [-1] * len(graph)
     for number, edge in enumerate(graph.edges):
         if edge.option == matrices[str(edge.target)].way:
             chosen[int(graph.targets[number])] = number
-    return Plan(graph, tuple(chosen))
+    return StoragePlan(graph, tuple(chosen))

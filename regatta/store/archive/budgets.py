@@ -14,16 +14,16 @@ from regatta.errors import UsageError, nearest
 from regatta.store.archive.spanning_trees import quickest_tree
 from regatta.store.archive.storage_graph import (
     Floats,
-    Plan,
     Scheme,
     StorageGraph,
+    StoragePlan,
     snapshot_costs,
 )
 
 
 def cheapest_costs(graph: StorageGraph, scheme: Scheme) -> Floats:
     """The least that recreating each snapshot can cost; one plan, the quickest tree, attains all of them."""
-    return snapshot_costs(graph, Plan(graph, tuple(quickest_tree(graph))).distances, scheme)
+    return snapshot_costs(graph, StoragePlan(graph, tuple(quickest_tree(graph))).distances, scheme)
 
 
 def by_factor(graph: StorageGraph, scheme: Scheme, factor: float) -> Floats:
@@ -87,7 +87,7 @@ def split_by_size(graph: StorageGraph, scheme: Scheme, budgets: Floats) -> list[
     Under the independent scheme a snapshot's budget is split in proportion to the size of its matrices, the least
     that storing each as it is costs; one that cannot be recreated within its part gets what it needs, off the others.
     """
-    quickest = Plan(graph, tuple(quickest_tree(graph))).distances
+    quickest = StoragePlan(graph, tuple(quickest_tree(graph))).distances
     sizes = [_size(graph, node) for node in range(len(graph))]
     bounds = [math.inf] * len(graph)
     for members, budget in zip(graph.members, budgets.tolist(), strict=True):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from regatta.errors import UsageError, nearest
 from regatta.store.archive.speeds import Speeds
-from regatta.store.archive.storage_graph import Edge
+from regatta.store.archive.storage_graph import StorageEdge
 from regatta.store.format.dtypes import CHUNK, DType, Words
 from regatta.store.format.encodings import ENCODINGS, Encoding
 from regatta.store.format.manifest import Manifest
@@ -40,7 +40,7 @@ Pair: TypeAlias = tuple[str, str]  # base and target, in the order in which they
 ReadWords: TypeAlias = Callable[[str, int, int], Words]
 
 
-class Way(NamedTuple):
+class StorageOption(NamedTuple):
     """How a tensor is stored: its encoding, its base, and how many planes lie here, not at the remote (None: all)."""
 
     encoding: int
@@ -55,7 +55,7 @@ class Matrix:
     id: str
     dtype: DType
     count: int  # words
-    way: Way
+    way: StorageOption
     stored: int
     remote: int = 0
 
@@ -181,7 +181,7 @@ def _gaps(others: NDArray[np.float64], one: NDArray[np.float64]) -> NDArray[np.f
     return found
 
 
-class Estimates:
+class EdgeEstimates:
     """What storing a tensor in some way would take, from its sample."""
 
     def __init__(self, matrices: Mapping[str, Matrix], samples: Samples, speeds: Speeds) -> None:
@@ -195,31 +195,31 @@ class Estimates:
         scale, entries = matrix.count / len(words), -(-matrix.count // CHUNK) * _STREAM_ENTRY
         return [len(stream) * scale + entries for stream in encoding.encode(words, matrix.dtype, against)]
 
-    def edge(self, target: str, way: Way, streams: Sequence[float]) -> Edge:
+    def edge(self, target: str, way: StorageOption, streams: Sequence[float]) -> StorageEdge:
         """A way to store a tensor; what lies at the remote costs time, not room."""
         matrix, stored = self.matrices[target], sum(streams)
         remote = 0.0 if way.planes is None else sum(streams[way.planes :])
         recreation = self.speeds.recreation(way.encoding, matrix.dtype, matrix.count, stored, remote)
-        return Edge(way.base, target, stored - remote, recreation, way)
+        return StorageEdge(way.base, target, stored - remote, recreation, way)
 
 
 @dataclass(frozen=True)
-class Choice:
+class EncodingChoice:
     """The encodings to plan with, and how many leading planes stay here where the rest goes to the remote."""
 
     encodings: Collection[Encoding]
     remote_planes: int | None = None
 
-    def ways(self, encoding: Encoding, dtype: DType, base: str | None) -> list[Way]:
-        near = Way(encoding.id, base)
+    def ways(self, encoding: Encoding, dtype: DType, base: str | None) -> list[StorageOption]:
+        near = StorageOption(encoding.id, base)
         if self.remote_planes is None or not encoding.progressive or self.remote_planes >= encoding.streams(dtype):
             return [near]
         return [near, near._replace(planes=self.remote_planes)]
 
 
 def candidate_edges(
-    matrices: Mapping[str, Matrix], pairs: Iterable[Pair], estimates: Estimates, choice: Choice
-) -> list[Edge]:
+    matrices: Mapping[str, Matrix], pairs: Iterable[Pair], estimates: EdgeEstimates, choice: EncodingChoice
+) -> list[StorageEdge]:
     """Every way to store each tensor that some plan might want, and the way it is stored now, which it may keep."""
     whole = {one.id: _whole(one, estimates, choice) for one in matrices.values() if not one.fixed}
     kept = {one.id: _kept(one, estimates) for one in matrices.values()}
@@ -238,7 +238,7 @@ def candidate_edges(
     return [edge for edge in edges if edge.option != matrices[str(edge.target)].way] + list(kept.values())
 
 
-def _whole(matrix: Matrix, estimates: Estimates, choice: Choice) -> list[Edge]:
+def _whole(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoice) -> list[StorageEdge]:
     """Without a base; raw only where the others make next to nothing of it."""
     edges = [
         estimates.edge(matrix.id, way, estimates.streams(encoding, matrix.id, None))
@@ -252,16 +252,16 @@ def _whole(matrix: Matrix, estimates: Estimates, choice: Choice) -> list[Edge]:
     return _undominated(others + [edge for edge in raw if edge.storage <= least or matrix.count < _TINY])
 
 
-def _kept(matrix: Matrix, estimates: Estimates) -> Edge:
+def _kept(matrix: Matrix, estimates: EdgeEstimates) -> StorageEdge:
     streams = ENCODINGS[matrix.way.encoding].streams(matrix.dtype)
     stored = matrix.stored + streams * -(-matrix.count // CHUNK) * _STREAM_ENTRY
     recreation = estimates.speeds.recreation(matrix.way.encoding, matrix.dtype, matrix.count, stored, matrix.remote)
-    return Edge(matrix.way.base, matrix.id, (stored - matrix.remote) * SETTLED, recreation, matrix.way)
+    return StorageEdge(matrix.way.base, matrix.id, (stored - matrix.remote) * SETTLED, recreation, matrix.way)
 
 
-def _undominated(ways: Iterable[Edge]) -> list[Edge]:
+def _undominated(ways: Iterable[StorageEdge]) -> list[StorageEdge]:
     """Of edges between the same two nodes those that none beats in both costs."""
-    found: list[Edge] = []
+    found: list[StorageEdge] = []
     for edge in sorted(ways, key=lambda edge: (edge.storage, edge.recreation)):
         if not found or edge.recreation < found[-1].recreation:
             found.append(edge)

@@ -13,22 +13,22 @@ from regatta.store.archive.storage_graph import (
     NULL,
     Floats,
     Integers,
-    Plan,
     Scheme,
     StorageGraph,
+    StoragePlan,
     snapshot_costs,
 )
-from regatta.store.archive.storage_tree import Meter, Tree, meter
+from regatta.store.archive.storage_tree import BudgetMeter, StorageTree, meter
 
 
-def mended(graph: StorageGraph, chosen: Chosen, scheme: Scheme, budgets: Floats) -> Chosen:
+def repair_tree(graph: StorageGraph, chosen: Chosen, scheme: Scheme, budgets: Floats) -> Chosen:
     """The tree, with edges swapped until it keeps the budgets."""
-    tree = Tree(graph, chosen)
-    Mending(tree, meter(tree, scheme, budgets)).run()
+    tree = StorageTree(graph, chosen)
+    TreeRepair(tree, meter(tree, scheme, budgets)).run()
     return tree.chosen
 
 
-class Mending:
+class TreeRepair:
     """Swaps one edge at a time, the one with the largest gain, until no budget is exceeded.
 
     The gain of an edge (equations 1 and 2) is what it takes off the broken constraints, divided by what it adds to the
@@ -37,7 +37,7 @@ class Mending:
     algorithm gives up at, one member of a broken snapshot is moved to its shortest path.
     """
 
-    def __init__(self, tree: Tree, meter: Meter) -> None:
+    def __init__(self, tree: StorageTree, meter: BudgetMeter) -> None:
         self.tree, self.meter, self.graph = tree, meter, tree.graph
         self.weights = np.zeros(len(self.graph))
         for node in meter.broken():
@@ -92,8 +92,8 @@ class Mending:
         self.gains[edges] = nearer * self.weights[targets] / np.maximum(dearer, self.free)
 
     @cached_property
-    def quickest(self) -> Plan:
-        return Plan(self.graph, tuple(quickest_tree(self.graph)))
+    def quickest(self) -> StoragePlan:
+        return StoragePlan(self.graph, tuple(quickest_tree(self.graph)))
 
     def _take_shortest_path(self) -> None:
         quickest, best = self.quickest.chosen, self.quickest.distances
@@ -107,7 +107,7 @@ class Mending:
                 self.swap(edge)
 
 
-class Growth:
+class TreeGrowth:
     """PAS-PT: a tree that grows from the null node by the cheapest edge whose node fits into its snapshots' budgets.
 
     What the matrices of a snapshot that are not in the tree yet will cost is estimated: by the least they can cost, as
@@ -131,7 +131,7 @@ class Growth:
         self.queue: list[tuple[float, float, int]] = []
 
     def _expectations(self, budgets: Floats, paced: bool) -> list[float]:
-        least: list[float] = Plan(self.graph, tuple(self.quickest)).distances.tolist()
+        least: list[float] = StoragePlan(self.graph, tuple(self.quickest)).distances.tolist()
         if not paced:
             return least
         with np.errstate(divide="ignore", invalid="ignore"):

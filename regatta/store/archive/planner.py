@@ -24,8 +24,8 @@ import numpy as np
 
 from regatta.errors import UsageError, nearest
 from regatta.store.archive.budgets import check_feasible, split_by_size
-from regatta.store.archive.pas import Growth, mended
-from regatta.store.archive.refine import ROUNDS, Refinement
+from regatta.store.archive.pas import TreeGrowth, repair_tree
+from regatta.store.archive.refine import ROUNDS, LocalSearch
 from regatta.store.archive.spanning_trees import (
     Chosen,
     balanced_tree,
@@ -34,12 +34,12 @@ from regatta.store.archive.spanning_trees import (
 )
 from regatta.store.archive.storage_graph import (
     Floats,
-    Plan,
     Scheme,
     StorageGraph,
+    StoragePlan,
     check_scheme,
 )
-from regatta.store.archive.storage_tree import Tree
+from regatta.store.archive.storage_tree import StorageTree
 
 ALGORITHMS = ("mst", "spt", "last", "pas-mt", "pas-pt")
 
@@ -53,7 +53,7 @@ def plan(
     refined: bool = True,
     rounds: int = ROUNDS,
     hops: int | None = None,
-) -> Plan:
+) -> StoragePlan:
     """A plan by that algorithm that keeps the budgets, with at most so many hops from the null node.
 
     `rounds` bounds the time that refining a PAS plan takes: a few tenths of a millisecond to milliseconds each.
@@ -65,20 +65,20 @@ def plan(
             candidates=nearest(algorithm, ALGORITHMS),
         )
     if len(graph) == 1:
-        return Plan(graph, (-1,))
+        return StoragePlan(graph, (-1,))
     limits = np.full(len(graph.snapshots), math.inf) if budgets is None else np.asarray(budgets, np.float64)
     check_feasible(graph, scheme, limits)
     chosen = _tree(graph, algorithm, scheme, limits, refined)
     if refined and algorithm.startswith("pas"):
         chosen = _refined(graph, chosen, scheme, limits, rounds)
-    found = Plan(graph, tuple(chosen))
+    found = StoragePlan(graph, tuple(chosen))
     if hops is not None:
         found = shortened(found, hops)
     _check_kept(found, algorithm, scheme, limits)
     return found
 
 
-def _check_kept(found: Plan, algorithm: str, scheme: Scheme, budgets: Floats) -> None:
+def _check_kept(found: StoragePlan, algorithm: str, scheme: Scheme, budgets: Floats) -> None:
     costs = found.recreation(scheme)
     if over := np.flatnonzero(costs > budgets).tolist():
         worst = max(over, key=lambda snapshot: float(costs[snapshot] - budgets[snapshot]))
@@ -89,11 +89,11 @@ def _check_kept(found: Plan, algorithm: str, scheme: Scheme, budgets: Floats) ->
         )
 
 
-def shortened(found: Plan, hops: int) -> Plan:
+def shortened(found: StoragePlan, hops: int) -> StoragePlan:
     """The plan with every chain cut to so many hops; no matrix gets farther from the null node."""
     if hops < 1:
         raise UsageError(f"A chain of {hops} hops was asked for; a matrix that is stored as it is has 1.")
-    tree = Tree(found.graph, found.chosen)
+    tree = StorageTree(found.graph, found.chosen)
     depths = found.hops.copy()
     for node in found.order:
         if depths[node] <= hops:
@@ -122,24 +122,24 @@ def _tree(graph: StorageGraph, algorithm: str, scheme: Scheme, budgets: Floats, 
         case "last":
             return balanced_tree(graph, split_by_size(graph, scheme, budgets))
         case "pas-mt":
-            return mended(graph, cheapest_tree(graph), scheme, budgets)
+            return repair_tree(graph, cheapest_tree(graph), scheme, budgets)
         case _:
-            return mended(graph, Growth(graph, scheme, budgets, paced=refined).run(), scheme, budgets)
+            return repair_tree(graph, TreeGrowth(graph, scheme, budgets, paced=refined).run(), scheme, budgets)
 
 
 def _refined(graph: StorageGraph, found: Chosen, scheme: Scheme, budgets: Floats, rounds: int) -> Chosen:
     cheapest = _tree(graph, "mst", scheme, budgets, False)
-    if _keeps(Plan(graph, tuple(cheapest)), scheme, budgets):
+    if _keeps(StoragePlan(graph, tuple(cheapest)), scheme, budgets):
         return cheapest
-    last = Plan(graph, tuple(_tree(graph, "last", scheme, budgets, False)))
-    if _keeps(last, scheme, budgets) and last.storage < Plan(graph, tuple(found)).storage:
+    last = StoragePlan(graph, tuple(_tree(graph, "last", scheme, budgets, False)))
+    if _keeps(last, scheme, budgets) and last.storage < StoragePlan(graph, tuple(found)).storage:
         found = list(last.chosen)
-    refinement = Refinement(graph, found, scheme, budgets)
+    refinement = LocalSearch(graph, found, scheme, budgets)
     refinement.climb()
     refinement.search(rounds)
     refinement.climb()
     return refinement.tree.chosen
 
 
-def _keeps(found: Plan, scheme: Scheme, budgets: Floats) -> bool:
+def _keeps(found: StoragePlan, scheme: Scheme, budgets: Floats) -> bool:
     return bool((found.recreation(scheme) <= budgets).all())

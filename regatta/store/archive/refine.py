@@ -16,7 +16,7 @@ from regatta.store.archive.storage_graph import (
     Scheme,
     StorageGraph,
 )
-from regatta.store.archive.storage_tree import Tree, meter
+from regatta.store.archive.storage_tree import StorageTree, meter
 
 Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target
 ROUNDS = 5_000
@@ -27,7 +27,7 @@ _HOT, _COLD = 0.5, 0.02  # the loss that is accepted at first and at last, as a 
 _LARGEST = 60  # nodes below one that is lifted: trying more costs more than it finds
 
 
-class Refinement:
+class LocalSearch:
     """A tree within its budgets that gets cheaper and stays within them."""
 
     def __init__(self, graph: StorageGraph, chosen: list[int], scheme: Scheme, budgets: Floats) -> None:
@@ -39,7 +39,7 @@ class Refinement:
         self._start(chosen)
 
     def _start(self, chosen: list[int]) -> None:
-        self.tree = Tree(self.graph, chosen)
+        self.tree = StorageTree(self.graph, chosen)
         self.meter = meter(self.tree, self.scheme, self.budgets)
 
     def climb(self) -> None:

@@ -30,7 +30,7 @@ NULL = 0  # the index of the null node
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class StorageEdge:
     """One way to store `target`; `option` says which, in the caller's words: an encoding, a place."""
 
     source: Node | None
@@ -43,7 +43,7 @@ class Edge:
 class StorageGraph:
     """The edges in arrays, by target; nodes and snapshots are indices, in the order in which they were first named."""
 
-    def __init__(self, edges: Iterable[Edge], snapshots: Mapping[str, Iterable[Node]]) -> None:
+    def __init__(self, edges: Iterable[StorageEdge], snapshots: Mapping[str, Iterable[Node]]) -> None:
         self.edges = tuple(edges)
         found = dict.fromkeys(edge.target for edge in self.edges)
         self.nodes: tuple[Node, ...] = (None, *found)
@@ -105,7 +105,7 @@ class StorageGraph:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class StoragePlan:
     """One edge into each node: `chosen` holds their numbers, -1 for the null node."""
 
     graph: StorageGraph
@@ -166,7 +166,7 @@ class Plan:
                 node = int(self.graph.sources[self.chosen[node]])
         return math.fsum(self.graph.recreation[self.chosen[node]] for node in walked)
 
-    def edges(self) -> dict[Node, Edge]:
+    def edges(self) -> dict[Node, StorageEdge]:
         """The edge by which each matrix is stored, bases first."""
         return {self.graph.nodes[node]: self.graph.edges[self.chosen[node]] for node in self.order[1:]}
 
@@ -205,7 +205,7 @@ def _indices(name: str, nodes: Iterable[Node], index: Mapping[Node, int]) -> tup
     return tuple(index[node] for node in wanted)
 
 
-def _check_edges(edges: Iterable[Edge], index: Mapping[Node, int]) -> None:
+def _check_edges(edges: Iterable[StorageEdge], index: Mapping[Node, int]) -> None:
     for edge in edges:
         if edge.target is None or edge.target == edge.source:
             raise UsageError(f"An edge leads from {edge.source} to {edge.target}: its target must be another matrix.")

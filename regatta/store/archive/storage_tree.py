@@ -18,13 +18,13 @@ from regatta.store.archive.storage_graph import (
     NULL,
     Floats,
     Integers,
-    Plan,
     Scheme,
     StorageGraph,
+    StoragePlan,
 )
 
 
-class Tree:
+class StorageTree:
     """The edge into each node, its distance from the null node, and its children."""
 
     def __init__(self, graph: StorageGraph, chosen: Sequence[int]) -> None:
@@ -33,7 +33,7 @@ class Tree:
         self.targets: list[int] = graph.targets.tolist()
         self.recreation: list[float] = graph.recreation.tolist()
         self.chosen = list(chosen)
-        self.distances = Plan(graph, tuple(chosen)).distances
+        self.distances = StoragePlan(graph, tuple(chosen)).distances
         self.far: list[float] = self.distances.tolist()  # the same: quicker one by one, as the array is for many
         self.stored: Floats = np.zeros(len(self.chosen))  # what each node's edge stores
         self.stored[1:] = graph.storage[self.chosen[1:]]
@@ -79,11 +79,11 @@ class Tree:
             self.distances[one] = self.far[one]
         return old
 
-    def plan(self) -> Plan:
-        return Plan(self.graph, tuple(self.chosen))
+    def plan(self) -> StoragePlan:
+        return StoragePlan(self.graph, tuple(self.chosen))
 
 
-class Meter(Protocol):
+class BudgetMeter(Protocol):
     """Holds the distances of a tree against the budgets of its snapshots."""
 
     def weight(self, node: int) -> int:
@@ -102,14 +102,14 @@ class Meter(Protocol):
         """The nodes that count in a broken constraint, each once."""
 
 
-def meter(tree: Tree, scheme: Scheme, budgets: Floats) -> Meter:
-    return _Sums(tree, budgets) if scheme == "independent" else _Maxima(tree, budgets)
+def meter(tree: StorageTree, scheme: Scheme, budgets: Floats) -> BudgetMeter:
+    return _SumMeter(tree, budgets) if scheme == "independent" else _MaximumMeter(tree, budgets)
 
 
-class _Sums:
+class _SumMeter:
     """The independent scheme: a snapshot costs the sum of its members' distances."""
 
-    def __init__(self, tree: Tree, budgets: Floats) -> None:
+    def __init__(self, tree: StorageTree, budgets: Floats) -> None:
         self.tree = tree
         self.members, self.owners = tree.graph.members, tree.graph.owners
         self.budgets: list[float] = budgets.tolist()
@@ -150,10 +150,10 @@ class _Sums:
         return list(dict.fromkeys(itertools.chain.from_iterable(found)))
 
 
-class _Maxima:
+class _MaximumMeter:
     """The parallel scheme: a snapshot costs its farthest member's distance, which is a bound for each member."""
 
-    def __init__(self, tree: Tree, budgets: Floats) -> None:
+    def __init__(self, tree: StorageTree, budgets: Floats) -> None:
         self.tree = tree
         limits: list[float] = budgets.tolist()
         self.bounds = [min([limits[s] for s in owners], default=math.inf) for owners in tree.graph.owners]

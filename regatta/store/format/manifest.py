@@ -26,7 +26,7 @@ MAX_TENSORS = 2**18
 
 
 @dataclass(frozen=True)
-class Member:
+class ManifestEntry:
     """A tensor as a manifest names it. One that a lossy scheme made says which, and the id of what it was made of."""
 
     id: str
@@ -40,7 +40,7 @@ class Member:
 class Manifest:
     """A snapshot: its tensors by name, in the order of the names, and some words about it."""
 
-    tensors: Mapping[str, Member]
+    tensors: Mapping[str, ManifestEntry]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def text(self) -> bytes:
@@ -58,7 +58,7 @@ class Manifest:
         return any(member.scheme is not None for member in self.tensors.values())
 
 
-def make_manifest(tensors: Mapping[str, Member], metadata: Mapping[str, str] | None = None) -> Manifest:
+def make_manifest(tensors: Mapping[str, ManifestEntry], metadata: Mapping[str, str] | None = None) -> Manifest:
     """A manifest that can be read back: everything in it is checked first."""
     made = Manifest(dict(sorted(tensors.items())), dict(sorted((metadata or {}).items())))
     if (reason := _why_not(made)) is not None:
@@ -86,7 +86,7 @@ def parse_manifest(text: bytes, snapshot: str, place: str) -> Manifest:
     return made
 
 
-def _as_json(member: Member) -> dict[str, Any]:
+def _as_json(member: ManifestEntry) -> dict[str, Any]:
     content: dict[str, Any] = {"dtype": member.dtype, "id": member.id, "shape": list(member.shape)}
     if member.scheme is not None:
         content |= {"scheme": member.scheme, "original": member.original}
@@ -109,7 +109,7 @@ def _from_json(content: Any, snapshot: str, place: str) -> Manifest:
         if not isinstance(fields, dict) or not isinstance(fields.get("shape"), list):
             raise CorruptError(f"The manifest of {snapshot} has no tensor in {name!r:.200}.", place=place)
         known: dict[str, Any] = {key: fields.get(key) for key in ("id", "dtype", "scheme", "original")}
-        members[name] = Member(shape=tuple(fields["shape"]), **known)
+        members[name] = ManifestEntry(shape=tuple(fields["shape"]), **known)
     return Manifest(members, content["metadata"])
 
 
@@ -138,7 +138,7 @@ def _is_text(value: object) -> bool:
     return True
 
 
-def _why_not_member(member: Member) -> str | None:
+def _why_not_member(member: ManifestEntry) -> str | None:
     if not is_id(member.id):
         return f"{member.id!r:.100} is no tensor id"
     if not isinstance(member.dtype, str) or member.dtype not in DTYPES:

@@ -61,7 +61,7 @@ class Bits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class RawTensor:
     """A tensor as the store sees it; `words` are one-dimensional, in C order."""
 
     dtype: DType
@@ -136,9 +136,9 @@ def check_name(name: object, what: str) -> str:
     return str(name)
 
 
-def as_tensor(name: str, value: Any) -> Tensor:
+def as_tensor(name: str, value: Any) -> RawTensor:
     """What was given under that name as a tensor: an array, (type, shape, buffer), a PyTorch tensor or a number."""
-    if isinstance(value, Tensor):
+    if isinstance(value, RawTensor):
         return value
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], str):
         return _from_bits(name, Bits(*value))
@@ -147,10 +147,10 @@ def as_tensor(name: str, value: Any) -> Tensor:
     array = np.asarray(value)
     if array.dtype.hasobject:
         raise UsageError(f"The tensor {name!r} is {type(value).__name__}, which is no array of numbers.")
-    return Tensor(dtype_of(array), array.shape, words_of(array))
+    return RawTensor(dtype_of(array), array.shape, words_of(array))
 
 
-def _from_bits(name: str, bits: Bits) -> Tensor:
+def _from_bits(name: str, bits: Bits) -> RawTensor:
     dtype, shape = dtype_named(bits.dtype), tuple(bits.shape)
     if (reason := why_not_shape(shape)) is not None:
         raise UsageError(f"The shape of the tensor {name!r} is wrong: {reason}.")
@@ -163,10 +163,10 @@ def _from_bits(name: str, bits: Bits) -> Tensor:
             f"The tensor {name!r} of type {dtype.name} and shape {list(shape)} has {expected} bytes; "
             f"its buffer has {words.nbytes}."
         )
-    return Tensor(dtype, shape, words)
+    return RawTensor(dtype, shape, words)
 
 
-def _from_torch(name: str, tensor: Any) -> Tensor:
+def _from_torch(name: str, tensor: Any) -> RawTensor:
     """PyTorch is not imported: a tensor in this process brings all that is needed."""
     if str(tensor.dtype) not in _TORCH or str(tensor.layout) != "torch.strided":
         raise UsageError(f"The tensor {name!r} is a {tensor.layout} {tensor.dtype} tensor, which the store lacks.")
@@ -174,7 +174,7 @@ def _from_torch(name: str, tensor: Any) -> Tensor:
     dtype, shape = dtype_named(_TORCH[str(tensor.dtype)]), tuple(tensor.shape)
     size = word_count(dtype, shape) * dtype.width_bytes
     if not size:
-        return Tensor(dtype, shape, np.empty(0, dtype.word))
+        return RawTensor(dtype, shape, np.empty(0, dtype.word))
     memory: Any = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
     memory.owner = plain  # the memory lives as long as the array that looks at it
-    return Tensor(dtype, shape, np.frombuffer(memory, dtype.word))
+    return RawTensor(dtype, shape, np.frombuffer(memory, dtype.word))

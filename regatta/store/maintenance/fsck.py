@@ -19,7 +19,7 @@ from regatta.durable import exclusive
 from regatta.errors import CorruptError, RegattaError, UsageError
 from regatta.paths import MAINTENANCE_LOCK
 from regatta.store.format.pack_file import ManifestRecord
-from regatta.store.index import LOCAL, Stored
+from regatta.store.index import LOCAL, StoredTensor
 from regatta.store.maintenance.repair import Repair, recreated_id
 from regatta.store.maintenance.rewrite import checked_streams
 from regatta.store.reader import check_stored
@@ -32,7 +32,7 @@ DEPTHS = ("structure", "checksums", "deep")
 
 
 @dataclass(frozen=True)
-class Findings:
+class StoreFsckResult:
     """What fsck found: a sentence for each problem, for each thing that was repaired and for each that is lost."""
 
     depth: Depth
@@ -71,28 +71,28 @@ class Damage:
         return (*self.index, *found)
 
 
-def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> Findings:
+def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> StoreFsckResult:
     """See ParameterStore.fsck."""
     if depth not in DEPTHS:
         raise UsageError(f"The depth of fsck is {depth!r}.", hint="It is one of " + ", ".join(DEPTHS) + ".")
     with exclusive(store.path / MAINTENANCE_LOCK, "fsck", wait):
-        survey = Survey(store, DEPTHS.index(depth))
+        survey = StoreCheck(store, DEPTHS.index(depth))
         damage = survey.run()
         mended = Repair(store, damage.packs, damage.tensors, damage.snapshots)
         if repair:
             mended.run()
     sizes = len(survey.packs), len(survey.tensors), len(survey.snapshots)
-    return Findings(depth, *sizes, damage.sentences(), tuple(mended.repaired), tuple(mended.lost))
+    return StoreFsckResult(depth, *sizes, damage.sentences(), tuple(mended.repaired), tuple(mended.lost))
 
 
-class Survey:
+class StoreCheck:
     """One look at a store."""
 
     def __init__(self, store: ParameterStore, depth: int) -> None:
         self.store, self.depth = store, depth
         self.damage = Damage()
         self.records: dict[str, set[bytes]] = {}
-        self.stored: dict[str, Stored] = {}
+        self.stored: dict[str, StoredTensor] = {}
         self.manifests: dict[str, tuple[ManifestRecord, str, int]] = {}
         with store.index.reading():
             self._look()
@@ -165,7 +165,7 @@ class Survey:
         if record not in self.records[pack]:
             raise CorruptError(f"Its pack {pack} has no such record.")
 
-    def _chain(self, tensor: str) -> list[Stored]:
+    def _chain(self, tensor: str) -> list[StoredTensor]:
         chain = {tensor: self.stored[tensor]}
         base = self.stored[tensor].base
         while base is not None:

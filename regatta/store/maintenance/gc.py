@@ -24,7 +24,7 @@ SPARSE = 0.5  # a pack of which less than this share is needed is written anew
 
 
 @dataclass(frozen=True)
-class Collected:
+class StoreGcResult:
     """What gc took away: counts, and the bytes of the files."""
 
     snapshots: int
@@ -34,7 +34,7 @@ class Collected:
     bytes: int
 
 
-def collect(store: ParameterStore, grace: float, wait: bool) -> Collected:
+def collect(store: ParameterStore, grace: float, wait: bool) -> StoreGcResult:
     """See ParameterStore.gc."""
     if grace < 0:
         raise UsageError(f"The time of grace is {grace} seconds; it cannot be negative.")
@@ -47,7 +47,7 @@ def collect(store: ParameterStore, grace: float, wait: bool) -> Collected:
         before = store.clock() - grace
         packs, size = _sweep(store, before)
         store.folder.sweep_tmp(before)
-    return Collected(snapshots, tensors, packs, copied, size)
+    return StoreGcResult(snapshots, tensors, packs, copied, size)
 
 
 def _compact(store: ParameterStore) -> int:

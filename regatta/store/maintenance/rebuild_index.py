@@ -18,8 +18,8 @@ from regatta.errors import CorruptError, NotFoundError, RegattaError
 from regatta.paths import INDEX, PACKS, QUARANTINE, USERS_LOCK
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.format.tensor_id import is_id, why_not_name
-from regatta.store.index import MAX_CHAIN, Stored
-from regatta.store.maintenance.repair import Census, take_census
+from regatta.store.index import MAX_CHAIN, StoredTensor
+from regatta.store.maintenance.repair import PackCensus, take_census
 from regatta.store.reader import check_stored
 from regatta.store.sqlite import sqlite3
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rebuilt:
+class RebuildResult:
     """How much was found, and what could not be read."""
 
     packs: int
@@ -38,7 +38,7 @@ class Rebuilt:
     unreadable: tuple[str, ...]
 
 
-def rebuild(path: Path, reopen: Callable[[], ParameterStore]) -> Rebuilt:
+def rebuild(path: Path, reopen: Callable[[], ParameterStore]) -> RebuildResult:
     """See ParameterStore.rebuild."""
     if not (path / PACKS).is_dir():
         raise NotFoundError("There is no parameter store.", place=str(path))
@@ -74,7 +74,7 @@ def _put_aside(path: Path) -> None:
     fsync_path(path)
 
 
-def _fill(store: ParameterStore, census: Census, names: dict[str, str]) -> Rebuilt:
+def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> RebuildResult:
     """Tell the new index of all that was found, in one transaction."""
     index, now = store.index, store.clock()
     chosen, manifests = _choose(store, census), _manifests(store, census)
@@ -90,13 +90,13 @@ def _fill(store: ParameterStore, census: Census, names: dict[str, str]) -> Rebui
         for name, snapshot in names.items():
             index.set_name(name, snapshot, now)
         index.retire_packs(now)
-    return Rebuilt(len(census.sizes), len(chosen), len(manifests), len(names), tuple(census.unreadable))
+    return RebuildResult(len(census.sizes), len(chosen), len(manifests), len(names), tuple(census.unreadable))
 
 
-def _choose(store: ParameterStore, census: Census) -> dict[str, Stored]:
+def _choose(store: ParameterStore, census: PackCensus) -> dict[str, StoredTensor]:
     """One way to recreate each tensor. Those without a base come first, then deltas to what is chosen: no circles."""
     versions = {tensor: list(census.versions(store, tensor)) for tensor in census.tensors}
-    chosen: dict[str, Stored] = {}
+    chosen: dict[str, StoredTensor] = {}
     depths: dict[str | None, int] = {None: 0}
     grown = True
     while grown:
@@ -112,7 +112,7 @@ def _choose(store: ParameterStore, census: Census) -> dict[str, Stored]:
     return chosen
 
 
-def _fits(version: Stored, chosen: dict[str, Stored]) -> bool:
+def _fits(version: StoredTensor, chosen: dict[str, StoredTensor]) -> bool:
     try:
         check_stored(version, version)
         if version.base is not None:
@@ -122,7 +122,7 @@ def _fits(version: Stored, chosen: dict[str, Stored]) -> bool:
     return True
 
 
-def _manifests(store: ParameterStore, census: Census) -> dict[str, tuple[ManifestRecord, str, list[str]]]:
+def _manifests(store: ParameterStore, census: PackCensus) -> dict[str, tuple[ManifestRecord, str, list[str]]]:
     """One manifest of each snapshot that has a good one: its record, its pack and the tensors that it lists."""
     found = {}
     for snapshot, places in census.manifests.items():

@@ -17,26 +17,26 @@ from regatta.store.folder import Packing
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.pack_file import ManifestRecord, Segment
 from regatta.store.format.tensor_id import tensor_id, word_count
-from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Located, Stored
+from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, LocatedSegment, StoredTensor
 from regatta.store.maintenance.rewrite import checked_streams
-from regatta.store.reader import Request
+from regatta.store.reader import ReadRequest
 
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
 
-def recreated_id(store: ParameterStore, chain: list[Stored]) -> str:
+def recreated_id(store: ParameterStore, chain: list[StoredTensor]) -> str:
     """The id that a tensor has when it is decoded over that chain."""
     head = chain[0]
-    (words,) = store.reader.read([Request(chain, 0, word_count(head.dtype, head.shape))])
+    (words,) = store.reader.read([ReadRequest(chain, 0, word_count(head.dtype, head.shape))])
     return tensor_id(head.dtype, head.shape, words)
 
 
 @dataclass
-class Census:
+class PackCensus:
     """Every record of every pack that can be read: where else a tensor or a manifest may be found."""
 
-    tensors: dict[str, list[Located]] = field(default_factory=dict)
+    tensors: dict[str, list[LocatedSegment]] = field(default_factory=dict)
     manifests: dict[str, list[tuple[ManifestRecord, str, int]]] = field(default_factory=dict)
     sizes: dict[tuple[str, int], int] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
@@ -51,13 +51,13 @@ class Census:
         self.sizes[pack, place] = size
         for record in records:
             if isinstance(record, Segment):
-                self.tensors.setdefault(record.tensor, []).append(Located(record, pack, place))
+                self.tensors.setdefault(record.tensor, []).append(LocatedSegment(record, pack, place))
             else:
                 self.manifests.setdefault(record.snapshot, []).append((record, pack, place))
 
-    def versions(self, store: ParameterStore, tensor: str) -> Iterator[Stored]:
+    def versions(self, store: ParameterStore, tensor: str) -> Iterator[StoredTensor]:
         """The ways in which a tensor is stored whole, those without a base first."""
-        ways: dict[tuple[int, str | None], dict[int, Located]] = {}
+        ways: dict[tuple[int, str | None], dict[int, LocatedSegment]] = {}
         for located in self.tensors.get(tensor, ()):
             segment = located.segment
             parts = ways.setdefault((segment.encoding, segment.base), {})
@@ -65,19 +65,19 @@ class Census:
                 parts[segment.first] = located
         for (encoding, base), parts in sorted(ways.items(), key=lambda way: way[0][1] is not None):
             if parts:
-                yield Stored(tensor, encoding, base, tuple(parts[first] for first in sorted(parts)))
+                yield StoredTensor(tensor, encoding, base, tuple(parts[first] for first in sorted(parts)))
 
 
-def _is_whole(store: ParameterStore, located: Located) -> bool:
+def _is_whole(store: ParameterStore, located: LocatedSegment) -> bool:
     try:
         return all(True for _ in checked_streams(store.source, located, located.segment))
     except RegattaError:
         return False
 
 
-def take_census(store: ParameterStore, remote: bool) -> Census:
+def take_census(store: ParameterStore, remote: bool) -> PackCensus:
     """Look through the packs here, and those at the remote if there is one that can be reached."""
-    census = Census()
+    census = PackCensus()
     for pack, stat in store.folder.present():
         census.add(store, pack, LOCAL, stat.st_size)
     if remote and store.remote is not None:
@@ -105,7 +105,7 @@ class Repair:
         self.bad_packs, self.bad_snapshots = dict(packs), dict(snapshots)
         self.suspects = dict(tensors)
         self.seen: dict[str, list[str]] = {}  # where suspects lay when they were looked at
-        self.good: dict[str, list[Stored]] = {}
+        self.good: dict[str, list[StoredTensor]] = {}
         self.wrong: dict[str, str] = {}  # packs that hold, well-formed, another tensor than they say
         self.repaired: list[str] = []
         self.lost: list[str] = []
@@ -179,7 +179,7 @@ class Repair:
                 continue  # this one cannot be read; there may be others
         return False
 
-    def _current(self, tensor: str) -> list[Stored]:
+    def _current(self, tensor: str) -> list[StoredTensor]:
         """What the index says of it, lost or not."""
         try:
             return [self.index.stored(tensor, even_lost=True)]
@@ -189,7 +189,7 @@ class Repair:
     def _packs_of(self, tensor: str) -> list[str]:
         return [part.pack for version in self._current(tensor) for part in version.segments]
 
-    def _chain_of(self, base: str) -> list[Stored] | None:
+    def _chain_of(self, base: str) -> list[StoredTensor] | None:
         """How a base is recreated; None while that is not known."""
         if base in self.good or base in self.suspects:
             return self.good.get(base)

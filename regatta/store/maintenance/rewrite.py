@@ -19,8 +19,8 @@ from regatta.store.folder import Packing
 from regatta.store.format.dtypes import Words
 from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.pack_file import Segment
-from regatta.store.format.tensor_id import Tensor, word_count
-from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index, Located, Stored
+from regatta.store.format.tensor_id import RawTensor, word_count
+from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index, LocatedSegment, StoredTensor
 from regatta.store.remote import PackSource, Remote
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def reencode(store: ParameterStore, plan: Plan, wait: bool) -> None:
     words = lru_cache(maxsize=3)(store.words)  # the next delta's base is often one that was just at hand
     with exclusive(store.path / MAINTENANCE_LOCK, "reencode", wait), store.folder.packing() as packing:
         for stored, encoding, base in _check_plan(store, plan):
-            tensor = Tensor(stored.dtype, stored.shape, words(stored.tensor))
+            tensor = RawTensor(stored.dtype, stored.shape, words(stored.tensor))
             if tensor.id != stored.tensor:
                 raise CorruptError(
                     f"The tensor {stored.tensor} cannot be stored anew: it is damaged.", hint="Run fsck."
@@ -45,7 +45,7 @@ def reencode(store: ParameterStore, plan: Plan, wait: bool) -> None:
             swap(store, packing)
 
 
-def _check_plan(store: ParameterStore, plan: Plan) -> list[tuple[Stored, int, str | None]]:
+def _check_plan(store: ParameterStore, plan: Plan) -> list[tuple[StoredTensor, int, str | None]]:
     """What the plan changes, when all of it can be done."""
     with store.index.reading():
         graph, lost = store.index.bases(), store.index.lost()
@@ -61,7 +61,7 @@ def _check_plan(store: ParameterStore, plan: Plan) -> list[tuple[Stored, int, st
     return [(one, encoding, base) for one, encoding, base in edges if (encoding, base) != (one.encoding, one.base)]
 
 
-def _check_edge(stored: Stored, encoding: int, base: Stored | None) -> None:
+def _check_edge(stored: StoredTensor, encoding: int, base: StoredTensor | None) -> None:
     found = ENCODINGS.get(encoding)
     if found is None or found.lossy:
         reason = "is not known" if found is None else f"({found.name}) is lossy: it would make another tensor of it"
@@ -138,9 +138,9 @@ def relocate(store: ParameterStore, packing: Packing) -> None:
         index.retire_packs(now)
 
 
-def needed(index: Index, snapshots: Iterable[str] | None) -> dict[str, Stored]:
+def needed(index: Index, snapshots: Iterable[str] | None) -> dict[str, StoredTensor]:
     """How the tensors of these snapshots (of all) are stored, and the bases of these."""
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredTensor] = {}
     for snapshot in index.snapshots() if snapshots is None else snapshots:
         for tensor in index.members(snapshot):
             if tensor not in found:
@@ -194,7 +194,7 @@ def offload(store: ParameterStore, snapshots: list[str], tensors: list[str], kee
     return sum(segment.size for segments in there.segments().values() for segment, _ in segments)
 
 
-def _split(store: ParameterStore, stored: Stored, keep: int, here: Packing, there: Packing) -> None:
+def _split(store: ParameterStore, stored: StoredTensor, keep: int, here: Packing, there: Packing) -> None:
     for part in stored.segments:
         segment = part.segment
         kept = min(max(keep - segment.first, 0), segment.count)
@@ -206,7 +206,7 @@ def _split(store: ParameterStore, stored: Stored, keep: int, here: Packing, ther
             there.add(low, checked_streams(store.source, part, low))
 
 
-def checked_streams(source: PackSource, located: Located, part: Segment) -> Iterator[memoryview]:
+def checked_streams(source: PackSource, located: LocatedSegment, part: Segment) -> Iterator[memoryview]:
     """The streams of a segment, one by one, each compared with its checksum."""
     (data,) = source.read(located.pack, located.place, [(part.offset, part.size)])
     at = 0

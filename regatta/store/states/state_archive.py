@@ -31,10 +31,10 @@ from regatta.paths import STATES, run_journal, store_beside, store_exists
 from regatta.safetensors_io import LENGTH_BYTES, Header, HeaderError, parse_header, split_header
 from regatta.store.commit import NewSnapshot
 from regatta.store.format.dtypes import dtype_named, floats_of
-from regatta.store.format.manifest import Manifest, Member
+from regatta.store.format.manifest import Manifest, ManifestEntry
 from regatta.store.format.tensor_id import (
     Bits,
-    Tensor,
+    RawTensor,
     as_tensor,
     check_name,
     word_count,
@@ -63,7 +63,7 @@ class RawState:
     hash: str
 
 
-class Outcome(NamedTuple):
+class StoredStates(NamedTuple):
     """What became of states: the files that are in the store as well now, and why others are not."""
 
     kept: list[Path]
@@ -86,7 +86,7 @@ def reference_of(series: str, config: str, path: Path) -> str:
     return f"{PREFIX}{series}/{config}/{path.stem}"
 
 
-def store_states(store: ParameterStore, series: str, states: Iterable[RawState]) -> Outcome:
+def store_states(store: ParameterStore, series: str, states: Iterable[RawState]) -> StoredStates:
     """Put states into the store, in one transaction; the files that the store has been seen to give back may go."""
     found, left = _readable(states, series)
     stored = store.put_all(snapshot for _, snapshot in found)
@@ -98,7 +98,7 @@ def store_states(store: ParameterStore, series: str, states: Iterable[RawState])
             left[state.path] = str(error)
         else:
             kept.append(state.path)
-    return Outcome(kept, left)
+    return StoredStates(kept, left)
 
 
 def series_bases(references: Mapping[str, str]) -> dict[str, list[str]]:
@@ -192,7 +192,7 @@ def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
     return NewSnapshot(tensors, metadata, reference_of(series, state.config, state.path))
 
 
-def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, Tensor]]:
+def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, RawTensor]]:
     """The header of a safetensors file and its tensors, which look at its bytes; CorruptError says what is wrong.
 
     A file with gaps or overlaps is refused: the store would not give back what lies there.
@@ -266,7 +266,7 @@ def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
     yield group
 
 
-def _size(member: Member) -> int:
+def _size(member: ManifestEntry) -> int:
     dtype = dtype_named(member.dtype)
     return word_count(dtype, member.shape) * dtype.width_bytes
 

@@ -23,20 +23,20 @@ from regatta.repo.inspect.distributions import (
 )
 from regatta.store.format.planes import leading
 from regatta.store.format.tensor_id import as_tensor
-from regatta.store.slices import Partial
+from regatta.store.slices import PartialTensor
 
 FLOATS = ("float64", "float32", "float16")
 
 
-def partly(array: Any, planes: int = 2) -> Partial:
+def partly(array: Any, planes: int = 2) -> PartialTensor:
     """What is read of an array, when so many of its planes are."""
     tensor = as_tensor("x", array)
     known = min(planes, tensor.dtype.planes)
     words = leading(tensor.words, known, tensor.dtype)
-    return Partial(tensor.dtype, tensor.shape, known, words.reshape(tensor.shape) if tensor.shape else words)
+    return PartialTensor(tensor.dtype, tensor.shape, known, words.reshape(tensor.shape) if tensor.shape else words)
 
 
-def whole(array: Any) -> Partial:
+def whole(array: Any) -> PartialTensor:
     return partly(array, 99)
 
 

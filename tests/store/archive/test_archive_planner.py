@@ -20,10 +20,10 @@ from regatta.store.archive.budgets import (
 )
 from regatta.store.archive.planner import ALGORITHMS, plan, shortened
 from regatta.store.archive.storage_graph import (
-    Edge,
     Floats,
-    Plan,
+    StorageEdge,
     StorageGraph,
+    StoragePlan,
 )
 
 BUDGETED = ("last", "pas-mt", "pas-pt")
@@ -37,9 +37,9 @@ def toy() -> StorageGraph:
     """
     whole = {"m1": (2, 1), "m2": (8, 2), "m3": (8, 2), "m4": (9, 1.5), "m5": (8, 2)}
     deltas = {("m1", "m3"): (4, 1), ("m2", "m4"): (4, 1), ("m2", "m5"): (1, 0.5), ("m4", "m5"): (4, 1)}
-    edges = [Edge(None, name, *cost) for name, cost in whole.items()]
+    edges = [StorageEdge(None, name, *cost) for name, cost in whole.items()]
     for (one, other), cost in deltas.items():
-        edges += [Edge(one, other, *cost), Edge(other, one, *cost)]
+        edges += [StorageEdge(one, other, *cost), StorageEdge(other, one, *cost)]
     return StorageGraph(edges, {"s1": ["m1", "m2"], "s2": ["m3", "m4", "m5"]})
 
 
@@ -160,10 +160,10 @@ def random_graph(random: np.random.Generator) -> StorageGraph:
     for snapshot in range(2):
         for matrix in range(3):
             size = float(sizes[matrix])
-            edges.append(Edge(None, (snapshot, matrix), size * random.uniform(0.8, 1), size, "whole"))
+            edges.append(StorageEdge(None, (snapshot, matrix), size * random.uniform(0.8, 1), size, "whole"))
             for hop, saving in ((1.5, 1.0), (4.0, 0.9)):
                 storage = size * saving * random.uniform(0.3, 0.8)
-                edges.append(Edge((1 - snapshot, matrix), (snapshot, matrix), storage, size * hop, "delta"))
+                edges.append(StorageEdge((1 - snapshot, matrix), (snapshot, matrix), storage, size * hop, "delta"))
     return StorageGraph(edges, {f"s{s}": [(s, m) for m in range(3)] for s in range(2)})
 
 
@@ -224,10 +224,10 @@ class TestLargerGraphs:
     def test_remote_edges_are_taken_where_the_budget_allows(self) -> None:
         """The same delta kept far away costs less here and more time."""
         edges = [
-            Edge(None, "a", 10, 1, ("planes", "here")),
-            Edge(None, "a", 2, 8, ("planes", "remote")),
-            Edge(None, "b", 10, 1, ("planes", "here")),
-            Edge(None, "b", 2, 8, ("planes", "remote")),
+            StorageEdge(None, "a", 10, 1, ("planes", "here")),
+            StorageEdge(None, "a", 2, 8, ("planes", "remote")),
+            StorageEdge(None, "b", 10, 1, ("planes", "here")),
+            StorageEdge(None, "b", 2, 8, ("planes", "remote")),
         ]
         graph = StorageGraph(edges, {"hot": ["a"], "cold": ["b"]})
         found = plan(graph, "pas-mt", "independent", by_snapshot(graph, {"hot": 2, "cold": 10}))
@@ -258,7 +258,7 @@ class TestRefusals:
             plan(toy(), "mst", hops=0)
 
     def test_a_chain_that_cannot_be_cut(self) -> None:
-        graph = StorageGraph([Edge(None, "a", 1, 1), Edge("a", "b", 1, 1)], {})
+        graph = StorageGraph([StorageEdge(None, "a", 1, 1), StorageEdge("a", "b", 1, 1)], {})
         with pytest.raises(UsageError, match="b cannot be recreated within 1 hops"):
             plan(graph, "mst", hops=1)
 
@@ -266,13 +266,13 @@ class TestRefusals:
 def test_where_no_single_edge_helps_a_whole_path_is_taken() -> None:
     """c is quickest through b, but only once b is stored as it is: no swap alone brings c nearer."""
     edges = [
-        Edge(None, "a", 1, 10),
-        Edge("a", "b", 1, 10),
-        Edge(None, "b", 30, 1),
-        Edge(None, "c", 1, 15),
-        Edge("b", "c", 2, 1),
+        StorageEdge(None, "a", 1, 10),
+        StorageEdge("a", "b", 1, 10),
+        StorageEdge(None, "b", 30, 1),
+        StorageEdge(None, "c", 1, 15),
+        StorageEdge("b", "c", 2, 1),
     ]
     graph = StorageGraph(edges, {"s": ["c"]})
     found = plan(graph, "pas-mt", "independent", by_snapshot(graph, {"s": 2}), refined=False)
     assert found.storage == 1 + 30 + 2
-    assert isinstance(found, Plan)
+    assert isinstance(found, StoragePlan)

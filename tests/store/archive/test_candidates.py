@@ -10,11 +10,11 @@ from training_series import series, start, step
 from regatta.errors import UsageError
 from regatta.store.archive.candidates import (
     SAMPLE,
-    Choice,
-    Estimates,
+    EdgeEstimates,
+    EncodingChoice,
     Matrix,
     Samples,
-    Way,
+    StorageOption,
     candidate_edges,
     declared_pairs,
     lineage,
@@ -23,7 +23,7 @@ from regatta.store.archive.candidates import (
 from regatta.store.archive.speeds import Speeds, measured_speeds
 from regatta.store.format.dtypes import DTYPES, Words, words_of
 from regatta.store.format.encodings import ENCODINGS, by_name
-from regatta.store.format.manifest import Manifest, Member
+from regatta.store.format.manifest import Manifest, ManifestEntry
 
 F32 = DTYPES["F32"]
 SPEEDS = Speeds({(encoding, width): 1e9 for encoding in range(7) for width in (1, 2, 4, 8)})
@@ -35,11 +35,12 @@ class Shelf:
     def __init__(self, **arrays: NDArray[np.float32]) -> None:
         self.words: dict[str, Words] = {name: words_of(array) for name, array in arrays.items()}
         self.matrices = {
-            name: Matrix(name, F32, len(words), Way(1, None), words.nbytes) for name, words in self.words.items()
+            name: Matrix(name, F32, len(words), StorageOption(1, None), words.nbytes)
+            for name, words in self.words.items()
         }
         self.reads: list[tuple[str, int, int]] = []
         self.samples = Samples(self.matrices, self.read)
-        self.estimates = Estimates(self.matrices, self.samples, SPEEDS)
+        self.estimates = EdgeEstimates(self.matrices, self.samples, SPEEDS)
 
     def read(self, tensor: str, begin: int, end: int) -> Words:
         self.reads.append((tensor, begin, end))
@@ -47,7 +48,7 @@ class Shelf:
 
 
 def manifest(**tensors: str) -> Manifest:
-    return Manifest({name: Member(tensor, "F32", (4,)) for name, tensor in tensors.items()})
+    return Manifest({name: ManifestEntry(tensor, "F32", (4,)) for name, tensor in tensors.items()})
 
 
 class TestLineage:
@@ -74,7 +75,7 @@ class TestLineage:
 
     def test_what_is_partly_remote_stays_out(self) -> None:
         shelf = Shelf(a=np.zeros(4, np.float32), b=np.zeros(4, np.float32))
-        shelf.matrices["b"] = Matrix("b", F32, 4, Way(1, None), 16, remote=8)
+        shelf.matrices["b"] = Matrix("b", F32, 4, StorageOption(1, None), 16, remote=8)
         assert declared_pairs(shelf.matrices, {"1": manifest(x="a"), "2": manifest(x="b")}, {"2": ["1"]}) == []
 
 
@@ -153,54 +154,60 @@ class TestEdges:
     def test_related_tensors_get_deltas_both_ways_and_strangers_none(self) -> None:
         one, other = series(1, 2)
         shelf = Shelf(a=one["hidden.weight"], b=other["hidden.weight"], c=start(7)["hidden.weight"])
-        edges = candidate_edges(shelf.matrices, [("a", "b"), ("a", "c")], shelf.estimates, Choice(self.ARCHIVAL))
+        edges = candidate_edges(
+            shelf.matrices, [("a", "b"), ("a", "c")], shelf.estimates, EncodingChoice(self.ARCHIVAL)
+        )
         deltas = {(edge.source, edge.target) for edge in edges if edge.source is not None}
         assert deltas == {("a", "b"), ("b", "a")}
         for edge in edges:
-            assert isinstance(edge.option, Way)
+            assert isinstance(edge.option, StorageOption)
             assert edge.option.base == edge.source
             assert ENCODINGS[edge.option.encoding].needs_base == (edge.source is not None)
 
     def test_the_present_way_is_always_there_once(self) -> None:
         shelf = Shelf(a=start(1)["hidden.weight"])
-        edges = candidate_edges(shelf.matrices, [], shelf.estimates, Choice(self.ARCHIVAL))
-        kept = [edge for edge in edges if edge.option == Way(1, None)]
+        edges = candidate_edges(shelf.matrices, [], shelf.estimates, EncodingChoice(self.ARCHIVAL))
+        kept = [edge for edge in edges if edge.option == StorageOption(1, None)]
         assert len(kept) == 1
         assert kept[0].storage == pytest.approx(shelf.matrices["a"].stored, rel=0.01)
 
     def test_a_lossy_way_is_kept_if_it_is_smaller(self) -> None:
         shelf = Shelf(a=start(1)["hidden.weight"])
         lossy = next(encoding for encoding in ENCODINGS.values() if encoding.lossy)
-        shelf.matrices["a"] = Matrix("a", F32, shelf.matrices["a"].count, Way(lossy.id, None), 1000)
-        edges = candidate_edges(shelf.matrices, [], shelf.estimates, Choice(self.ARCHIVAL))
-        assert min(edges, key=lambda edge: edge.storage).option == Way(lossy.id, None)
+        shelf.matrices["a"] = Matrix("a", F32, shelf.matrices["a"].count, StorageOption(lossy.id, None), 1000)
+        edges = candidate_edges(shelf.matrices, [], shelf.estimates, EncodingChoice(self.ARCHIVAL))
+        assert min(edges, key=lambda edge: edge.storage).option == StorageOption(lossy.id, None)
 
     def test_tiny_and_incompressible_tensors_may_be_stored_as_they_are(self) -> None:
         noise = np.random.default_rng(1).integers(0, 2**32, 5000, np.uint32).view(np.float32)
         shelf = Shelf(tiny=np.ones(3, np.float32), noise=noise, weights=start(1)["hidden.weight"])
-        edges = candidate_edges(shelf.matrices, [], shelf.estimates, Choice(self.ARCHIVAL))
-        assert {edge.target for edge in edges if edge.option == Way(0, None)} == {"tiny", "noise"}
+        edges = candidate_edges(shelf.matrices, [], shelf.estimates, EncodingChoice(self.ARCHIVAL))
+        assert {edge.target for edge in edges if edge.option == StorageOption(0, None)} == {"tiny", "noise"}
 
     def test_an_empty_tensor_stays_as_it_is(self) -> None:
         shelf = Shelf(empty=np.zeros(0, np.float32))
-        (edge,) = candidate_edges(shelf.matrices, [], shelf.estimates, Choice(self.ARCHIVAL))
-        assert edge.option == Way(1, None)
+        (edge,) = candidate_edges(shelf.matrices, [], shelf.estimates, EncodingChoice(self.ARCHIVAL))
+        assert edge.option == StorageOption(1, None)
 
     def test_planes_at_the_remote_are_parallel_edges(self) -> None:
         shelf = Shelf(a=start(1)["hidden.weight"])
-        choice = Choice([by_name("zstd-planes")], remote_planes=2)
-        shelf.matrices["a"] = Matrix("a", F32, shelf.matrices["a"].count, Way(2, None), 10**6)
+        choice = EncodingChoice([by_name("zstd-planes")], remote_planes=2)
+        shelf.matrices["a"] = Matrix("a", F32, shelf.matrices["a"].count, StorageOption(2, None), 10**6)
         edges = {edge.option: edge for edge in candidate_edges(shelf.matrices, [], shelf.estimates, choice)}
-        here, there = edges[Way(1, None)], edges[Way(1, None, 2)]
+        here, there = edges[StorageOption(1, None)], edges[StorageOption(1, None, 2)]
         assert there.storage < 0.45 * here.storage
         assert there.recreation > here.recreation + SPEEDS.per_request
 
     def test_dominated_ways_are_left_out(self) -> None:
         slow = Speeds({(encoding, 4): 1e6 if encoding == 2 else 1e9 for encoding in range(7)})
         shelf = Shelf(a=np.ones(5000, np.float32))  # constant: both make next to nothing of it
-        shelf.matrices["a"] = Matrix("a", F32, 5000, Way(0, None), 20000)
-        estimates = Estimates(shelf.matrices, shelf.samples, slow)
+        shelf.matrices["a"] = Matrix("a", F32, 5000, StorageOption(0, None), 20000)
+        estimates = EdgeEstimates(shelf.matrices, shelf.samples, slow)
         sizes = {name: sum(estimates.streams(by_name(name), "a", None)) for name in ("zstd-planes", "pcodec")}
-        edges = candidate_edges(shelf.matrices, [], estimates, Choice([by_name("zstd-planes"), by_name("pcodec")]))
-        expected = {Way(0, None), Way(1, None)} | ({Way(2, None)} if sizes["pcodec"] < sizes["zstd-planes"] else set())
+        edges = candidate_edges(
+            shelf.matrices, [], estimates, EncodingChoice([by_name("zstd-planes"), by_name("pcodec")])
+        )
+        expected = {StorageOption(0, None), StorageOption(1, None)} | (
+            {StorageOption(2, None)} if sizes["pcodec"] < sizes["zstd-planes"] else set()
+        )
         assert {edge.option for edge in edges} == expected

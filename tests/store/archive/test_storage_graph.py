@@ -21,25 +21,25 @@ from regatta.store.archive.budgets import (
     split_by_size,
 )
 from regatta.store.archive.spanning_trees import balanced_tree, cheapest_tree, quickest_tree
-from regatta.store.archive.storage_graph import Edge, Plan, StorageGraph
+from regatta.store.archive.storage_graph import StorageEdge, StorageGraph, StoragePlan
 
 
 def whole_and_delta() -> StorageGraph:
     """Matrix b as it is or as one of two deltas to a; both make a snapshot."""
     edges = [
-        Edge(None, "a", 10, 1, "whole"),
-        Edge(None, "b", 10, 1, "whole"),
-        Edge("a", "b", 4, 2, "dense"),
-        Edge("a", "b", 6, 0.5, "quick"),
+        StorageEdge(None, "a", 10, 1, "whole"),
+        StorageEdge(None, "b", 10, 1, "whole"),
+        StorageEdge("a", "b", 4, 2, "dense"),
+        StorageEdge("a", "b", 6, 0.5, "quick"),
     ]
     return StorageGraph(edges, {"both": ["a", "b"], "first": ["a"]})
 
 
-def plan_of(graph: StorageGraph, *options: object) -> Plan:
+def plan_of(graph: StorageGraph, *options: object) -> StoragePlan:
     chosen = [-1] * len(graph)
     for node, option in enumerate(options, 1):
         (chosen[node],) = [edge for edge in graph.into[node] if graph.edges[edge].option == option]
-    return Plan(graph, tuple(chosen))
+    return StoragePlan(graph, tuple(chosen))
 
 
 class TestCosts:
@@ -52,48 +52,48 @@ class TestCosts:
         assert plan.hops.tolist() == [0, 1, 2]
 
     def test_edges_come_bases_first(self) -> None:
-        edges = [Edge("b", "a", 1, 1), Edge(None, "b", 5, 1)]
+        edges = [StorageEdge("b", "a", 1, 1), StorageEdge(None, "b", 5, 1)]
         graph = StorageGraph(edges, {})
-        plan = Plan(graph, tuple(cheapest_tree(graph)))
+        plan = StoragePlan(graph, tuple(cheapest_tree(graph)))
         assert list(plan.edges()) == ["b", "a"]
         assert plan.edges()["a"].source == "b"
 
     def test_a_matrix_named_twice_in_a_snapshot_is_read_once(self) -> None:
-        graph = StorageGraph([Edge(None, "a", 10, 1)], {"tied": ["a", "a"]})
-        assert Plan(graph, tuple(cheapest_tree(graph))).recreation("independent").tolist() == [1]
+        graph = StorageGraph([StorageEdge(None, "a", 10, 1)], {"tied": ["a", "a"]})
+        assert StoragePlan(graph, tuple(cheapest_tree(graph))).recreation("independent").tolist() == [1]
 
     def test_an_empty_snapshot_costs_nothing(self) -> None:
-        graph = StorageGraph([Edge(None, "a", 10, 1)], {"empty": []})
+        graph = StorageGraph([StorageEdge(None, "a", 10, 1)], {"empty": []})
         for scheme in ("independent", "parallel", "reusable"):
-            assert Plan(graph, tuple(cheapest_tree(graph))).recreation(scheme).tolist() == [0]
+            assert StoragePlan(graph, tuple(cheapest_tree(graph))).recreation(scheme).tolist() == [0]
 
     def test_a_cycle_of_deltas_is_no_plan(self) -> None:
-        edges = [Edge(None, "a", 9, 1), Edge("a", "b", 1, 1), Edge("b", "a", 1, 1)]
+        edges = [StorageEdge(None, "a", 9, 1), StorageEdge("a", "b", 1, 1), StorageEdge("b", "a", 1, 1)]
         graph = StorageGraph(edges, {})
-        around = Plan(graph, (-1, *[e for n in (1, 2) for e in graph.into[n] if graph.sources[e] != 0]))
+        around = StoragePlan(graph, (-1, *[e for n in (1, 2) for e in graph.into[n] if graph.sources[e] != 0]))
         with pytest.raises(CorruptError, match="cycle"):
             _ = around.distances
 
     def test_an_edge_into_another_matrix_is_no_plan(self) -> None:
         graph = whole_and_delta()
         with pytest.raises(CorruptError, match="stores b by an edge into another"):
-            _ = Plan(graph, (-1, 0, 0)).order
+            _ = StoragePlan(graph, (-1, 0, 0)).order
 
 
 class TestRefusals:
     @pytest.mark.parametrize(
         ("edges", "snapshots", "message"),
         [
-            ([Edge("x", "a", 1, 1), Edge(None, "a", 1, 1)], {}, "starts at x, which no edge leads to"),
-            ([Edge("a", "b", 1, 1), Edge("b", "a", 1, 1)], {}, "2 of 2 matrices cannot be recreated"),
-            ([Edge(None, "a", -1, 1)], {}, "costs -1 to store"),
-            ([Edge(None, "a", 1, math.nan)], {}, "nan to recreate"),
-            ([Edge(None, "a", math.inf, 1)], {}, "costs inf to store"),
-            ([Edge("a", "a", 1, 1), Edge(None, "a", 1, 1)], {}, "must be another matrix"),
-            ([Edge(None, "a", 1, 1)], {"s": ["a", "b"]}, "Snapshot s has 1 matrices without any edge: b"),
+            ([StorageEdge("x", "a", 1, 1), StorageEdge(None, "a", 1, 1)], {}, "starts at x, which no edge leads to"),
+            ([StorageEdge("a", "b", 1, 1), StorageEdge("b", "a", 1, 1)], {}, "2 of 2 matrices cannot be recreated"),
+            ([StorageEdge(None, "a", -1, 1)], {}, "costs -1 to store"),
+            ([StorageEdge(None, "a", 1, math.nan)], {}, "nan to recreate"),
+            ([StorageEdge(None, "a", math.inf, 1)], {}, "costs inf to store"),
+            ([StorageEdge("a", "a", 1, 1), StorageEdge(None, "a", 1, 1)], {}, "must be another matrix"),
+            ([StorageEdge(None, "a", 1, 1)], {"s": ["a", "b"]}, "Snapshot s has 1 matrices without any edge: b"),
         ],
     )
-    def test_graphs(self, edges: list[Edge], snapshots: dict[str, list[str]], message: str) -> None:
+    def test_graphs(self, edges: list[StorageEdge], snapshots: dict[str, list[str]], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             StorageGraph(edges, snapshots)
 
@@ -125,7 +125,7 @@ class TestBudgets:
 
     def test_frequent_snapshots_get_less_and_the_mean_read_is_kept(self) -> None:
         graph = StorageGraph(
-            [Edge(None, name, 10, cost) for name, cost in zip("abcd", (1, 2, 3, 4), strict=True)],
+            [StorageEdge(None, name, 10, cost) for name, cost in zip("abcd", (1, 2, 3, 4), strict=True)],
             {name: [name] for name in "abcd"},
         )
         reads = {"a": 100.0, "b": 10.0, "c": 1.0}
@@ -139,7 +139,7 @@ class TestBudgets:
         assert by_access(whole_and_delta(), "independent", 2, {}).tolist() == [math.inf, math.inf]
 
     def test_a_split_gives_every_matrix_what_it_needs(self) -> None:
-        edges = [Edge(None, "small", 1, 5), Edge(None, "large", 9, 5)]
+        edges = [StorageEdge(None, "small", 1, 5), StorageEdge(None, "large", 9, 5)]
         graph = StorageGraph(edges, {"s": ["small", "large"]})
         small, large = split_by_size(graph, "independent", np.array([12.0]))[1:]
         assert small == 5
@@ -155,21 +155,21 @@ class TestTrees:
     @settings(max_examples=150, deadline=None)
     @given(graphs())
     def test_the_cheapest_tree_is_the_cheapest_of_all(self, graph: StorageGraph) -> None:
-        found = Plan(graph, tuple(cheapest_tree(graph)))
+        found = StoragePlan(graph, tuple(cheapest_tree(graph)))
         assert found.storage == min(plan.storage for plan in all_plans(graph))
 
     @settings(max_examples=150, deadline=None)
     @given(graphs())
     def test_the_quickest_tree_is_nowhere_beaten(self, graph: StorageGraph) -> None:
-        found = Plan(graph, tuple(quickest_tree(graph)))
+        found = StoragePlan(graph, tuple(quickest_tree(graph)))
         for plan in all_plans(graph):
             assert (found.distances <= plan.distances).all()
 
     @settings(max_examples=150, deadline=None)
     @given(graphs(), st.floats(1, 4))
     def test_the_balanced_tree_keeps_its_bounds(self, graph: StorageGraph, alpha: float) -> None:
-        bounds = Plan(graph, tuple(quickest_tree(graph))).distances * alpha
-        balanced = Plan(graph, tuple(balanced_tree(graph, bounds.tolist())))
+        bounds = StoragePlan(graph, tuple(quickest_tree(graph))).distances * alpha
+        balanced = StoragePlan(graph, tuple(balanced_tree(graph, bounds.tolist())))
         assert (balanced.distances <= bounds).all()
 
     @pytest.mark.parametrize("alpha", [1.5, 2.0, 3.0])
@@ -181,26 +181,33 @@ class TestTrees:
             edges = []
             for a, b in itertools.permutations(range(30), 2):
                 length = float(np.hypot(*(places[a] - places[b])))
-                edges.append(Edge(None if a == 0 else a, b, length, length) if b else None)
+                edges.append(StorageEdge(None if a == 0 else a, b, length, length) if b else None)
             graph = StorageGraph([edge for edge in edges if edge is not None], {})
-            bounds = Plan(graph, tuple(quickest_tree(graph))).distances * alpha
-            balanced = Plan(graph, tuple(balanced_tree(graph, bounds.tolist())))
-            cheapest = Plan(graph, tuple(cheapest_tree(graph)))
+            bounds = StoragePlan(graph, tuple(quickest_tree(graph))).distances * alpha
+            balanced = StoragePlan(graph, tuple(balanced_tree(graph, bounds.tolist())))
+            cheapest = StoragePlan(graph, tuple(cheapest_tree(graph)))
             assert cheapest.storage <= balanced.storage <= (1 + 2 / (alpha - 1)) * cheapest.storage
             assert (balanced.distances <= bounds).all()
 
     def test_nested_cycles_are_contracted_and_opened_again(self) -> None:
         """Each of two pairs is cheapest as a cycle, and both pairs together again."""
         edges = [
-            *(Edge(None, node, price, 1) for node, price in zip("abcd", (20, 21, 22, 23), strict=True)),
-            *(Edge("a", "b", 1, 1), Edge("b", "a", 1, 1), Edge("c", "d", 1, 1), Edge("d", "c", 1, 1)),
-            *(Edge("b", "c", 5, 1), Edge("d", "a", 4, 1)),
+            *(StorageEdge(None, node, price, 1) for node, price in zip("abcd", (20, 21, 22, 23), strict=True)),
+            *(
+                StorageEdge("a", "b", 1, 1),
+                StorageEdge("b", "a", 1, 1),
+                StorageEdge("c", "d", 1, 1),
+                StorageEdge("d", "c", 1, 1),
+            ),
+            *(StorageEdge("b", "c", 5, 1), StorageEdge("d", "a", 4, 1)),
         ]
         graph = StorageGraph(edges, {})
-        found = Plan(graph, tuple(cheapest_tree(graph)))
+        found = StoragePlan(graph, tuple(cheapest_tree(graph)))
         assert found.storage == 20 + 1 + 5 + 1
         assert found.storage == min(plan.storage for plan in all_plans(graph))
 
     def test_of_equally_quick_ways_the_cheaper_is_taken(self) -> None:
-        graph = StorageGraph([Edge(None, "a", 9, 1), Edge(None, "a", 5, 1), Edge(None, "a", 7, 1)], {})
-        assert Plan(graph, tuple(quickest_tree(graph))).storage == 5
+        graph = StorageGraph(
+            [StorageEdge(None, "a", 9, 1), StorageEdge(None, "a", 5, 1), StorageEdge(None, "a", 7, 1)], {}
+        )
+        assert StoragePlan(graph, tuple(quickest_tree(graph))).storage == 5

@@ -27,9 +27,9 @@ from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.manifest import parse_manifest
 from regatta.store.format.pack_file import TRAILER, Segment, read_records
 from regatta.store.format.tensor_id import as_tensor, word_count
-from regatta.store.index import LOCAL, Located, Stored
-from regatta.store.reader import ChunkCache, Reader, Request
-from regatta.store.writer import Encoder, unpack_manifest
+from regatta.store.index import LOCAL, LocatedSegment, StoredTensor
+from regatta.store.reader import ChunkCache, ReadRequest, TensorReader
+from regatta.store.writer import TensorEncoder, unpack_manifest
 
 MOST = 2**22  # words; more than this is not asked for
 
@@ -40,7 +40,7 @@ class Bytes:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def fetch(self, located: Located, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def fetch(self, located: LocatedSegment, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         return [self.read(at, length) for at, length in ranges]
 
     def read(self, at: int, length: int) -> memoryview:
@@ -48,7 +48,7 @@ class Bytes:
             raise CorruptError(f"{length} bytes at {at} are not in {len(self.data)}.")
         return memoryview(self.data)[at : at + length]
 
-    def where(self, located: Located) -> str:
+    def where(self, located: LocatedSegment) -> str:
         return "memory"
 
 
@@ -56,8 +56,11 @@ def read_pack(data: bytes) -> int:
     """Read all that a pack offers; how many tensors that gave."""
     source = Bytes(with_right_checksums(data))
     records = read_records(source.read, len(source.data), "memory")
-    tensors = {r.tensor: Stored(r.tensor, r.encoding, r.base, (Located(r, "pack", LOCAL),)) for r in records
-               if isinstance(r, Segment)}  # fmt: skip
+    segments = [record for record in records if isinstance(record, Segment)]
+    tensors = {
+        one.tensor: StoredTensor(one.tensor, one.encoding, one.base, (LocatedSegment(one, "pack", LOCAL),))
+        for one in segments
+    }
     found = 0
     for tensor in tensors:
         try:
@@ -67,15 +70,17 @@ def read_pack(data: bytes) -> int:
     return found
 
 
-def read_tensor(source: Bytes, tensors: dict[str, Stored], tensor: str) -> bool:
+def read_tensor(source: Bytes, tensors: dict[str, StoredTensor], tensor: str) -> bool:
     chain = [tensors[tensor]]
     while (base := chain[-1].base) is not None:
         if base not in tensors or len(chain) > 8:
             return False
         chain.append(tensors[base])
     words = word_count(chain[0].dtype, chain[0].shape)
-    reader = Reader(source, None, ChunkCache(0))
-    whole, part = reader.read([Request(chain, 0, min(words, MOST)), Request(chain, 0, min(words, MOST), planes=1)])
+    reader = TensorReader(source, None, ChunkCache(0))
+    whole, part = reader.read(
+        [ReadRequest(chain, 0, min(words, MOST)), ReadRequest(chain, 0, min(words, MOST), planes=1)]
+    )
     assert len(whole) == len(part) == min(words, MOST)
     return True
 
@@ -160,13 +165,13 @@ def seeds() -> list[bytes]:
         packs.create()
         for number, encoding in enumerate(ENCODINGS.values()):
             try:
-                encoded = Encoder(None).encode(
+                encoded = TensorEncoder(None).encode(
                     values[1], values[1].id, encoding, (values[0].id, values[0].words) if encoding.needs_base else None
                 )
             except RegattaError:
                 continue  # not for this type
             with packs.packing() as packing:
-                Encoder(None).encode(values[0], values[0].id, ENCODINGS[1]).write(packing)
+                TensorEncoder(None).encode(values[0], values[0].id, ENCODINGS[1]).write(packing)
                 encoded.write(packing)
                 made.append(bytes([0]) + packing.seal()[0].path.read_bytes())
             head = bytes([1, number, 1]) + (900).to_bytes(2, "little") + b"\0\1"

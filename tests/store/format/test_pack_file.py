@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from regatta.errors import CorruptError
 from regatta.store.folder import MissingPackError, PackFolder, Packing
 from regatta.store.format.encodings import by_name
-from regatta.store.format.manifest import Member, make_manifest
+from regatta.store.format.manifest import ManifestEntry, make_manifest
 from regatta.store.format.pack_file import (
     HEADER,
     TRAILER,
@@ -28,7 +28,7 @@ from regatta.store.format.pack_file import (
     read_records,
 )
 from regatta.store.format.tensor_id import as_tensor
-from regatta.store.writer import Encoder, write_manifest
+from regatta.store.writer import TensorEncoder, write_manifest
 
 
 def fill(packing: Packing) -> None:
@@ -36,8 +36,8 @@ def fill(packing: Packing) -> None:
     members = {}
     for name, value in {"a": np.arange(300_000, dtype=np.float32), "b": np.int8(3), "c": np.zeros((0, 2))}.items():
         tensor = as_tensor(name, value)
-        Encoder(None).encode(tensor, tensor.id, by_name("zstd-planes")).write(packing)
-        members[name] = Member(tensor.id, tensor.dtype.name, tensor.shape)
+        TensorEncoder(None).encode(tensor, tensor.id, by_name("zstd-planes")).write(packing)
+        members[name] = ManifestEntry(tensor.id, tensor.dtype.name, tensor.shape)
     write_manifest(packing, make_manifest(members))
 
 

@@ -14,7 +14,7 @@ from regatta.errors import CorruptError, UsageError
 from regatta.store.format.dtypes import DTYPES
 from regatta.store.format.manifest import (
     Manifest,
-    Member,
+    ManifestEntry,
     make_manifest,
     parse_manifest,
 )
@@ -32,7 +32,7 @@ def test_the_id_is_what_the_format_says() -> None:
     value = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert as_tensor("w", value).id == blake3(b"regatta tensor 1 F32 2,3\n" + value.tobytes()).hexdigest()
     assert as_tensor("w", np.int64(7)).id == blake3(b"regatta tensor 1 I64 \n" + (7).to_bytes(8, "little")).hexdigest()
-    text = make_manifest({"w": Member("ab" * 32, "F32", (2, 3))}, {"k": "v"}).text()
+    text = make_manifest({"w": ManifestEntry("ab" * 32, "F32", (2, 3))}, {"k": "v"}).text()
     expected = b'{"format":1,"metadata":{"k":"v"},"tensors":{"w":{"dtype":"F32","id":"%s","shape":[2,3]}}}'
     assert text == expected % (b"ab" * 32)
     assert make_manifest({}).id == blake3(b'regatta snapshot 1\n{"format":1,"metadata":{},"tensors":{}}').hexdigest()
@@ -98,12 +98,12 @@ def test_sparse_tensors_are_refused() -> None:
     st.dictionaries(st.text(min_size=1, max_size=5).filter(lambda n: why_not_name(n) is None), tensors(), max_size=3)
 )
 def test_manifests_are_read_as_they_were_written(values: dict[str, Bits]) -> None:
-    members = {n: Member(as_tensor(n, v).id, v.dtype, v.shape) for n, v in values.items()}
+    members = {n: ManifestEntry(as_tensor(n, v).id, v.dtype, v.shape) for n, v in values.items()}
     made = make_manifest(members, {"note": 'ü \n \\ "'})
     assert parse_manifest(made.text(), made.id, "here") == made
 
 
-GOOD = Manifest({"w": Member("ab" * 32, "F32", (2, 3))}, {"k": "v"})
+GOOD = Manifest({"w": ManifestEntry("ab" * 32, "F32", (2, 3))}, {"k": "v"})
 HOSTILE = {
     "cut": GOOD.text()[:-1],
     "spaces": GOOD.text().replace(b",", b", "),

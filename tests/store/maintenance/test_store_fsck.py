@@ -20,7 +20,7 @@ from regatta.store.index import LOCAL
 from regatta.store.maintenance.fsck import DEPTHS
 from regatta.store.maintenance.repair import Repair
 from regatta.store.store import ParameterStore
-from regatta.store.writer import Encoder
+from regatta.store.writer import TensorEncoder
 
 
 def weights(seed: int) -> NDArray[np.float32]:
@@ -186,7 +186,7 @@ def test_a_tensor_is_found_in_an_older_pack_here(store: ParameterStore) -> None:
 def store_wrong_content(store: ParameterStore, name: str) -> Path:
     """A pack whose checksums are right and whose content is another tensor's."""
     what = tensor(store, name)
-    encoded = Encoder(None).encode(as_tensor("w", weights(77)), what, by_name("zstd-planes"))
+    encoded = TensorEncoder(None).encode(as_tensor("w", weights(77)), what, by_name("zstd-planes"))
     with store.folder.packing() as packing:
         encoded.write(packing)
         (sealed,) = packing.seal()

@@ -14,7 +14,7 @@ from regatta.errors import UsageError
 
 if TYPE_CHECKING:
     from regatta.cli.output.table import Table
-    from regatta.repo.archive import ArchiveResult, Report
+    from regatta.repo.archive import ArchiveReport, ArchiveResult
 
 SCHEMES, ALGORITHMS = ("independent", "parallel"), ("pas-mt", "pas-pt", "last", "mst", "spt")
 
@@ -76,7 +76,7 @@ def _document(found: ArchiveResult, dry_run: bool) -> dict[str, Any]:
     return document(dry_run=dry_run, **states, lossy=[asdict(each) for each in found.lessened], **reports)
 
 
-def _report(report: Report | None) -> dict[str, Any] | None:
+def _report(report: ArchiveReport | None) -> dict[str, Any] | None:
     if report is None:
         return None
     costs = {name: asdict(cost) for name, cost in report.snapshots.items()}
@@ -107,7 +107,7 @@ def _table(found: ArchiveResult, dry_run: bool) -> Table:
     return Table(columns, rows)
 
 
-def _report_rows(report: Report) -> Iterator[list[Any]]:
+def _report_rows(report: ArchiveReport) -> Iterator[list[Any]]:
     from regatta.cli.output.numbers import (
         count,
         seconds,
