@@ -198,7 +198,7 @@ class ParameterStore:
         """A snapshot's tensors as a dict, all or some, or one tensor by its id.
 
         Values are arrays, or Bits where NumPy lacks the type. With `planes` they are PartialTensors: the leading planes
-        and the bounds that these give. `slices` is one of NumPy's basic indices; for a snapshot, a dict of them by name.
+        and the bounds that these give. `slices` is a basic index of NumPy; for a snapshot, a dict of them by name.
         """
         if self.index.with_prefix(_hex(what), "snapshots"):
             return self._get_snapshot(what, names, planes, slices or {})
