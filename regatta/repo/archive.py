@@ -20,7 +20,8 @@ from regatta.journal.lock import is_live
 from regatta.journal.record import find_journals
 from regatta.paths import runs_folder, store_exists, store_folder
 from regatta.repo.catalog.records import SnapshotRecord, Version
-from regatta.repo.repo import PREFIX, Repo
+from regatta.repo.commit import PREFIX
+from regatta.repo.repo import Repo
 from regatta.repo.snapshots import weights_of
 from regatta.store.archive.archive import ArchiveReport
 from regatta.store.archive.archive import archive as archive_store
@@ -83,8 +84,8 @@ def archive(
     dry_run: bool,
 ) -> ArchiveResult:
     """See Repo.archive."""
-    if repo.read_only and not dry_run:
-        raise UsageError("The repository is open for reading only.", place=str(repo.folder))
+    if not dry_run:
+        repo.check_writable()
     chosen = _lossy(lossy) if lossy is not None else None
     if chosen is not None and not versions:
         raise UsageError("Which versions may lose bits?", hint="Name them; the others stay exact.")

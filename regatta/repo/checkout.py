@@ -1,4 +1,4 @@
-"""Versions written out to folders; nothing is written anywhere else, whatever their files are called."""
+"""Writes versions to folders. No file is written outside the folder, whatever its name."""
 
 from __future__ import annotations
 
@@ -15,53 +15,52 @@ from regatta.errors import ConflictError, CorruptError, UsageError
 from regatta.paths import writable_folder
 from regatta.repo.catalog.records import Description, Version
 from regatta.repo.file_store import FileEntry, write_inside
-from regatta.repo.snapshots import choose, state_file, stored_id
+from regatta.repo.snapshots import choose_snapshot, state_file, stored_id
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
     from regatta.repo.weights import Weights
 
-WEIGHTS, ABOUT = "weights.safetensors", "version.json"
+WEIGHTS, METADATA = "weights.safetensors", "version.json"
 
 
 def check_out(repo: Repo, version: Version, target: Path, snapshot: int | str | None, overwrite: bool) -> Path:
     """See Repo.checkout."""
     write = _WRITERS.get(target.suffix.lower())
-    alone = write is not None
-    taken = target.exists() and (alone or not target.is_dir() or any(target.iterdir()))
-    if taken and not overwrite:
+    occupied = target.exists() and (write is not None or not target.is_dir() or any(target.iterdir()))
+    if occupied and not overwrite:
         raise ConflictError(
-            "There is something already.", place=str(target), hint="Name another place, or overwrite=True."
+            "The target exists already.", place=str(target), hint="Choose another path, or overwrite=True."
         )
     if write is not None:
         if target.is_dir() and not target.is_symlink():
-            raise ConflictError("There is a folder of that name.", place=str(target), hint="Name another place.")
+            raise ConflictError("The target is a folder.", place=str(target), hint="Choose another path.")
         writable_folder(target.parent, "folder")
-        write(_sound_weights(repo, version, snapshot), target, _origin(version))
+        write(_checked_weights(repo, version, snapshot), target, _origin(version))
         return target
     writable_folder(target, "folder")
     description = repo.describe(version)
     if description.snapshots:
-        _sound_weights(repo, version, snapshot).to_safetensors(target / WEIGHTS, _origin(version))
+        _checked_weights(repo, version, snapshot).to_safetensors(target / WEIGHTS, _origin(version))
     for file in description.files:
-        if (reason := repo.files.why_bad(file.hash, file.bytes, whole=True)) is not None:
+        if (reason := repo.files.problem_of(file.hash, file.bytes, whole=True)) is not None:
             raise CorruptError(f"The file {file.path!r:.200} is not as it was committed: {reason}.", place=file.hash)
         with repo.files.open(file.hash) as content:
             write_inside(target, FileEntry(f"files/{file.path}", file.hash, file.bytes, file.executable), content)
     text = json.dumps(version_json(description), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write_inside(target, FileEntry(ABOUT, "", 0), io.BytesIO(text.encode()))
+    write_inside(target, FileEntry(METADATA, "", 0), io.BytesIO(text.encode()))
     return target
 
 
-def _sound_weights(repo: Repo, version: Version, wanted: int | str | None) -> Weights:
-    """The weights; the store checks what it reads, and the file of a run is checked here."""
-    snapshot = choose(repo, version, wanted)
+def _checked_weights(repo: Repo, version: Version, wanted: int | str | None) -> Weights:
+    """The weights, checked: the store checks what it reads, and a state file of a run is checked here."""
+    snapshot = choose_snapshot(repo, version, wanted)
     path = state_file(repo, version, snapshot) if stored_id(repo, snapshot) is None else None
     if path is not None and snapshot.digest not in (None, blake3().update_mmap(path).hexdigest()):
         raise CorruptError(
             f"The weights of {version.reference} are not those that the run wrote.",
             place=str(path),
-            hint="regatta fsck --depth deep tells what else is damaged.",
+            hint="regatta fsck --depth deep shows what else is damaged.",
         )
     return repo.weights(version, wanted)
 
@@ -71,7 +70,7 @@ def _write_safetensors(weights: Weights, target: Path, origin: dict[str, str]) -
 
 
 def _write_npz(weights: Weights, target: Path, origin: dict[str, str]) -> None:
-    """As np.load reads it; types that NumPy lacks have no place there."""
+    """A file for np.load; types that NumPy lacks are refused."""
     import numpy as np
 
     with (
@@ -81,7 +80,7 @@ def _write_npz(weights: Weights, target: Path, origin: dict[str, str]) -> None:
         for name, value in weights.items():
             if not isinstance(value, np.ndarray):
                 raise UsageError(
-                    f"NumPy has no type {value.dtype}, of which the tensor {name!r} is.",
+                    f"The tensor {name!r} is of the type {value.dtype}, which NumPy lacks.",
                     place=str(target),
                     hint="Check it out as .safetensors or .pt.",
                 )
@@ -101,7 +100,7 @@ _WRITERS = {
 
 
 def version_json(description: Description) -> dict[str, Any]:
-    """What is known of a version, as JSON: no key goes or changes its meaning within a `format`."""
+    """The metadata of a version as JSON; keys and their meaning stay the same within a `format`."""
     version = description.version
     return {
         "format": 1,
@@ -118,16 +117,16 @@ def version_json(description: Description) -> dict[str, Any]:
         "network": description.network,
         "tags": list(description.tags),
         "parents": [{"id": link.base, "kind": link.kind, "epoch": link.epoch} for link in description.parents],
-        "metrics": [[point.name, point.step, _spelt(point.value)] for point in description.metrics],
+        "metrics": [[point.name, point.step, _json_number(point.value)] for point in description.metrics],
         "files": [{"path": file.path, "hash": file.hash, "bytes": file.bytes} for file in description.files],
     }
 
 
 def _origin(version: Version) -> dict[str, str]:
-    """What the file of the weights says of where it comes from."""
+    """The metadata of a weights file: where the weights come from."""
     return {"regatta.version": version.id, "regatta.name": version.name}
 
 
-def _spelt(value: float) -> float | str:
-    """JSON has no NaN and no infinities."""
+def _json_number(value: float) -> float | str:
+    """The number, or its text for NaN and infinities, which JSON lacks."""
     return value if abs(value) < float("inf") else str(value)

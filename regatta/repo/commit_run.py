@@ -79,7 +79,7 @@ def _enter(repo: Repo, new: NewVersion) -> None:
     gained = new.network is not None and known.network is None
     if gained or known.metadata != new.metadata or known.snapshots != len(new.snapshots):
         repo.catalog.extend(known.key, new)
-        repo.catalog.describe_anew(known, new.metadata)
+        repo.catalog.set_metadata(known, new.metadata)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""All of one version, its weights looked at: what `desc` and its page show."""
+"""Everything about one version, with the distributions of its weights: what `desc` and its page show."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from regatta.repo.repo import Repo
     from regatta.store.slices import PartialTensor
 
-MAPS, EDGE, STRIP = 8, 32, 256  # channels of an activation, their greatest length, and that of one without channels
+MAX_CHANNELS, MAX_EDGE, MAX_STRIP = 8, 32, 256  # shown of an activation; the strip is for one without channels
 
 
 @dataclass(frozen=True)
 class Activation:
-    """What a layer gave for an input: how its numbers are distributed, and pictures of the first sample of them.
+    """The output of a layer for an input: the distribution of its values, and images of the first sample.
 
-    `maps` are rows of numbers, some channels of an image or one row of a vector, made smaller where they are large.
+    `maps` are some channels of an image, or one row of a vector. Large ones are made smaller.
     """
 
     layer: str
@@ -50,10 +50,10 @@ class Activation:
 
 @dataclass(frozen=True)
 class Portrait:
-    """A version at one snapshot: what the catalog knows, and what its weights are like."""
+    """A version at one snapshot: its metadata from the catalog, and the distributions of its weights."""
 
     description: Description
-    side: ResolvedReference
+    reference: ResolvedReference
     names: Mapping[str, str]  # references of parents and children, by id
     distributions: Records[Distribution]
     activations: Mapping[str, Activation] = field(default_factory=dict)
@@ -68,30 +68,47 @@ class Portrait:
 
     @property
     def stored_bytes(self) -> int | None:
-        """What the snapshot takes in the store, each tensor alone; others may share it."""
+        """The bytes of the snapshot in the store, if each of its tensors is counted in full; others may share them."""
         sizes = [tensor.stored_bytes for tensor in self.distributions]
         known = [size for size in sizes if size is not None]
         return sum(known) if known and len(known) == len(sizes) else None
 
     def _repr_html_(self) -> str:
-        """For notebooks: what is known, then layers and weights, folded where they are many."""
+        """For notebooks: the metadata, then layers and weights, collapsed if there are many."""
         weights = [
             [
                 ("tensor", each.name), ("shape", "×".join(map(str, each.shape))), ("mean", each.mean),
-                ("deviation", each.deviation), ("norm", each.norm), ("distribution", each.histogram.drawn()),
+                ("deviation", each.deviation), ("norm", each.norm), ("distribution", each.histogram.draw()),
             ]
             for each in self.distributions
         ]  # fmt: skip
         layers = [list(layer.row().items()) for layer in self.layers]
-        return self.description._repr_html_() + _folded("layers", layers) + _folded("tensors", weights)
+        return self.description._repr_html_() + _collapsible("layers", layers) + _collapsible("tensors", weights)
 
 
-def _folded(title: str, rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
+def _collapsible(title: str, rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
     if not rows:
         return ""
     columns = list(dict.fromkeys(key for row in rows for key, _ in row))
     opened = " open" if len(rows) <= 12 else ""
     return f"<details{opened}><summary>{len(rows)} {title}</summary>{table_html(columns, rows)}</details>"
+
+
+def describe(repo: Repo, version: Version) -> Description:
+    """See Repo.describe."""
+    catalog = repo.catalog
+    with catalog.reading():
+        return Description(
+            version,
+            tuple(tag.name for tag in catalog.tags(version)),
+            catalog.network(version.network),
+            catalog.snapshots(version),
+            catalog.metrics(version),
+            catalog.files(version),
+            catalog.parents(version).links,
+            catalog.children(version).links,
+            catalog.run(version.run),
+        )
 
 
 def portrait(
@@ -102,51 +119,53 @@ def portrait(
     look: bool = True,
     inputs: Mapping[str, Any] | None = None,
 ) -> Portrait:
-    """A version with the distributions of its weights, unless they are not to be looked at.
+    """A version with the distributions of its weights; without `look`, the weights are not read.
 
-    `inputs` are arrays by the names of the network's inputs, or one under "": then also what each layer makes of them.
+    `inputs` are arrays by the names of the network's inputs, or one under "". With inputs, the result has the
+    activations of each layer.
     """
-    side = resolve_reference(repo, reference)
-    description = repo.describe(side.version)
-    related = [*repo.catalog.parents(side.version), *repo.catalog.children(side.version)]
+    resolved = resolve_reference(repo, reference)
+    version = resolved.version
+    description = describe(repo, version)
+    related = [*repo.catalog.parents(version), *repo.catalog.children(version)]
     found: Records[Distribution] = Records()
-    if look and side.snapshot is not None:
-        weights = weights_of(repo, side.version, side.snapshot)
-        names = _in_order(weights.members, description.network)
+    if look and resolved.snapshot is not None:
+        weights = weights_of(repo, version, resolved.snapshot)
+        names = _in_layer_order(weights.members, description.network)
         found = distributions(repo.store if repo.has_store else None, weights, names, exact)
-    seen = activations(repo, side, description.network, inputs) if inputs else {}
-    return Portrait(description, side, {each.id: each.reference for each in related}, found, seen)
+    outputs = activations(repo, resolved, description.network, inputs) if inputs else {}
+    return Portrait(description, resolved, {each.id: each.reference for each in related}, found, outputs)
 
 
-def _in_order(names: Iterable[str], network: Mapping[str, Any] | None) -> list[str]:
-    """Names of tensors in the order of the layers that have them; those of none come last."""
+def _in_layer_order(names: Iterable[str], network: Mapping[str, Any] | None) -> list[str]:
+    """Names of tensors in the order of their layers; tensors without a layer come last."""
     known = dict.fromkeys(name for layer in layers_of(network) for _, name, _ in layer.parameters)
     there = list(names)
     return [*(name for name in known if name in set(there)), *(name for name in there if name not in known)]
 
 
 def activations(
-    repo: Repo, side: ResolvedReference, network: Mapping[str, Any] | None, inputs: Mapping[str, Any]
+    repo: Repo, reference: ResolvedReference, network: Mapping[str, Any] | None, inputs: Mapping[str, Any]
 ) -> dict[str, Activation]:
-    """What each layer gives for an input, by the id of its node."""
+    """The output of each layer for an input, by the id of its node."""
     graph = read_network(network)
-    if graph is None or side.snapshot is None:
+    if graph is None or reference.snapshot is None:
         lacks = "network that can be run" if graph is None else "weights"
-        raise UsageError(f"The version {side.version.reference} has no {lacks}.", place=str(repo.folder))
+        raise UsageError(f"The version {reference.version.reference} has no {lacks}.", place=str(repo.folder))
     from regatta.network.torch.to_torch import watch
 
-    weights = weights_of(repo, side.version, side.snapshot).read()
+    weights = weights_of(repo, reference.version, reference.snapshot).read()
     found: dict[str, Activation] = {}
 
-    def see(layer: str, value: NDArray[Any]) -> None:
+    def on_output(layer: str, value: NDArray[Any]) -> None:
         found[layer] = _activation(layer, value)
 
-    watch(graph, weights, _ordered(graph.inputs, inputs), see)
+    watch(graph, weights, _ordered_inputs(graph.inputs, inputs), on_output)
     return found
 
 
-def _ordered(wanted: Any, given: Mapping[str, Any]) -> list[Any]:
-    """The inputs in the order of the network's, by id or name; a single one needs no name."""
+def _ordered_inputs(wanted: Any, given: Mapping[str, Any]) -> list[Any]:
+    """The inputs in the order of the network, by id or name; a single one needs no name."""
     if set(given) == {""} and len(wanted) == 1:
         return [given[""]]
     by_name = {name: node for node in wanted for name in (node.id, node.name) if name}
@@ -166,12 +185,12 @@ def _activation(layer: str, value: NDArray[Any]) -> Activation:
 
     numbers = np.ascontiguousarray(value)
     return Activation(
-        layer, describe_tensor(layer, _whole(numbers)), float(np.mean(numbers == 0)) if numbers.size else 0.0,
+        layer, describe_tensor(layer, _as_partial(numbers)), float(np.mean(numbers == 0)) if numbers.size else 0.0,
         tuple(_maps(numbers)),
     )  # fmt: skip
 
 
-def _whole(value: NDArray[Any]) -> PartialTensor:
+def _as_partial(value: NDArray[Any]) -> PartialTensor:
     from regatta.store.format.tensor_id import as_tensor
     from regatta.store.slices import PartialTensor
 
@@ -180,21 +199,21 @@ def _whole(value: NDArray[Any]) -> PartialTensor:
 
 
 def _maps(value: NDArray[Any]) -> list[NDArray[np.float32]]:
-    """Pictures of the first sample: channels of an image, else rows of a matrix or one row."""
+    """Images of the first sample: channels of an image, else rows of a matrix or one row."""
     import numpy as np
 
     sample = np.asarray(value[0] if value.ndim > 1 else value, np.float32)
     if not sample.size:
         return []
     if sample.ndim >= 3:
-        channels = sample.reshape(-1, *sample.shape[-2:])[:MAPS]
+        channels = sample.reshape(-1, *sample.shape[-2:])[:MAX_CHANNELS]
     else:
         channels = sample.reshape(1, -1, sample.shape[-1] if sample.ndim else 1)
-    longest = EDGE if sample.ndim >= 3 else STRIP
-    return [_smaller(channel, longest) for channel in channels]
+    longest = MAX_EDGE if sample.ndim >= 3 else MAX_STRIP
+    return [_downsample(channel, longest) for channel in channels]
 
 
-def _smaller(channel: NDArray[np.float32], longest: int) -> NDArray[np.float32]:
-    """Every so many rows and columns."""
+def _downsample(channel: NDArray[np.float32], longest: int) -> NDArray[np.float32]:
+    """Every n-th row and column, so that no edge is longer than `longest`."""
     rows, columns = (-(-size // longest) for size in channel.shape)
     return channel[:: max(1, rows), :: max(1, columns)]

@@ -73,7 +73,7 @@ class FileFolder:
 
     def _known(self, files: Sequence[FileEntry]) -> list[FileEntry]:
         for file in files:
-            if (reason := self.why_bad(file.hash, file.bytes, whole=False)) is not None:
+            if (reason := self.problem_of(file.hash, file.bytes, whole=False)) is not None:
                 raise CorruptError(f"The file {file.path!r:.200} cannot be used: {reason}.", place=str(self.folder))
         return sorted(files, key=lambda file: file.path)
 
@@ -89,7 +89,7 @@ class FileFolder:
         with self.open(digest) as file:
             return file.read()
 
-    def why_bad(self, digest: str, size: int, whole: bool) -> str | None:
+    def problem_of(self, digest: str, size: int, whole: bool) -> str | None:
         """What is wrong with a file that should be there; of its content only with `whole`."""
         path = self.path(digest)
         try:

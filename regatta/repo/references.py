@@ -1,7 +1,7 @@
-"""What is looked at: a version, and one snapshot of its weights.
+"""References as people write them: a version, and one snapshot of its weights.
 
 name, name@3, a tag, the beginning of an id         the last snapshot of that version
-name@3:7                                            the one after epoch 7
+name@3:7                                            the snapshot after epoch 7
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from regatta.errors import NotFoundError
 from regatta.repo.catalog.records import SnapshotRecord, Version
-from regatta.repo.snapshots import choose
+from regatta.repo.snapshots import choose_snapshot
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
@@ -22,7 +22,7 @@ _SNAPSHOT = re.compile(r"(.+):(-?[0-9]{1,15}|[0-9a-f]{4,64})", re.DOTALL | re.IG
 
 @dataclass(frozen=True)
 class ResolvedReference:
-    """A version at a snapshot, which is None where it has no weights; `chosen` when somebody asked for that one."""
+    """A version and a snapshot, which is None if it has no weights; `chosen` if the reference named the snapshot."""
 
     version: Version
     snapshot: SnapshotRecord | None
@@ -30,7 +30,7 @@ class ResolvedReference:
 
     @property
     def label(self) -> str:
-        """What to call it by."""
+        """The reference to show."""
         if not self.chosen or self.snapshot is None:
             return self.version.reference
         moment = self.snapshot.position if self.snapshot.epoch is None else self.snapshot.epoch
@@ -42,7 +42,7 @@ class ResolvedReference:
 
 
 def resolve_reference(repo: Repo, reference: str | Version, snapshot: int | str | None = None) -> ResolvedReference:
-    """The version that is meant, and its snapshot: that which is given, that which the reference names, or the last."""
+    """The version of a reference, and its snapshot: `snapshot`, or the one that the reference names, or the last."""
     if isinstance(reference, Version):
         return _at(repo, reference, snapshot)
     if snapshot is not None:
@@ -61,4 +61,4 @@ def resolve_reference(repo: Repo, reference: str | Version, snapshot: int | str 
 def _at(repo: Repo, version: Version, snapshot: int | str | None) -> ResolvedReference:
     if not version.snapshots and snapshot is None:
         return ResolvedReference(version, None)
-    return ResolvedReference(version, choose(repo, version, snapshot), snapshot is not None)
+    return ResolvedReference(version, choose_snapshot(repo, version, snapshot), snapshot is not None)

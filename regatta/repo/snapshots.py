@@ -1,4 +1,4 @@
-"""Where the weights of a version are: in the parameter store, or, just after a run, still in one of its files."""
+"""Finds the weights of a version: in the parameter store, or, just after a run, in a state file of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regatta.errors import NotFoundError, UsageError
-from regatta.paths import state_path, store_exists, store_folder
+from regatta.paths import state_path
 from regatta.repo.catalog.records import SnapshotRecord, Version
 
 if TYPE_CHECKING:
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from regatta.repo.weights import Weights
 
 
-def choose(repo: Repo, version: Version, wanted: int | str | None) -> SnapshotRecord:
-    """A snapshot by its epoch, by its position where none has an epoch, or by the beginning of its id; or the last."""
+def choose_snapshot(repo: Repo, version: Version, wanted: int | str | None) -> SnapshotRecord:
+    """A snapshot by its epoch, its position (if none has an epoch) or the beginning of its id; by default the last."""
     found = repo.catalog.snapshots(version)
     if not found:
         raise NotFoundError(f"The version {version.reference} has no weights.", place=str(repo.folder))
@@ -34,16 +34,16 @@ def choose(repo: Repo, version: Version, wanted: int | str | None) -> SnapshotRe
 
 
 def stored_id(repo: Repo, snapshot: SnapshotRecord) -> str | None:
-    """The id of a snapshot in the store; None when it is not there (yet)."""
+    """The id of a snapshot in the store; None if it is not there (yet)."""
     if snapshot.id is not None:
         return snapshot.id
-    if not store_exists(store_folder(repo.folder)):
+    if not repo.has_store:
         return None
     return repo.store.references(snapshot.reference).get(snapshot.reference)
 
 
 def state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Path | None:
-    """The file of a state that has not gone into the store."""
+    """The file of a state that is not in the store yet."""
     from regatta.store.states.state_archive import series_of
 
     run = repo.catalog.run(version.run)
@@ -61,23 +61,23 @@ def weights_of(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Weight
     if stored is None and (path := state_file(repo, version, snapshot)) is not None:
         try:
             return state_file_weights(path)
-        except FileNotFoundError:  # it went into the store this very moment
+        except FileNotFoundError:  # the archiver has just moved it into the store
             pass
     stored = stored or stored_id(repo, snapshot)
     if stored is None:
-        raise _gone(repo, version, snapshot)
+        raise _not_found(repo, version, snapshot)
     return stored_weights(repo.store, stored, snapshot.kind)
 
 
-def keep_again(repo: Repo, name: str, version: Version, snapshot: SnapshotRecord) -> SnapshotRecord:
-    """Another name for a snapshot of a version, to be one of another version."""
-    stored = stored_id(repo, snapshot) or _store_file(repo, version, snapshot)
+def add_reference(repo: Repo, name: str, version: Version, snapshot: SnapshotRecord) -> SnapshotRecord:
+    """Give a snapshot of a version a second name, for use by another version."""
+    stored = stored_id(repo, snapshot) or _store_state_file(repo, version, snapshot)
     repo.store.reference(name, stored)
     return SnapshotRecord(0, snapshot.epoch, snapshot.kind, name, stored)
 
 
-def _store_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> str:
-    """Put a state that is still a file of its run into the store, under the name that it gets there sooner or later."""
+def _store_state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> str:
+    """Put a state file into the store, under the name that the archiver would use."""
     from regatta.store.states.state_archive import RawState, store_states
 
     path = state_file(repo, version, snapshot)
@@ -85,14 +85,14 @@ def _store_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> str:
         state = RawState(path, str(version.config), str(snapshot.digest))
         left = store_states(repo.store, str(version.run), [state]).left
         if path in left:
-            raise UsageError(f"The state cannot be kept: {left[path]}", place=str(path))
+            raise UsageError(f"The state cannot be stored: {left[path]}", place=str(path))
     stored = stored_id(repo, snapshot)
     if stored is None:
-        raise _gone(repo, version, snapshot)
+        raise _not_found(repo, version, snapshot)
     return stored
 
 
-def _gone(repo: Repo, version: Version, snapshot: SnapshotRecord) -> NotFoundError:
+def _not_found(repo: Repo, version: Version, snapshot: SnapshotRecord) -> NotFoundError:
     return NotFoundError(
-        f"The weights {snapshot.reference} of {version.reference} are not there any more.", place=str(repo.folder)
+        f"The weights {snapshot.reference} of {version.reference} are missing.", place=str(repo.folder)
     )

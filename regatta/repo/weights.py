@@ -1,7 +1,7 @@
-"""Weights on their way in and out: what people hand over becomes snapshots, a snapshot becomes tensors by name.
+"""Weights on their way in and out: arguments of `commit` become snapshots, and a snapshot becomes tensors by name.
 
-A snapshot of a version is either the weights as they were committed, or the state of a model in training, of which the
-weights are a part; the latter may still be a file of its run. Whoever reads them sees the same mapping.
+A snapshot of a version is either the weights as they were committed, or the state of a model in training, which
+contains its weights. Such a state may still be a file of its run. Readers see the same mapping for all of these.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from regatta.store.states.state_archive import (
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-OneSnapshot: TypeAlias = "Mapping[str, Any] | str | Path | StoredWeights"
-Given: TypeAlias = "OneSnapshot | Mapping[int, OneSnapshot] | Sequence[OneSnapshot]"
+SnapshotInput: TypeAlias = "Mapping[str, Any] | str | Path | StoredWeights"
+WeightsInput: TypeAlias = "SnapshotInput | Mapping[int, SnapshotInput] | Sequence[SnapshotInput]"
 SUFFIXES = (".safetensors", ".npz")
 
 
 @dataclass(frozen=True)
-class NewSnapshotWeights:
-    """A snapshot as it was handed over, made ready for the store."""
+class NewWeights:
+    """A snapshot that is ready for the store."""
 
     epoch: int | None
     tensors: Mapping[str, RawTensor]
@@ -55,7 +55,7 @@ class NewSnapshotWeights:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """A snapshot that the store has already, under some name that keeps it until a version does."""
+    """A snapshot that is in the store already, under a name that keeps it until a version does."""
 
     snapshot: str
     epoch: int | None
@@ -63,40 +63,40 @@ class StoredWeights:
     bytes: int
 
 
-def new_snapshots(weights: Given | None) -> list[NewSnapshotWeights | StoredWeights]:
-    """Snapshots out of tensors by name, a file, a list of these, or {epoch: one of these}."""
+def new_weights(weights: WeightsInput | None) -> list[NewWeights | StoredWeights]:
+    """Snapshots from tensors by name, a file, a list of these, or {epoch: one of these}."""
     if weights is None:
         return []
     if isinstance(weights, Mapping) and weights and all(type(key) is int for key in weights):
         by_epoch: dict[Any, Any] = dict(weights)
-        return [_one(by_epoch[epoch], epoch) for epoch in sorted(by_epoch)]
+        return [_one_snapshot(by_epoch[epoch], epoch) for epoch in sorted(by_epoch)]
     if isinstance(weights, Mapping | str | Path | StoredWeights):
-        return [_one(weights, None)]
+        return [_one_snapshot(weights, None)]
     if isinstance(weights, Sequence):
-        return [_one(each, None) for each in weights]
+        return [_one_snapshot(each, None) for each in weights]
     raise UsageError(
         f"Weights are tensors by name, a file, or several of these, not {type(weights).__name__}.",
-        hint="Of a PyTorch module, give model.state_dict().",
+        hint="For a PyTorch module, pass model.state_dict().",
     )
 
 
-def _one(weights: Any, epoch: int | None) -> NewSnapshotWeights | StoredWeights:
+def _one_snapshot(weights: Any, epoch: int | None) -> NewWeights | StoredWeights:
     if isinstance(weights, StoredWeights):
         return weights
     if isinstance(weights, str | Path):
         return from_file(Path(weights), epoch)
     if not isinstance(weights, Mapping):
         raise UsageError(f"A snapshot is tensors by name or a file, not {type(weights).__name__}.")
-    return NewSnapshotWeights(epoch, {name: as_tensor(str(name), value) for name, value in weights.items()}, {})
+    return NewWeights(epoch, {name: as_tensor(str(name), value) for name, value in weights.items()}, {})
 
 
-def from_file(path: Path, epoch: int | None) -> NewSnapshotWeights:
+def from_file(path: Path, epoch: int | None) -> NewWeights:
     """A snapshot in a safetensors or npz file."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"Weights come from {' and '.join(SUFFIXES)} files, not from {path.suffix or 'one without a suffix'!r}.",
             place=str(path),
-            hint="Load it with its framework and give its tensors by name.",
+            hint="Load it with its framework, and pass its tensors by name.",
         )
     try:
         return _from_npz(path, epoch) if path.suffix == ".npz" else _from_safetensors(path, epoch)
@@ -108,23 +108,23 @@ def from_file(path: Path, epoch: int | None) -> NewSnapshotWeights:
         raise DataError("This is a folder, not a file.", place=str(path)) from error
 
 
-def _from_safetensors(path: Path, epoch: int | None) -> NewSnapshotWeights:
+def _from_safetensors(path: Path, epoch: int | None) -> NewWeights:
     header, tensors = parse_tensors(mapped(path), str(path))
     if not isinstance(header.metadata, dict):
         raise DataError("The metadata in the header is not an object.", place=str(path))
-    return NewSnapshotWeights(epoch, tensors, header.metadata)
+    return NewWeights(epoch, tensors, header.metadata)
 
 
-def _from_npz(path: Path, epoch: int | None) -> NewSnapshotWeights:
+def _from_npz(path: Path, epoch: int | None) -> NewWeights:
     from regatta.repo.intake.zip_weights import read_npz
 
-    return NewSnapshotWeights(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
+    return NewWeights(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
 
 
 class Weights(Mapping[str, Any]):
-    """The tensors of a model at one snapshot, by the model's own names; each is read when it is asked for.
+    """The tensors of a model at one snapshot, by the model's own names. A tensor is read when it is accessed.
 
-    Arrays, and bits where NumPy lacks the type. `members` tells types and shapes without reading any.
+    Values are arrays, or Bits for types that NumPy lacks. `members` has types and shapes without reading any tensor.
     """
 
     def __init__(
@@ -161,11 +161,11 @@ class Weights(Mapping[str, Any]):
         return sum(_size(member) for member in self.members.values())
 
     def read(self, names: Iterable[str] | None = None, planes: int | None = None) -> dict[str, Any]:
-        """All tensors or some, at once; with `planes`, the leading ones and the bounds that they give."""
-        return self._read(self.known(self.members if names is None else names), planes)
+        """All tensors or some, at once; with `planes`, their leading planes and the bounds from these."""
+        return self._read(self.check_names(self.members if names is None else names), planes)
 
-    def known(self, names: Iterable[str]) -> list[str]:
-        """The names, when all of them are those of tensors."""
+    def check_names(self, names: Iterable[str]) -> list[str]:
+        """The names as a list, after checking that each is the name of a tensor."""
         wanted = list(names)
         for name in wanted:
             if name not in self.members:
@@ -175,12 +175,12 @@ class Weights(Mapping[str, Any]):
         return wanted
 
     def to_safetensors(self, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-        """Write them as a safetensors file, tensor by tensor; it appears whole or not at all."""
+        """Write a safetensors file, tensor by tensor; the file appears whole or not at all."""
         write_safetensors(Path(path), Manifest(self.members, dict(metadata or {})), self.items())
 
 
 def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
-    """The weights in a snapshot of the store, which is of that kind."""
+    """The weights in a snapshot of the store; `kind` is "weights" or "state"."""
     manifest = store.manifest(snapshot)
     names = stored_names(manifest, snapshot) if kind == "state" else {name: name for name in manifest.tensors}
     members = {name: manifest.tensors[source] for name, source in names.items()}
@@ -192,7 +192,7 @@ def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
 
 
 def state_file_weights(path: Path) -> Weights:
-    """The weights in the file of a state."""
+    """The weights in a state file."""
     header, tensors = parse_tensors(mapped(path), str(path))
     names = header_names(header, tensors, str(path))
     members = {

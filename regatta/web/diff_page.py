@@ -33,10 +33,10 @@ def page_data(found: Diff) -> dict[str, Any]:
     return {
         "version": VERSION,
         "same": found.same,
-        "sides": [
-            {"label": side.label, "id": side.version.id, "created": side.version.created,
-             "message": side.version.message, "parameters": side.version.parameters}
-            for side in found.sides
+        "versions": [
+            {"label": each.label, "id": each.version.id, "created": each.version.created,
+             "message": each.version.message, "parameters": each.version.parameters}
+            for each in found.references
         ],
         "fields": {name: _fields(found.fields(name)) for name in FIELDS},
         "comparisons": [_comparison(each) for each in found.comparisons],
@@ -44,7 +44,7 @@ def page_data(found: Diff) -> dict[str, Any]:
 
 
 def _fields(found: Differences) -> dict[str, Any]:
-    apart = found.apart()
+    apart = found.changed()
     rows = [[each.name, [_said(value) for value in each.values]] for each in apart]
     return {"rows": rows, "same": len(found) - len(apart)}
 

@@ -30,7 +30,7 @@ SIZES = ("out", "features", "heads", "count", "hidden", "output", "p", "axis", "
 
 def page(found: Portrait) -> str:
     """The whole page as text."""
-    return fill("version.html", found.side.label, STYLES, SCRIPTS, page_data(found))
+    return fill("version.html", found.reference.label, STYLES, SCRIPTS, page_data(found))
 
 
 def write_page(found: Portrait, path: Path) -> None:
@@ -42,7 +42,7 @@ def page_data(found: Portrait) -> dict[str, Any]:
     known, version = found.description, found.description.version
     return {
         "version": VERSION,
-        "name": found.side.label,
+        "name": found.reference.label,
         "id": version.id,
         "created": version.created,
         "message": version.message,
@@ -56,7 +56,7 @@ def page_data(found: Portrait) -> dict[str, Any]:
         "tensors_left": max(0, len(found.distributions) - MOST_TENSORS),
         "activations": {layer: _activation(each) for layer, each in found.activations.items()},
         "snapshots": [snapshot.row() for snapshot in known.snapshots],
-        "shown": None if found.side.snapshot is None else found.side.snapshot.position,
+        "shown": None if found.reference.snapshot is None else found.reference.snapshot.position,
         "files": [{"path": file.path, "bytes": file.bytes, "hash": file.hash} for file in known.files],
         "lineage": _lineage(found),
     }

@@ -139,7 +139,7 @@ def test_a_copy_of_a_version_of_a_run_outlives_the_run(copied: Run) -> None:
         made = repo.copy(version, "mine", snapshot=1)
         shutil.rmtree(copied.folder)
         assert equal(repo.load(made), expected)
-        with pytest.raises(NotFoundError, match="not there any more"):
+        with pytest.raises(NotFoundError, match="are missing"):
             repo.load(version, 2)
         assert not repo.fsck().clean
 
@@ -149,7 +149,7 @@ def test_states_of_another_run_in_the_same_folder_are_not_taken(copied: Run) -> 
         version = commit_run(repo, copied.folder)[0]
         journal = copied.folder / "journal.jsonl"
         journal.write_text(journal.read_text().replace('"seed":0', '"seed":1', 1).replace('"seed": 0', '"seed": 1', 1))
-        with pytest.raises(NotFoundError, match="not there any more"):
+        with pytest.raises(NotFoundError, match="are missing"):
             repo.load(version)
 
 

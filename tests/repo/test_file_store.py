@@ -116,9 +116,9 @@ def test_a_file_that_was_cut_is_replaced_by_the_whole_one(tmp_path: Path) -> Non
     files = FileFolder(tmp_path / "files")
     (entry,) = files.put_all({"a": b"whole"})
     files.path(entry.hash).write_bytes(b"who")
-    assert files.why_bad(entry.hash, entry.bytes, whole=False) == "it has 3 bytes, not 5"
+    assert files.problem_of(entry.hash, entry.bytes, whole=False) == "it has 3 bytes, not 5"
     files.put_all({"a": b"whole"})
-    assert files.why_bad(entry.hash, entry.bytes, whole=True) is None
+    assert files.problem_of(entry.hash, entry.bytes, whole=True) is None
 
 
 def test_a_large_file_and_one_that_cannot_be_read(tmp_path: Path) -> None:

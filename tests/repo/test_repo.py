@@ -306,11 +306,11 @@ def test_checkout(repo: Repo, tmp_path: Path) -> None:
     assert (out / "files" / "bin" / "go.sh").read_bytes() == b"#!/bin/sh\n"
     about = json.loads((out / "version.json").read_text())
     assert about["id"] == made.id and about["metrics"] == [["loss", 1, "inf"]]
-    with pytest.raises(ConflictError, match="something already"):
+    with pytest.raises(ConflictError, match="exists already"):
         repo.checkout("net", out)
     repo.checkout("net", out, overwrite=True)
     (tmp_path / "a file").write_text("mine")
-    with pytest.raises(ConflictError, match="something already"):
+    with pytest.raises(ConflictError, match="exists already"):
         repo.checkout("net", tmp_path / "a file")
     alone = repo.checkout("net", tmp_path / "deep" / "w.safetensors")
     assert same(load_file(alone), WEIGHTS)

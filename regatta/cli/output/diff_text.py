@@ -26,7 +26,7 @@ def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
     """A heading, then a table for each part that differs."""
     yield _heading(found)
     for name in ("metadata", "hyperparameters", "metrics", "files"):
-        shown = found.fields(name) if everything else found.fields(name).apart()
+        shown = found.fields(name) if everything else found.fields(name).changed()
         if shown:
             columns = [left(""), *(left(label) for label in found.labels)]
             rows: list[list[Cell]] = [[(each.name, "dim"), *(_cell(v, name) for v in each.values)] for each in shown]
@@ -39,14 +39,14 @@ def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
 def _heading(found: Diff) -> Table:
     rows: list[list[Cell]] = [
         [
-            (side.label, "bold"),
-            (side.version.id[:SHORT], "dim"),
-            datetime.fromtimestamp(side.version.created).strftime("%Y-%m-%d %H:%M"),
-            "" if side.version.parameters is None else f"{side.version.parameters:,} parameters",
+            (each.label, "bold"),
+            (each.version.id[:SHORT], "dim"),
+            datetime.fromtimestamp(each.version.created).strftime("%Y-%m-%d %H:%M"),
+            "" if each.version.parameters is None else f"{each.version.parameters:,} parameters",
         ]
-        for side in found.sides
+        for each in found.references
     ]
-    below = ("They differ in nothing.",) if found.same else ()
+    below = ("They do not differ.",) if found.same else ()
     return Table([left("version"), left("id"), left("created"), left("")], rows, below=below)
 
 
@@ -102,7 +102,7 @@ def _tensor(tensor: ParameterDifference) -> list[Cell]:
         _distance(tensor),
         "" if tensor.relative is None else str(tensor.relative),
         "" if tensor.moved is None else f"{tensor.moved:.1%}",
-        " ".join(histogram.drawn(BINS) for histogram in tensor.histograms if histogram is not None),
+        " ".join(histogram.draw(BINS) for histogram in tensor.histograms if histogram is not None),
     ]
 
 

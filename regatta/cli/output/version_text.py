@@ -64,7 +64,7 @@ def as_json(found: Portrait) -> dict[str, Any]:
         "network": {"expression": found.expression, "layers": [asdict(layer) for layer in found.layers]},
         "snapshots": [snapshot.row() for snapshot in known.snapshots],
         "weights": {
-            "snapshot": found.side.label,
+            "snapshot": found.reference.label,
             "tensors": [{**asdict(tensor), "bytes": tensor.bytes} for tensor in found.distributions],
         },
         "files": [asdict(file) for file in known.files],
@@ -111,7 +111,7 @@ def _snapshots(found: Portrait) -> str:
         return "none"
     epochs = [snapshot.epoch for snapshot in snapshots if snapshot.epoch is not None]
     of = f", epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f", epoch {epochs[0]}" if epochs else ""
-    chosen = f"; shown is {found.side.label}" if found.side.chosen else ""
+    chosen = f"; shown is {found.reference.label}" if found.reference.chosen else ""
     return f"{len(snapshots)}{of}{chosen}"
 
 
@@ -238,7 +238,7 @@ def _distribution(tensor: Distribution) -> str:
     if tensor.least.low == tensor.greatest.high:
         text = f"all are {tensor.least.low:.4g}"
     else:
-        text = f"{drawn.edges[0]:>7.3g} {drawn.drawn(BINS)} {drawn.edges[-1]:.3g}" if drawn.counts else ""
+        text = f"{drawn.edges[0]:>7.3g} {drawn.draw(BINS)} {drawn.edges[-1]:.3g}" if drawn.counts else ""
     return "; ".join(part for part in (text, *remarks) if part)
 
 

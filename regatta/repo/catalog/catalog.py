@@ -268,7 +268,7 @@ class Catalog(Database):
         rows = [(key, s.position, s.epoch, s.kind, s.reference, s.id, s.digest) for s in snapshots]
         self._many("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def describe_anew(self, version: Version, metadata: Mapping[str, Any]) -> None:
+    def set_metadata(self, version: Version, metadata: Mapping[str, Any]) -> None:
         text = canonical_json(dict(metadata), "metadata")
         self._run("UPDATE model_version SET metadata = ? WHERE key = ?", text, version.key)
 

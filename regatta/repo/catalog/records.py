@@ -1,4 +1,4 @@
-"""What a repository answers with: frozen records, and lists of them that notebooks and data frames recognize."""
+"""What a repository returns: frozen records, and lists of them for notebooks and data frames."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHORT = 10  # digits of an id that are shown
-ROWS = 50
+MAX_ROWS = 50  # of a table in a notebook
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class MetricRange:
-    """What a metric came to: NaN where it never was a number."""
+    """The extremes and the last value of a metric; NaN if it never was a number."""
 
     lowest: float
     highest: float
@@ -39,7 +39,7 @@ class MetricRange:
 
 @dataclass(frozen=True)
 class Version:
-    """One version of a model. `name@number` and `id` name it; what is long is parsed when it is asked for."""
+    """One version of a model, named by `name@number` or `id`. Long fields are parsed when they are first read."""
 
     key: int = field(repr=False)
     id: str
@@ -60,11 +60,11 @@ class Version:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Sequence[Any]]) -> list[Version]:
-        """From their columns, in the order of the fields. Thousands are listed at once: each is filled in one go."""
+        """Versions from rows, in the order of the fields. A list may have thousands, so `__init__` is left out."""
         made = []
         for row in rows:
             version = cls.__new__(cls)
-            put = version.__dict__  # written key by key, the keys are shared by all versions
+            put = version.__dict__  # written key by key: all versions share one table of keys
             (
                 put["key"], put["id"], put["name"], put["number"], put["created"], put["message"], put["network"],
                 put["run"], put["config"], put["snapshots"], put["parameters"], put["bytes"], put["_metadata"],
@@ -75,7 +75,7 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """What to call it by."""
+        """name@number"""
         return f"{self.name}@{self.number}"
 
     @property
@@ -88,7 +88,7 @@ class Version:
 
     @cached_property
     def git(self) -> dict[str, Any] | None:
-        """{"commit", "branch", "dirty"} of the working tree around it when it was committed."""
+        """{"commit", "branch", "dirty"} of the git working tree at the time of the commit."""
         return None if self._git is None else dict(json.loads(self._git))
 
     @cached_property
@@ -104,7 +104,7 @@ class Version:
         }
 
     def row(self) -> dict[str, Any]:
-        """Flat, for a table: hyperparameters under their names, of each metric its last value."""
+        """Flat, for a table: hyperparameters under their names, and the last value of each metric."""
         head = {"id": self.id, "name": self.name, "number": self.number, "created": self.when, "message": self.message}
         tail = {"snapshots": self.snapshots, "parameters": self.parameters, "bytes": self.bytes, "run": self.run}
         return {
@@ -117,7 +117,7 @@ class Version:
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """One snapshot of a version. `id` is that in the parameter store, None while it is still a file of its run."""
+    """One snapshot of a version. `id` is its id in the parameter store; None while it is a file of its run."""
 
     position: int
     epoch: int | None
@@ -142,7 +142,7 @@ class MetricPoint:
 
 @dataclass(frozen=True)
 class Link:
-    """`derived` came out of `base` (ids), after that epoch of it; `commit` is what was said."""
+    """`derived` is a child of `base` (both are ids) after that epoch; `commit` is the message."""
 
     base: str
     derived: str
@@ -156,7 +156,7 @@ class Link:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run that left versions: `folder` is where its journal is, as seen from the repository."""
+    """A run that has versions; `folder` is the path of the run, relative to the repository if it is inside."""
 
     series: str
     name: str
@@ -183,40 +183,44 @@ class Records(list[T]):
 
     def to_pandas(self) -> pd.DataFrame:
         """A row per record."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingExtraError("pandas", "pandas", "to_pandas") from error
-        return pd.DataFrame(self.rows())
+        return data_frame(self.rows())
 
     def rows(self) -> list[dict[str, Any]]:
         return [record.row() for record in self]  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        rows = self.rows()[:ROWS]
-        more = f"<p>and {len(self) - ROWS} more</p>" if len(self) > ROWS else ""
+        rows = self.rows()[:MAX_ROWS]
+        more = f"<p>and {len(self) - MAX_ROWS} more</p>" if len(self) > MAX_ROWS else ""
         return (
             table_html(list(dict.fromkeys(key for row in rows for key in row)), [list(row.items()) for row in rows])
             + more
         )
 
 
+def data_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingExtraError("pandas", "pandas", "to_pandas") from error
+    return pd.DataFrame(rows)
+
+
 class Versions(Records[Version]):
-    """Versions in the order that was asked for; in a lineage with the links between them."""
+    """Versions in the requested order; a lineage has the links between them, too."""
 
     def __init__(self, versions: Iterable[Version] = (), links: Sequence[Link] = ()) -> None:
         super().__init__(versions)
         self.links = tuple(links)
 
     def _repr_html_(self) -> str:
-        rows = [list(_shown(version).items()) for version in self[:ROWS]]
-        more = f"<p>and {len(self) - ROWS} more</p>" if len(self) > ROWS else ""
+        rows = [list(_shown(version).items()) for version in self[:MAX_ROWS]]
+        more = f"<p>and {len(self) - MAX_ROWS} more</p>" if len(self) > MAX_ROWS else ""
         return table_html(_varying(rows), rows) + more
 
 
 @dataclass(frozen=True)
 class Description:
-    """All that the catalog knows of one version."""
+    """Everything that the catalog has about one version."""
 
     version: Version
     tags: tuple[str, ...]
@@ -234,7 +238,7 @@ class Description:
 
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
-    """A table for notebooks; every text is escaped."""
+    """A table for notebooks; all text is escaped."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(_cell(dict(row).get(column, '')))}</td>" for column in columns) + "</tr>"
@@ -267,7 +271,7 @@ def _shown(version: Version) -> dict[str, Any]:
 
 
 def _varying(rows: Sequence[Sequence[tuple[str, Any]]]) -> list[str]:
-    """The columns that tell rows apart, and those that are always wanted."""
+    """The columns whose values differ between rows, and those that are always shown."""
     columns = dict.fromkeys(key for row in rows for key, _ in row)
     always = ("version", "id", "created", "message")
     values = {column: {str(dict(row).get(column)) for row in rows} for column in columns}

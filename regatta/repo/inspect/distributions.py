@@ -72,7 +72,7 @@ class Histogram:
     def edges(self) -> list[float]:
         return [self.width * (self.first + place) for place in range(len(self.counts) + 1)]
 
-    def drawn(self, width: int = 24) -> str:
+    def draw(self, width: int = 24) -> str:
         """In one line of text: a bar for each bin, or for several where they are more than the width."""
         if not self.counts:
             return ""
@@ -114,7 +114,7 @@ class Distribution:
         """Flat, for a table: of what lies between bounds, the middle."""
         known = {key: value for key, value in asdict(self).items() if key != "histogram"}
         known = {key: Interval(*value).middle if key in INTERVALS else value for key, value in known.items()}
-        return {**known, "bytes": self.bytes, "histogram": self.histogram.drawn()}
+        return {**known, "bytes": self.bytes, "histogram": self.histogram.draw()}
 
 
 INTERVALS = ("least", "greatest", "mean", "deviation", "norm")

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from regatta.errors import DataError, NotFoundError, UsageError, nearest
 from regatta.repo.intake import training_logs, zip_weights
-from regatta.repo.weights import NewSnapshotWeights, from_file
+from regatta.repo.weights import NewWeights, from_file
 from regatta.store.format.tensor_id import as_tensor
 
 Kind: TypeAlias = Literal["weights", "network", "metrics", "hyperparameters", "file"]
@@ -34,7 +34,7 @@ class RecognizedFile:
 
     kind: Kind
     says: str
-    weights: NewSnapshotWeights | None = None
+    weights: NewWeights | None = None
     network: Any = None
     metrics: training_logs.Points | None = None
     hyperparameters: Mapping[str, Any] | None = None
@@ -116,7 +116,7 @@ def joined(parts: Sequence[RecognizedFile], first: Path) -> RecognizedFile:
     return _weights(whole, (f"out of {len(parts)} parts",))
 
 
-def _weights(taken: NewSnapshotWeights | None, notes: tuple[str, ...] = ()) -> RecognizedFile:
+def _weights(taken: NewWeights | None, notes: tuple[str, ...] = ()) -> RecognizedFile:
     assert taken is not None
     count = f"{len(taken.tensors):,} tensor{'s' if len(taken.tensors) != 1 else ''}"
     after = "" if taken.epoch is None else f", after epoch {taken.epoch}"
@@ -142,7 +142,7 @@ def _from_torch(path: Path, suffix: str) -> RecognizedFile:
         most = sum(entry.file_size for entry in archive.infolist())
     found = read_state_dict(path, most)
     epoch = found.epoch if found.epoch is not None else epoch_in(path)
-    taken = NewSnapshotWeights(epoch, {name: as_tensor(name, value) for name, value in found.tensors.items()}, {})
+    taken = NewWeights(epoch, {name: as_tensor(name, value) for name, value in found.tensors.items()}, {})
     notes = [f"found under {found.under!r}"] if found.under is not None else []
     if found.left_out:
         more = f" and {len(found.left_out) - 3} more" if len(found.left_out) > 3 else ""
@@ -157,9 +157,7 @@ def _begins(path: Path) -> bytes:
 
 def _from_exported(path: Path, suffix: str) -> RecognizedFile:
     tensors = {name: as_tensor(name, value) for name, value in zip_weights.read_exported(path).items()}
-    found = _weights(
-        NewSnapshotWeights(epoch_in(path), tensors, {}), ("its graph is not read; the file is kept as well",)
-    )
+    found = _weights(NewWeights(epoch_in(path), tensors, {}), ("its graph is not read; the file is kept as well",))
     return replace(found, kind="network")
 
 
@@ -167,11 +165,11 @@ def _from_onnx(path: Path, suffix: str) -> RecognizedFile:
     from regatta.repo.intake.onnx_weights import read_onnx
 
     network, tensors = read_onnx(path)
-    taken = NewSnapshotWeights(epoch_in(path), {name: as_tensor(name, value) for name, value in tensors.items()}, {})
+    taken = NewWeights(epoch_in(path), {name: as_tensor(name, value) for name, value in tensors.items()}, {})
     return replace(_weights(taken), kind="network", network=network, says=_network_words(network, taken))
 
 
-def _network_words(network: Any, taken: NewSnapshotWeights) -> str:
+def _network_words(network: Any, taken: NewWeights) -> str:
     return f"{len(network.nodes):,} layers, {len(taken.tensors):,} tensors, {taken.parameters:,} parameters"
 
 

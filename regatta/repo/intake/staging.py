@@ -23,6 +23,7 @@ from regatta.durable import exclusive, replacing
 from regatta.errors import CorruptError, NotFoundError, UsageError, nearest
 from regatta.paths import FOLDER, STAGING, STAGING_LOCK
 from regatta.repo.catalog.records import Version
+from regatta.repo.commit import new_id
 from regatta.repo.file_store import FileEntry, named_files
 from regatta.repo.intake.read_file import (
     Kind,
@@ -32,7 +33,7 @@ from regatta.repo.intake.read_file import (
     recognize,
     shards,
 )
-from regatta.repo.repo import Repo, new_id
+from regatta.repo.repo import Repo
 from regatta.repo.weights import StoredWeights
 
 PREFIX, FORMAT = "staged/", 1
@@ -242,13 +243,13 @@ def _matching(name: str, known: Mapping[str, Staged]) -> str:
 
 
 def _release(repo: Repo, items: Iterable[Staged]) -> None:
-    """Let go of the names of staged weights; who is killed before leaves names that `forget_unknown` takes."""
+    """Let go of the names of staged weights; who is killed before leaves names that `release_unused` takes."""
     names = {item.weights.reference for item in items if item.weights is not None}
     for name in names & repo.store.references(PREFIX).keys() if names else ():
         repo.store.release(name)
 
 
-def forget_unknown(repo: Repo) -> int:
+def release_unused(repo: Repo) -> int:
     """Let go of names of weights that nothing staged has: whoever staged them was killed. How many."""
     with _changing(repo) as area:
         known = {item.weights.reference for item in area.items if item.weights is not None}
@@ -261,8 +262,7 @@ def forget_unknown(repo: Repo) -> int:
 @contextmanager
 def _changing(repo: Repo) -> Iterator[StagingArea]:
     """Nobody else changes the area meanwhile."""
-    if repo.read_only:
-        raise UsageError("The repository is open for reading only.", place=str(repo.folder))
+    repo.check_writable()
     with exclusive(repo.folder / STAGING_LOCK, "staging"):
         yield _read(repo)
 

@@ -9,7 +9,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
 
 if TYPE_CHECKING:
-    from regatta.repo.fsck import RepoFsckReport
+    from regatta.repo.fsck import RepoFsckResult
 
 DEPTHS = ("structure", "checksums", "deep")
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.clean else 1
 
 
-def _show(found: RepoFsckReport, depth: str) -> None:
+def _show(found: RepoFsckResult, depth: str) -> None:
     from regatta.cli.output.numbers import count
 
     for problem in found.problems:

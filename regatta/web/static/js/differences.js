@@ -1,7 +1,7 @@
 // The page of what versions differ in.
 
 const data = JSON.parse($("data").textContent);
-const labels = data.sides.map((side) => side.label);
+const labels = data.versions.map((version) => version.label);
 const pictures = [];
 const SIGNS = { added: "+", removed: "−", changed: "~", reshaped: "~", rewired: "~" };
 
@@ -91,14 +91,14 @@ function weights(each, of, label) {
   return [section(`Weights${of}`, note, make("div", { className: "grid" }, ...sorted.map(tensorPair)))];
 }
 
-for (const side of data.sides) {
-  const created = new Date(side.created * 1000).toISOString().slice(0, 16).replace("T", " ");
-  $("sides").append(make("div", {}, make("b", { textContent: side.label }), make("span", { className: "status", textContent: `${side.id.slice(0, 10)}  ${created}` }), make("p", { className: "help", textContent: side.message })));
+for (const version of data.versions) {
+  const created = new Date(version.created * 1000).toISOString().slice(0, 16).replace("T", " ");
+  $("versions").append(make("div", {}, make("b", { textContent: version.label }), make("span", { className: "status", textContent: `${version.id.slice(0, 10)}  ${created}` }), make("p", { className: "help", textContent: version.message })));
 }
-$("verdict").textContent = data.same ? "They differ in nothing." : "";
+$("verdict").textContent = data.same ? "They do not differ." : "";
 fields();
 data.comparisons.forEach((each, n) => {
-  const of = data.sides.length > 2 ? ` of ${labels[0]} and ${labels[n + 1]}` : "";
+  const of = data.versions.length > 2 ? ` of ${labels[0]} and ${labels[n + 1]}` : "";
   $("comparisons").append(...layers(each, of, labels[n + 1]), ...weights(each, of, labels[n + 1]));
 });
 pictures.forEach((begin) => begin());
