@@ -37,6 +37,7 @@ from regatta.engine.messages import (
     unpickle_recipe,
 )
 from regatta.engine.planning.planner import Planner, PlanOptions
+from regatta.engine.workers.start_process import expect_workers as expect_workers
 from regatta.errors import UsageError, nearest
 from regatta.format import count
 from regatta.frameworks import LOSS_OR_TRAIN_FN, NAMES, OPTIONAL_LOSS_ARGUMENTS, may_have_own_loss
@@ -200,6 +201,8 @@ class Sweep:
                 place=LOADED_FILE.get(),
                 hint='Put the launch under `if __name__ == "__main__":`, or train it with `python` alone.',
             )
+        if self.cluster.kind == "process":
+            expect_workers(self._recipe_or_pickle)
         runs = runs_folder(ensure_repository(self.repo))
         run = find_unfinished(runs, self.name, self.identity()) if resume else None
         return self.train(run or Run(self._new_folder(runs)), wait, progress)

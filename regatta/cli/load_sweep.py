@@ -25,6 +25,10 @@ DEFAULT_NAME = "sweep"
 def load_sweep(target: str, repo: str | None = None) -> Sweep:
     """The sweep of FILE or FILE:name, with another repository if one is given."""
     path, name = split_target(target)
+    if path.is_file() and b"torch" in path.read_bytes():
+        from regatta.sweep import expect_workers
+
+        expect_workers(b"torch")  # they import PyTorch while this process does
     names = vars(load_file(path))
     sweep = _pick(names, name, path)
     if repo is not None:

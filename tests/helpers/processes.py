@@ -23,7 +23,20 @@ def is_running(pid: int) -> bool:
 
 
 def children(pid: int) -> set[int]:
-    """The processes that have this one as their parent."""
+    """The processes that this one has started; those that its fork servers have forked count, the servers do not."""
+    servers = fork_servers(pid)
+    found = _direct_children(pid) - servers
+    for server in servers:
+        found |= _direct_children(server)
+    return found
+
+
+def fork_servers(pid: int) -> set[int]:
+    """The processes from which this controller's workers are forked."""
+    return {child for child in _direct_children(pid) if b"fork_template" in _command(child)}
+
+
+def _direct_children(pid: int) -> set[int]:
     found = set()
     for entry in Path("/proc").iterdir():
         try:
@@ -35,13 +48,20 @@ def children(pid: int) -> set[int]:
     return found
 
 
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def cpu_seconds(pid: int) -> float:
     """The time for which a process was at work itself."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def soon(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+def soon(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Whether something comes true before long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -5,14 +5,11 @@ It is told what to make, or to write to the disk, one thing at a time, and answe
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +33,14 @@ from regatta.engine.sharing.broker import (
 from regatta.engine.sharing.connections import SocketChannel
 from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
 from regatta.engine.sharing.wire import Message, receive, send
-from regatta.engine.workers.process import die_with_parent, live_by, started
+from regatta.engine.workers.start_process import StartedProcess, die_with_parent, exit_on_error, start_process
 from regatta.engine.workers.training.error_report import headline, users_traceback
 from regatta.paths import PREPROCESSING_LOG
 
-_MAIN = "from regatta.engine.sharing.preprocess_worker import main"
+_MAIN = "regatta.engine.sharing.preprocess_worker:main"
 
 
-def open_broker(setup: WorkerSetup, threads: int, path: Sequence[str]) -> Broker | None:
+def open_broker(setup: WorkerSetup, threads: int, preload: str) -> Broker | None:
     """The broker of a run whose blocks are to be shared; none where there is nothing to share."""
     plan = setup.sharing
     if plan is None or plan.settings.always is False:
@@ -53,7 +50,7 @@ def open_broker(setup: WorkerSetup, threads: int, path: Sequence[str]) -> Broker
     hello = cloudpickle.dumps((threads, preprocess_setup(setup)))
     return broker_of(
         setup, settings.memory_bytes(), settings.disk_bytes(setup.logs),
-        functools.partial(_start, hello, threads, path, setup.logs), settings.most_processes(),
+        functools.partial(_start, hello, threads, preload, setup.logs), settings.most_processes(),
     )  # fmt: skip
 
 
@@ -81,26 +78,26 @@ def _nothing(config: dict[str, Any]) -> None:
     """Models are none of a maker's business."""
 
 
-def _start(hello: bytes, threads: int, path: Sequence[str], logs: Path) -> StartedWorker:
+def _start(hello: bytes, threads: int, preload: str, logs: Path) -> StartedWorker:
     ours, theirs = socket.socketpair()
     file = new_block(len(hello))
     try:
         os.pwrite(file, hello, 0)
-        with theirs, (logs / PREPROCESSING_LOG).open("ab") as log:
-            process = started(_MAIN, [theirs.fileno(), file], threads, path, stdout=log, stderr=log)
+        with theirs:
+            process = start_process(_MAIN, [theirs.fileno(), file], threads, logs / PREPROCESSING_LOG, preload)
     finally:
         os.close(file)
     return StartedWorker(SocketChannel(ours), functools.partial(_end, process))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _end(process: StartedProcess) -> None:
+    process.kill()
     process.wait()
+    process.close()
 
 
 def main(file: int, hello: int) -> None:
-    live_by(_serve, file, hello)
+    exit_on_error(_serve, file, hello)
 
 
 def _serve(file: int, hello: int) -> None:

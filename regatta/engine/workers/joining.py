@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from regatta.engine.controller.control_server import knock, read_door
-from regatta.engine.workers.process import start_worker
+from regatta.engine.workers.worker_main import start_joining_worker
 from regatta.errors import ConflictError
 
 
@@ -19,10 +19,11 @@ def join(folder: Path, device: str | None, joined: Callable[[str], None]) -> Non
         reply = json.loads(connection.recv_bytes())
         if "welcome" not in reply:
             raise ConflictError(f"Nobody can join {folder.name}. {reply.get('refused', '')}")
-        process = start_worker(connection, reply["threads"], path)
+        process = start_joining_worker(connection, reply["threads"], path)
     joined(reply["welcome"])
     try:
         process.wait()
     finally:
         process.kill()
         process.wait()
+        process.close()

@@ -194,7 +194,7 @@ class Desk:
         plan = SharingPlan(settings, len(CONFIGS), EPOCHS, "input_fn" in recipe, transform is not None)
         train, held = (tuple(part.path for part in kind) for kind in (data.train, data.eval))
         self.setup = WorkerSetup(made, 0, train, held, folder / "logs", plan)
-        found = open_broker(self.setup, 1, sys.path)
+        found = open_broker(self.setup, 1, preload="")
         assert found is not None
         self.broker: Broker = found
         self.readers: list[BlockReader] = []

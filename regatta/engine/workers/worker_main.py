@@ -1,0 +1,141 @@
+"""The worker's side of a process pool: what a worker process runs.
+
+While the worker trains, one thread of it listens, and reads the state that probably comes next; another thread makes
+the state that was just published durable.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import queue
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import cloudpickle
+
+from regatta.engine.messages import Event, StateDurable, Task, WorkerReady, WorkerSetup, published, unpickle_recipe
+from regatta.engine.workers.start_process import StartedProcess, die_with_parent, exit_on_error, start_process
+
+Socket: TypeAlias = "Connection[Any, Any]"
+MAIN = "regatta.engine.workers.worker_main:main"
+
+
+@dataclass(frozen=True)
+class WorkerArguments:
+    """The first message to a worker; it carries the user's functions, from our own controller."""
+
+    worker: str
+    index: int
+    device: str
+    threads: int
+    setup: bytes
+    workers: int  # that are on this machine
+    begun: float = 0.0  # when it was started
+    preprocess: bytes | None = None  # the setup of preprocess workers, where there may be some
+
+
+def start_joining_worker(socket: Socket, threads: int, path: list[str]) -> StartedProcess:
+    """Start a worker for the controller at the other end of the socket; it prints where this process does."""
+    return start_process(MAIN, [socket.fileno()], threads, path=path)
+
+
+class _Connection:
+    """The worker's side of the stream, shared by its threads."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._lock = threading.Lock()
+
+    def send(self, event: Event) -> None:
+        with self._lock:
+            self._socket.send(event)
+
+    def receive(self) -> Any:
+        return self._socket.recv()
+
+
+def serve(file: int, blocks: int | None = None) -> None:
+    """Be a worker until the controller is gone; `blocks` is the socket to whoever has prepared data to share."""
+    die_with_parent()
+    controller = _Connection(Connection(file))
+    arguments: WorkerArguments = controller.receive()  # before the imports: a controller that sends much waits for it
+    gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
+    from regatta.engine.workers.training.device_memory import keep_freed
+    from regatta.engine.workers.training.trainer import (
+        Trainer,
+        choose_device,
+        limit_threads,
+        memory_of,
+        warm_up,
+    )
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed()
+    start_seconds = _preprocess_start(arguments)
+    setup: WorkerSetup = cloudpickle.loads(arguments.setup)  # first, for it may fail
+    limit_threads(arguments.threads)
+    warm_up()
+    gc.freeze()
+    gc.enable()
+    trainer = Trainer(arguments.worker, setup, choose_device(arguments.device, arguments.index))
+    if blocks is not None:
+        from regatta.engine.sharing.block_reader import BlockReader
+        from regatta.engine.sharing.connections import SocketChannel
+
+        trainer.partition_cache.reader = BlockReader(SocketChannel.at(blocks))
+    tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    threading.Thread(target=exit_on_error, args=(_listen, controller, trainer, tasks), daemon=True).start()
+    threading.Thread(target=exit_on_error, args=(_keep, controller, trainer.worker, fresh), daemon=True).start()
+    memory = memory_of(trainer.device, arguments.device, arguments.workers)
+    info = {
+        "pid": os.getpid(),
+        "device": trainer.device,
+        "threads": arguments.threads,
+        "memory": memory,
+        **start_seconds,
+    }
+    controller.send(WorkerReady(arguments.worker, info))
+    while True:
+        done = trainer.run(tasks.get())
+        controller.send(done)
+        for path in published(done):
+            fresh.put(path)
+
+
+def _preprocess_start(arguments: WorkerArguments) -> dict[str, float]:
+    """After how many seconds a process is there that only prepares data: it need not import what models need."""
+    if arguments.preprocess is None:
+        return {}
+    unpickle_recipe(cloudpickle.loads(arguments.preprocess).recipe_or_pickle)
+    return {"maker_seconds": max(0.0, time.time() - arguments.begun)}
+
+
+def _listen(controller: _Connection, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
+    while True:
+        try:
+            message = controller.receive()
+        except (EOFError, ConnectionResetError):
+            os.killpg(os.getpid(), signal.SIGKILL)  # the controller is gone, and with it the reason to go on
+        if isinstance(message, Task):
+            tasks.put(message)
+        else:
+            trainer.prefetch(message)
+
+
+def _keep(controller: _Connection, worker: str, fresh: queue.SimpleQueue[Path]) -> None:
+    from regatta.store.states.state_files import make_durable
+
+    while True:
+        path = fresh.get()
+        controller.send(StateDurable(worker, path, *make_durable(path)))
+
+
+def main(file: int, blocks: int | None = None) -> None:
+    exit_on_error(serve, file, blocks)
