@@ -17,6 +17,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import Verbs
 from regatta.cli.commands.repository import (
     archive,
+    completion,
     doctor,
     fsck,
     gc,
@@ -52,13 +53,13 @@ from regatta.errors import RegattaError, UsageError, nearest
 VERBS = (
     demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, worker, replay, simulate,
     init, add, add.unstage, add.status, commit, list_, desc, diff, evaluate, log, checkout, copy, tag, delete,
-    archive, fsck, gc, doctor,
+    archive, fsck, gc, doctor, completion,
 )  # fmt: skip
 GROUPS = {
     "train": ("demo", "run", "explain", "simulate", "resume", "stop", "extend", "clone", "worker", "replay"),
     "look": ("runs", "show", "list", "log", "desc", "diff", "eval", "query", "status"),
     "keep": ("init", "add", "unstage", "commit", "copy", "tag", "checkout", "delete"),
-    "tend": ("archive", "gc", "fsck", "doctor"),
+    "tend": ("archive", "gc", "fsck", "doctor", "completion"),
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141
 

@@ -10,7 +10,7 @@ from regatta.cli import ui
 from regatta.cli.arguments import Verbs, command
 from regatta.paths import GANTT_PAGE
 
-PROGRAM = Path(__file__).parents[1] / "digits.py"
+PROGRAM = Path(__file__).parents[2] / "demo_sweep.py"
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:

@@ -1,0 +1,93 @@
+"""`regatta completion bash|zsh|fish`: a script that completes verbs, options, choices, and names of runs and versions."""
+
+from __future__ import annotations
+
+import argparse
+
+from regatta.cli import ui
+from regatta.cli.arguments import Verbs
+
+SHELLS = ("bash", "zsh", "fish")
+INSTALL = {
+    "bash": 'eval "$(regatta completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(regatta completion zsh)"   # in ~/.zshrc, after compinit',
+    "fish": "regatta completion fish > ~/.config/fish/completions/regatta.fish",
+}
+# A shell lists the folders of runs by itself. Names of versions are in the catalog, which takes a call of regatta.
+RUNS = """dir=$PWD
+  while [ ! -d "$dir/.regatta/runs" ] && [ -n "$dir" ]; do dir=${dir%/*}; done
+  [ -d "$dir/.regatta/runs" ] && command ls "$dir/.regatta/runs" 2>/dev/null"""
+VERSIONS = "command regatta list --names 2>/dev/null"
+PREAMBLE = {
+    "bash": f"""
+_regatta_run_names() {{
+  local dir
+  {RUNS}
+}}
+_regatta_runs() {{ compgen -W "$(_regatta_run_names)" -- "$1"; }}
+_regatta_versions() {{ compgen -W "$({VERSIONS})" -- "$1"; }}
+complete -o filenames -F _shtab_regatta dlv
+""",
+    "zsh": f"""
+_regatta_run_names() {{
+  local dir
+  {RUNS}
+}}
+_regatta_runs() {{ compadd -- ${{(f)"$(_regatta_run_names)"}} }}
+_regatta_versions() {{ compadd -- ${{(f)"$({VERSIONS})"}} }}
+""",
+    "fish": f"""
+function _regatta_runs
+  set -l dir $PWD
+  while test ! -d "$dir/.regatta/runs"; and test -n "$dir"
+    set dir (string replace -r '/[^/]*$' '' -- $dir)
+  end
+  test -d "$dir/.regatta/runs"; and command ls "$dir/.regatta/runs" 2>/dev/null
+end
+function _regatta_versions
+  {VERSIONS}
+end
+complete -c dlv -w regatta
+""",
+}
+
+
+def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
+    install = "; ".join(f"{shell}: {line.partition('   #')[0]}" for shell, line in INSTALL.items())
+    parser = verbs.add_parser(
+        "completion",
+        help="print a completion script for your shell",
+        description=f"Print a script that completes commands, options and names in a shell. Install it with {install}",
+    )
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    ui.write(completion_script(args.shell))
+    return 0
+
+
+def completion_script(shell: str) -> str:
+    """The script for a shell, generated from the parser."""
+    import shtab
+
+    from regatta.cli.main import build_parser
+
+    parser, verbs = build_parser()
+    by_metavar = {
+        "RUN": _function("_regatta_runs"),
+        "VERSION": _function("_regatta_versions"),
+        "FILE": shtab.FILE,
+        "FILE|RUN": shtab.FILE,
+        "PATH": shtab.FILE,
+        "FOLDER": shtab.DIRECTORY,
+    }
+    for action in (action for verb in verbs.values() for action in verb._actions):
+        if action.metavar in by_metavar:
+            action.complete = by_metavar[action.metavar]  # type: ignore[attr-defined]
+    return str(shtab.complete(parser, shell, preamble=PREAMBLE))
+
+
+def _function(name: str) -> dict[str, str]:
+    return {"bash": name, "zsh": name, "fish": f"({name})"}
