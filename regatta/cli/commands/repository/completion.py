@@ -1,4 +1,4 @@
-"""`regatta completion bash|zsh|fish`: a script that completes verbs, options, choices, and names of runs and versions."""
+"""`regatta completion bash|zsh|fish`: a script that completes commands, options, and names of runs and versions."""
 
 from __future__ import annotations
 
