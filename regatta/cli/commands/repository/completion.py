@@ -86,7 +86,7 @@ def completion_script(shell: str) -> str:
     for action in (action for verb in verbs.values() for action in verb._actions):
         if action.metavar in by_metavar:
             action.complete = by_metavar[action.metavar]  # type: ignore[attr-defined]
-    return str(shtab.complete(parser, shell, preamble=PREAMBLE))
+    return shtab.complete(parser, shell, preamble=PREAMBLE[shell])
 
 
 def _function(name: str) -> dict[str, str]:
