@@ -1,4 +1,4 @@
-"""Where a sweep runs: in this process, in worker processes of this machine, in actors of a Ray cluster."""
+"""Where a sweep runs: in this process, in worker processes on this machine, or in actors of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from regatta.checks import is_number, is_whole
 from regatta.errors import UsageError
 
 
@@ -19,32 +20,32 @@ class Cluster:
     threads: int | None = None
     device: str = "auto"
     address: str | None = None
-    resources: Mapping[str, float] | None = None  # of a worker, by Ray's names
+    resources: Mapping[str, float] | None = None  # per worker, by Ray's names
     cpus: float = 1
     gpus: float = 0
     storage: str | None = None
-    group: int | None = None  # so many workers train a model together; None: as the plan says
+    group: int | None = None  # workers that train a model together; None: the plan decides
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise UsageError(f"Cluster: {name} is {value!r}; it is a whole number from 1, or None.")
+            if value is not None and not is_whole(value):
+                raise UsageError(f"Cluster: {name} is {value!r}; it must be a whole number from 1, or None.")
         for name, value in (("cpus", self.cpus), ("gpus", self.gpus), *dict(self.resources or {}).items()):
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
-                raise UsageError(f"Cluster: {name} is {value!r}; it is a number of them per worker, 0 or more.")
+            if not is_number(value) or value < 0:
+                raise UsageError(f"Cluster: {name} is {value!r}; it must be a number per worker, 0 or more.")
         self._check_group()
         if not self.needs():
             raise UsageError(
-                "Cluster: a worker with 0 CPUs, 0 GPUs and no other resource fits any number of times.",
-                hint="Give cpus=, gpus= or resources= what one worker takes.",
+                "Cluster: a worker with 0 CPUs, 0 GPUs and no other resource would fit any number of times.",
+                hint="Give cpus=, gpus= or resources= what one worker needs.",
             )
 
     def _check_group(self) -> None:
         if self.group is None:
             return
-        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
-            raise UsageError(f"Cluster: group is {self.group!r}; it is a whole number of workers from 1, or None.")
+        if not is_whole(self.group):
+            raise UsageError(f"Cluster: group is {self.group!r}; it must be a whole number from 1, or None.")
         if self.group > 1 and self.kind == "inline":
             raise UsageError(
                 f"Cluster: group={self.group} on inline workers, which take turns and cannot train together.",
@@ -53,13 +54,13 @@ class Cluster:
         if self.workers is not None and self.workers % self.group:
             widths = [width for width in range(1, self.workers + 1) if self.workers % width == 0]
             raise UsageError(
-                f"Cluster: {self.workers} workers do not make groups of {self.group} without a rest.",
-                hint=f"{self.workers} workers make groups of {', '.join(map(str, widths))}.",
+                f"Cluster: {self.workers} workers cannot be divided into groups of {self.group}.",
+                hint=f"{self.workers} workers can form groups of {', '.join(map(str, widths))}.",
             )
 
     @classmethod
     def inline(cls, workers: int = 1, device: str = "auto") -> Cluster:
-        """This process, one unit after another: the reference. Several workers take turns."""
+        """This process, one unit after another: the reference implementation. Several workers take turns."""
         return cls("inline", workers, None, device)
 
     @classmethod
@@ -68,12 +69,12 @@ class Cluster:
     ) -> Cluster:
         """A process per worker on this machine.
 
-        By default a worker per GPU, or per core when there is none, but no more than there are partitions; the
-        cores are shared out as `threads` of each worker. Results are bitwise reproducible for the same `threads`.
+        By default there is one worker per GPU, or per core without GPUs, but no more than there are partitions. The
+        cores are divided among the workers as `threads`. Results are bitwise reproducible for the same `threads`.
 
-        With `group`, so many workers train a PyTorch model together, each on its rows of every batch: a batch stays as
-        large as the configuration says, and sums of gradients are rounded otherwise than on one worker. Without it the
-        plan decides, if the sweep says `numerics="fast"`.
+        With `group`, this many workers train a PyTorch model together, each on its rows of every batch. A batch stays
+        as large as the configuration says, but sums of gradients are rounded differently than on one worker. Without
+        it the plan decides, if the sweep has `numerics="fast"`.
         """
         return cls("process", workers, threads, device, group=group)
 
@@ -91,20 +92,20 @@ class Cluster:
         storage: str | None = None,
         group: int | None = None,
     ) -> Cluster:
-        """An actor per worker on a Ray cluster, each with so many `cpus`, `gpus` and `resources` of its own.
+        """An actor per worker on a Ray cluster, each with its own `cpus`, `gpus` and `resources`.
 
-        By default as many workers as there is room for, but no more than there are partitions, and more when nodes
-        join while the run goes on. `address` is that of a cluster, "auto" for the one that this machine belongs to,
-        "ray://..." for one that is far away; None finds one here or starts one, "local" starts one for this run.
-        `threads` are one per CPU of a worker. All nodes must reach the partitions and the run's folder, or the fsspec
-        URL `storage`, which then takes the durable states.
+        By default there are as many workers as fit, but no more than there are partitions; more start when nodes join
+        during the run. `address` is the address of a cluster: "auto" for the cluster of this machine, "ray://..." for a
+        remote one, "local" to start one for this run; None finds a cluster here or starts one. By default there is one
+        thread per CPU of a worker. All nodes must reach the partitions and the run's folder, or the fsspec URL
+        `storage`, which then stores the durable states.
 
-        With `group`, so many workers train a PyTorch model together, as in `local`; on one node where there is room.
+        With `group`, this many workers train a PyTorch model together, as in `local`; on one node if they fit.
         """
         return cls("ray", workers, threads, device, address, resources, cpus, gpus, storage, group)
 
     def sized(self, partitions: int) -> Cluster:
-        """The same with every number decided, for so many partitions; Ray alone knows how many workers it can hold."""
+        """The same cluster with every number decided, for this many partitions. Ray decides its number of workers."""
         if self.kind == "inline":
             return Cluster("inline", self.workers or 1, None, self.device)
         if self.kind == "ray":
@@ -119,7 +120,7 @@ class Cluster:
         return tuple(f"w{index}" for index in range(self.workers or 1))
 
     def needs(self) -> dict[str, float]:
-        """What a worker takes of a node, by Ray's names."""
+        """What a worker needs of a node, by Ray's names."""
         wanted = {"CPU": self.cpus, "GPU": self.gpus, **dict(self.resources or {})}
         return {name: amount for name, amount in wanted.items() if amount > 0}
 
@@ -136,7 +137,7 @@ class Cluster:
 
 
 def _gpus(device: str) -> int:
-    """How many GPUs this machine has, without importing a framework; 0 when they are not wanted."""
+    """How many GPUs this machine has, without importing a framework; 0 when the device is the CPU."""
     if device == "cpu":
         return 0
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

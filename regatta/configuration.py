@@ -1,7 +1,7 @@
-"""Configurations: plain dicts of JSON scalars, their identity and their seeds.
+"""Configurations: plain dicts of JSON scalars, their ids and their seeds.
 
-Everything random in a run is derived here, from the run's seed and from what is trained, never from
-the worker or the time: that is what makes a sweep replayable.
+All seeds of a run are derived here, from the run's seed and from what is trained, never from the worker or the time.
+That makes a sweep replayable.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ Configuration: TypeAlias = Mapping[str, Scalar]
 
 
 def canonical(config: Configuration) -> str:
-    """The one text of a configuration: sorted names, no spaces, floats as Python prints them."""
+    """The canonical text of a configuration: sorted names, no spaces, floats as Python prints them."""
     return json.dumps(dict(config), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def config_id(config: Configuration) -> str:
-    """Ten hexadecimal digits that name a configuration, the same in every process and every run."""
+    """The id of a configuration: ten hexadecimal digits, the same in every process and every run."""
     return blake3(canonical(config).encode(errors="surrogatepass")).hexdigest(length=5)
 
 
 def check_configuration(config: object) -> dict[str, Scalar]:
-    """The configuration as a plain dict of Python scalars; says which entry is not one."""
+    """The configuration as a plain dict of Python scalars; a UsageError names an entry that is not one."""
     if not isinstance(config, Mapping):
         raise UsageError(f"A configuration is a dict of plain values, not {type(config).__name__}: {config!r}.")
     return {_check_name(name): _check_value(name, value) for name, value in config.items()}
@@ -43,7 +43,7 @@ def _check_name(name: object) -> str:
 
 
 def _check_value(name: str, value: object) -> Scalar:
-    item = getattr(value, "item", None)  # NumPy scalars become Python's
+    item = getattr(value, "item", None)  # NumPy scalars become Python scalars
     if callable(item) and getattr(value, "ndim", None) == 0:
         value = item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -58,16 +58,16 @@ def _check_value(name: str, value: object) -> Scalar:
 
 
 def derive_seed(run_seed: int, *what: object) -> int:
-    """A 63-bit seed for `what`, as good as independent of every other one of the run."""
+    """A 63-bit seed for `what`, practically independent of every other seed of the run."""
     text = json.dumps([run_seed, *what], sort_keys=True, separators=(",", ":"))
     return int.from_bytes(blake3(text.encode()).digest(length=8), "little") >> 1
 
 
 def initial_seed(run_seed: int, config: Configuration) -> int:
-    """The seed under which `model_fn` makes the initial weights of a configuration."""
+    """The seed for the initial weights of a configuration, used when `model_fn` is called."""
     return derive_seed(run_seed, "init", canonical(config))
 
 
 def unit_seed(run_seed: int, config: Configuration, epoch: int, partition: int) -> int:
-    """The seed of one unit: its batch order and all random numbers drawn while it trains."""
+    """The seed of one unit: of its batch order and of all random numbers drawn while it trains."""
     return derive_seed(run_seed, "unit", canonical(config), epoch, partition)

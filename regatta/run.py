@@ -1,4 +1,4 @@
-"""Run: one execution of a sweep, live or past. It reads the run's folder; training it again is the sweep's business."""
+"""Run: one execution of a sweep, live or past. It reads the run's folder; `Sweep` trains it."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ RUN_NAME = re.compile(r"\w[\w.-]*")
 
 
 class Run:
-    """One execution of a sweep, live or past; like a future: `done()`, `result()`."""
+    """One execution of a sweep, live or past. Like a future, it has `done()` and `result()`."""
 
     def __init__(self, folder: Path, record: RunRecord | None = None) -> None:
         self.folder = folder
         self.name = folder.name
         self.record = record or RunRecord(folder.name)
         self._ended = threading.Event()
-        self._ended.set()  # until something begins
+        self._ended.set()  # until `begin`
         self._error: BaseException | None = None
         self._halt: Callable[[], None] | None = None
 
     def begin(self, train: Callable[[], None]) -> None:
-        """Go on in the background."""
+        """Train in the background."""
 
         def body() -> None:
             try:
                 train()
-            except BaseException as error:  # noqa: BLE001 (given to whoever asks for the result)
+            except BaseException as error:  # noqa: BLE001 (`result` raises it)
                 self._error = error
             finally:
                 self._ended.set()
@@ -63,7 +63,7 @@ class Run:
         self._halt = runner.interrupt
 
     def halt(self) -> None:
-        """Stop training here, once the states that are on their way are durable; `resume` goes on."""
+        """Stop training in this process, once the states of finished units are durable; `resume` continues."""
         if self._halt is not None:
             self._halt()
             self._ended.wait()
@@ -72,7 +72,7 @@ class Run:
         return self._ended.is_set()
 
     def result(self, timeout: float | None = None) -> Run:
-        """Wait for the end; raises what ended it early, or TimeoutError. Ctrl-C halts the run."""
+        """Wait for the end. Raises the error that ended the run early, or TimeoutError. Ctrl-C halts the run."""
         try:
             ended = self._ended.wait(timeout)
         except KeyboardInterrupt:
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The configuration with the best value of the metric, the epoch at which it had it, and its version."""
+        """The configuration with the best value of the metric, the epoch of that value, and its version."""
         self.result()
         metric = self.record.metric
         for config in self.record.leaderboard():
@@ -97,13 +97,13 @@ class Run:
         return None
 
     def version(self, config: str) -> str | None:
-        """What the repository calls the version of a configuration (its id); None while it is not one."""
+        """The version of a configuration (its id) in the repository; None while there is none."""
         from regatta.repo.commit_run import version_of
 
         return version_of(self.folder, config)
 
     def leave_versions(self, networks: Mapping[str, Any] | None = None) -> str | None:
-        """Make a version of every configuration, with all epochs that are new; says why that failed, if it did."""
+        """Make a version of every configuration, with all new epochs. Returns why that failed, or None."""
         from regatta.repo import Repo
         from regatta.repo.commit_run import commit_run
 
@@ -141,19 +141,19 @@ class Run:
         return chrome_trace(self.record)
 
     def efficiency(self) -> Efficiency:
-        """How long the run took against the least that its own units allow on its workers."""
+        """How long the run took, compared with the least time that its units allow on its workers."""
         from regatta.journal.trace import efficiency
 
         return efficiency(self.record)
 
     def export(self, sink: str | Sink) -> str:
-        """Send all that was reported to a sink, such as "csv:results.csv" or regatta.sinks.mlflow(...); says where."""
+        """Send all reports to a sink, such as "csv:results.csv" or regatta.sinks.mlflow(...). Returns the place."""
         from regatta.sinks import export
 
         return export(self.folder, sink)
 
     def speeds(self) -> dict[str, float]:
-        """How fast each worker was, the mean being 1: `proportions` for a data set on the same workers."""
+        """The speed of each worker relative to the mean: `proportions` for a data set on the same workers."""
         from regatta.journal.trace import speeds
 
         return speeds(self.record)
@@ -172,7 +172,7 @@ class Run:
             return self._stored_weights(found, epoch, storage)
 
     def _stored_weights(self, config: ConfigRecord, epoch: int | None, storage: str) -> dict[str, Any]:
-        """The same, of a run whose states are below a URL."""
+        """The same for a run whose states are below a URL."""
         from regatta.engine.workers.ray.storage import StateStorage
         from regatta.store.states.state_files import read_weights
 
@@ -187,25 +187,24 @@ class Run:
             return read_weights(local)
 
     def find(self, config: str | Mapping[str, Scalar]) -> ConfigRecord:
-        """The configuration with that id, or the start of one, or those values."""
+        """The configuration with that id, prefix of an id, or values."""
         wanted = config if isinstance(config, str) else config_id(check_configuration(config))
         found = [c for c in self.record.configs.values() if c.id.startswith(wanted)]
         if len(found) != 1:
-            count = "no" if not found else f"{len(found)} configurations"
             raise NotFoundError(
-                f"Run {self.name} has {count} configuration {config!r}."
-                if not found
-                else f"Run {self.name} has {count} whose id starts with {wanted!r}.",
+                f"Run {self.name} has {len(found)} configurations whose id starts with {wanted!r}."
+                if found
+                else f"Run {self.name} has no configuration {config!r}.",
                 candidates=nearest(wanted, self.record.configs),
             )
         return found[0]
 
     def stop(self, config: str | Mapping[str, Scalar]) -> dict[str, Any]:
-        """Give a configuration no more units, wherever the run is being trained; says what was done."""
+        """Give a configuration no more units, in whichever process the run is trained. Returns what was done."""
         return self._ask("stop", config)
 
     def extend(self, config: str | Mapping[str, Scalar], epochs: int) -> dict[str, Any]:
-        """Train a configuration for so many more epochs, also when it is done."""
+        """Train a configuration for more epochs, also when it is done."""
         return self._ask("extend", config, epochs=epochs)
 
     def clone(
@@ -216,15 +215,15 @@ class Run:
         warm: bool = True,
         epochs: int | None = None,
     ) -> dict[str, Any]:
-        """Train the configuration with some values changed too: from its last epoch's state, or afresh."""
+        """Also train the configuration with some values changed: from its last epoch's state, or from scratch."""
         return self._ask("clone", config, values=dict(changes), warm=warm, epochs=epochs)
 
     def resume(self, config: str | Mapping[str, Scalar]) -> dict[str, Any]:
-        """Go on with a configuration that was stopped."""
+        """Continue a configuration that was stopped."""
         return self._ask("resume", config)
 
     def go_on(self, sweep: Sweep | None = None, *, wait: bool = True, progress: bool = True) -> Run:
-        """Go on, in this process, with a run that was cut short or of which more was asked since.
+        """Continue, in this process, a run that was interrupted or that has new requests.
 
         It executes the sweep that was saved when it began, or the one that is given.
         """
@@ -233,7 +232,7 @@ class Run:
         return (sweep or self.sweep()).train(self, wait, progress)
 
     def join(self, device: str | None = None, joined: Callable[[str], None] = lambda worker: None) -> None:
-        """Be one more worker of the run, which is trained by another process of this machine, until it ends."""
+        """Make this process one more worker of the run, which another process of this machine trains, until it ends."""
         from regatta.engine.workers.joining import join
 
         join(self.folder, device, joined)
@@ -253,17 +252,17 @@ class Run:
         return answer
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
-        """What this run, with the unit times that it measured, would take on so many workers."""
+        """The time that this run, with the unit times that it measured, would take on other numbers of workers."""
         from regatta.journal.trace import workload
         from regatta.plan.strategy.what_if import what_if
 
         work = workload(self.record)
         if not work.epochs:
-            raise UsageError(f"No model of the run {self.name} has seen all data yet: there are no times to go by.")
+            raise UsageError(f"No model of the run {self.name} has finished an epoch, so no times are known.")
         return what_if(work, workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
 
     def analyze(self) -> Analysis:
-        """What it took, beside what its plan expected; of a run that goes on, what it took so far."""
+        """The time that the run took, or took so far, compared with its plan."""
         from regatta.journal.analysis import analyze
 
         return analyze(self.record)
@@ -275,13 +274,15 @@ class Run:
         return replay(self.sweep(), self.record)
 
     def sweep(self) -> Sweep:
-        """The sweep that this run executes, as it was saved when it began. Only for runs of your own: it is code."""
+        """The sweep that this run executes, as saved when it began. Only for your own runs: a pickle is code."""
         path = run_sweep(self.folder)
         if not path.is_file():
-            raise NotFoundError(f"Run {self.name} came without its sweep, so that it can be read but not trained.")
+            raise NotFoundError(f"Run {self.name} came without its sweep, so it can be read but not trained.")
         from regatta.unpickle import unpickle
 
-        self._reach_neighbours()
+        folder = self.record.header.get("path")  # the sweep's functions import modules from here
+        if isinstance(folder, str) and os.path.isdir(folder) and folder not in sys.path:
+            sys.path.append(folder)
         try:
             sweep: Sweep = unpickle(path.read_bytes())
         except ModuleNotFoundError as error:
@@ -290,12 +291,6 @@ class Run:
                 hint="Go to the folder from which it was launched, or put that module's folder on PYTHONPATH.",
             ) from error
         return sweep
-
-    def _reach_neighbours(self) -> None:
-        """What the sweep's functions import from the folder of their file is found there again."""
-        folder = self.record.header.get("path")
-        if isinstance(folder, str) and os.path.isdir(folder) and folder not in sys.path:
-            sys.path.append(folder)
 
     def __repr__(self) -> str:
         done, wanted = self.record.progress() if self.record.header else (0, 0)
@@ -343,7 +338,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _seen_from_outside(record: RunRecord, folder: Path) -> RunRecord:
-    """A journal without an end tells of a run that goes on, or whose controller was killed."""
+    """A journal without an end belongs to a run that goes on, or to one whose controller was killed."""
     from regatta.journal.lock import is_live
 
     if record.status == "running" and not is_live(folder):
@@ -352,7 +347,7 @@ def _seen_from_outside(record: RunRecord, folder: Path) -> RunRecord:
 
 
 def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
-    """What all runs of the repository came to, oldest first; one whose journal is damaged counts as failed."""
+    """The records of all runs of the repository, oldest first. A run with a damaged journal counts as failed."""
     return [_read_or_say(path) for path in find_journals(_runs_folder(repo)) if path.stat().st_size]
 
 

@@ -1,6 +1,6 @@
-"""Reads the sweep that a run's folder holds. A run made by an earlier version names classes where they were then.
+"""Unpickles the sweep of a run. Runs of earlier versions refer to classes by the names and modules of that time.
 
-Only for folders of one's own runs, and for bytes from one's own controller: a pickle is code.
+Use it only for folders of your own runs and for bytes from your own controller: a pickle can execute code.
 """
 
 from __future__ import annotations
@@ -9,17 +9,23 @@ import io
 import pickle
 from typing import Any
 
-# Where the classes of a pickled sweep were in earlier versions, and where they are now.
-_MOVED = {
+# Modules and classes in pickled sweeps of earlier versions, and their present names.
+_MOVED_MODULES = {
     "regatta.engine.events": "regatta.engine.messages",
     "regatta.data.sharing.settings": "regatta.data.sharing",
     "regatta.frameworks.jax_state": "regatta.frameworks.jax.state",
+}
+_RENAMED_CLASSES = {
+    ("regatta.search.asha", "_Rung"): "_AshaRung",
+    ("regatta.search.pbt", "_Member"): "_PbtMember",
+    ("regatta.search.stopping", "_Course"): "_PatienceState",
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        return super().find_class(_MOVED.get(module, module), name)
+        module = _MOVED_MODULES.get(module, module)
+        return super().find_class(module, _RENAMED_CLASSES.get((module, name), name))
 
 
 def unpickle(data: bytes) -> Any:

@@ -175,7 +175,7 @@ def test_fewer_rows_than_partitions(tmp_path: Path) -> None:
 def test_a_file_that_only_an_input_fn_can_read(tmp_path: Path) -> None:
     (tmp_path / "part.csv").write_text("1,2\n")
     data = Dataset.from_paths([tmp_path / "part.csv"])
-    refused(tmp_path, DataError, ("'.csv' are not known", "input_fn"), lambda: launch(data, tmp_path))
+    refused(tmp_path, DataError, ("'.csv' is unknown", "input_fn"), lambda: launch(data, tmp_path))
 
 
 def test_a_partition_held_by_a_worker_that_is_not_there(data: Dataset, tmp_path: Path) -> None:

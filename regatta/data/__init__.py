@@ -1,16 +1,17 @@
-"""Data sets in partitions: arrays or files enter, partitions that workers can map into memory leave.
+"""Data sets in partitions: arrays or files enter; partitions that workers can map into memory leave.
 
-    dataset.py       Dataset: its partitions, checked, described and placed on workers
-    partition.py     one partition: what its header says, and its arrays
-    formats/         safetensors, npz, Parquet: the same two verbs, `inspect` and `read`
-    arrays.py        arrays as their caller gives them, checked
+    dataset.py       Dataset: its partitions, checked, described and assigned to workers
+    partition.py     one partition: its header and its arrays
+    formats/         safetensors, npz, Parquet: each with the functions `inspect` and `read`
+    arrays.py        the caller's arrays, checked
     split.py         how many rows each partition gets, and which
-    write.py         partitions as files: whole or not there at all
-    fingerprint.py   what the data is, wherever it lies
+    write.py         partitions as files, written atomically
+    fingerprint.py   a hash of the data that does not depend on where it is
     availability.py  which worker holds which partition
     order.py         the seeded order of rows
+    sharing.py       whether and how preprocessing is shared
 
-It knows no framework: whatever trains gets NumPy arrays, or what the user's own `input_fn` reads.
+It does not know any framework: training gets NumPy arrays, or what the user's own `input_fn` reads.
 """
 
 from regatta.data.dataset import Dataset

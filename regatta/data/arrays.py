@@ -1,4 +1,4 @@
-"""The arrays of a data set, as its caller gives them: named, of equal length, of types that a partition can hold."""
+"""The arrays that the caller gives for a data set: named, of equal length, with types that a partition can hold."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def _array(label: str, values: npt.ArrayLike) -> Array:
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > 8:
         raise DataError(
             f"{label!r} has the dtype {array.dtype}, which a partition cannot hold.",
-            hint="Give booleans, integers, floats of up to 64 bits or complex64; turn texts and objects into numbers.",
+            hint="Give booleans, integers, floats of up to 64 bits or complex64; convert texts and objects to numbers.",
         )
     return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -16,13 +16,13 @@ def place_partitions(
 ) -> dict[str, tuple[int, ...]]:
     """The partitions that each worker holds, by number.
 
-    Where the map names any of the paths it must name a worker for each; where it names none, they are dealt out
-    in turn, and workers beyond the number of partitions hold one that another holds as well.
+    If the map names any of the paths, it must name a worker for each. If it names none, they are assigned round robin,
+    and surplus workers hold a partition that another worker holds as well.
     """
     if not workers:
         raise UsageError("There are no workers to hold the partitions.")
     if not any(path in availability for path in paths):
-        return _dealt(len(paths), workers)
+        return _round_robin(len(paths), workers)
     held: dict[str, list[int]] = {worker: [] for worker in workers}
     for j, path in enumerate(paths):
         holders = {_worker(reference, workers, path): None for reference in availability.get(path, ())}
@@ -35,7 +35,7 @@ def place_partitions(
     return {worker: tuple(partitions) for worker, partitions in held.items()}
 
 
-def _dealt(partitions: int, workers: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _round_robin(partitions: int, workers: Sequence[str]) -> dict[str, tuple[int, ...]]:
     if partitions == 0:
         return dict.fromkeys(workers, ())
     count = len(workers)

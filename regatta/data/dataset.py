@@ -29,7 +29,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Partitions to train on and to evaluate on, and who holds them where that is not left to us."""
+    """Partitions for training and for evaluation, and which workers hold them, if the user says so."""
 
     name: str
     train: tuple[Partition, ...]
@@ -52,10 +52,10 @@ class Dataset:
         proportions: Sequence[float] | None = None,
         names: Sequence[str] | None = None,
     ) -> Dataset:
-        """Shuffle the rows once, set some aside for evaluation, write both as partitions.
+        """Shuffle the rows once, set some aside for evaluation, and write both as partitions.
 
-        Training partitions are of equal size, or in `proportions` (of the speed of their workers). The same arrays
-        and parameters find the files of the last time. Without a `directory` they lie in the repository.
+        Training partitions have equal sizes, or sizes in `proportions` (such as the speeds of their workers). The same
+        arrays and parameters find the files of the last time. Without a `directory` they are in the repository.
         """
         _check_name(name)
         _check_counts(partitions=partitions, eval_partitions=eval_partitions or 0, seed=seed)
@@ -68,8 +68,8 @@ class Dataset:
         folder = _folder(directory, f"{name}-{content[:12]}")
         dataset = cls(
             name,
-            _planned(folder, "train", columns, train),
-            _planned(folder, "eval", columns, held_out),
+            _describe_partitions(folder, "train", columns, train),
+            _describe_partitions(folder, "eval", columns, held_out),
             content=content,
         )
         with locked(folder):
@@ -92,11 +92,11 @@ class Dataset:
         """
         if name is not None:
             _check_name(name)
-        parts = [_inspected(paths, what) for paths, what in ((train, "train"), (eval, "eval"))]
+        parts = [_inspect_all(paths, what) for paths, what in ((train, "train"), (eval, "eval"))]
         known = [part.path for kind in parts for part in kind]
-        placed = _checked_availability(availability or {}, known)
+        placed = _check_availability(availability or {}, known)
         dataset = cls(name or known[0].parent.name or "data", parts[0], parts[1], placed)
-        _check_alike(dataset.train + dataset.eval)
+        _check_same_columns(dataset.train + dataset.eval)
         return dataset
 
     @classmethod
@@ -114,16 +114,16 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns that all partitions share; empty where only an `input_fn` can tell."""
+        """The columns that all partitions share; empty where only an `input_fn` can read them."""
         return next((part.columns for part in self.train + self.eval if part.columns), ())
 
     @property
     def fingerprint(self) -> str:
-        """What the data is, wherever it lies: a hash of all of it, as it is now."""
+        """A hash of all the data as it is now; it does not depend on where the files are."""
         return self.content or hash_files([p.path for p in self.train], [p.path for p in self.eval])
 
     def check(self, input_fn: bool = False) -> None:
-        """Look at the partitions as they are now; `input_fn`: whether the user's own function reads them."""
+        """Check the partitions as they are now; `input_fn`: whether the user's own function reads them."""
         if not self.train:
             raise DataError(f"The data set {self.name!r} has no training partitions.")
         for part in self.train + self.eval:
@@ -138,7 +138,7 @@ class Dataset:
                 )
             if self.content is not None:
                 check_owner(part.path, self.content)
-        _check_alike(self.train + self.eval)
+        _check_same_columns(self.train + self.eval)
 
     def holders(self, worker_names: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """The numbers of the training and of the evaluation partitions that each worker holds."""
@@ -167,7 +167,7 @@ def _check_name(name: str) -> None:
 def _check_counts(**counts: int) -> None:
     for name, count in counts.items():
         if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 0:
-            raise DataError(f"{name} is {count!r}; it must be a whole number, not negative.")
+            raise DataError(f"{name} is {count!r}; it must be a whole number from 0.")
 
 
 def _folder(directory: PathLike | None, default: str) -> Path:
@@ -176,15 +176,17 @@ def _folder(directory: PathLike | None, default: str) -> Path:
     return writable_folder(Path(os.path.abspath(directory)), "data folder")
 
 
-def _planned(folder: Path, kind: str, columns: Mapping[str, Array], parts: Sequence[Indices]) -> tuple[Partition, ...]:
-    """The partitions as they will be once written."""
+def _describe_partitions(
+    folder: Path, kind: str, columns: Mapping[str, Array], parts: Sequence[Indices]
+) -> tuple[Partition, ...]:
+    """The partitions as they will be after writing."""
     described = tuple(Column(label, dtype_name(array.dtype), array.shape[1:]) for label, array in columns.items())
     return tuple(
         Partition(folder / f"{kind}-{j:04}.safetensors", len(indices), described) for j, indices in enumerate(parts)
     )
 
 
-def _inspected(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:
+def _inspect_all(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:
     if isinstance(paths, str | os.PathLike):
         raise UsageError(f"{what} is {str(paths)!r}; give a list of paths, one per partition.")
     parts = tuple(inspect(path) for path in paths)
@@ -197,7 +199,7 @@ def _inspected(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:
     return parts
 
 
-def _checked_availability(
+def _check_availability(
     availability: Mapping[PathLike, Sequence[int | str]], known: Sequence[Path]
 ) -> dict[Path, Workers]:
     placed: dict[Path, Workers] = {}
@@ -214,8 +216,8 @@ def _checked_availability(
     return placed
 
 
-def _check_alike(parts: Sequence[Partition]) -> None:
-    """All partitions have the columns of the first whose header tells."""
+def _check_same_columns(parts: Sequence[Partition]) -> None:
+    """All partitions must have the columns of the first partition with a known header."""
     described = [part for part in parts if part.columns]
     for part in described[1:]:
         if part.columns != described[0].columns:

@@ -1,4 +1,4 @@
-"""What the data of a data set is, wherever it lies: a hash of all of it."""
+"""The fingerprint of a data set: a hash of all its data that does not depend on where the files are."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def _hash_file(digest: blake3, path: Path) -> None:
 
 
 def _hash_folder(digest: blake3, folder: Path) -> None:
-    """Names and sizes only: a folder may hold millions of files."""
+    """Hash names and sizes only, because a folder may hold millions of files."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\n".encode())

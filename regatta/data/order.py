@@ -1,4 +1,4 @@
-"""The seeded order of rows: of a data set before it is cut up, of a partition before each unit."""
+"""The seeded order of rows: of a data set before it is split, and of a partition before each unit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 def permutation(rows: int, seed: int) -> Indices:
     """The numbers 0 to rows - 1, shuffled.
 
-    This order is part of what `replay` promises, so it is made only of what NumPy keeps the same in every release:
-    Philox's raw words and sorting, not `Generator.permutation`. Each word keeps its upper bits and gets the row's
-    number as its lower ones; sorted, the words carry the rows along.
+    `replay` depends on this order, so it uses only what NumPy keeps the same in every release: Philox's raw words and
+    sorting, not `Generator.permutation`. Each word keeps its upper bits and gets the row's number as its lower bits.
+    Sorting the words shuffles the rows.
     """
     words = np.random.Philox(seed).random_raw(rows)
     mask = np.uint64((1 << max(1, rows).bit_length()) - 1)
@@ -29,7 +29,7 @@ def permutation(rows: int, seed: int) -> Indices:
 
 
 def batch_order(rows: int, batch_size: int, seed: int) -> list[Indices]:
-    """The rows of one unit in batches: each row once, in an order of (rows, seed) alone; the last may be short."""
+    """The rows of one unit in batches: each row once, ordered by (rows, seed) alone. The last batch may be short."""
     if batch_size < 1:
         raise UsageError(f"The batch size is {batch_size}; it must be at least 1.")
     order = permutation(rows, seed)

@@ -1,4 +1,4 @@
-"""One partition: what its header says of it, and its arrays."""
+"""One partition: its header and its arrays."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import Stored, format_of
+from regatta.data.formats import StoredColumn, find_format
 from regatta.errors import DataError
 
 
 @dataclass(frozen=True)
 class Column:
-    """One array of a partition; `shape` is that of a single row."""
+    """One array of a partition; `shape` is the shape of a single row."""
 
     name: str
     dtype: str
@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Partition:
-    """A file, or a folder that an `input_fn` reads; rows are None and columns empty where only that can tell."""
+    """A file, or a folder that an `input_fn` reads; then `rows` is None and `columns` is empty."""
 
     path: Path
     rows: int | None
@@ -35,11 +35,11 @@ class Partition:
 
 
 def inspect(path: str | os.PathLike[str]) -> Partition:
-    """The partition at a path, from its header alone; says what is wrong with it."""
+    """The partition at a path, read from its header alone; a DataError says what is wrong with it."""
     place = Path(os.path.abspath(path))
     if not place.exists():
         raise DataError("This partition does not exist.", place=str(place), hint="Correct the path, or write the file.")
-    reader = format_of(place)
+    reader = find_format(place)
     if reader is None:
         return Partition(place, None, ())
     try:
@@ -52,10 +52,10 @@ def inspect(path: str | os.PathLike[str]) -> Partition:
 def read_partition(path: str | os.PathLike[str]) -> tuple[npt.NDArray[np.generic], ...]:
     """The columns of a partition as arrays: the default `input_fn`.
 
-    Safetensors are mapped into memory: pages are read when they are used, and the arrays cannot be written to.
+    Safetensors are mapped into memory: pages are read when they are used, and the arrays are read-only.
     """
     place = inspect(path).path
-    reader = format_of(place)
+    reader = find_format(place)
     if reader is None:
         raise unknown_format(place)
     return reader.read(place)
@@ -63,13 +63,13 @@ def read_partition(path: str | os.PathLike[str]) -> tuple[npt.NDArray[np.generic
 
 def unknown_format(path: Path) -> DataError:
     return DataError(
-        f"Files with the suffix {path.suffix!r} are not known; .safetensors, .npz and .parquet are.",
+        f"The file suffix {path.suffix!r} is unknown; .safetensors, .npz and .parquet are known.",
         place=str(path),
         hint="Pass an input_fn(path) that reads it.",
     )
 
 
-def _rows(stored: list[Stored], path: Path) -> int:
+def _rows(stored: list[StoredColumn], path: Path) -> int:
     if not stored:
         raise DataError("This partition has no columns.", place=str(path))
     for array in stored:

@@ -1,4 +1,4 @@
-"""How many rows each partition gets, and which: every row lands in exactly one."""
+"""How many rows each partition gets, and which: every row is in exactly one partition."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def split_rows(
 
 
 def evaluation_rows(rows: int, fraction: float) -> int:
-    """Rows set aside for evaluation: the nearest number, and at least one unless the fraction is 0."""
+    """The number of rows for evaluation, rounded; at least one unless the fraction is 0."""
     if not 0.0 <= fraction < 1.0:
         raise DataError(f"eval_fraction is {fraction}; it must be at least 0 and less than 1.")
     return max(1, round(rows * fraction)) if fraction > 0 else 0
 
 
 def apportion(rows: int, partitions: int, proportions: Sequence[float], what: str) -> list[int]:
-    """Sizes in proportion, by largest remainders, none of them zero; equal proportions differ by one row at most."""
+    """Sizes in proportion by largest remainders, none of them zero. Equal proportions differ by at most one row."""
     if partitions < 1:
         raise DataError(f"The number of {what} partitions is {partitions}; it must be at least 1.")
     if rows < partitions:
@@ -51,7 +51,7 @@ def apportion(rows: int, partitions: int, proportions: Sequence[float], what: st
             hint="Use fewer partitions, more data, or another eval_fraction.",
         )
     _check_proportions(proportions, partitions)
-    # Exact fractions: with floats, a quota just below a whole number may round up and give out a row too many.
+    # Exact fractions: with floats, a quota just below a whole number may round up and assign one row too many.
     shares = [Fraction(float(share)) for share in proportions]
     quotas = [share * rows / sum(shares) for share in shares]
     sizes = [math.floor(quota) for quota in quotas]

@@ -1,4 +1,4 @@
-"""Partitions as files: each is whole under its name, or not there at all."""
+"""Writes partitions as files atomically: a file is complete, or it does not exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from regatta.errors import ConflictError, DataError
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time write into a folder, so that the others find its files instead of writing them too."""
+    """Let one process at a time write into a folder; others then find its files instead of writing them again."""
     file = os.open(folder, os.O_RDONLY)
     try:
         # Where the file system has no locks, renaming still keeps every file whole.
@@ -32,7 +32,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_written(partition: Partition, fingerprint: str) -> bool:
-    """Whether the file is there and whole; another data set's file under its name is left alone, with an error."""
+    """Whether the file exists and is complete; a ConflictError if it belongs to another data set."""
     if not partition.path.exists():
         return False
     try:
@@ -45,14 +45,14 @@ def is_written(partition: Partition, fingerprint: str) -> bool:
 def check_owner(path: Path, fingerprint: str) -> None:
     if safetensors.notes(path).get("dataset") != fingerprint:
         raise ConflictError(
-            "This file belongs to other data, or to the same data cut up in another way.",
+            "This file belongs to other data, or to the same data split in another way.",
             place=str(path),
             hint="Pass another directory, or delete the file.",
         )
 
 
 def write_partition(partition: Partition, arrays: Mapping[str, npt.NDArray[np.generic]], fingerprint: str) -> None:
-    """Write to a temporary name, make that durable, rename. The folder is made durable by `locked`."""
+    """Write a temporary file, make it durable, and rename it. `locked` makes the folder durable."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 

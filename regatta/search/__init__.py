@@ -1,19 +1,20 @@
-"""Which configurations to train: a search hears reports and answers with actions.
+"""Which configurations to train: a search receives reports and answers with actions.
 
-    base.py        the protocol, and the words that a search and a run exchange
+    base.py        the protocol of a search: goal, reports and actions
     spaces.py      choice, uniform, loguniform, integers: where the values of an axis come from
-    domain.py      axes together, and which combinations are valid
+    domain.py      all axes together, and which combinations are valid
     grid.py        all combinations
-    random.py      some, drawn
-    configs.py     those that you list
+    random.py      random combinations
+    configs.py     the configurations that you list
     hyperband.py   successive halving with several trade-offs, all at once
     asha.py        successive halving without a barrier
-    pbt.py         a population whose better half has mutated children
+    pbt.py         population-based training: the better half has mutated children
     mutations.py   step, factor, resample: how a child's value differs from its parent's
-    optuna.py      what Optuna's samplers propose
+    optuna.py      configurations that Optuna's samplers propose
     stopping.py    limits that combine with any search
+    predict.py     a forecast of the epochs that a search will ask for
 
-A search knows neither the engine nor the clock, and draws nothing but from the seeds it is given.
+A search knows neither the engine nor the clock. All its random numbers come from the seeds that it is given.
 """
 
 from regatta.search.asha import asha, asha_rungs

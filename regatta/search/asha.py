@@ -1,8 +1,8 @@
 """ASHA: successive halving without waiting for a rung to be complete.
 
-After Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020). A configuration goes on as soon as
-it is among the best 1/eta of those that have come as far, and new ones begin where none can. What is promoted too
-early counts against the rung's share, so that never more than 1/eta of a rung are promoted.
+After Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020). A configuration is promoted as soon
+as it is among the best 1/eta of those that have reached its rung. New configurations start when none can be promoted.
+Early promotions count against the rung's share, so that never more than 1/eta of a rung are promoted.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from random import Random
 from typing import Any
 
 from regatta.configuration import Scalar, config_id, derive_seed
-from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, epochs_of
-from regatta.search.domain import Domain, Where, domain_of
+from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, max_epochs
+from regatta.search.domain import Domain, Where, make_domain
 from regatta.search.hyperband import depth
 
 
-class _Rung:
+class _AshaRung:
     def __init__(self, epochs: int) -> None:
         self.epochs = epochs
-        self.arrived = 0  # configurations that came so far, or failed on the way from the rung below
+        self.arrived = 0  # configurations that reached the rung, or failed on the way from the rung below
         self.promoted = 0
-        self.waiting: list[tuple[Rank, int, str]] = []  # best first; of equals, the one drawn first
+        self.waiting: list[tuple[Rank, int, str]] = []  # best first; equal ones in the order in which they were drawn
 
     def promote(self, eta: int) -> list[str]:
-        """Who goes on now. The first in the queue is always among the best 1/eta: fewer than that were promoted."""
+        """The configurations to promote now. The first in the queue is in the best 1/eta, as fewer were promoted."""
         chosen = []
         while self.waiting and self.promoted < self.arrived // eta:
             self.promoted += 1
@@ -48,13 +48,14 @@ class Asha:
 
     def start(self, goal: Goal) -> list[Action]:
         self._goal = goal
-        self._rungs = [_Rung(epochs) for epochs in asha_rungs(self._n, epochs_of("asha", self._R, goal), self._eta)]
+        R = max_epochs("asha", self._R, goal)
+        self._rungs = [_AshaRung(epochs) for epochs in asha_rungs(self._n, R, self._eta)]
         seed = goal.seed if self._seed is None else self._seed
         random = Random(derive_seed(seed, "search", "asha"))
         drawn = self._domain.draw(self._n, random, f"asha(n={self._n})")
         self._fresh = [(config_id(config), config) for config in reversed(drawn)]
         self._begun: dict[str, tuple[int, dict[str, Scalar]]] = {}
-        self._level: dict[str, int] = {}  # of those in training: the rung that they are on their way to
+        self._level: dict[str, int] = {}  # the next rung of each configuration in training
         return self._fill()
 
     def hear(self, report: Report) -> list[Action]:
@@ -87,7 +88,7 @@ class Asha:
 
 
 def asha_rungs(n: int, R: int, eta: int = 3) -> list[int]:
-    """The epochs of the rungs: R, and below it as many as n configurations can fill so that somebody reaches R."""
+    """The epochs of the rungs: R, and as many below it as n configurations can fill so that at least one reaches R."""
     below = min(depth(n, eta), depth(R, eta))
     return [R // eta**i for i in range(below, -1, -1)]
 
@@ -103,10 +104,10 @@ def asha(
     where: Where | None = None,
     **axes: object,
 ) -> Asha:
-    """n configurations, of which the best 1/eta go on from rung to rung, up to R epochs, as soon as they are known.
+    """n configurations. The best 1/eta of each rung continue to the next, up to R epochs, as soon as they are known.
 
-    R is the sweep's `epochs` unless given. At most `at_once` are in training: twice as many as there are workers keep
-    them all busy, more only delay the promotions. `where(config)` says which combinations are valid.
+    R is the sweep's `epochs` unless given. At most `at_once` are in training: twice the number of workers keeps all
+    workers busy, and more only delays promotions. `where(config)` says which combinations are valid.
     """
     check_count("asha", "n", n)
     if R is not None:
@@ -114,6 +115,6 @@ def asha(
     check_count("asha", "eta", eta, least=2)
     check_count("asha", "at_once", at_once)
     check_seed("asha", seed)
-    domain = domain_of("asha", space, axes, where)
+    domain = make_domain("asha", space, axes, where)
     domain.check_size(n, f"asha(n={n})")
     return Asha(n, R, eta, at_once, seed, domain)

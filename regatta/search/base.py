@@ -1,9 +1,9 @@
-"""What a search says and hears.
+"""The protocol of a search: what it receives from a run, and what it answers.
 
-A run calls `start` once and then `hear` with every report, in the order of its journal; the answers are actions.
-Everything that a search decides follows from its parameters, the goal and what it heard, so that a resumed run
-rebuilds it by the same calls. It never waits: a rung of a bracket or a generation is a matter of which reports it
-answers with nothing yet. The run is over when no action is left to be done.
+A run calls `start` once and then `hear` with every report, in the order of its journal. The answers are actions. All
+decisions of a search follow from its parameters, the goal and the reports, so a resumed run rebuilds the search by the
+same calls. A search never waits: while a rung or a generation is incomplete, it answers reports with no action. The run
+ends when all actions are done.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+from regatta.checks import is_whole
 from regatta.configuration import Scalar, canonical, check_configuration
 from regatta.errors import UsageError
 
@@ -21,7 +22,7 @@ Rank: TypeAlias = tuple[bool, float]
 
 @dataclass(frozen=True)
 class Goal:
-    """What the run is after: the metric to judge by, the most epochs that a configuration may get, the seed."""
+    """What the run optimizes: the metric, the most epochs of a configuration, and the seed."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -29,7 +30,7 @@ class Goal:
     seed: int
 
     def rank(self, metrics: Mapping[str, float]) -> Rank:
-        """A key that sorts the best metrics first; where the metric is missing or NaN they are equal, and last."""
+        """A key that sorts the best metrics first. Reports without the metric, or with NaN, are equal and come last."""
         value = metrics.get(self.metric, math.nan)
         if math.isnan(value):
             return True, 0.0
@@ -38,10 +39,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class Train:
-    """Train a configuration until it has so many epochs in all; said again with more, it goes on to that many.
+    """Train a configuration until it has `epochs` in total. A later action with more epochs continues the training.
 
-    A new configuration with a `parent` starts from that configuration's state as it is when this is acted on. `most`
-    says how many epochs the search may come to want of it, if that is more: what has a long way to go is begun first.
+    A new configuration with a `parent` starts from that configuration's state at the time of the action. `most` is the
+    number of epochs that the search may ask for later, if more: the scheduler starts long trainings first.
     """
 
     config: dict[str, Scalar]
@@ -52,18 +53,18 @@ class Train:
 
 @dataclass(frozen=True)
 class Stop:
-    """Give a configuration (its id) no further units; a later `Train` of it takes it up again."""
+    """Give a configuration (its id) no further units; a later `Train` resumes it."""
 
     config: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """A configuration was trained and evaluated up to an epoch, or raised: then `failed`, without metrics.
+    """A configuration was trained and evaluated up to an epoch, or raised an error: then `failed`, without metrics.
 
-    `config` is its id, `values` the configuration itself; `epoch` counts from 1. `time` is how many seconds the run had
-    been going on, `device_seconds` how many seconds its workers had trained and evaluated, all together: a search has
-    no clock of its own. A configuration that was stopped may still report an epoch that was on its way.
+    `config` is its id, `values` the configuration itself; `epoch` counts from 1. `time` is the age of the run in
+    seconds, `device_seconds` the sum of the seconds that its workers trained and evaluated: a search has no clock. A
+    configuration that was stopped may still report the epoch that was running.
     """
 
     config: str
@@ -79,20 +80,20 @@ Action: TypeAlias = Train | Stop
 
 
 class Search(Protocol):
-    """Which configurations to train, how far, and which to stop; `regatta.testing.search` is its contract."""
+    """Which configurations to train, how long, and which to stop; `regatta.testing.search` is its contract."""
 
     def describe(self) -> dict[str, Any]:
         """Kind and parameters, as plain values for the journal."""
 
     def start(self, goal: Goal) -> list[Action]:
-        """Begin, or begin again: forgets all that was heard."""
+        """Begin, or begin again: all earlier reports are forgotten."""
 
     def hear(self, report: Report) -> list[Action]:
-        """Take in one report. Of one configuration they come in order, of different ones as they happen."""
+        """Receive one report. Reports of one configuration are in order; those of several are interleaved."""
 
 
 class Listed:
-    """A search that knows all its configurations beforehand and trains each to the end."""
+    """A search that knows all its configurations at the start and trains each to the end."""
 
     def __init__(self, description: dict[str, Any], configurations: Iterable[Mapping[str, Scalar]]) -> None:
         self._description = description
@@ -112,14 +113,14 @@ class Listed:
 
 
 def distinct(configurations: Iterable[Mapping[str, Scalar]]) -> list[dict[str, Scalar]]:
-    """The configurations as plain dicts, equal ones once, where they came first."""
+    """The configurations as plain dicts; equal ones only once, at their first position."""
     checked = map(check_configuration, configurations)
     return list({canonical(config): config for config in checked}.values())
 
 
 def check_count(call: str, name: str, value: object, least: int = 1) -> None:
-    """A UsageError unless the argument of that name is a whole number from `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    """Raise a UsageError unless the argument of that name is a whole number from `least`."""
+    if not is_whole(value, least):
         raise UsageError(f"{call}({name}={value!r}): {name} must be a whole number from {least}.")
 
 
@@ -128,8 +129,8 @@ def check_seed(call: str, seed: object) -> None:
         raise UsageError(f"{call}(seed={seed!r}): the seed must be a whole number, or None for the run's.")
 
 
-def epochs_of(call: str, R: int | None, goal: Goal) -> int:
-    """The most epochs of a configuration: R, or as many as the run allows."""
+def max_epochs(call: str, R: int | None, goal: Goal) -> int:
+    """The most epochs of a configuration: R, or the limit of the run."""
     if R is not None and goal.epochs < R:
         raise UsageError(
             f"{call}(R={R}) trains up to {R} epochs, but the sweep allows epochs={goal.epochs}.",

@@ -1,4 +1,4 @@
-"""A space of configurations: an axis for every value, and which combinations are valid."""
+"""A space of configurations: one axis per name, and which combinations are valid."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 from regatta.configuration import Scalar, canonical
 from regatta.errors import UsageError
-from regatta.search.spaces import Choice, Integers, Space, space_of
+from regatta.search.spaces import Choice, Integers, Space, make_space
 
 Where: TypeAlias = Callable[[dict[str, Scalar]], bool]
 
-LISTED = 2**16  # a space of no more configurations than that is listed, where many may be invalid
-MISSES = 20_000  # so many draws in a row that bring nothing new: there is hardly anything left
+MAX_LISTED = 2**16  # a space up to this size is enumerated where many configurations may be invalid
+MAX_MISSES = 20_000  # after this many draws in a row without a new configuration, hardly any are left
 
 
 @dataclass(frozen=True)
@@ -26,37 +26,37 @@ class Domain:
 
     @property
     def size(self) -> int | None:
-        """How many combinations there are, valid or not; None where an axis is a continuum."""
+        """The number of combinations, valid or not; None where an axis is continuous."""
         sizes = [axis.size for axis in self.axes.values()]
         return None if None in sizes else prod(size for size in sizes if size is not None)
 
     def describe(self) -> dict[str, Any]:
         axes = {name: axis.describe() for name, axis in self.axes.items()}
-        return {"axes": axes} if self.where is None else {"axes": axes, "where": name_of(self.where)}
+        return {"axes": axes} if self.where is None else {"axes": axes, "where": function_name(self.where)}
 
     def allows(self, config: Mapping[str, Scalar]) -> bool:
         return self.where is None or bool(self.where(dict(config)))
 
-    def every(self) -> Iterator[dict[str, Scalar]]:
-        """All valid configurations of a space without a continuum, the last axis varying fastest."""
+    def all_valid(self) -> Iterator[dict[str, Scalar]]:
+        """All valid configurations of a space without continuous axes, the last axis varying fastest."""
         for values in product(*(_values(axis) for axis in self.axes.values())):
             config = dict(zip(self.axes, values, strict=True))
             if self.allows(config):
                 yield config
 
     def count(self) -> int | None:
-        """How many valid configurations there are; None where they cannot be listed."""
-        return sum(1 for _ in self.every()) if (self.size or LISTED + 1) <= LISTED else None
+        """The number of valid configurations; None where they cannot be enumerated."""
+        return sum(1 for _ in self.all_valid()) if (self.size or MAX_LISTED + 1) <= MAX_LISTED else None
 
     def draw(self, n: int, random: Random, call: str) -> list[dict[str, Scalar]]:
-        """n different configurations; an error that names the call if there are not so many."""
+        """Draw n different configurations; a UsageError that names the call if there are fewer."""
         self.check_size(n, call)
-        few = 4 * n if self.where is None else max(4 * n, LISTED)
+        few = 4 * n if self.where is None else max(4 * n, MAX_LISTED)
         found = self._draw_listed(n, random) if (self.size or few + 1) <= few else self._draw_each(n, random)
         if len(found) < n:
             raise UsageError(
-                f"{call} needs {n} different configurations; of those tried, where={name_of(self.where)} allows "
-                f"{len(found)}.",
+                f"{call} needs {n} different configurations; where={function_name(self.where)} allowed only "
+                f"{len(found)} of those tried.",
                 hint="Widen an axis, or exclude less.",
             )
         return found
@@ -69,14 +69,14 @@ class Domain:
             )
 
     def _draw_listed(self, n: int, random: Random) -> list[dict[str, Scalar]]:
-        """For a space that is little larger than n: drawing until all are different could take forever."""
-        keyed = sorted((random.random(), i, config) for i, config in enumerate(self.every()))
+        """For a space hardly larger than n, where drawing until all are different could take forever."""
+        keyed = sorted((random.random(), i, config) for i, config in enumerate(self.all_valid()))
         return [config for _, _, config in keyed[:n]]
 
     def _draw_each(self, n: int, random: Random) -> list[dict[str, Scalar]]:
         drawn: dict[str, dict[str, Scalar]] = {}
         misses = 0
-        while len(drawn) < n and misses < MISSES:
+        while len(drawn) < n and misses < MAX_MISSES:
             config = {name: axis.draw(random) for name, axis in self.axes.items()}
             key = canonical(config)
             if key in drawn or not self.allows(config):
@@ -87,7 +87,7 @@ class Domain:
         return list(drawn.values())
 
 
-def domain_of(
+def make_domain(
     call: str, space: Mapping[str, object] | None, axes: Mapping[str, object], where: Where | None = None
 ) -> Domain:
     """The domain of a search's arguments: axes in a mapping, by keyword, or both."""
@@ -107,16 +107,16 @@ def domain_of(
     named = {**(space or {}), **axes}
     if not named:
         raise UsageError(f"{call}: the space has no axes.", hint="Name them, for example: lr=[0.1, 0.01].")
-    return Domain({name: space_of(name, axis) for name, axis in named.items()}, where)
+    return Domain({name: make_space(name, axis) for name, axis in named.items()}, where)
 
 
-def name_of(function: object) -> str:
-    """What to call a function in a journal or a message."""
+def function_name(function: object) -> str:
+    """The name of a function for a journal or a message."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
 def _values(space: Space) -> tuple[Scalar, ...] | range:
     if isinstance(space, Choice):
         return space.values
-    assert isinstance(space, Integers), "a continuum has no list of values"
+    assert isinstance(space, Integers), "a continuous axis has no list of values"
     return range(space.low, space.high + 1)

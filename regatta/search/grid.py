@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from regatta.errors import UsageError
 from regatta.search.base import Listed
-from regatta.search.domain import Where, domain_of, name_of
+from regatta.search.domain import Where, function_name, make_domain
 from regatta.search.spaces import Choice, Space
 
 
@@ -15,12 +15,12 @@ def grid(space: Mapping[str, object] | None = None, *, where: Where | None = Non
 
     `where(config)` says which combinations are valid; the others are left out.
     """
-    domain = domain_of("grid", space, axes, where)
+    domain = make_domain("grid", space, axes, where)
     for name, axis in domain.axes.items():
         _check_listed(name, axis)
-    valid = list(domain.every())
+    valid = list(domain.all_valid())
     if not valid:
-        raise UsageError(f"where={name_of(where)} excludes all {domain.size} combinations of the grid.")
+        raise UsageError(f"where={function_name(where)} excludes all {domain.size} combinations of the grid.")
     return Listed({"kind": "grid", **domain.describe()}, valid)
 
 

@@ -1,8 +1,8 @@
 """Hyperband: successive halving with several trade-offs between many configurations and many epochs.
 
-After Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization (JMLR 18, 2018). There one
-bracket follows another; here all are asked for at once, and a rung waits for nobody but its own members. Survivors
-go on from their states.
+After Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization (JMLR 18, 2018). In the paper,
+one bracket follows another. Here all brackets start at once, and a rung waits only for its own members. Survivors
+continue from their states.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from random import Random
 from typing import Any, NamedTuple
 
 from regatta.configuration import Scalar, config_id, derive_seed
-from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, epochs_of
-from regatta.search.domain import Domain, Where, domain_of
+from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed, max_epochs
+from regatta.search.domain import Domain, Where, make_domain
 
 
 class Rung(NamedTuple):
-    """So many configurations of a bracket are trained until they have so many epochs."""
+    """`size` configurations of a bracket are trained until they have `epochs`."""
 
     size: int
     epochs: int
@@ -26,15 +26,15 @@ class Rung(NamedTuple):
 def hyperband_brackets(R: int, eta: int = 3) -> list[list[Rung]]:
     """The rungs of every bracket, the one with the most configurations first.
 
-    Bracket s begins with floor((s_max + 1) / (s + 1)) * eta**s configurations: what the paper's table has for R=81,
-    eta=3. Its formula, rounded as it is printed, would begin the middle brackets with up to two thirds more.
+    Bracket s begins with floor((s_max + 1) / (s + 1)) * eta**s configurations, as in the paper's table for R=81, eta=3.
+    The paper's formula, rounded as printed, would start the middle brackets with up to two thirds more.
     """
     deepest = depth(R, eta)
     return [_rungs((deepest + 1) // (s + 1) * eta**s, R, eta, s) for s in range(deepest, -1, -1)]
 
 
 def depth(count: int, eta: int) -> int:
-    """How often a count can be divided by eta before it is less than 1: the logarithm, without its rounding."""
+    """How often a count can be divided by eta before it is less than 1: an exact integer logarithm."""
     found = 0
     while eta ** (found + 1) <= count:
         found += 1
@@ -46,7 +46,7 @@ def _rungs(n: int, R: int, eta: int, s: int) -> list[Rung]:
 
 
 class Bracket:
-    """One successive halving: the best of each rung go on to the next, once all of its members are heard."""
+    """One successive halving: the best of each rung continue to the next, once all its members have reported."""
 
     def __init__(self, rungs: list[Rung], configs: Iterable[dict[str, Scalar]]) -> None:
         self._rungs = rungs
@@ -71,7 +71,7 @@ class Bracket:
 
     def _promote(self) -> list[Action]:
         self._level += 1
-        ranked = sorted(self._members, key=self._ranks.__getitem__)  # of equals, the one drawn first
+        ranked = sorted(self._members, key=self._ranks.__getitem__)  # stable: equal ones keep their drawing order
         self._members = {config: self._members[config] for config in ranked[: self._rungs[self._level].size]}
         self._ranks = {}
         return self.ask()
@@ -86,7 +86,7 @@ class Hyperband:
 
     def start(self, goal: Goal) -> list[Action]:
         self._goal = goal
-        R = epochs_of("hyperband", self._R, goal)
+        R = max_epochs("hyperband", self._R, goal)
         plan = hyperband_brackets(R, self._eta)
         seed = goal.seed if self._seed is None else self._seed
         total = sum(rungs[0].size for rungs in plan)
@@ -114,13 +114,13 @@ def hyperband(
     where: Where | None = None,
     **axes: object,
 ) -> Hyperband:
-    """Many configurations for a few epochs, few for up to R, and what lies between, all at once.
+    """Many configurations for a few epochs, few for up to R epochs, and brackets in between, all at once.
 
-    Of each rung the best 1/eta go on, from their states. R is the sweep's `epochs` unless given; `hyperband_brackets`
-    lists what will be trained. `where(config)` says which combinations are valid.
+    The best 1/eta of each rung continue from their states. R is the sweep's `epochs` unless given. `hyperband_brackets`
+    lists the rungs. `where(config)` says which combinations are valid.
     """
     if R is not None:
         check_count("hyperband", "R", R)
     check_count("hyperband", "eta", eta, least=2)
     check_seed("hyperband", seed)
-    return Hyperband(R, eta, seed, domain_of("hyperband", space, axes, where))
+    return Hyperband(R, eta, seed, make_domain("hyperband", space, axes, where))

@@ -1,4 +1,4 @@
-"""How a value of a parent becomes that of its child: a step, a factor, or a new draw."""
+"""How a child's value differs from its parent's: by a step, by a factor, or by a new draw."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
+from regatta.checks import is_number
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
 from regatta.search.spaces import Choice, Space
@@ -23,7 +24,7 @@ class Step:
 
     def mutate(self, value: Scalar, axis: Space, random: Random) -> Scalar:
         amount = _pick(self.amounts, random)
-        return _within(_number(value) + amount, value, self, axis)
+        return _clip(_as_number(value) + amount, value, self, axis)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "step", "amounts": list(self.amounts), "low": self.low, "high": self.high}
@@ -38,7 +39,7 @@ class Factor:
     high: float | None = None
 
     def mutate(self, value: Scalar, axis: Space, random: Random) -> Scalar:
-        return _within(_number(value) * _pick(self.factors, random), value, self, axis)
+        return _clip(_as_number(value) * _pick(self.factors, random), value, self, axis)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "factor", "factors": list(self.factors), "low": self.low, "high": self.high}
@@ -59,65 +60,61 @@ Mutation: TypeAlias = Step | Factor | Resample
 
 
 def step(*amounts: float, low: float | None = None, high: float | None = None) -> Step:
-    """Add one of the amounts, each as likely: `step(16, -16, low=16)` for a batch size.
+    """Add one of the amounts, all equally likely: `step(16, -16, low=16)` for a batch size.
 
-    The result stays between low and high, or else within the axis where that is a range.
+    The result stays between low and high; by default, within the axis if that is a range.
     """
     _check_numbers("step", amounts, low, high)
     return Step(amounts, low, high)
 
 
 def factor(*factors: float, low: float | None = None, high: float | None = None) -> Factor:
-    """Multiply by one of the factors, each as likely: `factor(0.8, 1.25)` for a learning rate.
+    """Multiply by one of the factors, all equally likely: `factor(0.8, 1.25)` for a learning rate.
 
-    The result stays between low and high, or else within the axis where that is a range; whole numbers stay whole.
+    The result stays between low and high; by default, within the axis if that is a range. Whole numbers stay whole.
     """
     _check_numbers("factor", factors, low, high)
     return Factor(factors, low, high)
 
 
 def resample() -> Resample:
-    """Draw a new value from the axis, whatever the parent's was."""
+    """Draw a new value from the axis, independent of the parent's."""
     return Resample()
 
 
 def check_mutation(name: str, rule: object, axis: Space) -> None:
-    """A UsageError unless the rule can be applied to every value of the axis, and keeps to sensible ones."""
+    """Raise a UsageError unless the rule can be applied to every value of the axis and its results are bounded."""
     if not isinstance(rule, Step | Factor | Resample):
         raise UsageError(
             f"The mutation of {name!r} is {rule!r}.", hint="Use search.step(...), search.factor(...) or resample()."
         )
     if isinstance(rule, Resample) or not isinstance(axis, Choice):
         return
-    odd = [value for value in axis.values if not _is_number(value)]
+    odd = [value for value in axis.values if not is_number(value)]
     if odd:
         raise UsageError(
-            f"The axis {name!r} has the value {odd[0]!r}, which is no number to mutate by {rule!r}.",
+            f"The axis {name!r} has the value {odd[0]!r}, which is not a number that {rule!r} can mutate.",
             hint=f"Write {name}=search.resample().",
         )
     if isinstance(rule, Step) and rule.low is None and min(rule.amounts) < 0:
         raise UsageError(
-            f"The mutation of {name!r} takes steps down by {min(rule.amounts)!r} from listed values and has no end.",
+            f"The mutation of {name!r} steps down by {min(rule.amounts)!r} from listed values without a lower bound.",
             hint="Give step(..., low=...).",
         )
 
 
 def _check_numbers(call: str, amounts: Sequence[object], low: object, high: object) -> None:
-    if not amounts or not all(_is_number(amount) for amount in amounts):
+    if not amounts or not all(is_number(amount) for amount in amounts):
         raise UsageError(f"{call}{amounts!r}: give at least one number, and nothing else.")
     for name, bound in (("low", low), ("high", high)):
-        if bound is not None and not _is_number(bound):
+        if bound is not None and not is_number(bound):
             raise UsageError(f"{call}({name}={bound!r}): a bound is a number, or None.")
     if low is not None and high is not None and low > high:  # type: ignore[operator]
         raise UsageError(f"{call}(low={low}, high={high}): the lower bound is above the upper one.")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _number(value: Scalar) -> float:
-    assert isinstance(value, int | float), "check_mutation lets numbers through alone"
+def _as_number(value: Scalar) -> float:
+    assert isinstance(value, int | float), "check_mutation accepts numbers only"
     return value
 
 
@@ -125,8 +122,8 @@ def _pick(values: Sequence[float], random: Random) -> float:
     return values[int(random.random() * len(values))]
 
 
-def _within(number: float, before: Scalar, rule: Step | Factor, axis: Space) -> Scalar:
-    """The number, between the bounds, and whole where the value was whole before."""
+def _clip(number: float, before: Scalar, rule: Step | Factor, axis: Space) -> Scalar:
+    """Clip the number to the bounds, and round it where the parent's value is a whole number."""
     if not math.isfinite(number):
         return before
     low, high = (None, None) if isinstance(axis, Choice) else (axis.low, axis.high)

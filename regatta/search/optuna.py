@@ -1,8 +1,8 @@
-"""Optuna's samplers and pruners, many configurations at a time.
+"""Optuna's samplers and pruners, with many configurations at a time.
 
-Optuna proposes, hears every epoch's metric, and is told how each configuration ended; the study lives in memory and
-is rebuilt, as every search is, by being told again. What it proposes twice is trained once, and what it proposes
-against `where` not at all: it is told so in its own terms, and goes on proposing.
+Optuna proposes configurations, and receives every epoch's metric and how each configuration ended. The study is in
+memory; like every search, it is rebuilt from the reports. A configuration that Optuna proposes twice is trained once,
+and one that `where` forbids is reported as pruned.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from regatta.configuration import Scalar, check_configuration, config_id, derive_seed
 from regatta.errors import MissingExtraError, UsageError, nearest
 from regatta.search.base import Action, Goal, Report, Stop, Train, check_count, check_seed
-from regatta.search.domain import Domain, Where, domain_of, name_of
+from regatta.search.domain import Domain, Where, function_name, make_domain
 from regatta.search.spaces import Choice, Integers, Space
 
 SAMPLERS = {
@@ -32,106 +32,106 @@ SAMPLERS = {
     "qmc": "QMCSampler",
     "random": "RandomSampler",
 }
-USELESS = 20  # so many proposals in a row that cannot be trained: the next is drawn at random
+MAX_USELESS_PROPOSALS = 20  # after this many proposals in a row that cannot be trained, the next is drawn at random
 
 
 @dataclass
-class _Course:
-    """A configuration in training, and the trials that wait for how it ends."""
+class _OptunaTrials:
+    """A configuration in training, and the Optuna trials that wait for its end."""
 
     trials: list[Any]
     value: float | None = None  # the best so far
 
 
 @dataclass(frozen=True)
-class _Ending:
+class _TrialEnd:
     state: str
     value: float | None = None
 
 
 @dataclass
-class _Dialogue:
-    """One run's conversation with a study."""
+class _StudyRun:
+    """One run of a study."""
 
     study: Any
-    states: Any  # Optuna's names for how a trial can end
+    states: Any  # Optuna's TrialState
     domain: Domain
     distributions: dict[str, Any]
     goal: Goal
     n: int
     at_once: int
     seed: int
-    open: dict[str, _Course] = field(default_factory=dict)
-    ended: dict[str, _Ending] = field(default_factory=dict)
+    open: dict[str, _OptunaTrials] = field(default_factory=dict)
+    ended: dict[str, _TrialEnd] = field(default_factory=dict)
     exhausted: bool = False
 
     def fill(self) -> list[Action]:
-        """New configurations until there are enough in training, or n in all."""
+        """New configurations until `at_once` are in training, or n in total."""
         actions: list[Action] = []
         while len(self.open) < self.at_once and len(self.open) + len(self.ended) < self.n and not self.exhausted:
             config, trial = self._next()
-            self.open[config_id(config)] = _Course([trial])
+            self.open[config_id(config)] = _OptunaTrials([trial])
             actions.append(Train(config, self.goal.epochs))
         return actions
 
     def hear(self, report: Report) -> list[Action]:
-        course = self.open.get(report.config)
-        if course is None:
+        running = self.open.get(report.config)
+        if running is None:
             return []
         actions: list[Action] = []
         if report.failed:
-            self._end(report.config, _Ending("FAIL"))
+            self._end(report.config, _TrialEnd("FAIL"))
         else:
-            pruned = self._take(course, report)
+            pruned = self._report_metric(running, report)
             if report.epoch >= self.goal.epochs:
-                self._end(report.config, _Ending("PRUNED" if course.value is None else "COMPLETE", course.value))
+                self._end(report.config, _TrialEnd("PRUNED" if running.value is None else "COMPLETE", running.value))
             elif pruned:
                 actions.append(Stop(report.config))
-                self._end(report.config, _Ending("PRUNED"))
+                self._end(report.config, _TrialEnd("PRUNED"))
         return [*actions, *self.fill()]
 
-    def _take(self, course: _Course, report: Report) -> bool:
-        """Pass an epoch's metric on; returns whether the pruner wants no more of it."""
+    def _report_metric(self, running: _OptunaTrials, report: Report) -> bool:
+        """Report an epoch's metric to Optuna; returns whether the pruner stops the configuration."""
         value = float(report.metrics.get(self.goal.metric, float("nan")))
         no_number, _ = self.goal.rank(report.metrics)
         if not no_number:
             better = min if self.goal.mode == "min" else max
-            course.value = value if course.value is None else better(course.value, value)
-        for trial in course.trials:
+            running.value = value if running.value is None else better(running.value, value)
+        for trial in running.trials:
             trial.report(value, report.epoch - 1)  # pruners count steps from 0
-        return bool(course.trials[0].should_prune())
+        return bool(running.trials[0].should_prune())
 
-    def _end(self, config: str, ending: _Ending) -> None:
+    def _end(self, config: str, ending: _TrialEnd) -> None:
         for trial in self.open.pop(config).trials:
             self._tell(trial, ending)
         self.ended[config] = ending
 
-    def _tell(self, trial: Any, ending: _Ending) -> None:
+    def _tell(self, trial: Any, ending: _TrialEnd) -> None:
         self.study.tell(trial, ending.value, state=self.states[ending.state])
 
     def _next(self) -> tuple[dict[str, Scalar], Any]:
-        """A new valid configuration and its trial: the next useful proposal, or else one drawn at random."""
-        for _ in range(USELESS):
+        """A new valid configuration and its trial: the next useful proposal, or one drawn at random."""
+        for _ in range(MAX_USELESS_PROPOSALS):
             config, trial = self._propose()
             name = config_id(config)
             if not self.domain.allows(config):
-                self._tell(trial, _Ending("PRUNED"))  # samplers that heed pruned trials learn to stay away
+                self._tell(trial, _TrialEnd("PRUNED"))  # samplers that use pruned trials learn to avoid the region
             elif name in self.open:
                 self.open[name].trials.append(trial)
             elif name in self.ended:
                 self._tell(trial, self.ended[name])
             else:
                 return config, trial
-        self.study.enqueue_trial(self._drawn())
+        self.study.enqueue_trial(self._draw_untrained())
         return self._propose()
 
     def _propose(self) -> tuple[dict[str, Scalar], Any]:
         trial = self.study.ask(self.distributions)
-        values = {name: trial.params.get(name, _only(axis)) for name, axis in self.domain.axes.items()}
+        values = {name: trial.params.get(name, _single_value(axis)) for name, axis in self.domain.axes.items()}
         return check_configuration(values), trial
 
-    def _drawn(self) -> dict[str, Scalar]:
-        """A configuration that was never trained, by the names that Optuna chooses values for."""
+    def _draw_untrained(self) -> dict[str, Scalar]:
+        """A configuration that was never trained; only the names for which Optuna chooses values."""
         known = self.open.keys() | self.ended.keys()
         random = Random(derive_seed(self.seed, "search", "optuna", len(known)))
         candidates = self.domain.draw(len(known) + 1, random, f"optuna(n={self.n})")
@@ -151,21 +151,24 @@ class OptunaSearch:
     ) -> None:
         self._n, self._sampler, self._pruner, self._at_once = n, sampler, pruner, at_once
         self._seed, self._domain = seed, domain
-        self._dialogue: _Dialogue | None = None
+        self._study_run: _StudyRun | None = None
 
     def __len__(self) -> int:
         return self._n
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_dialogue": None}  # `start` makes it anew
+        return {**self.__dict__, "_study_run": None}  # `start` makes a new one
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _study_run=None)  # earlier versions pickled it under another name
 
     @property
     def study(self) -> Any:
         """Optuna's study of the run, for its plots and importances; None before the start."""
-        return self._dialogue.study if self._dialogue else None
+        return self._study_run.study if self._study_run else None
 
     def describe(self) -> dict[str, Any]:
-        sampler = self._sampler if isinstance(self._sampler, str) else name_of(self._sampler)
+        sampler = self._sampler if isinstance(self._sampler, str) else function_name(self._sampler)
         pruner = None if self._pruner is None else type(self._pruner).__name__
         parameters = {"n": self._n, "sampler": sampler, "pruner": pruner, "at_once": self._at_once, "seed": self._seed}
         return {"kind": "optuna", **parameters, **self._domain.describe()}
@@ -176,33 +179,33 @@ class OptunaSearch:
         count = self._domain.count()
         if count is not None and count < self._n:
             raise UsageError(f"optuna(n={self._n}): the space has only {count} valid configurations.")
-        study = _study(self._made_sampler(optuna, seed), copy.deepcopy(self._pruner), goal)
+        study = _study(self._make_sampler(optuna, seed), copy.deepcopy(self._pruner), goal)
         distributions = _distributions(optuna, self._domain)
-        dialogue = _Dialogue(
+        study_run = _StudyRun(
             study, optuna.trial.TrialState, self._domain, distributions, goal, self._n, self._at_once, seed
         )
-        # A sampler that has no more to propose stops the study, which Optuna allows inside `optimize` alone.
-        study.stop = lambda: setattr(dialogue, "exhausted", True)
-        self._dialogue = dialogue
-        return dialogue.fill()
+        # A sampler with nothing left to propose stops the study, which Optuna allows only inside `optimize`.
+        study.stop = lambda: setattr(study_run, "exhausted", True)
+        self._study_run = study_run
+        return study_run.fill()
 
     def hear(self, report: Report) -> list[Action]:
-        if self._dialogue is None:
+        if self._study_run is None:
             return []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # pruners take means of metrics that may be no numbers
-            return self._dialogue.hear(report)
+            warnings.simplefilter("ignore", RuntimeWarning)  # pruners average metrics that may be NaN
+            return self._study_run.hear(report)
 
-    def _made_sampler(self, optuna: Any, seed: int) -> Any:
+    def _make_sampler(self, optuna: Any, seed: int) -> Any:
         make, options = self._sampler, {}
         if isinstance(make, str):
-            options = {"constant_liar": True} if make == "tpe" else {}  # it knows what is still in training
+            options = {"constant_liar": True} if make == "tpe" else {}  # it accounts for trials that still run
             make = getattr(optuna.samplers, SAMPLERS[make])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = make(seed=derive_seed(seed, "search", "optuna") % 2**32, **options)
         if not isinstance(sampler, optuna.samplers.BaseSampler):
-            raise UsageError(f"optuna(sampler={name_of(make)}) made {sampler!r}, which is no Optuna sampler.")
+            raise UsageError(f"optuna(sampler={function_name(make)}) made {sampler!r}, not an Optuna sampler.")
         return sampler
 
 
@@ -219,9 +222,10 @@ def optuna(
 ) -> OptunaSearch:
     """n configurations that an Optuna sampler proposes, at most `at_once` of them in training.
 
-    `sampler` is "tpe", "gp", "cmaes", "nsgaii", "qmc" or "random", or whatever makes one from a seed: a class of
-    `optuna.samplers`, `functools.partial` of one, `lambda seed: ...`. `pruner` is one of `optuna.pruners`; it hears the
-    metric of every epoch. A configuration counts by its best epoch. `where(config)` says which combinations are valid.
+    `sampler` is "tpe", "gp", "cmaes", "nsgaii", "qmc" or "random", or a callable that makes one from a seed: a class of
+    `optuna.samplers`, `functools.partial` of one, `lambda seed: ...`. `pruner` is one of `optuna.pruners`; it receives
+    the metric of every epoch. A configuration is ranked by its best epoch. `where(config)` says which combinations are
+    valid.
     """
     check_count("optuna", "n", n)
     check_count("optuna", "at_once", at_once)
@@ -230,7 +234,7 @@ def optuna(
     _check_sampler(sampler)
     if pruner is not None and not isinstance(pruner, package.pruners.BasePruner):
         raise UsageError(f"optuna(pruner={pruner!r}): give one of optuna.pruners, for example MedianPruner().")
-    domain = domain_of("optuna", space, axes, where)
+    domain = make_domain("optuna", space, axes, where)
     for name, axis in domain.axes.items():
         _check_categories(name, axis)
     domain.check_size(n, f"optuna(n={n})")
@@ -274,8 +278,8 @@ def _check_categories(name: str, axis: Space) -> None:
         )
 
 
-def _only(axis: Space) -> Scalar:
-    """The value of an axis that has one alone, which is not worth proposing."""
+def _single_value(axis: Space) -> Scalar:
+    """The value of an axis that has only one, so that Optuna need not propose it."""
     return axis.values[0] if isinstance(axis, Choice) else None
 
 
@@ -295,7 +299,7 @@ def _study(sampler: Any, pruner: Any, goal: Goal) -> Any:
     direction = "minimize" if goal.mode == "min" else "maximize"
     with _quiet(optuna):
         return optuna.create_study(
-            study_name="regatta",  # pruners that deal trials to brackets do so by the name
+            study_name="regatta",  # some pruners assign trials to brackets by the study's name
             direction=direction,
             sampler=sampler,
             pruner=optuna.pruners.NopPruner() if pruner is None else pruner,

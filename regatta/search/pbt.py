@@ -1,9 +1,9 @@
-"""Population-based training: every few epochs the worse half goes on as mutated copies of the better half.
+"""Population-based training: every few epochs, mutated copies of the better half replace the worse half.
 
-After Jaderberg et al., Population Based Training of Neural Networks (2017), by generations, as in the experiment of
-the Cerebro paper (its appendix). A child is a configuration of its own that starts from its parent's state; its epochs
-count from its birth. Members may come to have equal values and must still be told apart, so each has its number among
-its values, as `member`: the first ones from 0, then children in the order of their birth.
+After Jaderberg et al., Population Based Training of Neural Networks (2017), in generations, as in the experiment in the
+appendix of the Cerebro paper. A child is a configuration of its own that starts from its parent's state; its epochs
+count from its creation. Members may get equal values and must still differ, so each has its number among its values, as
+`member`: the first generation counts from 0, then children in the order of their creation.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.errors import UsageError, nearest
 from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed
-from regatta.search.domain import Domain, Where, domain_of
+from regatta.search.domain import Domain, Where, make_domain
 from regatta.search.mutations import Mutation, check_mutation
 
 MEMBER = "member"
-TRIES = 100  # mutations that `where` may turn down before the child keeps its parent's values
+MAX_MUTATION_TRIES = 100  # mutations that `where` may reject before the child keeps its parent's values
 
 
 @dataclass
-class _Member:
+class _PbtMember:
     values: dict[str, Scalar]  # without the number
     number: int
     epochs: int
@@ -57,7 +57,7 @@ class Pbt:
         self._goal = goal
         self._run_seed = goal.seed if self._seed is None else self._seed
         self._age = min(self._every, goal.epochs)  # epochs of a lineage at the end of this generation
-        members = [_Member(values, number, self._age) for number, values in enumerate(self._first())]
+        members = [_PbtMember(values, number, self._age) for number, values in enumerate(self._first_generation())]
         self._members = {member.id: member for member in members}
         self._born = len(members)
         return [Train(member.config, member.epochs) for member in members]
@@ -73,8 +73,8 @@ class Pbt:
         waits = any(member.rank is None and not member.failed for member in self._members.values())
         return [] if waits else self._next_generation()
 
-    def _first(self) -> list[dict[str, Scalar]]:
-        """Different values as long as the space has them."""
+    def _first_generation(self) -> list[dict[str, Scalar]]:
+        """The values of the first generation: all different, if the space has enough."""
         count = self._domain.count()
         different = self._population if count is None else min(self._population, max(1, count))
         random = Random(derive_seed(self._run_seed, "search", "pbt"))
@@ -91,27 +91,27 @@ class Pbt:
         for member in kept:
             member.epochs, member.rank = member.epochs + epochs, None
         self._members = {member.id: member for member in (*kept, *(child for child, _ in children))}
-        # Children first: they start from their parents' states as they are before these go on.
+        # Children come first: they start from their parents' states before the parents continue.
         born = [Train(child.config, epochs, parent=parent.id) for child, parent in children]
         return [*born, *(Train(member.config, member.epochs) for member in kept)]
 
-    def _better_half(self) -> list[_Member]:
-        """At most half of the population, rounded up; nobody without a number, unless nobody has one."""
+    def _better_half(self) -> list[_PbtMember]:
+        """At most half of the population, rounded up; members without a metric only if no member has one."""
         alive = [(m.rank, m.number, m) for m in self._members.values() if m.rank is not None and not m.failed]
         with_number = [entry for entry in alive if not entry[0][0]]
         best_first = sorted(with_number or alive)
         return [member for _, _, member in best_first[: self._population - self._population // 2]]
 
-    def _child(self, parents: list[_Member], epochs: int) -> tuple[_Member, _Member]:
+    def _child(self, parents: list[_PbtMember], epochs: int) -> tuple[_PbtMember, _PbtMember]:
         random = Random(derive_seed(self._run_seed, "search", "pbt", self._born))
         parent = parents[int(random.random() * len(parents))]
-        child = _Member(self._mutated(parent.values, random), self._born, epochs)
+        child = _PbtMember(self._mutated(parent.values, random), self._born, epochs)
         self._born += 1
         return child, parent
 
     def _mutated(self, values: dict[str, Scalar], random: Random) -> dict[str, Scalar]:
         axes = self._domain.axes
-        for _ in range(TRIES):
+        for _ in range(MAX_MUTATION_TRIES):
             new = {name: rule.mutate(values[name], axes[name], random) for name, rule in self._mutate.items()}
             if self._domain.allows({**values, **new}):
                 return {**values, **new}
@@ -128,16 +128,16 @@ def pbt(
     where: Where | None = None,
     **axes: object,
 ) -> Pbt:
-    """A population drawn from the space; `every` so many epochs its worse half is replaced by children of the better.
+    """A population drawn from the space. After each `every` epochs, children of the better half replace the worse half.
 
     A child starts from its parent's state, with the values that `mutate` names changed by `step`, `factor` or
-    `resample`; parents are drawn from the better half. It goes on until a lineage has the sweep's epochs. Whoever
-    failed, or has no number to be ranked by, is replaced as well. Configurations get the value `member`.
+    `resample`. Parents are drawn from the better half. The search ends when a lineage has the sweep's epochs. Members
+    that failed or have no metric are replaced as well. Configurations get the value `member`.
     """
     check_count("pbt", "population", population, least=2)
     check_count("pbt", "every", every)
     check_seed("pbt", seed)
-    domain = domain_of("pbt", space, axes, where)
+    domain = make_domain("pbt", space, axes, where)
     if MEMBER in domain.axes:
         raise UsageError(f"pbt gives its members a value {MEMBER!r}; call the axis of that name something else.")
     _check_rules(mutate, domain)
@@ -153,6 +153,6 @@ def _check_rules(mutate: object, domain: Domain) -> None:
     for name, rule in mutate.items():
         if name not in domain.axes:
             raise UsageError(
-                f"pbt mutates {name!r}, which is no axis of the space.", candidates=nearest(str(name), domain.axes)
+                f"pbt mutates {name!r}, which is not an axis of the space.", candidates=nearest(str(name), domain.axes)
             )
         check_mutation(name, rule, domain.axes[name])

@@ -1,4 +1,4 @@
-"""How far a search will train each configuration, on one way that it may go: by telling a copy made-up results."""
+"""A forecast of the epochs that a search will ask for: a copy of it is run on made-up results."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 from regatta.search.stopping import Stopping
 
-MOST = 20_000  # reports after which it is left at that
+MAX_REPORTS = 20_000  # the forecast ends after this many reports
 
 
-def foreseen(search: Search, goal: Goal, most: int = MOST) -> dict[str, Train]:
-    """What will be asked for of each configuration; of a search that asks for all at once, exactly that."""
+def forecast(search: Search, goal: Goal, most: int = MAX_REPORTS) -> dict[str, Train]:
+    """The training that the search will ask for, by configuration; exact for a search that asks for all at once."""
     asked = search.start(goal)
     begun = {config_id(action.config): action for action in asked if isinstance(action, Train)}
     if all(action.epochs >= goal.epochs for action in begun.values()):
         return begun
     try:
-        return _Play(copy.deepcopy(search), goal).play(most) or begun
-    except Exception:  # noqa: BLE001 (a search of the user's own may make nothing of what was made up)
+        return _SimulatedSearch(copy.deepcopy(search), goal).run(most) or begun
+    except Exception:  # noqa: BLE001 (a user's own search may raise anything on made-up results)
         return begun
 
 
-def caveat(search: Search, goal: Goal, found: dict[str, Train], most: int = MOST) -> str:
-    """What is to be known of what was foreseen; nothing where that is all."""
+def describe_forecast_limits(search: Search, goal: Goal, found: dict[str, Train], most: int = MAX_REPORTS) -> str:
+    """What the forecast does not include, as text; empty where it is complete."""
     if all(action.epochs >= goal.epochs for action in found.values()):
         if isinstance(search, Stopping):
-            return "counted are all epochs; models may be stopped before"
+            return "all epochs are counted; models may be stopped before"
         if not isinstance(search, Sized):
-            return "counted is what the search begins with; it may ask for more later"
-        return "" if len(search) == len(found) else f"counted are the {len(found)} of {len(search)} that it begins with"
+            return "only the configurations that the search begins with are counted; it may ask for more later"
+        return "" if len(search) == len(found) else f"only the first {len(found)} of {len(search)} are counted"
     cut = sum(action.epochs for action in found.values()) >= most
-    return f"the search was followed for {most:,} epochs, and may go on" if cut else ""
+    return f"the search was simulated for {most:,} epochs, and may continue" if cut else ""
 
 
-class _Any(dict[str, float]):
-    """Metrics that have every name that is asked for."""
+class _AnyMetrics(dict[str, float]):
+    """Metrics that have a value for every name."""
 
     def __init__(self, known: dict[str, float], value: float) -> None:
         super().__init__(known)
@@ -49,7 +49,9 @@ class _Any(dict[str, float]):
         return self._value
 
 
-class _Play:
+class _SimulatedSearch:
+    """A search that gets made-up metrics, one epoch of each configuration in turn."""
+
     def __init__(self, search: Search, goal: Goal) -> None:
         self._search, self._goal = search, goal
         self._values: dict[str, dict[str, Scalar]] = {}
@@ -57,7 +59,7 @@ class _Play:
         self._done: dict[str, int] = {}
         self._due: deque[str] = deque()
 
-    def play(self, most: int) -> dict[str, Train]:
+    def run(self, most: int) -> dict[str, Train]:
         self._act(self._search.start(self._goal))
         for _ in range(most):
             if not self._due:
@@ -69,7 +71,7 @@ class _Play:
             if self._done[name] < self._wanted[name]:
                 self._due.append(name)
             value = Random(derive_seed(self._goal.seed, "foreseen", name)).random() + 1.0 / self._done[name]
-            report = Report(name, self._values[name], self._done[name], _Any({self._goal.metric: value}, value))
+            report = Report(name, self._values[name], self._done[name], _AnyMetrics({self._goal.metric: value}, value))
             self._act(self._search.hear(report))
         return {name: Train(self._values[name], done) for name, done in self._done.items() if done}
 

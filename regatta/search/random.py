@@ -8,11 +8,11 @@ from typing import Any
 
 from regatta.configuration import derive_seed
 from regatta.search.base import Action, Goal, Report, Train, check_count, check_seed
-from regatta.search.domain import Domain, Where, domain_of
+from regatta.search.domain import Domain, Where, make_domain
 
 
 class RandomSearch:
-    """Draws when it starts, because the run's seed is known only then; what it hears changes nothing."""
+    """Draws when it starts, because the run's seed is known only then. Reports change nothing."""
 
     def __init__(self, n: int, seed: int | None, domain: Domain) -> None:
         self._n = n
@@ -45,11 +45,11 @@ def random(
 ) -> RandomSearch:
     """n different configurations, each axis drawn from its space: a list, or choice, uniform, loguniform, integers.
 
-    Without a seed the run's own is used. `where(config)` says which combinations are valid. A space of fewer than n
+    The default seed is the run's. `where(config)` says which combinations are valid. A space of fewer than n
     configurations is an error, not a smaller sweep.
     """
     check_count("random", "n", n)
     check_seed("random", seed)
-    domain = domain_of("random", space, axes, where)
+    domain = make_domain("random", space, axes, where)
     domain.check_size(n, f"random(n={n})")
     return RandomSearch(n, seed, domain)

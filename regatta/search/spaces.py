@@ -1,4 +1,4 @@
-"""Where the value of one axis may come from: a list, or a range to draw from."""
+"""The values of one axis: a list, or a range to draw from."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any, TypeAlias
 
+from regatta.checks import is_number
 from regatta.configuration import Scalar, canonical, check_configuration
 from regatta.errors import UsageError
 
-# Draws use `Random.random` alone: of Python's generator only that is promised to stay the same in later versions.
+# Draws use only `Random.random`, the one method whose results Python promises to keep in later versions.
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Uniform:
 
     @property
     def size(self) -> int | None:
-        """How many different values there are; None for a continuum."""
+        """The number of different values; None for a continuous range."""
         return None
 
     def draw(self, random: Random) -> Scalar:
@@ -68,26 +69,26 @@ Space: TypeAlias = Choice | Uniform | Integers
 
 
 def choice(*values: object) -> Choice:
-    """One of these values, each as likely: `choice(16, 32)` or `choice([16, 32])`."""
+    """One of these values, all equally likely: `choice(16, 32)` or `choice([16, 32])`."""
     only = values[0] if len(values) == 1 else values
-    listed = _listed(only)
-    return Choice(_checked("choice", (only,) if listed is None else listed))
+    listed = _as_list(only)
+    return Choice(_check_values("choice", (only,) if listed is None else listed))
 
 
 def uniform(low: float, high: float) -> Uniform:
-    """A number from low to high, each part of the range as likely as any other of its length."""
+    """A number from low to high, uniformly distributed."""
     _check_range("uniform", low, high, log=False)
     return Uniform(float(low), float(high))
 
 
 def loguniform(low: float, high: float) -> Uniform:
-    """A number from low to high, each order of magnitude as likely: for learning rates."""
+    """A number from low to high whose logarithm is uniformly distributed: for learning rates."""
     _check_range("loguniform", low, high, log=True)
     return Uniform(float(low), float(high), log=True)
 
 
 def integers(low: int, high: int, log: bool = False) -> Integers:
-    """A whole number from low to high, both included; with `log`, each order of magnitude as likely."""
+    """A whole number from low to high, both included; with `log`, uniform in its logarithm."""
     if not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (low, high)):
         raise UsageError(f"integers({low!r}, {high!r}): both bounds must be whole numbers.")
     _check_range("integers", low, high, log)
@@ -96,17 +97,17 @@ def integers(low: int, high: int, log: bool = False) -> Integers:
     return Integers(low, high, log)
 
 
-def space_of(name: str, axis: object) -> Space:
+def make_space(name: str, axis: object) -> Space:
     """The space of an axis: itself, the values of a list, or a single value."""
     if isinstance(axis, Choice | Uniform | Integers):
         return axis
-    listed = _listed(axis)
+    listed = _as_list(axis)
     if listed is None and isinstance(axis, Mapping | set | frozenset):
         raise UsageError(f"The axis {name!r} is a {type(axis).__name__}: {axis!r}.", hint="Give a list of values.")
-    return Choice(_checked(name, (axis,) if listed is None else listed))
+    return Choice(_check_values(name, (axis,) if listed is None else listed))
 
 
-def _listed(axis: object) -> Sequence[object] | None:
+def _as_list(axis: object) -> Sequence[object] | None:
     """The values of a list, tuple, range or one-dimensional array; None for anything else."""
     if isinstance(axis, list | tuple | range):
         return axis
@@ -117,7 +118,7 @@ def _listed(axis: object) -> Sequence[object] | None:
     return None
 
 
-def _checked(name: str, values: Sequence[object]) -> tuple[Scalar, ...]:
+def _check_values(name: str, values: Sequence[object]) -> tuple[Scalar, ...]:
     if not values:
         raise UsageError(f"The axis {name!r} is empty: there is nothing to try.", hint="Give at least one value.")
     pairs = [check_configuration({name: value}) for value in values]
@@ -126,21 +127,12 @@ def _checked(name: str, values: Sequence[object]) -> tuple[Scalar, ...]:
 
 def _check_range(kind: str, low: float, high: float, log: bool) -> None:
     received = f"{kind}({low!r}, {high!r})"
-    if not _is_finite(low) or not _is_finite(high) or not _is_finite(high - low):
+    if not is_number(low) or not is_number(high) or not is_number(high - low):
         raise UsageError(f"{received}: both bounds, and the distance between them, must be finite numbers.")
     if low >= high:
         raise UsageError(f"{received}: the lower bound must be less than the upper one.")
     if log and low <= 0:
         raise UsageError(f"{received}: on a logarithmic scale the lower bound must be greater than 0.")
-
-
-def _is_finite(bound: object) -> bool:
-    if not isinstance(bound, int | float) or isinstance(bound, bool):
-        return False
-    try:
-        return math.isfinite(bound)
-    except OverflowError:  # a whole number beyond the floats
-        return False
 
 
 def _between(low: float, high: float, log: bool, random: Random) -> float:

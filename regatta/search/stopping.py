@@ -1,8 +1,8 @@
 """When to end: limits that combine with any search.
 
-Patience ends one configuration; all other limits end the search. A search need not know: of a configuration that ran
-out of patience it hears, for the epochs that it still waits for, that nothing has changed. So no rung and no generation
-waits for ever, and what stopped early is judged by what it reached.
+Patience ends one configuration; all other limits end the search. The inner search need not know: when patience ends a
+configuration, the search receives its last report again for the epochs that it still waits for. So no rung and no
+generation waits forever, and a configuration that ended early is ranked by what it reached.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from regatta.checks import is_number
 from regatta.configuration import config_id
 from regatta.errors import UsageError
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train, check_count
@@ -30,7 +31,7 @@ class Limits:
     device_hours: float | None = None
 
     def reached(self, report: Report, goal: Goal, epochs: int) -> bool:
-        """Is the whole search to end with this report, the one of that many epochs?"""
+        """Whether the whole search ends with this report, after `epochs` of all configurations."""
         return (
             (self.epochs is not None and epochs >= self.epochs)
             or (self.hours is not None and report.time >= 3600 * self.hours)
@@ -40,18 +41,18 @@ class Limits:
 
 
 @dataclass
-class _Course:
-    """How far a configuration is wanted and came, and for how long it has not become better."""
+class _PatienceState:
+    """The epochs that a configuration should reach and has reached, and for how long it has not improved."""
 
     wanted: int
     reached: int = 0
     best: float = math.inf  # in the sense of "min"
     stale: int = 0
-    is_open: bool = True  # neither failed, nor stopped by the search, nor out of patience
-    gave_up: Report | None = None  # its last report, if it ran out of patience
+    is_open: bool = True  # it has not failed, and neither the search nor patience has ended it
+    gave_up: Report | None = None  # its last report, if patience ended it
 
     def take(self, report: Report, goal: Goal, limits: Limits) -> bool:
-        """Hear of an epoch; returns whether the configuration runs out of patience with it."""
+        """Take one report into account; returns whether patience ends the configuration now."""
         self.reached = report.epoch
         self.is_open = self.is_open and not report.failed
         no_number, value = goal.rank(report.metrics)
@@ -65,7 +66,7 @@ class _Course:
         return True
 
     def unchanged(self) -> Iterator[Report]:
-        """The reports that are still waited for, as if nothing changed any more."""
+        """The reports that the search still waits for, as copies of the last one."""
         if self.gave_up is not None:
             while self.reached < self.wanted:
                 self.reached += 1
@@ -83,53 +84,51 @@ class Stopping:
 
     def start(self, goal: Goal) -> list[Action]:
         self._goal = goal
-        self._courses: dict[str, _Course] = {}
+        self._states: dict[str, _PatienceState] = {}
         self._epochs = 0
         self._over = False
         return list(self._pass_on(self._search.start(goal)))
 
     def hear(self, report: Report) -> list[Action]:
-        course = self._courses.get(report.config)
-        if self._over or course is None or course.gave_up is not None:
+        state = self._states.get(report.config)
+        if self._over or state is None or state.gave_up is not None:
             return []
         self._epochs += not report.failed
         if not report.failed and self._limits.reached(report, self._goal, self._epochs):
-            course.reached = report.epoch
+            state.reached = report.epoch
             return self._end()
-        gives_up = course.take(report, self._goal, self._limits)
-        stops: list[Action] = [Stop(report.config)] if gives_up and course.reached < course.wanted else []
-        return [*stops, *self._consult(report, course)]
+        gives_up = state.take(report, self._goal, self._limits)
+        stops: list[Action] = [Stop(report.config)] if gives_up and state.reached < state.wanted else []
+        return [*stops, *self._consult(report, state)]
 
-    def _consult(self, report: Report, course: _Course) -> Iterator[Action]:
-        """What the search answers to a report, and to those of configurations that will not report any more."""
-        reports = deque([report, *course.unchanged()])
+    def _consult(self, report: Report, state: _PatienceState) -> Iterator[Action]:
+        """The search's answers to a report, and to the copied reports of configurations that patience ended."""
+        reports = deque([report, *state.unchanged()])
         while reports:
             for action in self._search.hear(reports.popleft()):
                 yield from self._pass_on([action])
-                changed = self._courses[_config_of(action)]
+                changed = self._states[_config_id(action)]
                 reports.extend(changed.unchanged())
 
     def _pass_on(self, actions: Iterable[Action]) -> Iterator[Action]:
-        """Note what the search wants, and pass it on unless it concerns a configuration that gave up."""
+        """Record the search's actions, and pass them on except for configurations that patience ended."""
         for action in actions:
-            name = _config_of(action)
+            name = _config_id(action)
             if isinstance(action, Train):
-                course = self._courses.setdefault(name, _Course(action.epochs))
-                course.wanted, course.is_open = action.epochs, course.gave_up is None
+                state = self._states.setdefault(name, _PatienceState(action.epochs))
+                state.wanted, state.is_open = action.epochs, state.gave_up is None
             else:
-                course = self._courses[name]
-                course.wanted, course.is_open = min(course.wanted, course.reached), False
-            if course.gave_up is None:
+                state = self._states[name]
+                state.wanted, state.is_open = min(state.wanted, state.reached), False
+            if state.gave_up is None:
                 yield action
 
     def _end(self) -> list[Action]:
         self._over = True
-        return [
-            Stop(name) for name, course in self._courses.items() if course.is_open and course.reached < course.wanted
-        ]
+        return [Stop(name) for name, state in self._states.items() if state.is_open and state.reached < state.wanted]
 
 
-def _config_of(action: Action) -> str:
+def _config_id(action: Action) -> str:
     return config_id(action.config) if isinstance(action, Train) else action.config
 
 
@@ -145,12 +144,11 @@ def stopping(
 ) -> Stopping:
     """The same search with limits: `stopping(hyperband(...), patience=3, device_hours=20)`.
 
-    - `patience`: a configuration ends when its metric has not become better, by more than `min_delta`, for so many
-      epochs.
-    - `target`: all ends when a configuration's metric is as good as that.
-    - `epochs`: all ends when so many epochs were trained, of all configurations together.
-    - `hours`, `device_hours`: all ends with the first report after the run took so long, or its workers together
-      trained for so long.
+    - `patience`: a configuration ends when its metric has not improved by more than `min_delta` for this many epochs.
+    - `target`: the search ends when a configuration's metric is at least this good.
+    - `epochs`: the search ends after this many epochs of all configurations together.
+    - `hours`, `device_hours`: the search ends with the first report after the run, or its workers together, took this
+      long.
     """
     if not hasattr(search, "hear") or not hasattr(search, "start"):
         raise UsageError(
@@ -174,7 +172,6 @@ def stopping(
 def _check_number(name: str, number: object, least: float) -> None:
     if number is None:
         return
-    is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
-    if not is_number or number < least:  # type: ignore[operator]
+    if not is_number(number) or number < least:  # type: ignore[operator]
         bound = "" if least == -math.inf else f" from {least:g}"
         raise UsageError(f"stopping({name}={number!r}): {name} must be a finite number{bound}.")

@@ -1,12 +1,12 @@
-"""What every search must hold to, whatever it hears and in whichever order.
+"""The contract of every search, for any reports in any order.
 
     class TestMine(SearchContract):
         @pytest.fixture
         def search(self) -> Search:
             return mine(...)
 
-The suite plays the run: it hands in reports of configurations that the search asked for, in orders and with metrics
-that Hypothesis makes up, and checks each answer against what went before.
+The suite simulates a run: it reports configurations that the search asked for, in orders and with metrics that
+Hypothesis generates, and checks each answer against the reports before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 
-# `start` resets a search, so one instance may serve all examples; and subclasses share these tests by design.
+# `start` resets a search, so one instance serves all examples, and subclasses share these tests by design.
 played = settings(
     deadline=None,
     max_examples=40,
@@ -44,15 +44,15 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(metrics, st.none(), st.just("mi
 
 
 @dataclass
-class Play:
-    """A run as the search sees it: acts on its actions, makes reports, checks both."""
+class SimulatedRun:
+    """A run as the search sees it: it applies the actions, makes reports, and checks both."""
 
     goal: Goal
     wanted: dict[str, int] = field(default_factory=dict)
     values: dict[str, dict[str, Scalar]] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
-    late: set[str] = field(default_factory=set)  # stopped while an epoch of theirs was on its way
+    late: set[str] = field(default_factory=set)  # stopped while one of their epochs was running
     parents: dict[str, str | None] = field(default_factory=dict)
     story: list[Report] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ class Play:
                 self.ended.add(action.config)
 
     def open(self) -> list[str]:
-        """Configurations with epochs left, in the order in which they were first wanted."""
+        """Configurations with epochs left, in the order in which the search first asked for them."""
         return [c for c, epochs in self.wanted.items() if self.reached[c] < epochs and c not in self.ended]
 
     def report(self, config: str, metric: Outcome) -> Report:
@@ -91,7 +91,7 @@ class Play:
         assert 0 <= action.most <= self.goal.epochs
         config = config_id(action.config)
         if action.parent is not None:
-            assert config not in self.wanted, f"{action.config} is there already and cannot get a parent"
+            assert config not in self.wanted, f"{action.config} exists already and cannot get a parent"
             assert self.reached.get(action.parent, 0) > 0, f"the parent {action.parent} was never trained"
         failed = {report.config for report in self.story if report.failed}
         assert config not in failed, f"{action.config} failed and is trained again"
@@ -106,9 +106,9 @@ class Play:
         self.late.discard(config)
 
 
-def play(search: Search, goal: Goal, data: st.DataObject, most: int = 60) -> Play:
-    """Run a search against made-up reports until nothing is left to train, or `most` reports were heard."""
-    run = Play(goal)
+def play(search: Search, goal: Goal, data: st.DataObject, most: int = 60) -> SimulatedRun:
+    """Run a search on generated reports until nothing is left to train, or after `most` reports."""
+    run = SimulatedRun(goal)
     run.act(search.start(goal))
     while run.open() and len(run.story) < most:
         config = data.draw(st.sampled_from([*run.open(), *sorted(run.late)]))
@@ -116,9 +116,9 @@ def play(search: Search, goal: Goal, data: st.DataObject, most: int = 60) -> Pla
     return run
 
 
-def run_to_end(search: Search, goal: Goal, metric: Callable[[Mapping[str, Scalar], int], Outcome]) -> Play:
-    """Run a search to its end: every configuration gets an epoch in turn, and `metric(values, epoch)` says how good."""
-    run = Play(goal)
+def run_to_end(search: Search, goal: Goal, metric: Callable[[Mapping[str, Scalar], int], Outcome]) -> SimulatedRun:
+    """Run a search to its end: every configuration gets an epoch in turn; `metric(values, epoch)` is its metric."""
+    run = SimulatedRun(goal)
     run.act(search.start(goal))
     while waiting := run.open():
         for config in waiting:
@@ -146,13 +146,13 @@ class SearchContract:
     @played
     @given(goal=goals)
     def test_starts_with_something_to_train(self, search: Search, goal: Goal) -> None:
-        run = Play(goal)
+        run = SimulatedRun(goal)
         run.act(search.start(goal))
         assert run.open()
 
     @played
     @given(goal=goals, data=st.data())
-    def test_keeps_its_word_whatever_it_hears(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+    def test_its_actions_are_consistent_for_any_reports(self, search: Search, goal: Goal, data: st.DataObject) -> None:
         play(search, goal, data)
 
     @played
@@ -171,8 +171,8 @@ class SearchContract:
 
     @played
     @given(goal=goals, data=st.data())
-    def test_rebuilt_from_a_journal_it_goes_on_as_before(self, search: Search, goal: Goal, data: st.DataObject) -> None:
-        """What another process makes of the reports read back, at any point, decides as the first one does."""
+    def test_rebuilt_from_a_journal_it_decides_alike(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+        """A search that is rebuilt from the first reports, at any point, decides like the original."""
         fresh = copy.deepcopy(search)
         story = play(search, goal, data).story
         undisturbed = answers(search, goal, story)
@@ -184,8 +184,8 @@ class SearchContract:
     @played
     @given(goal=goals, data=st.data())
     def test_ends(self, search: Search, goal: Goal, data: st.DataObject) -> None:
-        """Reports in the order in which epochs were asked for; every search has a last one."""
-        run = Play(goal)
+        """Reports in the order in which epochs were asked for: every search ends."""
+        run = SimulatedRun(goal)
         run.act(search.start(goal))
         for _ in range(10_000):
             if not run.open():
@@ -196,7 +196,7 @@ class SearchContract:
     @played
     @given(goal=goals)
     def test_survives_the_failure_of_everything(self, search: Search, goal: Goal) -> None:
-        run = Play(goal)
+        run = SimulatedRun(goal)
         run.act(search.start(goal))
         for _ in range(10_000):
             if not run.open():
@@ -206,8 +206,8 @@ class SearchContract:
 
     @played
     @given(goal=goals, data=st.data())
-    def test_what_it_gave_out_is_the_callers(self, search: Search, goal: Goal, data: st.DataObject) -> None:
-        """Changing a configuration that was given out does not change the search."""
+    def test_its_actions_belong_to_the_caller(self, search: Search, goal: Goal, data: st.DataObject) -> None:
+        """Changing a configuration in an action does not change the search."""
         story = play(search, goal, data).story
         expected = copy.deepcopy(answers(search, goal, story))
         given_out = search.start(goal)

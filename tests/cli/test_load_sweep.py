@@ -135,6 +135,6 @@ def test_files_and_runs_are_told_apart(folder: Path) -> None:
 
 def test_a_file_that_launches_by_itself_is_stopped_before_it_trains(folder: Path) -> None:
     file = write(folder, "eager.py", SWEEP.replace("NAME", "sweep") + "\nsweep.launch()\n")
-    with pytest.raises(UsageError, match="launches its sweep as it is read"):
+    with pytest.raises(UsageError, match="launches its sweep while it is read"):
         load_sweep(file)
     assert not (folder / ".regatta" / "runs").exists()

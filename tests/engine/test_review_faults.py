@@ -18,13 +18,13 @@ from processes import children, cpu_seconds, is_running, soon
 from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
+from regatta.code_identity import describe_code
 from regatta.configuration import config_id
 from regatta.engine.controller.control_server import ask, knock
 from regatta.engine.controller.runner import Runner
 from regatta.engine.controller.trials import Trials
 from regatta.errors import RegattaError
 from regatta.journal.journal import Journal, Record
-from regatta.run_folders import code_of
 from regatta.search.base import Goal, Search
 
 GOAL = Goal("loss", "min", 4, 0)
@@ -297,7 +297,7 @@ functions = [plain, keyword, wrapped, Model(4), Model(4).build, Model, closed(2,
 def codes(program: str) -> list[str]:
     names: dict[str, Any] = {"__name__": "program"}
     exec(program, names)
-    return [repr(code_of(function)) for function in names["functions"]]
+    return [repr(describe_code(function)) for function in names["functions"]]
 
 
 def test_the_same_functions_are_known_again() -> None:

@@ -11,7 +11,7 @@ from regatta import search
 from regatta.configuration import config_id
 from regatta.errors import UsageError
 from regatta.search import Goal, Search, Train, asha_rungs
-from regatta.testing.search import Play, SearchContract, outcomes, played, run_to_end
+from regatta.testing.search import SearchContract, SimulatedRun, outcomes, played, run_to_end
 
 GOAL = Goal("loss", "min", 9, 0)
 
@@ -62,7 +62,7 @@ def test_never_promotes_more_than_its_share(eta: int, n: int, at_once: int, data
     """At any moment, whatever the order: of those that came to a rung, or failed before it, at most 1/eta go on."""
     procedure = asha(n=n, eta=eta, at_once=at_once)
     rungs = asha_rungs(n, GOAL.epochs, eta)
-    run, arrived, promoted = Play(GOAL), Counter[int](), Counter[int]()
+    run, arrived, promoted = SimulatedRun(GOAL), Counter[int](), Counter[int]()
     run.act(procedure.start(GOAL))
     while run.open():
         config = data.draw(st.sampled_from(run.open()))
@@ -86,7 +86,7 @@ def test_never_promotes_more_than_its_share(eta: int, n: int, at_once: int, data
 
 def test_promotes_without_waiting_for_the_rung() -> None:
     procedure = asha(n=27, at_once=27)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     first, second, third, fourth, fifth, sixth, *_ = run.open()
     assert procedure.hear(run.report(first, 0.3)) == procedure.hear(run.report(second, 0.2)) == []
@@ -99,7 +99,7 @@ def test_promotes_without_waiting_for_the_rung() -> None:
 
 def test_grows_where_nobody_can_be_promoted() -> None:
     procedure = asha(n=9, at_once=2)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     assert len(run.open()) == 2
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_in_turns_it_ends_as_successive_halving_does() -> None:
 
 def test_without_a_number_one_is_promoted_last() -> None:
     procedure = asha(n=9, at_once=9)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     first, second, third, *_ = run.open()
     for config, outcome in ((first, math.nan), (second, "missing")):
@@ -128,7 +128,7 @@ def test_without_a_number_one_is_promoted_last() -> None:
 
 def test_valid_configurations_alone() -> None:
     procedure = search.asha({"a": range(1, 40)}, n=13, at_once=13, where=lambda c: c["a"] % 3 == 0)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     assert sorted(values["a"] for values in run.values.values()) == list(range(3, 40, 3))  # type: ignore[type-var]
 

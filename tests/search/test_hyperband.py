@@ -12,7 +12,7 @@ from regatta import search
 from regatta.configuration import config_id
 from regatta.errors import UsageError
 from regatta.search import Action, Goal, Search, Stop, Train
-from regatta.testing.search import Play, SearchContract, run_to_end
+from regatta.testing.search import SearchContract, SimulatedRun, run_to_end
 
 SMALL = Goal("loss", "min", 9, 0)
 LARGE = Goal("loss", "min", 81, 0)
@@ -76,9 +76,9 @@ def asked(actions: list[Action]) -> dict[str, int]:
     return {config_id(action.config): action.epochs for action in actions if isinstance(action, Train)}
 
 
-def begin(procedure: Search, goal: Goal = SMALL) -> tuple[Play, list[list[str]]]:
+def begin(procedure: Search, goal: Goal = SMALL) -> tuple[SimulatedRun, list[list[str]]]:
     """A run, and the members of each bracket in the order in which they were drawn."""
-    run, actions = Play(goal), procedure.start(goal)
+    run, actions = SimulatedRun(goal), procedure.start(goal)
     run.act(actions)
     names = list(asked(actions))
     sizes = [bracket[0].size for bracket in search.hyperband_brackets(goal.epochs)]
@@ -86,7 +86,7 @@ def begin(procedure: Search, goal: Goal = SMALL) -> tuple[Play, list[list[str]]]
     return run, [names[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
-def hear(procedure: Search, run: Play, config: str, metric: float | None) -> dict[str, int]:
+def hear(procedure: Search, run: SimulatedRun, config: str, metric: float | None) -> dict[str, int]:
     answer = procedure.hear(run.report(config, metric))
     run.act(answer)
     return asked(answer)
@@ -196,8 +196,8 @@ def test_describes_what_it_does() -> None:
         (lambda: search.hyperband(R=9, lr=[0.1], where=3), "hyperband(where=3)"),  # type: ignore[arg-type]
         (lambda: hyperband(R=81).start(SMALL), "the sweep allows epochs=9"),
         (lambda: search.hyperband(lr=[0.1, 0.2]).start(SMALL), "the space has only 2 different"),
-        (lambda: hyperband(where=lambda c: c["x"] > 2).start(SMALL), "<lambda> allows 0"),
-        (lambda: search.hyperband(x=range(50), where=lambda c: c["x"] > 40).start(SMALL), "<lambda> allows 9"),
+        (lambda: hyperband(where=lambda c: c["x"] > 2).start(SMALL), "<lambda> allowed only 0"),
+        (lambda: search.hyperband(x=range(50), where=lambda c: c["x"] > 40).start(SMALL), "<lambda> allowed only 9"),
     ],
 )
 def test_what_is_no_hyperband(make: object, message: str) -> None:

@@ -15,7 +15,7 @@ from regatta import search
 from regatta.configuration import Scalar, canonical
 from regatta.errors import MissingExtraError, UsageError
 from regatta.search import Goal, Search, Stop, Train, stopping
-from regatta.testing.search import Play, SearchContract, answers, run_to_end
+from regatta.testing.search import SearchContract, SimulatedRun, answers, run_to_end
 
 GOAL = Goal("loss", "min", 4, 0)
 needs_optuna = pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="Optuna is not installed")
@@ -107,7 +107,7 @@ def test_a_sampler_learns_from_what_it_hears() -> None:
 @needs_optuna
 def test_so_many_are_in_training_at_once() -> None:
     procedure = optuna(n=7, at_once=3)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     while run.open():
         assert len(run.open()) == min(3, 7 - len(run.wanted) + len(run.open()))
@@ -120,7 +120,7 @@ def test_so_many_are_in_training_at_once() -> None:
 def test_the_study_knows_how_each_one_ended() -> None:
     states = _package().trial.TrialState
     procedure = optuna(n=4, at_once=4, sampler="random")
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     outcomes: dict[str, list[Any]] = dict(
         zip(
@@ -141,7 +141,7 @@ def test_the_study_knows_how_each_one_ended() -> None:
 def test_a_pruner_stops_what_is_behind() -> None:
     pruner = _package().pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=1)
     procedure = optuna(n=3, at_once=1, sampler="random", pruner=pruner)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     for level in (1.0, 2.0):
         config = run.open()[0]
@@ -242,13 +242,13 @@ def test_describes_what_it_does() -> None:
         (lambda: optuna(sampler="tpee"), "Did you mean tpe?"),
         (lambda: optuna(sampler=_package().samplers.TPESampler()), "a sampler is made from a seed"),
         (lambda: optuna(sampler=lambda: None), "a sampler is made from a seed"),
-        (lambda: optuna(sampler=lambda seed: seed).start(GOAL), "which is no Optuna sampler"),
+        (lambda: optuna(sampler=lambda seed: seed).start(GOAL), "not an Optuna sampler"),
         (lambda: optuna(pruner="median"), "optuna(pruner='median')"),
         (lambda: search.optuna(n=3), "no axes"),
         (lambda: search.optuna(n=3, lr=[1, 2]), "only 2 different"),
         (lambda: search.optuna(n=2, a=[1, True]), "cannot tell apart: [1, True]"),
         (lambda: search.optuna(n=3, lr=[1, 2, 3], where=lambda c: c["lr"] > 1).start(GOAL), "only 2 valid"),
-        (lambda: optuna(where=lambda c: False).start(GOAL), "<lambda> allows 0"),
+        (lambda: optuna(where=lambda c: False).start(GOAL), "<lambda> allowed only 0"),
     ],
 )
 def test_what_is_no_optuna_search(make: object, message: str) -> None:

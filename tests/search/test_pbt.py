@@ -13,7 +13,7 @@ from regatta.configuration import Scalar, canonical, config_id
 from regatta.errors import UsageError
 from regatta.search import Goal, Report, Search, Train
 from regatta.search.spaces import Choice, Integers, Space, Uniform
-from regatta.testing.search import Play, SearchContract, goals, play, played, run_to_end
+from regatta.testing.search import SearchContract, SimulatedRun, goals, play, played, run_to_end
 
 GOAL = Goal("loss", "min", 8, 0)
 
@@ -54,7 +54,7 @@ def test_the_lineage_is_a_forest(goal: Goal, data: st.DataObject) -> None:
 
 def test_the_worse_half_is_replaced_by_children_of_the_better() -> None:
     procedure = pbt()
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     members = run.open()
     for epoch in (1, 2):
@@ -75,7 +75,7 @@ def test_the_worse_half_is_replaced_by_children_of_the_better() -> None:
 def test_each_child_starts_from_where_its_parent_is() -> None:
     """When a child is asked for, its parent has trained all that it was asked for, and goes on only afterwards."""
     procedure = pbt(population=6, every=3)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     children = 0
     while run.open():
@@ -126,9 +126,9 @@ def test_the_experiment_of_the_cerebro_paper() -> None:
     assert all(v["batch_size"] % 16 == 0 and v["batch_size"] > 0 for v in run.values.values())  # type: ignore[operator]
 
 
-def whole_generation(outcomes: list[float | None], **options: Any) -> tuple[Play, list[str], list[Train]]:
+def whole_generation(outcomes: list[float | None], **options: Any) -> tuple[SimulatedRun, list[str], list[Train]]:
     procedure = pbt(every=1, population=len(outcomes), **options)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     members = run.open()
     for config, outcome in zip(members, outcomes, strict=True):
@@ -178,7 +178,7 @@ def test_invalid_children_are_not_born() -> None:
 
 def test_ignores_who_is_no_member_any_more() -> None:
     procedure = pbt(every=1)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     for value, config in enumerate(members := run.open()):
         run.act(procedure.hear(run.report(config, float(value))))
@@ -257,7 +257,7 @@ def test_describes_what_it_does() -> None:
         (lambda: pbt(act=["relu", "tanh"], mutate={"act": search.factor(2)}), "act=search.resample()"),
         (lambda: pbt(flag=[True, False], mutate={"flag": search.step(1)}), "'flag' has the value True"),
         (lambda: pbt(member=[1, 2]), "call the axis of that name something else"),
-        (lambda: pbt(where=lambda c: False).start(GOAL), "<lambda> allows 0"),
+        (lambda: pbt(where=lambda c: False).start(GOAL), "<lambda> allowed only 0"),
         (lambda: search.step(), "give at least one number"),
         (lambda: search.factor(0.5, "2"), "give at least one number"),  # type: ignore[arg-type]
         (lambda: search.factor(math.inf), "give at least one number"),

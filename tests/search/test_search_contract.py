@@ -10,7 +10,7 @@ import pytest
 from regatta import search
 from regatta.configuration import config_id
 from regatta.search import Action, Goal, Report, Search, Stop, Train
-from regatta.testing.search import Play, SearchContract
+from regatta.testing.search import SearchContract, SimulatedRun
 
 GOAL = Goal("loss", "min", 4, 0)
 
@@ -83,11 +83,11 @@ class TestHalving(SearchContract):
 )
 def test_the_contract_notices(actions: Callable[[], list[Action]]) -> None:
     with pytest.raises(AssertionError):
-        Play(GOAL).act(actions())
+        SimulatedRun(GOAL).act(actions())
 
 
 def test_the_contract_lets_a_stopped_configuration_go_on() -> None:
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     config = {"lr": 0.1}
     run.act([Train(config, 2), Stop(config_id(config))])
     assert run.open() == []
@@ -96,7 +96,7 @@ def test_the_contract_lets_a_stopped_configuration_go_on() -> None:
 
 
 def test_the_contract_notices_a_second_try_of_what_failed() -> None:
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act([Train({"lr": 0.1}, 2)])
     run.report(config_id({"lr": 0.1}), None)
     with pytest.raises(AssertionError, match="failed and is trained again"):

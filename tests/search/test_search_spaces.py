@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regatta.errors import UsageError
 from regatta.search import choice, integers, loguniform, uniform
-from regatta.search.spaces import Choice, Space, space_of
+from regatta.search.spaces import Choice, Space, make_space
 
 
 def draws(space: Space, count: int = 4000) -> list[float]:
@@ -84,7 +84,7 @@ def test_equal_values_count_once_but_types_are_kept_apart() -> None:
     ],
 )
 def test_what_an_axis_may_be(axis: object, values: tuple[object, ...]) -> None:
-    space = space_of("a", axis)
+    space = make_space("a", axis)
     assert isinstance(space, Choice)
     assert space.values == values
     assert all(type(value).__module__ == "builtins" for value in space.values)
@@ -108,7 +108,7 @@ def test_what_an_axis_may_be(axis: object, values: tuple[object, ...]) -> None:
 )
 def test_what_an_axis_may_not_be(axis: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        space_of("a", axis)
+        make_space("a", axis)
     assert message in str(error.value)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regatta import search
 from regatta.errors import UsageError
 from regatta.search import Goal, Report, Search, Stop, Train, stopping
-from regatta.testing.search import Play, SearchContract, goals, play, played, run_to_end
+from regatta.testing.search import SearchContract, SimulatedRun, goals, play, played, run_to_end
 
 GOAL = Goal("loss", "min", 9, 0)
 SPACE = search.uniform(0, 1)
@@ -98,7 +98,7 @@ def test_who_ran_out_of_patience_blocks_no_rung() -> None:
 def test_who_ran_out_of_patience_can_be_a_parent() -> None:
     rules = {"x": search.factor(0.5)}
     procedure = stopping(search.pbt(population=2, every=3, mutate=rules, x=SPACE), patience=1)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     first, second = run.open()
     for config, metric in ((first, 1.0), (second, 2.0), (first, 1.0)):
@@ -117,7 +117,7 @@ def test_patience_that_never_ends_changes_nothing(goal: Goal, data: st.DataObjec
     procedure = search.hyperband(x=SPACE)
     run = play(procedure, goal, data)
     limited = stopping(procedure, patience=10**6)
-    again = Play(goal)
+    again = SimulatedRun(goal)
     again.act(limited.start(goal))
     for report in run.story:
         again.act(limited.hear(report))
@@ -126,7 +126,7 @@ def test_patience_that_never_ends_changes_nothing(goal: Goal, data: st.DataObjec
 
 def test_a_target_ends_all() -> None:
     procedure = stopping(search.grid(x=[1, 2, 3]), target=0.5)
-    run = Play(GOAL)
+    run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
     first, second, third = run.open()
     for config, outcome in ((first, 0.6), (second, math.nan), (second, "missing"), (third, None)):
@@ -152,7 +152,7 @@ def test_a_budget_of_epochs() -> None:
 
 @pytest.mark.parametrize(("limit", "last"), [({"hours": 10 / 3600}, 10), ({"device_hours": 10 / 3600}, 5)])
 def test_a_budget_of_time(limit: dict[str, float], last: float) -> None:
-    """Play's clock counts a second per report, and two of the devices."""
+    """SimulatedRun's clock counts a second per report, and two of the devices."""
     run = run_to_end(stopping(search.grid(x=[1, 2, 3]), **limit), GOAL, flat)  # type: ignore[arg-type]
     assert run.story[-1].time == last
     assert run.open() == []

@@ -1,9 +1,9 @@
-"""The file formats of partitions, each a module with the same two verbs.
+"""The file formats of partitions, each a module with the same two functions.
 
-    inspect(path) -> list[Stored]         names, dtypes and shapes, from the header, with every length checked
+    inspect(path) -> list[StoredColumn]         names, dtypes and shapes, from the header, with every length checked
     read(path)    -> tuple of arrays      the columns in the file's order
 
-Neither unpickles anything. A cut-off or hostile file raises DataError before memory is taken for it.
+Neither unpickles anything. A truncated or malicious file raises DataError before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy.typing as npt
 _MODULES = {".safetensors": "safetensors", ".npz": "npz", ".parquet": "parquet", ".pq": "parquet"}
 
 
-class Stored(NamedTuple):
-    """One array as a file's header describes it; `shape` counts its rows first."""
+class StoredColumn(NamedTuple):
+    """One array as a file's header describes it; the first number of `shape` is its rows."""
 
     name: str
     dtype: str
@@ -27,17 +27,17 @@ class Stored(NamedTuple):
 
 
 class Format(Protocol):
-    def inspect(self, path: Path) -> list[Stored]: ...
+    def inspect(self, path: Path) -> list[StoredColumn]: ...
 
     def read(self, path: Path) -> tuple[npt.NDArray[np.generic], ...]: ...
 
 
-def format_of(path: Path) -> Format | None:
+def find_format(path: Path) -> Format | None:
     """The module that reads files of this suffix; None where only the user's own `input_fn` can."""
     name = _MODULES.get(path.suffix.lower())
     return import_module(f"{__name__}.{name}") if name else None
 
 
 def dtype_name(dtype: np.dtype[np.generic]) -> str:
-    """The dtype as one word; texts of any length are the same type."""
+    """The dtype as one word; strings of any length have the same type."""
     return {"U": "str", "S": "bytes"}.get(dtype.kind, dtype.name)

@@ -15,27 +15,27 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import Stored, dtype_name
+from regatta.data.formats import StoredColumn, dtype_name
 from regatta.errors import DataError
 
-# The most that deflate can shrink data (zlib's documentation): a member that claims more is not to be believed.
-_MOST_DEFLATED = 1032
+# The highest compression ratio of deflate, by zlib's documentation. A member that claims more is malformed.
+_MAX_DEFLATE_RATIO = 1032
 _KNOWN_VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def inspect(path: Path) -> list[Stored]:
-    with _opened(path) as archive:
+def inspect(path: Path) -> list[StoredColumn]:
+    with _open(path) as archive:
         return [_header(archive, member, path) for member in archive.infolist()]
 
 
 def read(path: Path) -> tuple[npt.NDArray[np.generic], ...]:
-    with _opened(path) as archive:
+    with _open(path) as archive:
         return tuple(_array(archive, member, path) for member in archive.infolist())
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The archive; whatever a damaged one makes zipfile or zlib raise becomes a DataError."""
+def _open(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the archive. The errors of zipfile and zlib on a damaged one become a DataError."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -43,24 +43,24 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         raise _broken(path, f"{error}; it may be cut off") from error
 
 
-def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Stored:
-    """A member's name, dtype and shape, once they agree with its size in the archive."""
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredColumn:
+    """A member's name, dtype and shape, after checking them against its size in the archive."""
     _check_member(member, path)
     with archive.open(member) as file:
         shape, _, dtype = _array_header(file, member, path)
         length = file.tell() + math.prod(shape) * dtype.itemsize
     if length != member.file_size:
         raise _broken(path, f"{member.filename!r} should have {length} bytes by its header, but has {member.file_size}")
-    return Stored(_column(member), dtype_name(dtype), shape)
+    return StoredColumn(_column(member), dtype_name(dtype), shape)
 
 
 def _check_member(member: zipfile.ZipInfo, path: Path) -> None:
     if not member.filename.endswith(".npy"):
         raise _broken(path, f"its member {member.filename!r} is not an array")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise _broken(path, f"{member.filename!r} is compressed in a way that npz files are not")
+        raise _broken(path, f"{member.filename!r} has a compression that npz files do not use")
     stored = member.compress_type == zipfile.ZIP_STORED
-    if member.file_size > member.compress_size * (1 if stored else _MOST_DEFLATED):
+    if member.file_size > member.compress_size * (1 if stored else _MAX_DEFLATE_RATIO):
         raise _broken(
             path, f"{member.filename!r} claims {member.file_size} bytes from {member.compress_size} in the archive"
         )
@@ -72,13 +72,13 @@ def _array_header(
     try:
         version = np.lib.format.read_magic(file)
         if version not in _KNOWN_VERSIONS:
-            raise ValueError(f"version {version} of the format holds no plain arrays")
+            raise ValueError(f"version {version} of the format does not hold plain arrays")
         shape, fortran, dtype = _KNOWN_VERSIONS[version](file)
     except (ValueError, OverflowError, SyntaxError, TokenError) as error:  # NumPy reads headers as Python literals
         raise _broken(path, f"the header of {member.filename!r} cannot be read ({error})") from error
     if dtype.kind not in "biufcSUmM" or dtype.itemsize == 0:
         raise DataError(
-            f"The column {_column(member)!r} is of type {dtype}; objects are not unpickled, records not taken apart.",
+            f"The column {_column(member)!r} is of type {dtype}; objects and records are not read.",
             place=os.fspath(path),
             hint="Save it as an array of numbers.",
         )
@@ -88,7 +88,7 @@ def _array_header(
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> npt.NDArray[np.generic]:
-    """The array itself. Reading to the end of the member is what makes zipfile compare the checksum."""
+    """The array itself. Zipfile compares the checksum when the member is read to its end."""
     _header(archive, member, path)
     with archive.open(member) as file:
         shape, fortran, dtype = _array_header(file, member, path)

@@ -1,4 +1,4 @@
-"""Parquet: each column an array; a column of lists of one length is an array of more dimensions."""
+"""Parquet: each column is an array; a column of lists of one length is an array with more dimensions."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import Stored, dtype_name
+from regatta.data.formats import StoredColumn, dtype_name
 from regatta.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def inspect(path: Path) -> list[Stored]:
-    with _opened(path) as file:
+def inspect(path: Path) -> list[StoredColumn]:
+    with _open(path) as file:
         _check_counts(file.metadata, path)
         rows = file.metadata.num_rows
-        return [_stored(file, field, rows, path) for field in file.schema_arrow]
+        return [_describe_column(file, field, rows, path) for field in file.schema_arrow]
 
 
 def read(path: Path) -> tuple[npt.NDArray[np.generic], ...]:
-    with _opened(path) as file:
+    with _open(path) as file:
         _check_counts(file.metadata, path)
         table = file.read()
     return tuple(_array(name, column, path) for name, column in zip(table.column_names, table.columns, strict=True))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open(path: Path) -> Iterator[Any]:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -47,27 +47,27 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _check_counts(metadata: Any, path: Path) -> None:
-    """The footer against itself; offsets are left to Arrow, which aborts when asked for those of some damaged files."""
+    """Check the footer's counts. Offsets are left to Arrow, which aborts when asked for those of some damaged files."""
     total = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if metadata.num_rows != total:
         raise _broken(path, f"its footer counts {metadata.num_rows} rows, its row groups {total}")
 
 
-def _stored(file: Any, field: pa.Field, rows: int, path: Path) -> Stored:
-    """From the schema alone, but for lists without a fixed length: there the first row tells."""
-    if _is_fixed(field.type):
+def _describe_column(file: Any, field: pa.Field, rows: int, path: Path) -> StoredColumn:
+    """Describe a column from the schema. For lists without a fixed length, the first row gives the length."""
+    if _has_fixed_shape(field.type):
         inner, shape = _fixed_shape(field.type)
-        return Stored(field.name, _numpy_name(inner, field, path), (rows, *shape))
+        return StoredColumn(field.name, _numpy_dtype_name(inner, field, path), (rows, *shape))
     batch = next(file.iter_batches(batch_size=1, columns=[field.name]), None)
     first = _array(field.name, batch.column(0), path) if batch is not None and len(batch) else np.zeros((0, 0))
-    return Stored(field.name, dtype_name(first.dtype), (rows, *first.shape[1:]))
+    return StoredColumn(field.name, dtype_name(first.dtype), (rows, *first.shape[1:]))
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
+def _has_fixed_shape(kind: pa.DataType) -> bool:
     from pyarrow import types
 
     if types.is_fixed_size_list(kind):
-        return _is_fixed(kind.value_type)
+        return _has_fixed_shape(kind.value_type)
     return not types.is_list(kind) and not types.is_large_list(kind)
 
 
@@ -80,7 +80,7 @@ def _fixed_shape(kind: pa.DataType) -> tuple[pa.DataType, tuple[int, ...]]:
     return inner, (kind.list_size, *shape)
 
 
-def _numpy_name(kind: pa.DataType, field: pa.Field, path: Path) -> str:
+def _numpy_dtype_name(kind: pa.DataType, field: pa.Field, path: Path) -> str:
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -89,9 +89,9 @@ def _numpy_name(kind: pa.DataType, field: pa.Field, path: Path) -> str:
         return "str"
     if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_timestamp(kind)):
         raise DataError(
-            f"The column {field.name!r} is of type {field.type}, which is no array of numbers.",
+            f"The column {field.name!r} is of type {field.type}, which is not an array of numbers.",
             place=os.fspath(path),
-            hint="Turn it into numbers or lists of numbers, or drop it.",
+            hint="Convert it to numbers or lists of numbers, or drop it.",
         )
     return dtype_name(np.dtype(kind.to_pandas_dtype()))
 
@@ -109,7 +109,7 @@ def _array(name: str, column: pa.Array | pa.ChunkedArray, path: Path) -> npt.NDA
     named = pa.field(name, values.type)
     if types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    expected = _numpy_name(values.type, named, path)
+    expected = _numpy_dtype_name(values.type, named, path)
     array: npt.NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
     return array.astype(str) if expected == "str" else array
 

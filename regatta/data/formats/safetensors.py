@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import Stored, dtype_name
+from regatta.data.formats import StoredColumn, dtype_name
 from regatta.errors import DataError
 from regatta.safetensors_io import Header, HeaderError, TensorEntry, read_header
 
@@ -36,12 +36,12 @@ class MappedTensor(NamedTuple):
     offset: int  # from the start of the file
 
 
-def inspect(path: Path) -> list[Stored]:
-    return [Stored(t.name, dtype_name(t.dtype), t.shape) for t in tensors(path)]
+def inspect(path: Path) -> list[StoredColumn]:
+    return [StoredColumn(t.name, dtype_name(t.dtype), t.shape) for t in tensors(path)]
 
 
 def read(path: Path) -> tuple[npt.NDArray[np.generic], ...]:
-    return tuple(_mapped(path, tensor) for tensor in tensors(path))
+    return tuple(_map_array(path, tensor) for tensor in tensors(path))
 
 
 def notes(path: Path) -> dict[str, Any]:
@@ -80,14 +80,14 @@ def _tensor(entry: TensorEntry, start: int, path: Path) -> MappedTensor:
 def _column_order(found: dict[str, MappedTensor], noted: dict[str, Any], path: Path) -> list[str]:
     """As noted; else x, y, the numbered ones, then the others by name."""
     if "columns" not in noted:
-        return sorted(found, key=_usual_place)
+        return sorted(found, key=_default_position)
     order = noted["columns"]
     if not isinstance(order, list) or sorted(order, key=str) != sorted(found):
         raise _broken(path, f"its metadata lists the columns {order!r}, but they are {sorted(found)}")
     return order
 
 
-def _usual_place(name: str) -> tuple[int, int, str]:
+def _default_position(name: str) -> tuple[int, int, str]:
     if name in ("x", "y"):
         return 0, 0, name
     return (1, len(name), name) if name.isdigit() else (2, 0, name)
@@ -106,7 +106,7 @@ def _notes(header: Header, path: Path) -> dict[str, Any]:
     return noted
 
 
-def _mapped(path: Path, tensor: MappedTensor) -> npt.NDArray[np.generic]:
+def _map_array(path: Path, tensor: MappedTensor) -> npt.NDArray[np.generic]:
     if 0 in tensor.shape:
         return np.zeros(tensor.shape, tensor.dtype)
     # Private, though nobody should write: a tensor made of it can, and of a read-only mapping the process would die.

@@ -63,7 +63,7 @@ from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.teams import Teams
 from regatta.plan.schedule.units import Unit
 from regatta.search.base import Goal, Search
-from regatta.search.predict import foreseen
+from regatta.search.predict import forecast
 from regatta.store.states.state_files import make_durable
 
 History: TypeAlias = list[tuple[Record, int]]  # records of the journal, and their bytes
@@ -180,7 +180,7 @@ class Runner:
         """The search, the trials, the workers and the scheduler: new, or as the journal says they were."""
         if not history:
             self._run_log.write("run", None, **self._header())
-        asked = foreseen(self._search, self._goal, FORESEEN)  # before it begins: to start again would make it forget
+        asked = forecast(self._search, self._goal, FORESEEN)  # before it begins: to start again would make it forget
         self._trials.start()
         for line, size in history:
             self.record.apply(line, size)

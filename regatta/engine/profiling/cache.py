@@ -235,7 +235,7 @@ def _number(value: Any) -> float:
 def profile_key(codes: Sequence[object], dataset: Dataset, framework: str, cluster: Cluster) -> str:
     """The same for sweeps whose models take the same time: by functions, kind of data, devices and versions.
 
-    `codes` are those of the sweep's functions (`launching.code_of`), `cluster` is sized.
+    `codes` are those of the sweep's functions (`code_identity.describe_code`), `cluster` is sized.
     """
     columns = [(column.name, column.dtype, tuple(column.shape)) for column in dataset.columns]
     unknown = [_size(part.path) for part in (*dataset.train, *dataset.eval) if part.rows is None]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.data.formats import format_of
+from regatta.data.formats import find_format
 from regatta.errors import DataError, NotFoundError, nearest
 
 
@@ -19,7 +19,7 @@ def read_data(path: str | Path, x: str | None = None, y: str | None = None) -> t
         raise NotFoundError("There is no such file.", place=str(place))
     if place.suffix.lower() == ".npy":
         return _npy(place), None
-    known = format_of(place)
+    known = find_format(place)
     if known is None:
         raise DataError(
             f"Data comes from .npz, .npy, .safetensors or .parquet files, not from {place.suffix or 'this'!r}.",

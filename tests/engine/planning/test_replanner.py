@@ -174,7 +174,7 @@ def test_one_model_gets_a_group_only_where_rounding_is_allowed(tmp_path: Path) -
     assert next(unit.width for unit in run.record.units if unit.kind == "train") == width
     again = swept(data, tmp_path, space, cluster=PAIR, numerics="fast").explain()
     assert again.name == plans(run)[0]["plan"]["name"]
-    assert any("nothing was tried" in note for note in again.notes)  # of groups neither
+    assert any("no profiling" in note for note in again.notes)  # of groups neither
     assert run.replay().ok
 
 

@@ -11,6 +11,7 @@ import pytest
 from recipes import loss_fn, model_fn, small_data
 
 from regatta import Cluster, Dataset
+from regatta.code_identity import describe_code
 from regatta.configuration import Scalar, config_id
 from regatta.engine.messages import (
     Event,
@@ -34,7 +35,6 @@ from regatta.engine.workers import open_pool
 from regatta.errors import UsageError
 from regatta.journal.record import RunRecord
 from regatta.plan.strategy.form_packs import PackRate
-from regatta.run_folders import code_of
 from regatta.search.base import Goal
 
 ONE = Goal("loss", "min", 1, 0)
@@ -170,7 +170,7 @@ def test_the_key_tells_what_matters(tmp_path: Path) -> None:
     cluster = Cluster.local(2, threads=1, device="cpu").sized(4)
 
     def key(codes: Any = (1,), data: Dataset = data, framework: str = "auto", cluster: Cluster = cluster) -> str:
-        return profile_key([code_of(model_fn), *codes], data, framework, cluster)
+        return profile_key([describe_code(model_fn), *codes], data, framework, cluster)
 
     others = {
         key(codes=(2,)), key(data=other), key(framework="torch"),

@@ -279,9 +279,9 @@ def test_a_task_may_be_for_fewer_than_all_and_a_group_is_ended_whole(data: Datas
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"group": 0}, "group is 0; it is a whole number of workers from 1"),
+        ({"group": 0}, "group is 0; it must be a whole number from 1"),
         ({"group": True}, "group is True"),
-        ({"workers": 3, "group": 2}, "3 workers do not make groups of 2 without a rest"),
+        ({"workers": 3, "group": 2}, "3 workers cannot be divided into groups of 2"),
     ],
 )
 def test_wrong_groups_are_refused(options: Any, reason: str) -> None:

@@ -149,5 +149,5 @@ def test_a_pool_that_may_grow_starts_whole_groups(ray_nodes: RayNodes, data: Dat
 
 
 def test_workers_that_make_no_whole_groups_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 workers do not make groups of 2 without a rest"):
+    with pytest.raises(UsageError, match="3 workers cannot be divided into groups of 2"):
         Cluster.ray(3, group=2)

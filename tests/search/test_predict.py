@@ -6,13 +6,13 @@ import pytest
 
 from regatta import search
 from regatta.search.base import Action, Goal, Report, Train
-from regatta.search.predict import caveat, foreseen
+from regatta.search.predict import describe_forecast_limits, forecast
 
 GOAL = Goal("loss", "min", 9, seed=3)
 
 
 def epochs(of: search.Search, goal: Goal) -> dict[str, int]:
-    return {name: action.epochs for name, action in foreseen(of, goal).items()}
+    return {name: action.epochs for name, action in forecast(of, goal).items()}
 
 
 def test_what_is_asked_for_at_once_is_what_it_is() -> None:
@@ -58,7 +58,7 @@ class Choosy:
 def test_a_search_may_read_any_metric() -> None:
     of = Choosy("accuracy")
     assert list(epochs(of, GOAL).values()) == [4]
-    assert of.heard == 0  # a copy was told
+    assert of.heard == 0  # only a copy received reports
 
 
 def test_a_search_that_makes_nothing_of_made_up_results_is_taken_at_its_beginning() -> None:
@@ -66,24 +66,26 @@ def test_a_search_that_makes_nothing_of_made_up_results_is_taken_at_its_beginnin
 
 
 def test_what_is_not_all_is_said_to_be_less() -> None:
-    def told(of: search.Search) -> str:
-        return caveat(of, GOAL, foreseen(of, GOAL))
+    def limits(of: search.Search) -> str:
+        return describe_forecast_limits(of, GOAL, forecast(of, GOAL))
 
     grid = search.grid(lr=[0.1, 0.2], batch_size=[8])
-    assert told(grid) == ""
-    assert told(search.random(lr=search.uniform(0, 1), batch_size=[8], n=3)) == ""
-    assert "may be stopped" in told(search.stopping(grid, patience=2))
+    assert limits(grid) == ""
+    assert limits(search.random(lr=search.uniform(0, 1), batch_size=[8], n=3)) == ""
+    assert "may be stopped" in limits(search.stopping(grid, patience=2))
     hyperband = search.hyperband(lr=search.loguniform(1e-3, 1e-1), batch_size=[8], R=9, eta=3)
-    assert told(hyperband) == ""
+    assert limits(hyperband) == ""
     assert (
-        caveat(hyperband, GOAL, foreseen(hyperband, GOAL, 10), 10)
-        == "the search was followed for 10 epochs, and may go on"
+        describe_forecast_limits(hyperband, GOAL, forecast(hyperband, GOAL, 10), 10)
+        == "the search was simulated for 10 epochs, and may continue"
     )
     whole = Choosy("loss")
-    assert "begins with" in caveat(whole, Goal("loss", "min", 1, 3), foreseen(whole, Goal("loss", "min", 1, 3)))
+    assert "begins with" in describe_forecast_limits(
+        whole, Goal("loss", "min", 1, 3), forecast(whole, Goal("loss", "min", 1, 3))
+    )
 
 
 def test_of_a_search_that_goes_on_asking_only_the_beginning_is_counted() -> None:
     pytest.importorskip("optuna")
     of = search.optuna(lr=search.uniform(0, 1), batch_size=[8], n=12, at_once=4)
-    assert caveat(of, GOAL, foreseen(of, GOAL)) == "counted are the 4 of 12 that it begins with"
+    assert describe_forecast_limits(of, GOAL, forecast(of, GOAL)) == "only the first 4 of 12 are counted"

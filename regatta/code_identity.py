@@ -1,0 +1,147 @@
+"""Whether a function was changed: a description of its code that is the same in every process.
+
+Sweeps and profiles are found again by a hash of this description, so its form must not change.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+_IGNORED_ATTRIBUTES = {
+    "__module__",
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__qualname__",
+    "__firstlineno__",
+    "__static_attributes__",
+}
+
+
+def describe_code(function: object) -> object:
+    """A function's code, the code that it uses from the user's own modules, and the plain values that it uses."""
+    inner = function
+    while isinstance(inner, partial):
+        inner = inner.func
+    return _describe(function, getattr(inner, "__module__", None), set())
+
+
+def _describe(thing: object, module: str | None, seen: set[int]) -> object:
+    """Nested lists of text. An object that is neither code nor a plain value is described by its class."""
+    if isinstance(thing, str | bytes | int | float | bool | None):
+        return repr(thing)
+    if isinstance(thing, tuple | list):
+        return [_describe(item, module, seen) for item in thing]
+    if isinstance(thing, set | frozenset):
+        return sorted(str(_describe(item, module, seen)) for item in thing)
+    if isinstance(thing, dict):
+        return [(str(_describe(key, module, seen)), _describe(value, module, seen)) for key, value in thing.items()]
+    if isinstance(thing, partial):
+        return [_describe(part, module, seen) for part in (thing.func, thing.args, thing.keywords)]
+    if isinstance(thing, MethodType):
+        return [_describe(part, module, seen) for part in (thing.__func__, thing.__self__)]
+    if hasattr(thing, "__wrapped__"):
+        return _describe(thing.__wrapped__, module, seen)
+    if isinstance(thing, FunctionType | type):
+        if id(thing) in seen:
+            return thing.__qualname__
+        seen.add(id(thing))
+        if isinstance(thing, FunctionType):
+            return _describe_function(thing, module, seen)
+        return _describe_class(thing, module, seen)
+    attributes = _describe_attributes(vars(thing), module, seen) if hasattr(thing, "__dict__") else ()
+    return [_describe_class(type(thing), module, seen), attributes]
+
+
+def _describe_function(function: FunctionType, module: str | None, seen: set[int]) -> object:
+    cells = [cell.cell_contents for cell in function.__closure__ or () if _is_set(cell)]
+    defaults = [function.__defaults__, function.__kwdefaults__]
+    names = _names(function.__code__)
+    used = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    own = [_describe(value, module, seen) for value in used.values() if _is_plain(value) or _is_users(value, module)]
+    for value in used.values():  # the function may call helpers.build(...), where `helpers` is a module of the user
+        if isinstance(value, ModuleType) and _is_users_module(value.__name__):
+            parts = [vars(value)[name] for name in names if name in vars(value)]
+            own += [_describe(part, module, seen) for part in parts if _is_plain(part) or _is_users(part, module)]
+    return [
+        _describe_bytecode(function.__code__),
+        _describe(cells, module, seen),
+        _describe(defaults, module, seen),
+        own,
+    ]
+
+
+def _describe_class(cls: type, module: str | None, seen: set[int]) -> object:
+    """The functions and plain values of a user's class and its bases. Other classes are described by their name."""
+    if not _is_users(cls, module):
+        return [cls.__qualname__]
+    members = {name: _unwrap(value) for name, value in vars(cls).items() if name not in _IGNORED_ATTRIBUTES}
+    described = [
+        (name, _describe(value, module, seen))
+        for name, value in members.items()
+        if isinstance(value, FunctionType) or _is_plain(value)
+    ]
+    return [cls.__qualname__, described, [_describe(base, module, seen) for base in cls.__bases__]]
+
+
+def _unwrap(value: object) -> object:
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+def _describe_attributes(attributes: dict[str, object], module: str | None, seen: set[int]) -> object:
+    return [(name, _describe(value, module, seen)) for name, value in attributes.items() if _is_plain(value)]
+
+
+def _describe_bytecode(code: CodeType) -> object:
+    constants = [
+        _describe_bytecode(value) if isinstance(value, CodeType) else _describe(value, None, set())
+        for value in code.co_consts
+    ]
+    return code.co_code, code.co_names, constants
+
+
+def _names(code: CodeType) -> list[str]:
+    """The names that a function and its inner functions use."""
+    inner = [name for value in code.co_consts if isinstance(value, CodeType) for name in _names(value)]
+    return list(dict.fromkeys([*code.co_names, *inner]))
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return isinstance(value, str | bytes | int | float | bool | None)
+
+
+def _is_users(value: object, module: str | None) -> bool:
+    """Whether a function or class is from the given module or from another module of the user."""
+    return isinstance(value, FunctionType | type) and (value.__module__ == module or _is_users_module(value.__module__))
+
+
+@cache
+def _is_users_module(module: str | None) -> bool:
+    """Whether a module is the user's: it is not installed and belongs neither to Python nor to Regatta."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if file is None or (module or "").partition(".")[0] == "regatta":
+        return False
+    path = Path(os.path.abspath(file))
+    libraries = (sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+    return not {"site-packages", "dist-packages"} & set(path.parts) and not any(
+        path.is_relative_to(library) for library in libraries
+    )
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
