@@ -217,7 +217,7 @@ class Sweep:
                 hint='Put the launch under `if __name__ == "__main__":`, or train it with `python` alone.',
             )
         if self.cluster.kind == "process":
-            expect_workers(self._sealed)
+            expect_workers(self._recipe)
         runs = runs_folder(ensure_repository(self.repo))
         run = find_unfinished(runs, self.name, self.identity()) if resume else None
         return self.train(run or Run(self._new_folder(runs)), wait, progress)
