@@ -9,15 +9,16 @@ from pathlib import Path
 
 from regatta.errors import UsageError
 
-MEMORY_SHARE = 4  # one part in so many of the machine's memory, and of the free disk, is for blocks
-CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+DEFAULT_FRACTION = 4  # blocks get a quarter of the machine's memory, and of the free disk
+CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """What is said of sharing: always, never or where it pays (None); bytes for blocks, by default a quarter of all.
+    """Whether to share preprocessed data: always, never, or where it pays (None); and the limits for its blocks.
 
-    `processes` is the most that prepare blocks at once, by default as many as there are cores.
+    By default, blocks get a quarter of memory and of the free disk. `processes` is the maximum number of processes
+    that make blocks at once, by default the number of cores.
     """
 
     always: bool | None = True
@@ -34,18 +35,18 @@ class Sharing:
                 raise UsageError(f"Sharing: {name} is {value!r}; it is a whole number from {least}, or None.")
 
     def memory_bytes(self) -> int:
-        return machine_memory() // MEMORY_SHARE if self.memory is None else self.memory
+        return machine_memory() // DEFAULT_FRACTION if self.memory is None else self.memory
 
     def disk_bytes(self, folder: Path) -> int:
-        return shutil.disk_usage(folder).free // MEMORY_SHARE if self.disk is None else self.disk
+        return shutil.disk_usage(folder).free // DEFAULT_FRACTION if self.disk is None else self.disk
 
-    def most_processes(self) -> int:
+    def max_processes(self) -> int:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.processes or cores
 
 
 def sharing_of(share: object) -> Sharing:
-    """What a sweep's `share` says."""
+    """The settings that a sweep's `share` stands for."""
     if isinstance(share, Sharing):
         return share
     if share is None or isinstance(share, bool):
@@ -58,7 +59,7 @@ def sharing_of(share: object) -> Sharing:
 
 def machine_memory() -> int:
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for file in map(Path, CGROUPS):
+    for file in map(Path, CGROUP_LIMITS):
         text = file.read_text().strip() if file.exists() else ""
         found += [int(text)] if text.isdigit() else []
     return min(found)

@@ -33,8 +33,8 @@ def limit(threads: int) -> None:
         sys.modules["torch"].set_num_threads(threads)
 
 
-def settle() -> None:
-    """For a worker: the same sums in the same order each time, and logs without what is no news to anybody."""
+def set_worker_defaults() -> None:
+    """Make a worker add up in the same order each time, and keep TensorFlow's notices out of its log."""
     os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

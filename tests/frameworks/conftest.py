@@ -10,5 +10,5 @@ from regatta.frameworks import threads
 
 before = torch.get_num_threads()
 threads.limit(1)
-threads.settle()
+threads.set_worker_defaults()
 torch.set_num_threads(before)

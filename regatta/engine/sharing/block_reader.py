@@ -1,4 +1,4 @@
-"""A worker's side: it asks for a block, maps it, and lets go of it when it needs another."""
+"""A worker's side of sharing: requests a block, maps it, and releases it before it needs another one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from regatta.engine.sharing.blocks import BlockLayout
 from regatta.engine.sharing.connections import BlockLostError, Channel, SharedBlock
-from regatta.engine.sharing.ledger import DEATHS, BlockKey
+from regatta.engine.sharing.ledger import MAX_DEATHS, BlockKey
 from regatta.engine.sharing.wire import Message
 from regatta.errors import RegattaError
 
 
 class PreprocessingError(RegattaError):
-    """A function of the user raised in another process: its error and traceback, as they were there."""
+    """A function of the user raised in another process; carries the error and the traceback of that process."""
 
     def __init__(self, headline: str, traceback: str) -> None:
         super().__init__(headline)
@@ -21,16 +21,16 @@ class PreprocessingError(RegattaError):
 
 
 class BlockReader:
-    """Asks the broker at the other end of a line; without one, a worker makes everything by itself."""
+    """Requests blocks from the broker; when the broker is gone, the worker preprocesses everything itself."""
 
-    def __init__(self, line: Channel) -> None:
-        self._line: Channel | None = line
+    def __init__(self, channel: Channel) -> None:
+        self._channel: Channel | None = channel
 
     def get(self, key: BlockKey, models: Sequence[str] = ()) -> Any:
-        """The arrays of a block, mapped; None where the worker is to make them by itself."""
-        for _ in range(DEATHS):
-            self._say({"want": key, "models": list(models)})
-            answer, block = self._hear()
+        """The arrays of a block, mapped; None if the worker has to make them itself."""
+        for _ in range(MAX_DEATHS):
+            self._send({"want": key, "models": list(models)})
+            answer, block = self._receive()
             if "error" in answer:
                 raise PreprocessingError(answer["error"], answer["traceback"])
             if block is None:
@@ -38,43 +38,39 @@ class BlockReader:
             try:
                 return block.read(BlockLayout.from_json(answer["layout"]))
             except BlockLostError:
-                self._say({"lost": key})
+                self._send({"lost": key})
             finally:
                 block.close()
         return None
 
     def note(self, key: BlockKey, models: Sequence[str]) -> None:
-        """Say that more models have had the block that is held here."""
-        self._say({"note": key, "models": list(models)})
+        """Report that more models have used the block that this worker holds."""
+        self._send({"note": key, "models": list(models)})
 
     def release(self, key: BlockKey) -> None:
-        self._say({"release": key})
+        self._send({"release": key})
 
     def measured(self, seconds: float) -> None:
-        """Say what it takes to make the block of one unit."""
-        self._say({"measured": seconds})
+        """Report how long it takes to make the block of one unit."""
+        self._send({"measured": seconds})
 
     def close(self) -> None:
-        """Leave; what is mapped stays mapped."""
-        if self._line is not None:
-            self._part()
+        """Disconnect; mapped arrays stay valid."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
-    def _say(self, message: Message) -> None:
-        if self._line is not None:
+    def _send(self, message: Message) -> None:
+        if self._channel is not None:
             try:
-                self._line.send(message)
+                self._channel.send(message)
             except OSError:
-                self._part()
+                self.close()
 
-    def _hear(self) -> tuple[Message, SharedBlock | None]:
-        if self._line is not None:
+    def _receive(self) -> tuple[Message, SharedBlock | None]:
+        if self._channel is not None:
             try:
-                return self._line.receive()
+                return self._channel.receive()
             except (EOFError, OSError):
-                self._part()
+                self.close()
         return {"yourself": True}, None
-
-    def _part(self) -> None:
-        assert self._line is not None
-        self._line.close()
-        self._line = None

@@ -1,9 +1,9 @@
-"""The thread of a controller that has blocks made and hands them out.
+"""A thread of the controller that has blocks made and gives them to readers.
 
-It decides nothing but how many makers there are; the ledger does. Makers are processes: one is started when it is
-known that blocks will be asked for, another when blocks have been waited for, all in all, for longer than it takes to
-start one, and one that has had nothing to do for a while is ended. One that dies is replaced, and its block made again.
-Where they are, and how blocks come from them and go to readers, is the business of lines.
+The ledger decides which blocks to make; the broker decides only how many preprocess workers there are. It starts the
+first one when blocks will be needed. It starts another one when readers have waited, in total, for longer than
+a start takes. It ends one that was idle for a while, if there are others. When one dies, its block is made again.
+Channels hide where preprocess workers are, and how blocks reach the readers.
 """
 
 from __future__ import annotations
@@ -20,172 +20,168 @@ from typing import Any, TypeAlias
 
 from regatta.engine.sharing.connections import SelectableChannel, SharedBlock, SocketChannel
 from regatta.engine.sharing.ledger import (
-    DEATHS,
+    MAX_DEATHS,
     BlockJob,
     BlockKey,
     Ledger,
 )
 from regatta.engine.sharing.wire import Message
 
-START_SECONDS = 2.0  # what a maker's start is taken to cost before one was started
-AGAIN = 0.2  # seconds after a start that failed to the next
-IDLE_SECONDS = 20.0  # after which one of several makers is ended
+EXPECTED_START_S = 2.0  # of a preprocess worker, before the first one has started
+RESTART_DELAY_S = 0.2  # after a failed start
+IDLE_TIMEOUT_S = 20.0  # after which one of several preprocess workers is ended
+COUNTED_BLOCKS = 8  # the last blocks give the usual time to make one
+_MAKE_IT_YOURSELF: Message = {"yourself": True}
 
 
 @dataclass(frozen=True)
 class StartedWorker:
-    """A maker that was started: the line to it, and how to end it at once, whatever it does."""
+    """A preprocess worker that was started: the channel to it, and a function that kills it at once."""
 
-    line: SelectableChannel
-    end: Callable[[], None]
+    channel: SelectableChannel
+    kill: Callable[[], None]
 
 
-Start: TypeAlias = Callable[[], StartedWorker]
+StartWorker: TypeAlias = Callable[[], StartedWorker]
 
 
 @dataclass
 class _TrackedWorker:
-    hired: StartedWorker
-    begun: float
+    started: StartedWorker
+    start_time: float
     pid: int | None = None  # known once it is ready
     job: BlockJob | None = None
-    since: float = 0.0  # idle since, or busy since
+    since: float = 0.0  # when it became idle or busy
 
     @property
-    def line(self) -> SelectableChannel:
-        return self.hired.line
-
-    @property
-    def ready(self) -> bool:
-        return self.pid is not None
+    def channel(self) -> SelectableChannel:
+        return self.started.channel
 
     @property
     def idle(self) -> bool:
-        return self.ready and self.job is None
-
-    def end(self) -> None:
-        self.hired.end()
-        self.line.close()
+        return self.pid is not None and self.job is None
 
 
 @dataclass(frozen=True)
 class SharingBenefit:
-    """When sharing pays: what blocks save, made once instead of by each model, against what makers cost."""
+    """Whether sharing pays: the time saved, because a block is made only once, against the start of a worker."""
 
     always: bool
-    saved: int  # so many times is a block not made again in the whole run
+    saved_blocks: int  # in the whole run
 
-    def pays(self, seconds: float | None) -> bool:
-        return self.always or (seconds is not None and seconds * self.saved > START_SECONDS)
+    def pays(self, block_seconds: float | None) -> bool:
+        return self.always or (block_seconds is not None and block_seconds * self.saved_blocks > EXPECTED_START_S)
 
 
 class Broker:
-    """Hands out blocks until it is closed."""
+    """Gives blocks to readers until it is closed."""
 
-    def __init__(self, ledger: Ledger, start: Start, worth: SharingBenefit, most: int) -> None:
-        self._ledger, self._start, self._worth, self._most = ledger, start, worth, most
+    def __init__(self, ledger: Ledger, start_worker: StartWorker, benefit: SharingBenefit, max_workers: int) -> None:
+        self._ledger, self._start_worker = ledger, start_worker
+        self._benefit, self._max_workers = benefit, max_workers
         self._blocks: dict[BlockKey, tuple[SharedBlock, Any]] = {}  # with their layouts
         self._readers: dict[str, SelectableChannel] = {}
-        self._makers: list[_TrackedWorker] = []
-        self._made: list[float] = []  # seconds that the last blocks took
+        self._workers: list[_TrackedWorker] = []
+        self._block_seconds: list[float] = []  # of the last blocks
         self._measured: float | None = None
         self._decided: bool | None = None  # by the plan
-        self._start_seconds = START_SECONDS
+        self._start_seconds = EXPECTED_START_S
         self._failed_starts = 0
         self._waiting_since: float | None = None
-        self._waited = 0.0  # seconds before that, since the last maker was started
+        self._waited = 0.0  # seconds before that, since the last preprocess worker was started
         self._selector = selectors.DefaultSelector()
-        self._new: list[tuple[str, SelectableChannel]] = []
+        self._new_readers: list[tuple[str, SelectableChannel]] = []
         self._lock = threading.Lock()
         self._closing = False
-        self._over = False
-        self._woken, self._waker = socket.socketpair()
-        self._selector.register(self._woken, selectors.EVENT_READ, self._wake_up)
-        self._thread = threading.Thread(target=self._serve, name="blocks", daemon=True)
+        self._ended = False
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._add_new_readers)
+        self._thread = threading.Thread(target=self._run, name="blocks", daemon=True)
         self._thread.start()
 
-    def seat(self, name: str) -> socket.socket:
-        """A socket for a new reader of this machine; the end of its stream is how it leaves."""
+    def connect(self, name: str) -> socket.socket:
+        """A socket for a new reader on this machine; the reader leaves when it closes the socket."""
         ours, theirs = socket.socketpair()
-        self.admit(name, SocketChannel(ours))
+        self.add_reader(name, SocketChannel(ours))
         return theirs
 
-    def admit(self, name: str, reader: SelectableChannel) -> None:
-        """Serve a new reader; it takes the place of one of that name."""
+    def add_reader(self, name: str, channel: SelectableChannel) -> None:
+        """Serve a new reader; it replaces an earlier reader of that name."""
         with self._lock:
-            if self._over:  # nobody would ever answer it
-                reader.close()
+            if self._ended:  # nothing would ever answer it
+                channel.close()
                 return
-            self._new.append((name, reader))
-        self._waker.send(b"x")
+            self._new_readers.append((name, channel))
+        self._wake()
 
-    def decide(self, yes: bool) -> None:
-        """Whether to share from now on, whatever was measured."""
-        self._decided = yes
-        self._waker.send(b"x")
+    def decide(self, share: bool) -> None:
+        """Share from now on or not, whatever was measured."""
+        self._decided = share
+        self._wake()
 
-    def makers(self) -> list[int]:
-        """The processes that make blocks, as far as they are up."""
-        return [maker.pid for maker in list(self._makers) if maker.pid is not None]
+    def preprocess_workers(self) -> list[int]:
+        """The process ids of the preprocess workers that are ready."""
+        return [worker.pid for worker in list(self._workers) if worker.pid is not None]
 
     def close(self) -> None:
         if self._closing:
             return
         self._closing = True
-        self._waker.send(b"x")
+        self._wake()
         self._thread.join()
-        self._woken.close()
-        self._waker.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _wake(self) -> None:
+        self._wake_sender.send(b"x")
 
     # -- the loop ----------------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         try:
             while not self._closing:
-                for chosen, _ in self._selector.select(self._watchdog()):
+                for chosen, _ in self._selector.select(self._timeout()):
                     chosen.data()
-                    self._close_dropped()
-                self._staff()
-                self._hand_out()
+                    for key in self._ledger.take_dropped():
+                        block, _ = self._blocks.pop(key)
+                        block.close()
+                self._adjust_workers()
+                self._assign_jobs()
         finally:
-            self._clear()
+            self._close_all()
 
-    def _wake_up(self) -> None:
-        self._woken.recv(64)
+    def _add_new_readers(self) -> None:
+        self._wake_receiver.recv(64)
         with self._lock:
-            new, self._new = self._new, []
-        for name, reader in new:
+            new, self._new_readers = self._new_readers, []
+        for name, channel in new:
             if name in self._readers:  # its worker was started again
-                self._part(name)
-            self._readers[name] = reader
-            hear = functools.partial(self._hear_reader, name, reader)
-            self._selector.register(reader, selectors.EVENT_READ, hear)
+                self._remove_reader(name)
+            self._readers[name] = channel
+            on_message = functools.partial(self._on_reader_message, name, channel)
+            self._selector.register(channel, selectors.EVENT_READ, on_message)
 
-    def _clear(self) -> None:
-        for maker in self._makers:
-            maker.end()
+    def _close_all(self) -> None:
+        for worker in self._workers:
+            worker.started.kill()
+            worker.channel.close()
         with self._lock:
-            self._over, new = True, self._new
-        for _, reader in (*self._readers.items(), *new):
-            reader.close()
+            self._ended, new = True, self._new_readers
+        for _, channel in (*self._readers.items(), *new):
+            channel.close()
         for block, _ in self._blocks.values():
             block.close()
         self._selector.close()
 
-    def _close_dropped(self) -> None:
-        for key in self._ledger.closed():
-            block, _ = self._blocks.pop(key)
-            block.close()
-
     # -- readers -----------------------------------------------------------------------------------------
 
-    def _hear_reader(self, name: str, reader: SelectableChannel) -> None:
-        if self._readers.get(name) is not reader:
-            return  # it left earlier in this round, and another may have its name
+    def _on_reader_message(self, name: str, channel: SelectableChannel) -> None:
+        if self._readers.get(name) is not channel:
+            return  # it left earlier in this round, and another reader may have its name
         try:
-            message, _ = reader.receive()
+            message, _ = channel.receive()
         except EOFError:
-            self._part(name)
+            self._remove_reader(name)
             return
         if "measured" in message:
             self._measured = max(message["measured"], self._measured or 0.0)
@@ -196,53 +192,53 @@ class Broker:
         elif "lost" in message:
             self._ledger.lost(name, BlockKey(*message["lost"]))
         else:
-            self._look_up(name, BlockKey(*message["want"]), message["models"])
+            self._on_request(name, BlockKey(*message["want"]), message["models"])
 
-    def _look_up(self, name: str, key: BlockKey, models: list[str]) -> None:
-        if not self._pays() or self._failed_starts >= DEATHS:
-            self._tell(name, {"yourself": True})
-        elif self._ledger.want(name, key, models):
-            self._give(name, key)
+    def _on_request(self, name: str, key: BlockKey, models: list[str]) -> None:
+        shares = self._benefit.pays(self._measured) if self._decided is None else self._decided
+        if not shares or self._failed_starts >= MAX_DEATHS:
+            self._send(name, _MAKE_IT_YOURSELF)
+        elif self._ledger.request(name, key, models):
+            self._send_block(name, key)
 
-    def _give(self, name: str, key: BlockKey) -> None:
+    def _send_block(self, name: str, key: BlockKey) -> None:
         block, layout = self._blocks[key]
-        self._tell(name, {"layout": layout}, block)
+        self._send(name, {"layout": layout}, block)
 
-    def _tell(self, name: str, message: Message, block: SharedBlock | None = None) -> None:
-        with contextlib.suppress(OSError):  # its end is heard of as the end of the stream
+    def _send(self, name: str, message: Message, block: SharedBlock | None = None) -> None:
+        with contextlib.suppress(OSError):  # the end of its channel is an event of its own
             self._readers[name].send(message, block)
 
-    def _part(self, name: str) -> None:
-        reader = self._readers.pop(name)
-        self._selector.unregister(reader)
-        reader.close()
-        alone = self._ledger.leave(name)
-        for maker in [maker for maker in self._makers if maker.job is not None and maker.job.key in alone]:
-            self._bury(maker)  # who waits is only ever ended because it waits for too long
+    def _remove_reader(self, name: str) -> None:
+        channel = self._readers.pop(name)
+        self._selector.unregister(channel)
+        channel.close()
+        alone = self._ledger.remove_reader(name)
+        for worker in [worker for worker in self._workers if worker.job is not None and worker.job.key in alone]:
+            self._on_death(worker)  # a waiting reader is only ever ended because it waited for too long
 
-    # -- makers ------------------------------------------------------------------------------------------
+    # -- preprocess workers ------------------------------------------------------------------------------
 
-    def _hear_maker(self, maker: _TrackedWorker) -> None:
-        if maker not in self._makers:
+    def _on_worker_message(self, worker: _TrackedWorker) -> None:
+        if worker not in self._workers:
             return  # it was ended earlier in this round
         try:
-            message, block = maker.line.receive()
+            message, block = worker.channel.receive()
         except EOFError:
-            self._bury(maker)
+            self._on_death(worker)
             return
         now = time.monotonic()
-        job, busy, maker.job, maker.since = maker.job, now - maker.since, None, now
+        job, seconds, worker.job, worker.since = worker.job, now - worker.since, None, now
         if "ready" in message:
-            maker.pid, self._failed_starts = message["ready"], 0
-            self._start_seconds = now - maker.begun
-            self._waiting_since = None  # until now, nobody could have been served
+            worker.pid, self._failed_starts = message["ready"], 0
+            self._start_seconds = now - worker.start_time
+            self._waiting_since = None  # until now, no request could have been served
         elif job is not None:
-            self._take(job, message, block, busy)
+            self._on_result(job, message, block, seconds)
 
-    def _take(self, job: BlockJob, message: Message, block: SharedBlock | None, seconds: float) -> None:
-        """What became of a job."""
+    def _on_result(self, job: BlockJob, message: Message, block: SharedBlock | None, seconds: float) -> None:
         key, ledger = job.key, self._ledger
-        if message.get("lost"):  # what it was to be made from
+        if message.get("lost"):  # the base of the block
             ledger.lost(f"job {key}", key.base)
         if job.spill:
             if ledger.spilled(key, block is not None):
@@ -250,19 +246,19 @@ class Broker:
             elif block is not None:
                 block.close()
         elif block is not None:
-            self._made = [*self._made[-7:], seconds]
+            self._block_seconds = [*self._block_seconds[1 - COUNTED_BLOCKS :], seconds]
             self._keep(key, block, message["layout"])
             for name in ledger.made(key, message["layout"]["bytes"], message["place"]):
-                self._give(name, key)
+                self._send_block(name, key)
         elif "size" in message:
-            for name in ledger.crowded(key, message["size"]):
-                self._tell(name, {"yourself": True})
-        elif message.get("unsharable") and not self._worth.always:  # nobody has asked for it
+            for name in ledger.no_room(key, message["size"]):
+                self._send(name, _MAKE_IT_YOURSELF)
+        elif message.get("unsharable") and not self._benefit.always:  # the user did not ask for sharing
             self._decided = False
             for name in ledger.failed(key):
-                self._tell(name, {"yourself": True})
+                self._send(name, _MAKE_IT_YOURSELF)
         else:
-            self._fail(key, message)
+            self._report_failure(key, message["error"], message["traceback"])
 
     def _keep(self, key: BlockKey, block: SharedBlock | None, layout: Any) -> None:
         assert block is not None
@@ -270,106 +266,99 @@ class Broker:
             self._blocks[key][0].close()
         self._blocks[key] = block, layout
 
-    def _fail(self, key: BlockKey, message: Message) -> None:
+    def _report_failure(self, key: BlockKey, error: str, traceback: str) -> None:
         for name in self._ledger.failed(key):
-            self._tell(name, {"error": message["error"], "traceback": message["traceback"]})
+            self._send(name, {"error": error, "traceback": traceback})
 
-    def _bury(self, maker: _TrackedWorker) -> None:
-        self._selector.unregister(maker.line)
-        self._makers.remove(maker)
-        maker.end()
-        if not maker.ready:
-            self._fail_to_start()
-        if maker.job is not None and self._ledger.died(maker.job):
-            text = f"Preparing {_told(maker.job.key)} took {DEATHS} processes with it."
-            self._fail(maker.job.key, {"error": text, "traceback": text})
+    def _on_death(self, worker: _TrackedWorker) -> None:
+        self._end(worker)
+        if worker.pid is None:
+            self._on_failed_start()
+        if worker.job is not None and self._ledger.worker_died(worker.job):
+            text = f"Preparing {_describe(worker.job.key)} took {MAX_DEATHS} processes with it."
+            self._report_failure(worker.job.key, text, text)
 
-    def _fail_to_start(self) -> None:
+    def _end(self, worker: _TrackedWorker) -> None:
+        self._selector.unregister(worker.channel)
+        self._workers.remove(worker)
+        worker.started.kill()
+        worker.channel.close()
+
+    def _on_failed_start(self) -> None:
         self._failed_starts += 1
-        if self._failed_starts >= DEATHS and not self._makers:  # then workers do it themselves, and say what is wrong
-            self._send_away()
+        if self._failed_starts < MAX_DEATHS or self._workers:
+            return
+        for name in list(self._readers):  # workers preprocess for themselves, and will report what is wrong
+            if self._ledger.is_waiting(name):
+                self._ledger.remove_reader(name)
+                self._send(name, _MAKE_IT_YOURSELF)
 
-    def _send_away(self) -> None:
-        for name in list(self._readers):
-            if self._ledger.waits(name):
-                self._ledger.leave(name)
-                self._tell(name, {"yourself": True})
+    # -- how many preprocess workers ---------------------------------------------------------------------
 
-    def _pays(self) -> bool:
-        return self._worth.pays(self._measured) if self._decided is None else self._decided
-
-    def _is_certain(self) -> bool:
-        return self._worth.always if self._decided is None else self._decided
-
-    # -- how many makers ---------------------------------------------------------------------------------
-
-    def _staff(self) -> None:
-        """Start a maker where readers wait for longer than that takes; end one that is not needed."""
-        now, waiting = time.monotonic(), self._ledger.waiting()
-        free = sum(maker.job is None for maker in self._makers)  # one that starts is as good as idle
-        if self._is_certain() and not self._makers and self._failed_starts < DEATHS:
-            self._hire(now)  # beside the workers; where the plan decides, after the pilots, which it would disturb
-        elif waiting <= free:
+    def _adjust_workers(self) -> None:
+        """Start a worker if readers wait for longer than a start takes; end one that is not needed."""
+        now, unassigned = time.monotonic(), self._ledger.count_unassigned()
+        free = sum(worker.job is None for worker in self._workers)  # one that is starting counts as idle
+        certain = self._benefit.always if self._decided is None else self._decided
+        if certain and not self._workers and self._failed_starts < MAX_DEATHS:
+            self._start(now)  # beside the workers; if the plan decides, then after profiling, which it would disturb
+        elif unassigned <= free:
             self._waited += 0.0 if self._waiting_since is None else now - self._waiting_since
             self._waiting_since = None
         else:
             self._waiting_since = self._waiting_since or now
-            if self._is_slow(now) and len(self._makers) < self._most and self._failed_starts < DEATHS:
-                self._hire(now)
+            may_start = len(self._workers) < self._max_workers and self._failed_starts < MAX_DEATHS
+            if may_start and self._is_slow(now - self._waiting_since):
+                self._start(now)
                 self._waiting_since, self._waited = None, 0.0
-        idle = [maker for maker in self._makers if maker.idle and now - maker.since > IDLE_SECONDS]
-        if idle and len(self._makers) > 1:
-            self._dismiss(idle[-1])
+        idle = [worker for worker in self._workers if worker.idle and now - worker.since > IDLE_TIMEOUT_S]
+        if idle and len(self._workers) > 1:
+            self._end(idle[-1])
 
-    def _is_slow(self, now: float) -> bool:
-        """Whether what waits would wait, or all has waited so far, for longer than a maker takes to start."""
-        assert self._waiting_since is not None
-        usual = sum(self._made) / len(self._made) if self._made else self._measured or 0.0
-        return not self._makers or max(usual, self._waited + now - self._waiting_since) > self._start_seconds
+    def _is_slow(self, waiting: float) -> bool:
+        """Whether readers would wait, or have waited so far, for longer than a worker takes to start."""
+        made = self._block_seconds
+        usual = sum(made) / len(made) if made else self._measured or 0.0
+        return not self._workers or max(usual, self._waited + waiting) > self._start_seconds
 
-    def _hire(self, now: float) -> None:
+    def _start(self, now: float) -> None:
         try:
-            maker = _TrackedWorker(self._start(), now, since=now)
-        except Exception:  # noqa: BLE001 (no process, no memory, no file: whatever a start may lack)
-            self._fail_to_start()
+            worker = _TrackedWorker(self._start_worker(), now, since=now)
+        except Exception:  # noqa: BLE001 (no process, no memory, no file: a start may fail in many ways)
+            self._on_failed_start()
             return
-        self._makers.append(maker)
-        self._selector.register(maker.line, selectors.EVENT_READ, lambda: self._hear_maker(maker))
+        self._workers.append(worker)
+        self._selector.register(worker.channel, selectors.EVENT_READ, lambda: self._on_worker_message(worker))
 
-    def _dismiss(self, maker: _TrackedWorker) -> None:
-        self._selector.unregister(maker.line)
-        self._makers.remove(maker)
-        maker.end()
+    def _assign_jobs(self) -> None:
+        idle = [worker for worker in self._workers if worker.idle]
+        for worker, job in zip(idle, self._ledger.next_jobs(len(idle)), strict=False):
+            worker.job, worker.since = job, time.monotonic()
+            with contextlib.suppress(OSError):  # its death is an event of its own
+                self._send_job(worker, job)
 
-    def _hand_out(self) -> None:
-        idle = [maker for maker in self._makers if maker.idle]
-        for maker, job in zip(idle, self._ledger.jobs(len(idle)), strict=False):
-            maker.job, maker.since = job, time.monotonic()
-            with contextlib.suppress(OSError):  # its death is heard of
-                self._order(maker, job)
-
-    def _order(self, maker: _TrackedWorker, job: BlockJob) -> None:
+    def _send_job(self, worker: _TrackedWorker, job: BlockJob) -> None:
         if job.spill:
             block, layout = self._blocks[job.key]
-            maker.line.send({"spill": layout["bytes"]}, block)
+            worker.channel.send({"spill": layout["bytes"]}, block)
             return
         base = self._ledger.base_of(job.key)
-        block_of_base, layout_of_base = self._blocks[base] if base is not None else (None, None)
-        order = {"make": job.key, "memory": job.memory, "disk": job.disk, "layout": layout_of_base}
-        maker.line.send(order, block_of_base)
+        base_block, base_layout = self._blocks[base] if base is not None else (None, None)
+        order = {"make": job.key, "memory": job.memory, "disk": job.disk, "layout": base_layout}
+        worker.channel.send(order, base_block)
 
-    def _watchdog(self) -> float | None:
-        """Until when nothing need happen for something to be done."""
+    def _timeout(self) -> float | None:
+        """Seconds until the broker has something to do without a message."""
         now, moments = time.monotonic(), list[float]()
-        if self._waiting_since is not None and len(self._makers) < self._most:
+        if self._waiting_since is not None and len(self._workers) < self._max_workers:
             moments.append(self._waiting_since + self._start_seconds - self._waited)
-        if not self._makers and 0 < self._failed_starts < DEATHS:
-            moments.append(now + AGAIN)
-        if len(self._makers) > 1:
-            moments += [maker.since + IDLE_SECONDS for maker in self._makers if maker.idle]
+        if not self._workers and 0 < self._failed_starts < MAX_DEATHS:
+            moments.append(now + RESTART_DELAY_S)
+        if len(self._workers) > 1:
+            moments += [worker.since + IDLE_TIMEOUT_S for worker in self._workers if worker.idle]
         return max(0.0, min(moments) - now) + 0.01 if moments else None
 
 
-def _told(key: BlockKey) -> str:
-    read = f"the {key.kind} partition {key.partition}"
-    return read if key.epoch is None else f"{read} for epoch {key.epoch}"
+def _describe(key: BlockKey) -> str:
+    partition = f"the {key.kind} partition {key.partition}"
+    return partition if key.epoch is None else f"{partition} for epoch {key.epoch}"

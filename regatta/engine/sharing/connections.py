@@ -1,4 +1,4 @@
-"""How a broker, its makers and its readers reach each other; over sockets, which is how processes of a machine do."""
+"""How the broker, preprocess workers and readers reach each other; processes of one machine use sockets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from regatta.engine.sharing.wire import Message, receive, send
 
 
 class BlockLostError(Exception):
-    """A block is no longer where it was: it must be made again."""
+    """A block no longer exists: it must be made again."""
 
 
 class SharedBlock(Protocol):
-    """A block as it goes over a line; who gets it reads it or closes it."""
+    """A block that a channel delivers; its receiver reads it, and closes it."""
 
     def read(self, layout: BlockLayout) -> Any:
-        """Its arrays, where they lie; the block can then be closed. BlockLostError: it is gone."""
+        """The arrays of the block, without a copy; afterwards the block can be closed. May raise BlockLostError."""
 
     def close(self) -> None: ...
 
@@ -27,16 +27,16 @@ class Channel(Protocol):
     """One end of a connection."""
 
     def send(self, message: Message, block: Any = None) -> None:
-        """OSError: the other side is gone."""
+        """Send a message; OSError if the other end is gone."""
 
     def receive(self) -> tuple[Message, SharedBlock | None]:
-        """The next message, waited for; EOFError when the other side is gone."""
+        """Wait for the next message; EOFError if the other end is gone."""
 
     def close(self) -> None: ...
 
 
 class SelectableChannel(Channel, Protocol):
-    """One of many that are waited for at once."""
+    """A channel that a selector can wait for, among others."""
 
     def fileno(self) -> int:
         """A file that can be read when there is something to receive."""
@@ -56,14 +56,14 @@ class FileBlock:
 
 
 class SocketChannel:
-    """A line to another process of this machine, over which open files go."""
+    """A channel to another process of this machine; open files travel over it."""
 
     def __init__(self, ours: socket.socket) -> None:
         self._socket = ours
 
     @classmethod
-    def at(cls, file: int) -> SocketChannel:
-        """Over a socket that this process was given as an open file."""
+    def from_file(cls, file: int) -> SocketChannel:
+        """A channel over a socket that this process got as an open file."""
         return cls(socket.socket(fileno=file))
 
     def fileno(self) -> int:

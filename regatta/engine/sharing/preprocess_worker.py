@@ -1,6 +1,7 @@
-"""A process that makes blocks: reads partitions and transforms them, for all workers of this machine.
+"""A process that makes blocks for all workers of this machine: it reads partitions and transforms them.
 
-It is told what to make, or to write to the disk, one thing at a time, and answers with the open file of a block.
+The broker sends it one job at a time, to make a block or to spill one to the disk. It answers with the open file of
+a block.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from regatta.engine.sharing.blocks import (
 from regatta.engine.sharing.broker import (
     Broker,
     SharingBenefit,
-    Start,
     StartedWorker,
+    StartWorker,
 )
 from regatta.engine.sharing.connections import SocketChannel
 from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
@@ -41,103 +42,103 @@ _MAIN = "regatta.engine.sharing.preprocess_worker:main"
 
 
 def open_broker(setup: WorkerSetup, threads: int, preload: str) -> Broker | None:
-    """The broker of a run whose blocks are to be shared; none where there is nothing to share."""
+    """The broker of a run that shares blocks; None if there is nothing to share."""
     plan = setup.sharing
     if plan is None or plan.settings.always is False:
         return None
     setup.logs.mkdir(parents=True, exist_ok=True)
     settings = plan.settings
-    hello = cloudpickle.dumps((threads, preprocess_setup(setup)))
-    return broker_of(
-        setup, settings.memory_bytes(), settings.disk_bytes(setup.logs),
-        functools.partial(_start, hello, threads, preload, setup.logs), settings.most_processes(),
-    )  # fmt: skip
+    pickled = cloudpickle.dumps((threads, preprocess_setup(setup)))
+    start = functools.partial(_start, pickled, threads, preload, setup.logs)
+    return new_broker(setup, settings.memory_bytes(), settings.disk_bytes(setup.logs), start, settings.max_processes())
 
 
-def broker_of(setup: WorkerSetup, memory: int, disk: int, start: Start, most: int) -> Broker:
-    """A broker with the books of a run, for at most so many makers, wherever they are."""
+def new_broker(setup: WorkerSetup, memory: int, disk: int, start: StartWorker, max_workers: int) -> Broker:
+    """A broker for the blocks of a run, on one machine or on a cluster."""
     plan = setup.sharing
     assert plan is not None
     partitions = len(setup.train)
     ledger = Ledger(
         memory, disk, partitions=partitions, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms
     )
-    worth = SharingBenefit(plan.settings.always is True, (plan.models - 1) * max(1, plan.epochs * partitions))
-    return Broker(ledger, start, worth, most)
+    benefit = SharingBenefit(plan.settings.always is True, (plan.models - 1) * max(1, plan.epochs * partitions))
+    return Broker(ledger, start, benefit, max_workers)
 
 
 def preprocess_setup(setup: WorkerSetup) -> WorkerSetup:
-    """What a maker is given: nothing of models."""
+    """The setup of a preprocess worker, which knows nothing of models."""
     recipe = setup.recipe_or_pickle
     if isinstance(recipe, Recipe):
-        recipe = Recipe(_nothing, input_fn=recipe.input_fn, transform_fn=recipe.transform_fn)
+        recipe = Recipe(_no_model, input_fn=recipe.input_fn, transform_fn=recipe.transform_fn)
     return replace(setup, recipe_or_pickle=recipe, sharing=None)
 
 
-def _nothing(config: dict[str, Any]) -> None:
-    """Models are none of a maker's business."""
+def _no_model(config: dict[str, Any]) -> None:
+    """A preprocess worker builds no models."""
 
 
-def _start(hello: bytes, threads: int, preload: str, logs: Path) -> StartedWorker:
+def _start(pickled: bytes, threads: int, preload: str, logs: Path) -> StartedWorker:
     ours, theirs = socket.socketpair()
-    file = new_block(len(hello))
+    file = new_block(len(pickled))
     try:
-        os.pwrite(file, hello, 0)
+        os.pwrite(file, pickled, 0)
         with theirs:
             process = start_process(_MAIN, [theirs.fileno(), file], threads, logs / PREPROCESSING_LOG, preload)
     finally:
         os.close(file)
-    return StartedWorker(SocketChannel(ours), functools.partial(_end, process))
+    return StartedWorker(SocketChannel(ours), functools.partial(_kill, process))
 
 
-def _end(process: StartedProcess) -> None:
+def _kill(process: StartedProcess) -> None:
     process.kill()
     process.wait()
     process.close()
 
 
-def main(file: int, hello: int) -> None:
-    exit_on_error(_serve, file, hello)
+def main(socket_file: int, setup_file: int) -> None:
+    exit_on_error(_serve, socket_file, setup_file)
 
 
-def _serve(file: int, hello: int) -> None:
+def _serve(socket_file: int, setup_file: int) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from regatta.engine.sharing.preprocess import Preprocessor
-    from regatta.engine.workers.training.device_memory import keep_freed
+    from regatta.engine.workers.training.device_memory import keep_freed_memory
     from regatta.engine.workers.training.trainer import limit_threads
 
-    with open(hello, "rb") as told:
-        threads, setup = cloudpickle.loads(told.read())
-    maker = PreprocessWorker(Preprocessor(setup), socket.socket(fileno=file))
+    with open(setup_file, "rb") as pickled:
+        threads, setup = cloudpickle.loads(pickled.read())
+    worker = PreprocessWorker(Preprocessor(setup), socket.socket(fileno=socket_file))
     limit_threads(threads)
-    keep_freed()
-    assert setup.recipe
-    maker.say({"ready": os.getpid()})
+    keep_freed_memory()
+    assert setup.recipe  # unpickled now, because that may fail
+    worker.send({"ready": os.getpid()})
     while True:
-        maker.work()
+        worker.run_job()
 
 
 class PreprocessWorker:
+    """The process's side of the channel to the broker."""
+
     def __init__(self, preprocessor: Any, controller: socket.socket) -> None:
         self._preprocessor = preprocessor
         self._controller = controller
         self._folder = preprocessor.setup.logs
 
-    def say(self, message: Message, file: int | None = None) -> None:
+    def send(self, message: Message, file: int | None = None) -> None:
         try:
             send(self._controller, message, file)
         except OSError:
-            _part()
+            _exit()
         if file is not None:
             os.close(file)
 
-    def work(self) -> None:
-        """Do one job."""
+    def run_job(self) -> None:
+        """Wait for a job, and do it."""
         try:
             order, file = receive(self._controller)
         except EOFError:
-            _part()
+            _exit()
         if "spill" in order:
             assert file is not None
             self._spill(order["spill"], file)
@@ -148,15 +149,15 @@ class PreprocessWorker:
         try:
             self._make(BlockJob(BlockKey(*order["make"]), memory=order["memory"], disk=order["disk"]), base)
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
-            self.say(failure(error))
+            self.send(failure(error))
 
     def _spill(self, size: int, file: int) -> None:
         try:
             copied = copy_block(file, size, self._folder)
         except OSError:
-            self.say({"spilled": False})
+            self.send({"spilled": False})
         else:
-            self.say({"spilled": True}, copied)
+            self.send({"spilled": True}, copied)
         finally:
             os.close(file)
 
@@ -164,31 +165,31 @@ class PreprocessWorker:
         block = FileBlockBuilder(job, self._folder)
         try:
             self._preprocessor.fill(job.key, base, block.allocate)
-        except NoRoomError as crowded:
-            self.say({"size": crowded.size})
+        except NoRoomError as error:
+            self.send({"size": error.size})
             return
         except BaseException:
             block.drop()
             raise
         assert block.file is not None and block.layout is not None
-        self.say({"layout": block.layout.as_json(), "place": block.place}, block.file)
+        self.send({"layout": block.layout.as_json(), "place": block.place}, block.file)
 
 
 def failure(error: BaseException) -> Message:
-    """What a maker says of a job that failed; `unsharable`: workers may do it for themselves."""
+    """The answer for a job that failed; `unsharable` data workers may preprocess for themselves."""
     unsharable = isinstance(error, UnsharableError)
     return {"error": headline(error), "traceback": users_traceback(error), "unsharable": unsharable}
 
 
 class NoRoomError(Exception):
-    """Neither memory nor disk takes the block."""
+    """Neither memory nor disk has room for the block."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
 
 class FileBlockBuilder:
-    """A block that is being made."""
+    """A block that is being made, in memory or on the disk."""
 
     def __init__(self, job: BlockJob, folder: Path) -> None:
         self._job, self._folder = job, folder
@@ -197,25 +198,25 @@ class FileBlockBuilder:
         self.place = "memory"
 
     def allocate(self, layout: BlockLayout) -> Any:
-        self.file, self.layout = self._new(layout.bytes), layout
+        self.file, self.layout = self._new_file(layout.bytes), layout
         return map_block(self.file, layout, writing=True)
 
     def drop(self) -> None:
         if self.file is not None:
             os.close(self.file)
 
-    def _new(self, size: int) -> int:
+    def _new_file(self, size: int) -> int:
         places = (("memory", self._job.memory, None), ("disk", self._job.disk, self._folder))
         for self.place, room, folder in places:
             if size <= room:
                 try:
                     return new_block(size, folder)
                 except OSError:
-                    continue  # it is full, whatever was thought
+                    continue  # it is full, against expectation
         raise NoRoomError(size)
 
 
-def _part() -> None:
-    """The controller is gone, and with it the reason to go on."""
+def _exit() -> None:
+    """The controller is gone: end this process and all that it has started."""
     os.killpg(os.getpid(), signal.SIGKILL)
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""Messages between our own processes: JSON over a pair of sockets, with one open file along where there is one."""
+"""Messages between processes of a run: JSON over a pair of sockets, with at most one open file for each message."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import struct
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
-_HEAD = struct.Struct("!I?")  # the length of the text, and whether a file comes along
-LONGEST = 64 * 2**20
+_HEADER = struct.Struct("!I?")  # the length of the text, and whether a file comes with it
+MAX_MESSAGE_BYTES = 64 * 2**20
 
 
 def send(to: socket.socket, message: Message, file: int | None = None) -> None:
-    """OSError: the other side is gone."""
+    """Send a message; OSError if the other end is gone."""
     text = json.dumps(message).encode()
-    packet = _HEAD.pack(len(text), file is not None) + text
+    packet = _HEADER.pack(len(text), file is not None) + text
     if file is None:
         to.sendall(packet)
         return
@@ -25,12 +25,12 @@ def send(to: socket.socket, message: Message, file: int | None = None) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Message, int | None]:
-    """The next message, waited for; EOFError when the other side is gone."""
-    head, files = _read(source, _HEAD.size, 1)
-    length, with_file = _HEAD.unpack(head)
-    if length > LONGEST or len(files) != with_file:
+    """Wait for the next message; EOFError if the other end is gone."""
+    header, files = _read(source, _HEADER.size, 1)
+    length, with_file = _HEADER.unpack(header)
+    if length > MAX_MESSAGE_BYTES or len(files) != with_file:
         _close(files)
-        raise EOFError("what comes over the wire is none of our messages")
+        raise EOFError("the bytes on the wire are not a message of a run")
     try:
         text, _ = _read(source, length, 0)
     except EOFError:
@@ -40,19 +40,19 @@ def receive(source: socket.socket) -> tuple[Message, int | None]:
     return message, files[0] if files else None
 
 
-def _read(source: socket.socket, length: int, most_files: int) -> tuple[bytes, list[int]]:
-    found, files = b"", list[int]()
-    while len(found) < length:
+def _read(source: socket.socket, length: int, max_files: int) -> tuple[bytes, list[int]]:
+    data, files = b"", list[int]()
+    while len(data) < length:
         try:
-            part, more, _, _ = socket.recv_fds(source, length - len(found), most_files)
+            part, more, _, _ = socket.recv_fds(source, length - len(data), max_files)
         except ConnectionResetError:
             part, more = b"", []
         files += more
         if not part:
             _close(files)
             raise EOFError
-        found += part
-    return found, files
+        data += part
+    return data, files
 
 
 def _close(files: list[int]) -> None:

@@ -31,10 +31,10 @@ def open_pool(cluster: Cluster, setup: WorkerSetup, widths: Callable[[Task], int
     if width == 1:
         return _open_workers(cluster, setup)
     from regatta.engine.workers.groups import GroupPool
-    from regatta.engine.workers.training.group_member import check_sharable
+    from regatta.engine.workers.training.group_member import check_groupable
 
     if isinstance(setup.recipe_or_pickle, Recipe):  # otherwise the workers find out
-        check_sharable(setup.recipe_or_pickle, width, setup.recipe_or_pickle.framework)
+        check_groupable(setup.recipe_or_pickle, width, setup.recipe_or_pickle.framework)
     pool, grows = _open_workers(cluster, setup), cluster.kind == "ray"
     return GroupPool(pool, width, setup.logs / MEETINGS, widths, patient=grows)
 

@@ -153,7 +153,7 @@ class ProcessPool:
     def _spawn(self, name: str) -> None:
         ours, theirs = Pipe()
         threads = self._cluster.threads or 1
-        blocks = self._broker.seat(name) if self._broker is not None else None
+        blocks = self._broker.connect(name) if self._broker is not None else None
         files = [theirs.fileno()] if blocks is None else [theirs.fileno(), blocks.fileno()]
         begun = time.time()
         try:

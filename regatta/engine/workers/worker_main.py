@@ -66,7 +66,7 @@ def serve(file: int, blocks: int | None = None) -> None:
     controller = _Connection(Connection(file))
     arguments: WorkerArguments = controller.receive()  # before the imports: a controller that sends much waits for it
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
-    from regatta.engine.workers.training.device_memory import keep_freed
+    from regatta.engine.workers.training.device_memory import keep_freed_memory
     from regatta.engine.workers.training.trainer import (
         Trainer,
         choose_device,
@@ -76,7 +76,7 @@ def serve(file: int, blocks: int | None = None) -> None:
     )
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keep_freed()
+    keep_freed_memory()
     start_seconds = _preprocess_start(arguments)
     setup: WorkerSetup = cloudpickle.loads(arguments.setup)  # first, for it may fail
     limit_threads(arguments.threads)
@@ -88,7 +88,7 @@ def serve(file: int, blocks: int | None = None) -> None:
         from regatta.engine.sharing.block_reader import BlockReader
         from regatta.engine.sharing.connections import SocketChannel
 
-        trainer.partition_cache.reader = BlockReader(SocketChannel.at(blocks))
+        trainer.partition_cache.reader = BlockReader(SocketChannel.from_file(blocks))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=exit_on_error, args=(_listen, controller, trainer, tasks), daemon=True).start()

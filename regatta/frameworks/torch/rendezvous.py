@@ -52,7 +52,7 @@ def file_store(path: Path, width: int) -> Any:
     return _distributed().FileStore(str(path), width)
 
 
-def far_store(host: str, name: str, door: RendezvousServer | None) -> Any:
+def network_store(host: str, name: str, door: RendezvousServer | None) -> Any:
     """Through which processes find each other that may be on several machines; `door`: it is this process's own."""
     dist = _distributed()
     if door is not None:

@@ -24,11 +24,11 @@ from regatta.engine.messages import (
 from regatta.engine.profiling.models import models_from_journal
 from regatta.engine.workers.training import profiler, trainer
 from regatta.engine.workers.training.profiler import (
-    MOST,
+    MAX_BATCHES,
     BatchTimes,
-    paced,
-    settled,
-    steps_of,
+    equivalent_batches,
+    time_batches,
+    trimmed_mean,
 )
 from regatta.engine.workers.training.trainer import Trainer, memory_of
 from regatta.plan.schedule.units import Unit
@@ -58,15 +58,15 @@ def pace_of(
     clock = Clock(seconds)
     monkeypatch.setattr(profiler, "time", clock)
     order = [np.arange(8)] * (batches - 1) + [np.arange(last)]
-    return paced(clock.take, order, **options), clock
+    return time_batches(clock.take, order, **options), clock
 
 
 def test_short_batches_are_taken_until_there_are_48(monkeypatch: pytest.MonkeyPatch) -> None:
     pace, clock = pace_of(monkeypatch, lambda number: 0.5 if number == 0 else 0.003 if number < 28 else 0.001)
-    assert len(clock.taken) == MOST
+    assert len(clock.taken) == MAX_BATCHES
     assert pace.first == pytest.approx(0.5)
     assert pace.each == pytest.approx(0.001)  # the last twenty count
-    assert pace.start == pytest.approx(0.499)
+    assert pace.startup == pytest.approx(0.499)
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.03, 9), (0.15, 3), (5.0, 2)])
@@ -79,14 +79,14 @@ def test_long_batches_are_few(monkeypatch: pytest.MonkeyPatch, seconds: float, m
 def test_a_disturbed_batch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     pace, _ = pace_of(monkeypatch, lambda number: 0.1 if number == 40 else 0.001)
     assert pace.each == pytest.approx(0.001)
-    assert settled([3.0, 1.0, 9.0]) == 3.0
+    assert trimmed_mean([3.0, 1.0, 9.0]) == 3.0
 
 
 def test_batches_that_are_not_full_do_not_count_and_others_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     _, clock = pace_of(monkeypatch, lambda number: 0.0005, batches=3, last=2)
-    assert len(clock.taken) == MOST
+    assert len(clock.taken) == MAX_BATCHES
     assert set(clock.taken) == {8}
-    _, clock = pace_of(monkeypatch, lambda number: 0.0005, batches=9, most=5)
+    _, clock = pace_of(monkeypatch, lambda number: 0.0005, batches=9, max_batches=5)
     assert len(clock.taken) == 5
 
 
@@ -105,9 +105,9 @@ def test_members_of_a_group_take_the_same_batches(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_short_last_batch_is_a_step_too() -> None:
-    assert steps_of(64, 32) == 2
-    assert steps_of(80, 32) == 2.75
-    assert 1.5 < steps_of(33, 32) < 1.6
+    assert equivalent_batches(64, 32) == 2
+    assert equivalent_batches(80, 32) == 2.75
+    assert 1.5 < equivalent_batches(33, 32) < 1.6
 
 
 def pilot_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset | None = None) -> ModelProfile:

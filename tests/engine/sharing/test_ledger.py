@@ -1,4 +1,4 @@
-"""The books of the blocks, and the blocks themselves: bounds that hold, what is made first, what comes back."""
+"""The ledger of the blocks, and the blocks themselves: bounds that hold, what is made first, what comes back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from regatta.engine.sharing.blocks import (
     BlockLayout,
     copy_block,
+    iterate_arrays,
     layout_of,
-    leaves_of,
     map_block,
     new_block,
-    plain,
+    to_arrays,
 )
 from regatta.engine.sharing.ledger import (
-    DEATHS,
+    MAX_DEATHS,
     BlockJob,
     BlockKey,
     Ledger,
@@ -37,125 +37,130 @@ def train(partition: int, epoch: int | None = None) -> BlockKey:
     return BlockKey("train", partition, epoch)
 
 
-def ledger(memory: int = 100, disk: int = 100, **more: Any) -> Ledger:
+def new_ledger(memory: int = 100, disk: int = 100, **more: Any) -> Ledger:
     return Ledger(memory, disk, **{"partitions": 3, "epochs": 4, "reads": False, "transforms": True, **more})
 
 
-def done(books: Ledger, job: BlockJob, size: int = SIZE) -> list[str]:
+def done(ledger: Ledger, job: BlockJob, size: int = SIZE) -> list[str]:
     """A job as a maker does it: where there is room."""
     if job.spill:
-        books.spilled(job.key, True)
+        ledger.spilled(job.key, True)
         return []
     if size <= job.memory:
-        return books.made(job.key, size, "memory")
-    return books.made(job.key, size, "disk") if size <= job.disk else books.crowded(job.key, size)
+        return ledger.made(job.key, size, "memory")
+    return ledger.made(job.key, size, "disk") if size <= job.disk else ledger.no_room(job.key, size)
 
 
 def test_a_block_that_two_want_is_made_once() -> None:
-    books = ledger()
-    assert not books.want("a", train(0, 1), ["m"]) and not books.want("b", train(0, 1), ["n"])
-    (job,) = [job for job in books.jobs(4) if job.key == train(0, 1)]
-    assert done(books, job) == ["a", "b"]
-    assert books.want("c", train(0, 1), ["o"])
+    ledger = new_ledger()
+    assert not ledger.request("a", train(0, 1), ["m"]) and not ledger.request("b", train(0, 1), ["n"])
+    (job,) = [job for job in ledger.next_jobs(4) if job.key == train(0, 1)]
+    assert done(ledger, job) == ["a", "b"]
+    assert ledger.request("c", train(0, 1), ["o"])
 
 
 def test_what_is_waited_for_comes_before_what_comes_next() -> None:
-    books = ledger()
+    ledger = new_ledger()
     for partition in (2, 0):
-        books.want("a" if partition else "b", train(partition, 1), [f"m{partition}"])
-    first, *others = books.jobs(2)
-    done(books, first)
-    assert [job.key for job in (first, *others, *books.jobs(2))] == [train(2, 1), train(0, 1), train(1, 1), train(2, 2)]
+        ledger.request("a" if partition else "b", train(partition, 1), [f"m{partition}"])
+    first, *others = ledger.next_jobs(2)
+    done(ledger, first)
+    assert [job.key for job in (first, *others, *ledger.next_jobs(2))] == [
+        train(2, 1),
+        train(0, 1),
+        train(1, 1),
+        train(2, 2),
+    ]
 
 
 def test_no_more_is_made_ahead_than_there_are_readers_and_nothing_after_the_last_epoch() -> None:
-    books = ledger(epochs=1)
-    books.want("a", train(0, 1), ["m"])
+    ledger = new_ledger(epochs=1)
+    ledger.request("a", train(0, 1), ["m"])
     for key in (train(0, 1), train(1, 1)):
-        (job,) = books.jobs(9)
+        (job,) = ledger.next_jobs(9)
         assert job.key == key
-        done(books, job)
-    assert books.jobs(9) == []  # it was not asked for yet
-    books.want("a", train(1, 1), ["m"])
-    assert [job.key for job in books.jobs(9)] == [train(2, 1)]
+        done(ledger, job)
+    assert ledger.next_jobs(9) == []  # it was not asked for yet
+    ledger.request("a", train(1, 1), ["m"])
+    assert [job.key for job in ledger.next_jobs(9)] == [train(2, 1)]
 
 
 def test_a_transformed_block_waits_for_what_it_is_made_from() -> None:
-    books = ledger(reads=True)
-    books.want("a", train(0, 1), ["m"])
-    (read,) = books.jobs(4)
+    ledger = new_ledger(reads=True)
+    ledger.request("a", train(0, 1), ["m"])
+    (read,) = ledger.next_jobs(4)
     assert read.key == train(0)
-    done(books, read)
-    assert books.jobs(1)[0].key == train(0, 1) and books.base_of(train(0, 1)) == train(0)
+    done(ledger, read)
+    assert ledger.next_jobs(1)[0].key == train(0, 1) and ledger.base_of(train(0, 1)) == train(0)
 
 
 def test_who_waits_for_a_block_hears_that_what_it_is_made_from_failed() -> None:
-    books = ledger(reads=True)
-    books.want("a", train(0, 1), ["m"])
-    books.want("b", train(0, 2), ["n"])
-    books.jobs(1)
-    assert sorted(books.failed(train(0))) == ["a", "b"]
+    ledger = new_ledger(reads=True)
+    ledger.request("a", train(0, 1), ["m"])
+    ledger.request("b", train(0, 2), ["n"])
+    ledger.next_jobs(1)
+    assert sorted(ledger.failed(train(0))) == ["a", "b"]
 
 
 def test_what_every_model_has_had_is_dropped_before_anything_is_spilled() -> None:
-    books = ledger(memory=2 * SIZE, partitions=1)
+    ledger = new_ledger(memory=2 * SIZE, partitions=1)
     for epoch in (1, 2, 3):
-        books.want("a", train(0, epoch), ["m"])
-        for job in books.jobs(1):
+        ledger.request("a", train(0, epoch), ["m"])
+        for job in ledger.next_jobs(1):
             assert not job.spill
-            done(books, job)
-        books.release("a", train(0, epoch))
-        books.closed()
-    assert books.used("disk") == 0 and books.used("memory") <= 2 * SIZE
+            done(ledger, job)
+        ledger.release("a", train(0, epoch))
+        ledger.take_dropped()
+    assert ledger.used_bytes("disk") == 0 and ledger.used_bytes("memory") <= 2 * SIZE
 
 
 def test_what_others_still_need_is_spilled_and_comes_back() -> None:
-    books = ledger(memory=2 * SIZE, partitions=4, epochs=1)
-    books.want("b", train(3, 1), ["slow"])
+    ledger = new_ledger(memory=2 * SIZE, partitions=4, epochs=1)
+    ledger.request("b", train(3, 1), ["slow"])
     for partition in (0, 1, 2):
-        books.want("a", train(partition, 1), ["m"])
-        while jobs := books.jobs(1):
-            done(books, jobs[0])
-            books.closed()
-        books.release("a", train(partition, 1))
-    assert books.used("disk") > 0 and books.used("memory") <= 2 * SIZE
-    assert books.want("b", train(0, 1), ["slow"])
+        ledger.request("a", train(partition, 1), ["m"])
+        while jobs := ledger.next_jobs(1):
+            done(ledger, jobs[0])
+            ledger.take_dropped()
+        ledger.release("a", train(partition, 1))
+    assert ledger.used_bytes("disk") > 0 and ledger.used_bytes("memory") <= 2 * SIZE
+    assert ledger.request("b", train(0, 1), ["slow"])
 
 
 def test_a_job_is_given_up_when_it_took_too_many_makers() -> None:
-    books = ledger()
-    books.want("a", train(0, 1), ["m"])
+    ledger = new_ledger()
+    ledger.request("a", train(0, 1), ["m"])
     ends = []
-    for _ in range(DEATHS):
-        (job,) = books.jobs(1)
-        ends.append(books.died(job))
-    assert ends == [False] * (DEATHS - 1) + [True]
+    for _ in range(MAX_DEATHS):
+        (job,) = ledger.next_jobs(1)
+        ends.append(ledger.worker_died(job))
+    assert ends == [False] * (MAX_DEATHS - 1) + [True]
 
 
 def test_a_lost_block_is_closed_and_made_again_from_what_is_there() -> None:
-    books = ledger(reads=True)
-    books.want("a", train(0, 1), ["m"])
+    ledger = new_ledger(reads=True)
+    ledger.request("a", train(0, 1), ["m"])
     for _ in range(2):
-        done(books, books.jobs(1)[0])
-    books.lost("a", train(0, 1))
-    books.lost("b", train(0, 1))  # who hears of it later
-    assert books.closed() == [train(0, 1)] and books.used("memory") == SIZE
-    assert not books.want("a", train(0, 1), ["m"])
-    assert [job.key for job in books.jobs(1)] == [train(0, 1)]
-    books.failed(train(0, 1))
-    books.lost("job", train(0))
-    assert not books.want("a", train(0, 1), ["m"])
-    assert [job.key for job in books.jobs(1)] == [train(0)]
+        done(ledger, ledger.next_jobs(1)[0])
+    ledger.lost("a", train(0, 1))
+    ledger.lost("b", train(0, 1))  # who hears of it later
+    assert ledger.take_dropped() == [train(0, 1)] and ledger.used_bytes("memory") == SIZE
+    assert not ledger.request("a", train(0, 1), ["m"])
+    assert [job.key for job in ledger.next_jobs(1)] == [train(0, 1)]
+    ledger.failed(train(0, 1))
+    ledger.lost("job", train(0))
+    assert not ledger.request("a", train(0, 1), ["m"])
+    assert [job.key for job in ledger.next_jobs(1)] == [train(0)]
 
 
 def test_a_reader_that_leaves_tells_what_was_made_for_it_alone() -> None:
-    books = ledger(reads=True)
-    books.want("a", train(0, 1), ["m"])
-    books.want("b", train(1, 1), ["n"])
-    books.want("c", train(1, 1), ["n"])
-    books.jobs(2)
-    assert books.leave("a") == [train(0)]
-    assert books.leave("b") == []
+    ledger = new_ledger(reads=True)
+    ledger.request("a", train(0, 1), ["m"])
+    ledger.request("b", train(1, 1), ["n"])
+    ledger.request("c", train(1, 1), ["n"])
+    ledger.next_jobs(2)
+    assert ledger.remove_reader("a") == [train(0)]
+    assert ledger.remove_reader("b") == []
 
 
 EVENTS = st.lists(
@@ -169,34 +174,34 @@ def test_whatever_happens_bounds_hold_and_everybody_is_answered(
     events: list[tuple[str, int, int, int]], memory: int, disk: int, reads: bool
 ) -> None:
     """Readers ask, release, lose, stop and leave in any order; makers do their jobs or die."""
-    books = ledger(memory, disk, reads=reads)
+    ledger = new_ledger(memory, disk, reads=reads)
     held: dict[str, BlockKey] = {}
     for reader, partition, epoch, luck in events:
         if reader in held:
-            (books.lost if luck == 3 else books.release)(reader, held.pop(reader))
+            (ledger.lost if luck == 3 else ledger.release)(reader, held.pop(reader))
         if luck == 5:
-            books.leave(reader)
+            ledger.remove_reader(reader)
             continue
         key = train(partition, epoch)
-        answered = {reader} if books.want(reader, key, [f"m{luck}"]) else set()
+        answered = {reader} if ledger.request(reader, key, [f"m{luck}"]) else set()
         if answered:
             held[reader] = key
         for _ in range(40):
-            jobs = books.jobs(2)
+            jobs = ledger.next_jobs(2)
             if not jobs:
                 break
             for job in jobs:
                 if luck == 4 and not job.spill:
-                    books.died(job)
+                    ledger.worker_died(job)
                     luck = 0
                     continue
-                if reader in done(books, job):
+                if reader in done(ledger, job):
                     answered.add(reader)
                     if max(job.memory, job.disk) >= SIZE:
                         held[reader] = key
-            books.closed()
-            assert books.used("memory") <= memory and books.used("disk") <= disk
-        assert answered == {reader} and not books.waits(reader)
+            ledger.take_dropped()
+            assert ledger.used_bytes("memory") <= memory and ledger.used_bytes("disk") <= disk
+        assert answered == {reader} and not ledger.is_waiting(reader)
 
 
 # -- blocks and messages -------------------------------------------------------------------------------------------
@@ -208,14 +213,14 @@ DATA = {"x": (np.arange(12, dtype=np.float32).reshape(4, 3), np.array([True, Fal
 def test_arrays_come_back_from_a_block_as_they_were(tmp_path: Path, on_disk: bool) -> None:
     layout = BlockLayout.from_json(layout_of(DATA).as_json())
     file = new_block(layout.bytes, tmp_path if on_disk else None)
-    for into, array in zip(leaves_of(map_block(file, layout, writing=True)), leaves_of(DATA), strict=True):
+    for into, array in zip(iterate_arrays(map_block(file, layout, writing=True)), iterate_arrays(DATA), strict=True):
         into[:] = array
     copied = copy_block(file, layout.bytes, tmp_path)
     os.close(file)
     found = map_block(copied, layout)
     os.close(copied)
     assert list(found) == ["x", 7] and isinstance(found["x"], tuple)
-    for a, b in zip(leaves_of(found), leaves_of(DATA), strict=True):
+    for a, b in zip(iterate_arrays(found), iterate_arrays(DATA), strict=True):
         assert a.dtype == b.dtype and np.array_equal(a, b)
     assert not list(tmp_path.iterdir())
 
@@ -223,11 +228,11 @@ def test_arrays_come_back_from_a_block_as_they_were(tmp_path: Path, on_disk: boo
 def test_tensors_become_arrays_and_what_cannot_is_named() -> None:
     import torch
 
-    (array,) = plain([torch.ones(2, 3)], "input_fn")
+    (array,) = to_arrays([torch.ones(2, 3)], "input_fn")
     assert isinstance(array, np.ndarray) and array.shape == (2, 3)
     for wrong in (torch.ones(2, dtype=torch.bfloat16), "text", np.float32(3), np.array(["a", None], dtype=object)):
         with pytest.raises(UsageError, match="input_fn returned"):
-            plain((wrong,), "input_fn")
+            to_arrays((wrong,), "input_fn")
 
 
 def test_a_message_brings_its_file_along() -> None:

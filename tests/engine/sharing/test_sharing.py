@@ -41,8 +41,8 @@ from regatta.engine.replay import replay
 from regatta.engine.sharing.block_reader import BlockReader, PreprocessingError
 from regatta.engine.sharing.broker import Broker, SharingBenefit, StartedWorker
 from regatta.engine.sharing.connections import SocketChannel
-from regatta.engine.sharing.ledger import DEATHS, BlockKey, Ledger
-from regatta.engine.sharing.preprocess import ROWS, Preprocessor
+from regatta.engine.sharing.ledger import MAX_DEATHS, BlockKey, Ledger
+from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
 from regatta.engine.sharing.preprocess_worker import open_broker
 from regatta.engine.sharing.wire import receive, send
 from regatta.engine.workers.process import ProcessPool
@@ -79,7 +79,7 @@ def hashes(run: Run) -> dict[Any, Any]:
 
 def seeds(data: Dataset, epochs: range) -> list[str]:
     """Those of all pieces of the training partitions."""
-    pieces = [(j, start) for j, part in enumerate(data.train) for start in range(0, part.rows or 0, ROWS)]
+    pieces = [(j, start) for j, part in enumerate(data.train) for start in range(0, part.rows or 0, ROWS_PER_CALL)]
     return [str(derive_seed(0, "transform", epoch, *piece)) for epoch in epochs for piece in pieces]
 
 
@@ -200,7 +200,7 @@ class Desk:
         self.readers: list[BlockReader] = []
 
     def reader(self, name: str) -> BlockReader:
-        self.readers.append(BlockReader(SocketChannel(self.broker.seat(name))))
+        self.readers.append(BlockReader(SocketChannel(self.broker.connect(name))))
         return self.readers[-1]
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any
     desk = opened(partial(transforms.dies_once, mark=tmp_path / "died"))
     found = desk.reader("r0").get(KEYS[0], ["m0"])
     assert (tmp_path / "died").exists() and equal(found, desk.right(KEYS[0]))
-    (idle,) = desk.broker.makers()
+    (idle,) = desk.broker.preprocess_workers()
     os.kill(idle, signal.SIGKILL)
     assert equal(desk.reader("r1").get(KEYS[3], ["m0"]), desk.right(KEYS[3]))
 
@@ -285,7 +285,7 @@ import os, sys
 from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.sharing.connections import SocketChannel
 from regatta.engine.sharing.block_reader import BlockReader
-reader = BlockReader(SocketChannel.at({file}))
+reader = BlockReader(SocketChannel.from_file({file}))
 block = reader.get(BlockKey("train", 0, 1), ["m0"])
 print("has it", flush=True)
 sys.stdin.read()
@@ -294,7 +294,7 @@ sys.stdin.read()
 
 def test_a_reader_that_stops_or_dies_keeps_nobody_waiting(opened: Any) -> None:
     desk = opened(memory=10_000, disk=0)  # room for one block
-    theirs = desk.broker.seat("stopped")
+    theirs = desk.broker.connect("stopped")
     text, paths = READER.format(file=theirs.fileno()), os.pathsep.join(sys.path)
     with subprocess.Popen(
         [sys.executable, "-c", text], pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": paths},
@@ -321,15 +321,15 @@ def test_a_reader_that_comes_again_at_once_keeps_nobody_waiting(data: Dataset, t
     want = {"want": KEYS[0], "models": ["m0"]}
     with contextlib.ExitStack() as seats:
         seats.callback(desk.close)
-        asks = seats.enter_context(desk.broker.seat("asks"))
+        asks = seats.enter_context(desk.broker.connect("asks"))
         asks.settimeout(60.0)
         for number in range(20):
-            with desk.broker.seat(f"r{number}") as first:
+            with desk.broker.connect(f"r{number}") as first:
                 send(first, want)
                 receive(first)
                 for _ in range(50):
                     send(asks, want)  # so that it has something to do meanwhile
-                seats.enter_context(desk.broker.seat(f"r{number}"))
+                seats.enter_context(desk.broker.connect(f"r{number}"))
             for _ in range(50):
                 assert receive(asks) == ({"yourself": True}, None)
 
@@ -337,7 +337,7 @@ def test_a_reader_that_comes_again_at_once_keeps_nobody_waiting(data: Dataset, t
 def test_a_maker_that_hangs_is_ended_with_the_reader_that_waited(opened: Any, tmp_path: Path) -> None:
     log = tmp_path / "made"
     desk = opened(partial(noisy, log=log, sleeps=600), most=1)
-    waits = desk.broker.seat("r0")
+    waits = desk.broker.connect("r0")
     from regatta.engine.sharing.wire import send
 
     send(waits, {"want": KEYS[0], "models": ["m0"]})
@@ -348,12 +348,12 @@ def test_a_maker_that_hangs_is_ended_with_the_reader_that_waited(opened: Any, tm
 
 def test_there_are_as_many_makers_as_are_waited_for(opened: Any) -> None:
     desk = opened(partial(noisy, sleeps=0.05), most=2)
-    assert desk.broker.makers() == []
+    assert desk.broker.preprocess_workers() == []
     reader = desk.reader("r0")
     for key in KEYS[:3]:
         reader.get(key, ["m0"])
         reader.release(key)
-    assert len(desk.broker.makers()) == 1
+    assert len(desk.broker.preprocess_workers()) == 1
 
 
 def test_two_that_wait_for_the_first_maker_do_not_make_it_two(opened: Any) -> None:
@@ -377,12 +377,12 @@ def test_short_waits_add_up_to_another_maker(opened: Any) -> None:
             key = BlockKey("train", partition, epoch)
             assert reader.get(key, [f"m{partition}"]) is not None
             reader.release(key)
-            if len(desk.broker.makers()) == 2:
+            if len(desk.broker.preprocess_workers()) == 2:
                 break
 
     with ThreadPoolExecutor(2) as both:
         list(both.map(read, readers, (0, 1)))
-    assert len(desk.broker.makers()) == 2
+    assert len(desk.broker.preprocess_workers()) == 2
 
 
 def test_workers_tell_how_soon_a_maker_would_be_there(opened: Any) -> None:
@@ -455,7 +455,7 @@ def test_a_transform_is_called_with_rows_and_their_seed(data: Dataset, tmp_path:
         (lambda batch, seed: batch[0][:5], "got 300 rows and returned 5 rows|got 256 rows and returned 5 rows"),
         (lambda batch, seed: [["a"]], "transform_fn returned str"),
         (lambda batch, seed: np.array([None] * len(batch[0])), "dtype object"),
-        (lambda batch, seed: batch[0].astype("f8" if len(batch[0]) < ROWS else "f4"), "for the rows from 256"),
+        (lambda batch, seed: batch[0].astype("f8" if len(batch[0]) < ROWS_PER_CALL else "f4"), "for the rows from 256"),
     ],
 )
 def test_what_a_transform_returns_is_checked(data: Dataset, tmp_path: Path, transform: Any, said: str) -> None:
@@ -469,7 +469,7 @@ def test_the_first_rows_are_those_of_the_whole(data: Dataset, tmp_path: Path) ->
     train = tuple(part.path for part in data.train)
     preprocessor = Preprocessor(WorkerSetup(Recipe(linear_fn, transform_fn=noisy), 0, train, (), tmp_path))
     base = preprocessor.read("train", 0)
-    whole, some = preprocessor.transform(base, 0, 1), preprocessor.transform(base, 0, 1, most=270)
+    whole, some = preprocessor.transform(base, 0, 1), preprocessor.transform(base, 0, 1, max_rows=270)
     assert equal(some, [part[:270] for part in whole]) and not equal(whole, preprocessor.transform(base, 0, 2))
 
 
@@ -526,7 +526,7 @@ def test_what_turns_out_to_be_unsharable_is_made_by_readers(always: bool) -> Non
     broker = Broker(_ledger(), lambda: StartedWorker(SocketChannel(here), here.close), SharingBenefit(always, 1), 1)
     broker.decide(True)
     with there, contextlib.closing(broker), ThreadPoolExecutor() as pool:
-        reader = BlockReader(SocketChannel(broker.seat("w0")))
+        reader = BlockReader(SocketChannel(broker.connect("w0")))
         send(there, {"ready": 1})
         answer = pool.submit(reader.get, BlockKey("train", 0, 1), ["m"])
         order, _ = receive(there)
@@ -551,20 +551,20 @@ def test_where_nobody_can_be_started_readers_do_it_themselves() -> None:
     broker = Broker(_ledger(), start, SharingBenefit(True, 1), 1)
     with contextlib.closing(broker), ThreadPoolExecutor() as pool:
         for name in ("w0", "w0", "w1"):
-            reader = BlockReader(SocketChannel(broker.seat(name)))
+            reader = BlockReader(SocketChannel(broker.connect(name)))
             assert pool.submit(reader.get, BlockKey("train", 0, 1), ["m"]).result(20) is None
             reader.close()
-    assert len(starts) == DEATHS
+    assert len(starts) == MAX_DEATHS
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_reader_that_comes_after_the_end_is_not_kept_waiting() -> None:
     broker = Broker(_ledger(), lambda: pytest.fail("nobody is needed"), SharingBenefit(False, 1), 1)
-    with contextlib.closing(broker), broker.seat("odd") as odd:
+    with contextlib.closing(broker), broker.connect("odd") as odd:
         send(odd, {"nothing": "known"})  # or whatever the thread may die of
         broker._thread.join(10)
         assert not broker._thread.is_alive()
-        assert BlockReader(SocketChannel(broker.seat("late"))).get(BlockKey("train", 0, 1), ["m"]) is None
+        assert BlockReader(SocketChannel(broker.connect("late"))).get(BlockKey("train", 0, 1), ["m"]) is None
 
 
 def _ledger() -> Ledger:

@@ -21,14 +21,14 @@ from regatta.frameworks.jax.framework import assemble
 from regatta.frameworks.numpy import SGD
 
 
-def bench(size: int = 1, **unsaved_values: Any) -> CachedModel:
+def cached_model(size: int = 1, **unsaved_values: Any) -> CachedModel:
     return CachedModel(
         load_framework("jax"), assemble(({"w": jnp.ones(2)}, optax.sgd(0.1)), "cpu"), unsaved_values, size
     )
 
 
 def test_a_trainee_is_taken_once() -> None:
-    found, mine = ModelCache(), bench()
+    found, mine = ModelCache(), cached_model()
     found.put("a", mine)
     assert found.take("b") is None
     assert found.take("a") is mine
@@ -36,27 +36,27 @@ def test_a_trainee_is_taken_once() -> None:
 
 
 def test_those_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "MOST", 2)
+    monkeypatch.setattr(model_cache, "MAX_MODELS", 2)
     found = ModelCache()
     for name in "abc":
-        found.put(name, bench())
+        found.put(name, cached_model())
     assert [name for name in "abc" if found.take(name)] == ["b", "c"]
 
 
 def test_their_states_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_cache, "MOST_BYTES", 10)
+    monkeypatch.setattr(model_cache, "MAX_STATE_BYTES", 10)
     found = ModelCache()
     for name, size in (("a", 6), ("b", 4), ("c", 5), ("huge", 11)):
-        found.put(name, bench(size))
+        found.put(name, cached_model(size))
     assert not any(map(found.take, ("a", "b", "c", "huge")))
-    found.put("b", bench(4))
-    found.put("c", bench(6))
+    found.put("b", cached_model(4))
+    found.put("c", cached_model(6))
     assert all(map(found.take, "bc"))
 
 
 def test_what_changed_in_a_way_that_no_state_covers_is_not_kept() -> None:
     found = ModelCache()
-    found.put("a", bench(steps=3))
+    found.put("a", cached_model(steps=3))
     assert found.take("a") is None
     numpy = load_framework("numpy")
     found.put("b", CachedModel(numpy, numpy.assemble(({"w": np.ones(2)}, SGD(0.1)), "cpu"), {}, 1))

@@ -18,7 +18,7 @@ from torch import nn
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.engine.controller.scheduled import ScheduledModels
 from regatta.engine.controller.trials import Trial
-from regatta.engine.workers.training.unsaved_state import hidden
+from regatta.engine.workers.training.unsaved_state import unsaved_state
 from regatta.journal.journal import read_journal
 from regatta.plan.strategy.form_packs import Builds
 
@@ -92,15 +92,15 @@ def test_what_no_state_holds_does_not_go_from_unit_to_unit(whole: Dataset, tmp_p
 
 def test_a_plain_model_changes_in_its_state_only() -> None:
     net, optimizer = model_fn({"lr": 0.1})
-    before = hidden(net)
+    before = unsaved_state(net)
     loss_fn(net, (torch.zeros(4, WIDTH), torch.zeros(4, dtype=torch.int64)), {}, True).backward()
     optimizer.step()
-    assert hidden(net) == before
+    assert unsaved_state(net) == before
     net.register_buffer("aside", torch.zeros(1), persistent=False)
-    with_buffer = hidden(net)
+    with_buffer = unsaved_state(net)
     assert with_buffer != before
     net.aside += 1
-    assert hidden(net) not in (before, with_buffer)
+    assert unsaved_state(net) not in (before, with_buffer)
 
 
 def spoiling_fn(data: Any, model: nn.Module, config: dict[str, Any]) -> dict[str, float]:

@@ -8,10 +8,10 @@ import pytest
 MODELS = """
 import resource, sys
 import numpy as np
-from regatta.engine.workers.training.device_memory import keep_freed
+from regatta.engine.workers.training.device_memory import keep_freed_memory
 
 if sys.argv[1] == "keep":
-    keep_freed()
+    keep_freed_memory()
 def unit():
     weights = [np.ones(2**18) for _ in range(8)]  # 2 MiB each, as a small model's layers
 unit()

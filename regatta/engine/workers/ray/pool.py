@@ -1,9 +1,9 @@
-"""Workers on Ray: an actor each, on whatever nodes have room for them.
+"""A pool of workers on Ray: an actor for each worker, on any node with room for it.
 
-A state hops as an object reference: the actor that trained hands Ray the bytes, the next one is given the reference
-and fetches them from node to node; the controller holds references, never bytes. Beside its next unit the actor that
-made a state copies it to the storage. Everything that happens, the death of an actor too, is the completion of a
-reference that the pool waits for.
+A state hops as an object reference. The actor that trained gives the bytes to Ray; the next actor gets the reference
+and fetches the bytes from node to node. The controller holds references, never bytes. While it trains its next unit,
+an actor copies the state that it made to the storage. Every event, including the death of an actor, is the completion
+of a reference that the pool waits for.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from regatta.engine.messages import (
     WorkerSetup,
 )
 from regatta.engine.workers.base import refuse
-from regatta.engine.workers.ray.actor import GROUPS, ActorSetup, RayWorker
+from regatta.engine.workers.ray.actor import CONCURRENCY_GROUPS, ActorSetup, RayWorker
 from regatta.engine.workers.ray.preprocess_worker import RaySharing, open_ray_sharing
 from regatta.engine.workers.ray.session import (
     RaySession,
     await_end,
     how_it_ended,
-    watched,
+    watch_process,
 )
 from regatta.engine.workers.ray.states import LiveActor, StateTracker, TrackedState
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.errors import DiskError, RegattaError
 
-STARTS = 3  # how often a worker that dies before it is ready is started again
-LOOK = 2.0  # seconds between two looks for new nodes, of which Ray tells nobody
-SHARE = 0.3  # of the cluster's object store, for states that are durable and that nobody has asked to forget
-RETRY = 1.0  # seconds until a state is copied again to a storage that did not take it, which tells nobody when it does
-PARTING = 3.0  # seconds in which workers tidy up, and in which they end
+MAX_START_ATTEMPTS = 3  # for a worker that dies before it is ready
+NEW_NODES_INTERVAL_S = 2.0  # Ray does not report new nodes by itself
+STATES_FRACTION = 0.3  # of the cluster's object store, for durable states that may still be needed
+PERSIST_RETRY_S = 1.0  # after the storage refused a state
+CLOSE_TIMEOUT_S = 3.0  # for workers to clean up, and again for them to end
 
 
 @dataclass(frozen=True)
 class _CallResult:
-    """A reference that the pool waited for has a value, or an error."""
+    """The value or the error of a call to an actor."""
 
     member: LiveActor
     call: str
-    subject: TrackedState | None
+    state: TrackedState | None
     value: Any
     error: BaseException | None
 
@@ -72,13 +72,13 @@ class _PersistAgain:
     member: LiveActor
 
 
-_Notice: TypeAlias = _CallResult | _PersistAgain | Path
+_Notice: TypeAlias = _CallResult | _PersistAgain | Path  # a path: forget that state
 
 
 class RayPool:
-    """Starts actors, starts one again when it dies, and adds some when the cluster grows."""
+    """Starts actors, restarts those that die, and adds actors when the cluster grows."""
 
-    packs = False  # a task has one state to begin with, and leaves one
+    packs = False  # a task begins with one state, and produces one
     groupable = True
 
     def __init__(self, cluster: Cluster, setup: WorkerSetup) -> None:
@@ -90,20 +90,20 @@ class RayPool:
         self._blocks: RaySharing | None = None
         self._numbers = count()
         self._elastic = cluster.workers is None
-        self._width = cluster.group or 1  # so many workers with names in a row are to be near each other
-        self._places: dict[int, Any] = {}
-        self._room = self._whole(self._session.room())
+        self._width = cluster.group or 1  # workers with consecutive names that should be near each other
+        self._reservations: dict[int, Any] = {}
+        self._room = self._session_room()
         groups = max(1, min(self._session.free() // self._width, len(setup.train)))
         self.workers = tuple(self._name() for _ in range(cluster.workers or groups * self._width))
         self._members: dict[str, LiveActor] = {}
         self._failed_starts: dict[str, int] = {}
-        self._proven = False  # some worker has been ready: functions and paths are right
-        budget = SHARE * self._session.store_bytes()
-        self._states = StateTracker(self._members, self._keep, len(setup.eval), budget)
-        self._heard: queue.SimpleQueue[_Notice | None] = queue.SimpleQueue()  # None: wake up; a path: forget it
-        self._clocks: set[threading.Timer] = set()
-        self._looked = time.monotonic()
-        self._actors = self._session.actors(RayWorker, GROUPS, cluster)
+        self._proven = False  # a worker has been ready, so functions and paths are right
+        budget = STATES_FRACTION * self._session.store_bytes()
+        self._states = StateTracker(self._members, self._persist, len(setup.eval), budget)
+        self._notices: queue.SimpleQueue[_Notice | None] = queue.SimpleQueue()  # None: wake up
+        self._timers: set[threading.Timer] = set()
+        self._last_look = time.monotonic()  # for new nodes
+        self._actors = self._session.actors(RayWorker, CONCURRENCY_GROUPS, cluster)
 
     # -- the protocol ----------------------------------------------------------------------------------
 
@@ -118,16 +118,16 @@ class RayPool:
 
     def submit(self, worker: str, task: Task) -> None:
         member = self._members.get(worker)
-        if member is None:  # its death is heard of as an event
+        if member is None:  # its death is an event of its own
             return
         state = self._states.get(task.state_in)
         spent = [path for path in member.held if path != task.state_in and self._states.is_safe(path)]
         member.held.difference_update(spent)
         member.held.update(path for path in (task.state_in, task.state_out) if path is not None)
         member.task = task
-        unsure = state is not None and state.bytes is None
-        call = member.actor.run.options(num_returns=2, concurrency_group="unit")
-        event, member.made = call.remote(task, _boxed(state), unsure, spent)
+        may_be_lost = state is not None and state.bytes is None
+        run = member.actor.run.options(num_returns=2, concurrency_group="unit")
+        event, member.made = run.remote(task, _boxed(state), may_be_lost, spent)
         self._await(event, member, "run")
 
     def prefetch(self, worker: str, state: Path) -> None:
@@ -139,28 +139,28 @@ class RayPool:
     def events(self) -> list[Event]:
         found: list[Event] = []
         while not found:
-            heard = self._next()
-            if heard is None:
+            notice = self._next_notice()
+            if notice is None:
                 return []
-            found += self._take(heard)
-            while not self._heard.empty() and found:
-                heard = self._heard.get()
-                if heard is None:  # to be heard after these
-                    self._heard.put(None)
+            found += self._handle(notice)
+            while not self._notices.empty() and found:
+                notice = self._notices.get()
+                if notice is None:  # wake up after these events
+                    self._notices.put(None)
                     break
-                found += self._take(heard)
+                found += self._handle(notice)
         return found
 
     def wake(self) -> None:
-        self._heard.put(None)
+        self._notices.put(None)
 
     def forget(self, state: Path) -> None:
-        """Nobody will ask for this state again; may be called from another thread."""
+        """No task will begin with this state any more; may be called from another thread."""
         self._storage.drop(name_of(state, self._run))
-        self._heard.put(state)
+        self._notices.put(state)
 
     def end(self, worker: str, reason: str) -> None:
-        """End a worker that hangs; it is lost for that reason, and another takes its name."""
+        """End a worker that hangs; it is lost for that reason, and another one gets its name."""
         member = self._members.get(worker)
         if member is not None:
             member.reason = reason
@@ -170,18 +170,18 @@ class RayPool:
         refuse(connection, "Its workers are actors of a Ray cluster: add a node to that, and it gets a worker.")
 
     def close(self) -> None:
-        for clock in self._clocks:
-            clock.cancel()
+        for timer in self._timers:
+            timer.cancel()
         if self._blocks is not None:
             self._blocks.close()
         members = list(self._members.values())
         self._members.clear()
         ready = [member for member in members if member.ready]
-        self._session.wait([m.actor.leave.options(concurrency_group="leave").remote() for m in ready], PARTING)
+        self._session.wait([m.actor.leave.options(concurrency_group="leave").remote() for m in ready], CLOSE_TIMEOUT_S)
         for member in members:
             self._session.kill(member.actor)
         for member in ready:
-            await_end(member.process, PARTING)
+            await_end(member.process, CLOSE_TIMEOUT_S)
         self._session.close()
 
     # -- workers ---------------------------------------------------------------------------------------
@@ -190,128 +190,128 @@ class RayPool:
         return f"w{next(self._numbers)}"
 
     def _spawn(self, name: str) -> None:
-        """A new actor; where there is no room for it, it comes to life when there is."""
-        hello = ActorSetup(
+        """Start an actor; if there is no room for it, it starts when there is."""
+        setup = ActorSetup(
             name, _device(self._cluster), self._cluster.threads or 1, self._setup, tuple(sys.path), self._run,
             self._cluster.storage, self._blocks is not None,
         )  # fmt: skip
-        actor = self._actors(scheduling_strategy=self._place(name)).remote(hello)
+        actor = self._actors(scheduling_strategy=self._placement(name)).remote(setup)
         member = LiveActor(name, actor, actor.life.options(concurrency_group="life").remote())
         self._members[name] = member
         if self._blocks is not None:
-            self._blocks.seat(name, actor)
+            self._blocks.add_reader(name, actor)
         self._await(member.life, member, "life")
         self._await(actor.hello.options(concurrency_group="unit").remote(), member, "hello")
 
-    def _place(self, name: str) -> Any:
-        """Near those that will be in a group with it; otherwise wherever there are fewest."""
+    def _placement(self, name: str) -> Any:
+        """Near the other workers of its group; without groups, where there are fewest workers."""
         if self._width == 1:
             return "SPREAD"
         number = int(name[1:]) // self._width
-        if number not in self._places:
-            self._places[number] = self._session.reserve(self._width)
-        return self._places[number]
+        if number not in self._reservations:
+            self._reservations[number] = self._session.reserve(self._width)
+        return self._reservations[number]
 
-    def _whole(self, workers: int) -> int:
-        """So many workers without those who would make no full group."""
+    def _session_room(self) -> int:
+        """The number of workers that the cluster has room for, in full groups."""
+        workers = self._session.room()
         return workers - workers % self._width
 
-    def _await(self, reference: Any, member: LiveActor, call: str, subject: TrackedState | None = None) -> None:
-        """Hear of a reference when it is complete; Ray calls back, so nobody has to ask."""
+    def _await(self, reference: Any, member: LiveActor, call: str, state: TrackedState | None = None) -> None:
+        """Put a notice into the queue when a reference is complete; Ray calls back."""
 
-        def heard(future: Any) -> None:
+        def on_done(future: Any) -> None:
             error = future.exception()
-            self._heard.put(_CallResult(member, call, subject, None if error else future.result(), error))
+            self._notices.put(_CallResult(member, call, state, None if error else future.result(), error))
 
-        reference.future().add_done_callback(heard)
+        reference.future().add_done_callback(on_done)
 
-    def _next(self) -> _Notice | None:
-        """What comes next; on the way, an elastic pool looks for new nodes every now and then."""
+    def _next_notice(self) -> _Notice | None:
+        """Wait for the next notice; meanwhile, an elastic pool looks for new nodes at intervals."""
         while self._elastic:
-            left = self._looked + LOOK - time.monotonic()
+            left = self._last_look + NEW_NODES_INTERVAL_S - time.monotonic()
             if left > 0:
                 with contextlib.suppress(queue.Empty):
-                    return self._heard.get(timeout=left)
-            self._looked = time.monotonic()
+                    return self._notices.get(timeout=left)
+            self._last_look = time.monotonic()
             self._grow()
-        return self._heard.get()
+        return self._notices.get()
 
     def _grow(self) -> None:
-        """Workers for nodes that have come, beyond those that would take up what left."""
-        room = self._whole(self._session.room())
+        """Start workers for new nodes, beyond those that replace lost ones."""
+        room = self._session_room()
         for _ in range(room - self._room):
             self._spawn(self._name())
         self._room = max(self._room, room)
 
-    def _bury(self, member: LiveActor, error: BaseException) -> list[Event]:
+    def _on_death(self, member: LiveActor, error: BaseException) -> list[Event]:
         reason = member.reason or how_it_ended(error)
         del self._members[member.name]
-        self._session.kill(member.actor)  # if only its connection ended, it is of no more use
+        self._session.kill(member.actor)  # if only its connection ended, it cannot be used any more
         await_end(member.process, 0.0)
-        again = member.ready or self._may_start_again(member.name, reason)
-        if again:
+        restart = member.ready or self._may_restart(member.name, reason)
+        if restart:
             self._spawn(member.name)
-        waits = self._session.room() < len(self._members)  # its partitions must not wait for room as well
-        found: list[Event] = [WorkerLost(member.name, reason, for_good=waits or not again)]
-        return [*found, *self._states.desert(member)]
+        no_room = self._session.room() < len(self._members)  # then its partitions must not wait for the new actor
+        found: list[Event] = [WorkerLost(member.name, reason, for_good=no_room or not restart)]
+        return [*found, *self._states.on_death(member)]
 
-    def _may_start_again(self, name: str, reason: str) -> bool:
+    def _may_restart(self, name: str, reason: str) -> bool:
         failures = self._failed_starts[name] = self._failed_starts.get(name, 0) + 1
-        if failures < STARTS:
+        if failures < MAX_START_ATTEMPTS:
             return True
-        if self._proven:  # this node is not like the others, which go on
+        if self._proven:  # only this node has a problem; the others go on
             return False
         raise RegattaError(
             f"Worker {name} {reason} before it could take work, again and again.",
             hint="Its node needs the same packages, the modules of the sweep's functions and the same paths.",
         )
 
-    # -- what is heard ---------------------------------------------------------------------------------
+    # -- notices ---------------------------------------------------------------------------------------
 
-    def _take(self, heard: _Notice) -> list[Event]:
-        if isinstance(heard, Path):
-            self._states.forget(heard)
+    def _handle(self, notice: _Notice) -> list[Event]:
+        if isinstance(notice, Path):
+            self._states.forget(notice)
             return []
-        if isinstance(heard, _PersistAgain):
-            if self._states.keeps(heard.member, heard.state):
-                self._keep(heard.state, heard.member)
+        if isinstance(notice, _PersistAgain):
+            if self._states.is_assigned(notice.member, notice.state):
+                self._persist(notice.state, notice.member)
             return []
-        member = heard.member
-        if self._members.get(member.name) is not member:  # the last words of one that was buried
+        member = notice.member
+        if self._members.get(member.name) is not member:  # it has died meanwhile
             return []
-        if heard.error is not None:
-            return self._bury(member, heard.error)
-        if heard.call == "hello":
-            return self._welcome(member, heard.value)
-        if heard.call == "run":
-            return self._finish(member, heard.value)
-        assert heard.subject is not None
-        if isinstance(heard.value, DiskError):
-            return self._postpone(heard.subject, member, heard.value)
-        if heard.subject.unwanted:
-            self._storage.drop(name_of(heard.subject.path, self._run))
-        return self._states.settle(heard.subject, member, heard.value)
+        if notice.error is not None:
+            return self._on_death(member, notice.error)
+        if notice.call == "hello":
+            return self._on_ready(member, notice.value)
+        if notice.call == "run":
+            return self._on_task_end(member, notice.value)
+        assert notice.state is not None
+        if isinstance(notice.value, DiskError):
+            return self._retry_later(notice.state, member, notice.value)
+        if notice.state.unwanted:
+            self._storage.drop(name_of(notice.state.path, self._run))
+        return self._states.on_persisted(notice.state, member, notice.value)
 
-    def _postpone(self, state: TrackedState, member: LiveActor, error: DiskError) -> list[Event]:
-        """The storage does not take a state now: say so, and try again by and by."""
-        if not self._states.keeps(member, state):
+    def _retry_later(self, state: TrackedState, member: LiveActor, error: DiskError) -> list[Event]:
+        """The storage refused a state: report that, and try again after a while."""
+        if not self._states.is_assigned(member, state):
             return []
-        clock = threading.Timer(RETRY, self._heard.put, [_PersistAgain(state, member)])
-        clock.daemon = True
-        self._clocks = {clock, *(other for other in self._clocks if other.is_alive())}
-        clock.start()
+        timer = threading.Timer(PERSIST_RETRY_S, self._notices.put, [_PersistAgain(state, member)])
+        timer.daemon = True
+        self._timers = {timer, *(other for other in self._timers if other.is_alive())}
+        timer.start()
         return [DiskFull(member.name, str(error))]
 
-    def _welcome(self, member: LiveActor, ready: WorkerReady) -> list[Event]:
+    def _on_ready(self, member: LiveActor, ready: WorkerReady) -> list[Event]:
         member.ready = self._proven = True
-        member.process = watched(ready.info)
+        member.process = watch_process(ready.info)
         if self._blocks is not None:
-            self._blocks.settle(member.name, ready.info["node"])
+            self._blocks.on_worker_up(member.name, ready.info["node"])
         self._failed_starts.pop(member.name, None)
         return [ready, *self._states.rescue_all()]
 
-    def _finish(self, member: LiveActor, event: TaskDone | TaskFailed | TaskReturned) -> list[Event]:
-        """A worker is through with its task, in one way or another."""
+    def _on_task_end(self, member: LiveActor, event: TaskDone | TaskFailed | TaskReturned) -> list[Event]:
         task, made = event.task, member.made
         member.task = member.made = None
         before = self._states.get(task.state_in)
@@ -325,17 +325,17 @@ class RayPool:
             self._states.add(state, member)
         return [event] if before is None else [event, *self._states.used(before, task)]
 
-    def _keep(self, state: TrackedState, member: LiveActor) -> None:
-        """Let a worker make a state durable, beside what else it does."""
-        kept = member.actor.keep.options(concurrency_group="keep").remote(state.path, _boxed(state))
-        self._await(kept, member, "keep", state)
+    def _persist(self, state: TrackedState, member: LiveActor) -> None:
+        """Let a worker make a state durable, beside its task."""
+        durable = member.actor.keep.options(concurrency_group="keep").remote(state.path, _boxed(state))
+        self._await(durable, member, "keep", state)
 
 
 def _device(cluster: Cluster) -> str:
-    """Ray shows an actor the GPUs that it was given, and none may be used without."""
+    """Ray shows an actor only the GPUs assigned to it; without GPUs, the device is the CPU."""
     return "cpu" if cluster.device == "auto" and not cluster.gpus else cluster.device
 
 
 def _boxed(state: TrackedState | None) -> list[Any]:
-    """A reference inside a list is handed over as it is: who gets it fetches the value, and hears if it is lost."""
+    """A reference inside a list, which Ray does not replace by its value: the receiver fetches it, and sees a loss."""
     return [] if state is None else [state.reference]

@@ -1,7 +1,7 @@
-"""Actors that make blocks, beside the workers of a Ray cluster, and the broker that has them made.
+"""Actors that preprocess data for the workers of a Ray cluster, and their broker.
 
-They ask Ray for nothing that a worker needs, and are put where there are cores to spare. Where blocks lie, in memory or
-on a disk, is Ray's business: the books know of one room, as large as both.
+The actors reserve no resources that a worker needs, and run on nodes with idle cores. Ray decides whether a block is in
+memory or on a disk, so the ledger sees one memory that is as large as both.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.sharing.preprocess import Preprocessor
 from regatta.engine.sharing.preprocess_worker import (
     NoRoomError,
-    broker_of,
     failure,
+    new_broker,
     preprocess_setup,
 )
 from regatta.engine.sharing.wire import Message
@@ -43,35 +43,35 @@ from regatta.engine.workers.ray.shared_blocks import (
     RayBlock,
     ReaderChannel,
     boxed,
-    submitted,
+    call,
 )
-from regatta.engine.workers.training.device_memory import keep_freed
+from regatta.engine.workers.training.device_memory import keep_freed_memory
 from regatta.engine.workers.training.trainer import limit_threads
 from regatta.paths import PREPROCESSING_LOG
 
-GROUPS = {"make": 1, "life": 1}  # threads of an actor
-SHARE = 0.4  # of the cluster's object store, for blocks
+CONCURRENCY_GROUPS = {"make": 1, "life": 1}  # threads of an actor
+BLOCKS_FRACTION = 0.4  # of the cluster's object store
 
 
 class RaySharing:
-    """The shared blocks of a run: their broker, with its makers and readers among the actors of a cluster."""
+    """The shared blocks of a run on a cluster: the broker, with actors as preprocess workers and readers."""
 
     def __init__(self, session: RaySession, cluster: Cluster, setup: WorkerSetup, settings: Sharing) -> None:
         self._session, self._cpus = session, cluster.cpus
-        self._hello = PreprocessActorSetup(
+        self._setup = PreprocessActorSetup(
             cloudpickle.dumps(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1
         )
         self._nodes: dict[str, str] = {}  # of workers
-        self._makers: Counter[str] = Counter()  # by node
-        self._actors = session.actors(PreprocessActor, GROUPS, cluster)
-        most = settings.processes or max(1, int(sum(session.cores().values())))
-        self.broker: Broker = broker_of(setup, _room(settings, session), 0, self._start, most)
+        self._started: Counter[str] = Counter()  # preprocess workers, by node
+        self._actors = session.actors(PreprocessActor, CONCURRENCY_GROUPS, cluster)
+        max_workers = settings.processes or max(1, int(sum(session.cores().values())))
+        self.broker: Broker = new_broker(setup, _memory(settings, session), 0, self._start, max_workers)
 
-    def seat(self, worker: str, actor: Any) -> None:
-        self.broker.admit(worker, ReaderChannel(actor))
+    def add_reader(self, worker: str, actor: Any) -> None:
+        self.broker.add_reader(worker, ReaderChannel(actor))
 
-    def settle(self, worker: str, node: str) -> None:
-        """A worker is up; makers are best where workers leave cores idle."""
+    def on_worker_up(self, worker: str, node: str) -> None:
+        """Remember the node of a worker: preprocess workers go where workers leave cores idle."""
         self._nodes = {**self._nodes, worker: node}
 
     def close(self) -> None:
@@ -80,59 +80,59 @@ class RaySharing:
     def _start(self) -> StartedWorker:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        node = self._place()
+        node = self._choose_node()
         where = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
-        actor = self._actors(num_cpus=0, num_gpus=0, resources={}, scheduling_strategy=where).remote(self._hello)
+        actor = self._actors(num_cpus=0, num_gpus=0, resources={}, scheduling_strategy=where).remote(self._setup)
         if node is not None:
-            self._makers[node] += 1
-        return StartedWorker(PreprocessChannel(actor), functools.partial(self._end, actor, node))
+            self._started[node] += 1
+        return StartedWorker(PreprocessChannel(actor), functools.partial(self._kill, actor, node))
 
-    def _end(self, actor: Any, node: str | None) -> None:
+    def _kill(self, actor: Any, node: str | None) -> None:
         self._session.kill(actor)
         if node is not None:
-            self._makers[node] -= 1
+            self._started[node] -= 1
 
-    def _place(self) -> str | None:
-        """The node with most cores to spare, by what we know of; one without any is for other things."""
+    def _choose_node(self) -> str | None:
+        """The node with the most idle cores, as far as is known; nodes without cores serve other purposes."""
         workers = Counter(self._nodes.values())
         cores = {node: has for node, has in self._session.cores().items() if has or workers[node]}
 
-        def spare(node: str) -> tuple[float, int]:
-            return cores[node] - self._cpus * workers[node] - self._makers[node], workers[node]
+        def idle_cores(node: str) -> tuple[float, int]:
+            return cores[node] - self._cpus * workers[node] - self._started[node], workers[node]
 
-        return max(cores, key=spare, default=None)
+        return max(cores, key=idle_cores, default=None)
 
 
 def open_ray_sharing(session: RaySession, cluster: Cluster, setup: WorkerSetup) -> RaySharing | None:
-    """The shared blocks of a run; none where there is nothing to share."""
+    """The shared blocks of a run; None if there is nothing to share."""
     plan = setup.sharing
     if plan is None or plan.settings.always is False:
         return None
     return RaySharing(session, cluster, setup, plan.settings)
 
 
-def _room(settings: Sharing, session: RaySession) -> int:
-    memory = int(SHARE * session.store_bytes()) if settings.memory is None else settings.memory
-    return memory + settings.disk_bytes(Path(tempfile.gettempdir()))  # as if each node's were like this one's
+def _memory(settings: Sharing, session: RaySession) -> int:
+    memory = int(BLOCKS_FRACTION * session.store_bytes()) if settings.memory is None else settings.memory
+    return memory + settings.disk_bytes(Path(tempfile.gettempdir()))  # other nodes are taken to have the same disk
 
 
 class PreprocessChannel:
-    """The broker's end of the line to a maker: what it is told is a call, what it says the result of one."""
+    """The broker's end of the channel to a preprocess actor: a message is a call, and the answer is its result."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._inbox = CallbackInbox()
         for name, group in (("life", "life"), ("hello", "make")):
-            call = getattr(actor, name).options(concurrency_group=group).remote()
-            self._inbox.expect(call, self._inbox.put, lambda error: self._inbox.put(None))
+            result = getattr(actor, name).options(concurrency_group=group).remote()
+            self._inbox.expect(result, self._inbox.put, lambda error: self._inbox.put(None))
 
     def fileno(self) -> int:
         return self._inbox.fileno()
 
     def send(self, message: Message, block: RayBlock | None = None) -> None:
-        call = self._actor.make.options(num_returns=2, concurrency_group="make")
-        told, made = submitted(call, message, boxed(block))
-        self._inbox.expect(told, lambda answer: self._inbox.put(answer, made), self._fail)
+        method = self._actor.make.options(num_returns=2, concurrency_group="make")
+        answer, made = call(method, message, boxed(block))
+        self._inbox.expect(answer, lambda found: self._inbox.put(found, made), self._on_error)
 
     def receive(self) -> tuple[Message, RayBlock | None]:
         message, made = self._inbox.take()
@@ -141,8 +141,8 @@ class PreprocessChannel:
     def close(self) -> None:
         self._inbox.close()
 
-    def _fail(self, error: BaseException) -> None:
-        """It is dead; or, if it only could not leave what it had made, there was no room for that."""
+    def _on_error(self, error: BaseException) -> None:
+        """The actor is dead; or, if it only could not store its block, there was no room for it."""
         import ray.exceptions
 
         alive = isinstance(error, ray.exceptions.RayTaskError | ray.exceptions.ObjectStoreFullError)
@@ -151,49 +151,49 @@ class PreprocessChannel:
 
 @dataclass(frozen=True)
 class PreprocessActorSetup:
-    """What a maker is made with; the user's functions travel in it, from our own controller."""
+    """The argument of a new actor; the user's functions travel in it, from our own controller."""
 
-    setup: bytes
+    pickled_setup: bytes
     paths: tuple[str, ...]  # where the controller finds its modules
     threads: int
 
 
 class PreprocessActor:
-    """The actor."""
+    """The actor that makes blocks."""
 
-    def __init__(self, hello: PreprocessActorSetup) -> None:
-        self._hello = hello
+    def __init__(self, setup: PreprocessActorSetup) -> None:
+        self._setup = setup
 
     def hello(self) -> Message:
-        sys.path.extend(path for path in self._hello.paths if path not in sys.path)
-        setup: WorkerSetup = cloudpickle.loads(self._hello.setup)
+        sys.path.extend(path for path in self._setup.paths if path not in sys.path)
+        setup: WorkerSetup = cloudpickle.loads(self._setup.pickled_setup)
         write_log(setup.logs / PREPROCESSING_LOG)
-        limit_threads(self._hello.threads)
-        keep_freed()
+        limit_threads(self._setup.threads)
+        keep_freed_memory()
         assert setup.recipe  # unpickle it now: that may fail
         self._preprocessor = Preprocessor(setup)
         return {"ready": os.getpid()}
 
     def life(self) -> None:
-        """Comes to an end with the actor only."""
+        """Returns only when the actor ends."""
         threading.Event().wait()
 
     def make(self, order: Message, reference: Sequence[Any]) -> tuple[Message, NDArray[np.uint8] | None]:
-        """Make a block; what is said of it, and beside that the block."""
+        """Make a block; returns the answer for the broker, and the block."""
         base, lost = _base(order, reference)
         block = RayBlockBuilder(order["memory"])
         try:
             self._preprocessor.fill(BlockKey(*order["make"]), base, block.allocate)
-        except NoRoomError as crowded:
-            return {"size": crowded.size, "lost": lost}, None
+        except NoRoomError as error:
+            return {"size": error.size, "lost": lost}, None
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
             return {**failure(error), "lost": lost}, None
         assert block.layout is not None
-        return {"layout": block.layout.as_json(), "place": "memory", "lost": lost}, block.room
+        return {"layout": block.layout.as_json(), "place": "memory", "lost": lost}, block.buffer
 
 
 def _base(order: Message, reference: Sequence[Any]) -> tuple[Any, bool]:
-    """What a block is made from, where that is a block too; if it is lost, it is read here."""
+    """The block that a block is made from, if there is one, and whether it is lost; then it is read here."""
     if not reference:
         return None, False
     try:
@@ -203,15 +203,15 @@ def _base(order: Message, reference: Sequence[Any]) -> tuple[Any, bool]:
 
 
 class RayBlockBuilder:
-    """A block that is being made, in memory of this actor: what it returns, Ray takes to its store."""
+    """A block that is being made in the memory of this actor; Ray copies what the actor returns into its store."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self.layout: BlockLayout | None = None
-        self.room: NDArray[np.uint8] | None = None
+        self.buffer: NDArray[np.uint8] | None = None
 
     def allocate(self, layout: BlockLayout) -> Any:
-        if layout.bytes > self._most:
+        if layout.bytes > self._max_bytes:
             raise NoRoomError(layout.bytes)
-        self.layout, self.room = layout, np.empty(max(1, layout.bytes), np.uint8)
-        return arrays_in(self.room, layout)
+        self.layout, self.buffer = layout, np.empty(max(1, layout.bytes), np.uint8)
+        return arrays_in(self.buffer, layout)

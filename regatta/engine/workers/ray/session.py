@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster: found or started, quietly, and what it has room for."""
+"""The connection to a Ray cluster, found or started, and the resources that it has."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from regatta.cluster import Cluster
 from regatta.errors import MissingExtraError, UsageError
 
-# Ray has only its environment for these. The second is read when Ray is imported: what raylets say of nodes that die,
-# which our events tell as well, would go to the standard output, where data belongs.
+# Ray reads these settings from the environment only. The second one is read when Ray is imported. It keeps messages
+# of raylets about dead nodes, which are events of the pool anyway, out of the standard output.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": r"\A|\(raylet\)|[Rr]aylet|node id"}
-PATIENCE = 10.0  # seconds until a cluster must have answered
+CONNECT_TIMEOUT_S = 10.0
 
 
 class RaySession:
-    """Ray as one run uses it; ended with the run only if nobody else had begun it."""
+    """Ray as one run uses it; the session ends Ray only if it has started it."""
 
     def __init__(self, cluster: Cluster) -> None:
         with _environment(_QUIET):
@@ -34,7 +34,7 @@ class RaySession:
     def _connect(self, address: str | None) -> None:
         started = {"include_dashboard": False} if address in (None, "local") else {}
         try:
-            _knock(address)
+            _check_reachable(address)
             self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UsageError(
@@ -43,9 +43,9 @@ class RaySession:
             ) from error
 
     def actors(self, kind: type, groups: Mapping[str, int], cluster: Cluster) -> Callable[..., Any]:
-        """A class as actors with the resources and threads of a worker; none is started again by Ray itself.
+        """A class as actors with the resources and threads of a worker; Ray itself does not restart them.
 
-        What comes back takes further options of Ray, such as where to start one.
+        The returned function takes further options of Ray, such as where to start an actor.
         """
         threads = str(cluster.threads or 1)
         limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
@@ -60,16 +60,16 @@ class RaySession:
         )
 
     def room(self) -> int:
-        """How many workers the nodes that are there could hold, if they held nothing else."""
+        """The number of workers that the present nodes could hold, if they held nothing else."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return sum(_fits(self._needs, node) for node in nodes)
 
     def free(self) -> int:
-        """How many of them there is room for right now."""
+        """The number of workers that there is room for right now."""
         return min(self.room(), _fits(self._needs, self._ray.available_resources()))
 
     def reserve(self, workers: int) -> Any:
-        """Where so many actors go that are to be near each other: to one node, if one has room for all."""
+        """Where a number of actors go that should be near each other: to one node, if one has room for all."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -77,7 +77,7 @@ class RaySession:
         return PlacementGroupSchedulingStrategy(self._reserved[-1])
 
     def cores(self) -> dict[str, float]:
-        """CPUs of each node that is there, by its id."""
+        """The number of CPUs of each live node, by its id."""
         return {node["NodeID"]: node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]}
 
     def store_bytes(self) -> float:
@@ -99,15 +99,15 @@ class RaySession:
 
 
 def _fits(needs: Mapping[str, float], has: Mapping[str, float]) -> int:
-    """How many times what a worker needs is there."""
+    """How many workers these resources are enough for."""
     return min(int(has.get(name, 0.0) / need + 1e-9) for name, need in needs.items())
 
 
-def _knock(address: str | None) -> None:
-    """Raise an OSError where nobody listens; Ray would try for minutes."""
+def _check_reachable(address: str | None) -> None:
+    """Raise OSError if nothing listens at the address; Ray itself would try for minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
 
 
 def _import_ray() -> Any:
@@ -121,7 +121,7 @@ def _import_ray() -> Any:
 
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Defaults for variables, while something is started that looks at them."""
+    """A scope with defaults for environment variables."""
     missing = [name for name in values if name not in os.environ]
     os.environ.update({name: values[name] for name in missing})
     try:
@@ -131,24 +131,24 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def watched(info: Mapping[str, Any]) -> int | None:
-    """A file that can be read once the process of a worker is dead: Ray counts it as dead before it is."""
+def watch_process(info: Mapping[str, Any]) -> int | None:
+    """A file that can be read once a worker's process has ended: Ray reports a death before the process ends."""
     if info["host"] != socket.gethostname() or not hasattr(os, "pidfd_open"):
         return None
-    with contextlib.suppress(OSError):  # it is dead already, or in a container of the same name
+    with contextlib.suppress(OSError):  # it has ended already, or runs in a container of the same host name
         return os.pidfd_open(info["pid"])
     return None
 
 
 def await_end(process: int | None, seconds: float) -> None:
-    """Wait a while for the end of a process that is watched, and watch it no longer."""
+    """Wait for the end of a watched process, and stop watching it."""
     if process is not None:
         select.select([process], [], [], seconds)
         os.close(process)
 
 
 def how_it_ended(error: BaseException) -> str:
-    """Why an actor is gone, in a few words, from the page that Ray says about it."""
+    """Why an actor is gone, in a few words, from Ray's long report."""
     import ray.exceptions
 
     text = str(error)

@@ -1,7 +1,7 @@
-"""What a pool of Ray workers knows of states: where each can be had, and what became of it.
+"""The states of a run on Ray: where each one can be fetched, and whether it is durable.
 
-A state that was not durable when its worker died is copied by another worker that has it, or that can still fetch it;
-only when nobody can is it lost, and the controller is told that once no task depends on it.
+If a worker dies before its state is durable, another worker that has the state, or can still fetch it, copies it. If
+no worker can, the state is lost. The pool reports the loss once no task depends on the state.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ from regatta.engine.messages import (
 
 @dataclass(eq=False)
 class LiveActor:
-    """One life of a worker."""
+    """One actor of a worker; a worker that dies gets another one."""
 
     name: str
     actor: Any
     life: Any  # a reference that is pending while the actor lives
     ready: bool = False
-    process: int | None = None  # a file that can be read once its process is dead, if that is of this machine
+    process: int | None = None  # a file that can be read once its process has ended, if it is on this machine
     task: Task | None = None
-    made: Any = None  # the reference of the state that the task will leave
-    held: set[Path] = field(default_factory=set)  # states that are, or may be, on its shelf
+    made: Any = None  # the reference of the state that the task will produce
+    held: set[Path] = field(default_factory=set)  # states that are, or may be, on its node
     reason: str | None = None  # why it is being ended
 
     def begins_with(self, state: TrackedState) -> bool:
-        """Whether it does a task that starts from that state."""
+        """Whether its task begins with that state."""
         return self.task is not None and self.task.state_in == state.path
 
 
 @dataclass(eq=False)
 class TrackedState:
-    """A state that some worker has made in this run."""
+    """A state that a worker has made in this run."""
 
     path: Path
     worker: str
     reference: Any
     ends_epoch: bool
     before: Path | None
-    keeper: LiveActor | None = None  # who makes it durable
+    persisting: LiveActor | None = None  # the actor that makes it durable
     bytes: int | None = None  # once it is durable
-    gone: bool = False  # its reference leads nowhere
-    unwanted: bool = False  # somebody else has made it durable, and nobody will ask for it again
-    judged: int = 0
+    gone: bool = False  # its reference is lost
+    unwanted: bool = False  # no task will begin with it any more
+    evaluations: int = 0
     followed: bool = False  # a later state of its configuration is durable
-    returned: list[TaskReturned] = field(default_factory=list)  # tasks that wait to hear what became of it
+    returned: list[TaskReturned] = field(default_factory=list)  # tasks that wait until its fate is known
 
 
 class StateTracker:
-    """The states that can be had by reference; `keep` lets a worker make one durable."""
+    """The states that can be fetched by reference; `persist` lets a worker make one durable."""
 
     def __init__(
         self,
         members: Mapping[str, LiveActor],
-        keep: Callable[[TrackedState, LiveActor], None],
-        judges: int,
+        persist: Callable[[TrackedState, LiveActor], None],
+        evaluations: int,
         budget: float,
     ) -> None:
         self._members = members
-        self._keep = keep
-        self._judges = judges  # evaluations that a state at the end of an epoch is needed for
+        self._persist = persist
+        self._evaluations = evaluations  # that need the state at the end of an epoch
         self._budget = budget  # bytes
         self._known: dict[Path, TrackedState] = {}
 
@@ -79,95 +79,95 @@ class StateTracker:
     def add(self, state: TrackedState, member: LiveActor) -> None:
         """A worker has made a state, and begins to make it durable."""
         self._known[state.path] = state
-        self._entrust(state, member)
+        self._assign(state, member)
 
     def forget(self, path: Path) -> None:
-        """Nobody will ask for this state again."""
+        """No task will begin with this state any more."""
         if self.is_safe(path):
             self._known.pop(path, None)
         else:
             self._known[path].unwanted = True
 
     def is_safe(self, path: Path) -> bool:
-        """Whether a state may go from a worker's shelf."""
+        """Whether a state may be removed from a worker's node."""
         return path not in self._known or self._known[path].bytes is not None
 
-    def keeps(self, member: LiveActor, state: TrackedState) -> bool:
-        """Whether it still is for that worker to make the state durable."""
-        return state.keeper is member and self._known.get(state.path) is state
+    def is_assigned(self, member: LiveActor, state: TrackedState) -> bool:
+        """Whether that worker still has to make the state durable."""
+        return state.persisting is member and self._known.get(state.path) is state
 
     def used(self, state: TrackedState, task: Task) -> list[Event]:
-        """A task that began with this state is through: who did it has the state."""
-        state.judged += task.kind == "eval" and (task.group_rank is None or task.group_rank.rank == 0)
+        """A task that began with this state has ended: its worker has the state."""
+        state.evaluations += task.kind == "eval" and (task.group_rank is None or task.group_rank.rank == 0)
         self._release(state)
         return self.rescue(state)
 
     def give_back(self, state: TrackedState, returned: TaskReturned) -> list[Event]:
-        """A task could not get hold of its state; it goes back when it is known what became of that."""
+        """A task could not fetch its state; the task is returned once the fate of the state is known."""
         state.returned.append(returned)
         return self.rescue(state)
 
-    def settle(self, state: TrackedState, member: LiveActor, kept: StateDurable | None) -> list[Event]:
-        """What became of an attempt to make a state durable."""
-        if not self.keeps(member, state):
+    def on_persisted(self, state: TrackedState, member: LiveActor, durable: StateDurable | None) -> list[Event]:
+        """An attempt to make a state durable has ended; None: it could not be fetched."""
+        if not self.is_assigned(member, state):
             return []
-        state.keeper = None
-        if kept is None:
+        state.persisting = None
+        if durable is None:
             member.held.discard(state.path)
             state.gone = True
             return self.rescue(state)
-        state.bytes = kept.bytes
+        state.bytes = durable.bytes
         if state.unwanted:
             del self._known[state.path]
         before = self.get(state.before)
         if before is not None:
             before.followed = True
             self._release(before)
-        self._shed()
+        self._limit_bytes()
         returned, state.returned = state.returned, []
-        return [kept, *returned]
+        return [durable, *returned]
 
-    def desert(self, member: LiveActor) -> list[Event]:
-        """A worker has died: what it was to make durable, others must; what it had begun with may be lost."""
+    def on_death(self, member: LiveActor) -> list[Event]:
+        """A worker has died: others make its states durable; the state that its task began with may be lost."""
         found: list[Event] = []
         for state in list(self._known.values()):
-            if state.keeper is member:
-                state.keeper = None
+            if state.persisting is member:
+                state.persisting = None
                 found += self.rescue(state)
         began = self.get(member.task.state_in if member.task is not None else None)
         return found if began is None else [*found, *self.rescue(began)]
 
     def rescue_all(self) -> list[Event]:
-        """Somebody new is there to be asked."""
+        """Try again to make states durable, because a new worker is ready."""
         return [event for state in list(self._known.values()) for event in self.rescue(state)]
 
     def rescue(self, state: TrackedState) -> list[Event]:
-        """See that a state becomes durable though who should have done it has died; or say that it is lost."""
-        if state.bytes is not None or state.keeper is not None or self._known.get(state.path) is not state:
+        """Assign a state to another worker if the one that should make it durable is gone; or report it as lost."""
+        if state.bytes is not None or state.persisting is not None or self._known.get(state.path) is not state:
             return []
         ready = [member for member in self._members.values() if member.ready]
         holders = [member for member in ready if state.path in member.held and not member.begins_with(state)]
         if holders or (ready and not state.gone):
-            self._entrust(state, (holders or ready)[0])
+            self._assign(state, (holders or ready)[0])
             return []
         if not state.gone or any(member.begins_with(state) for member in self._members.values()):
-            return []  # whoever comes next is asked; or whoever has begun with it may have got hold of it
+            return []  # a later worker may fetch it, or a worker whose task begins with it may have it
         del self._known[state.path]
         return [*state.returned, StateLost(state.worker, state.path)]
 
-    def _entrust(self, state: TrackedState, member: LiveActor) -> None:
-        state.keeper = member
+    def _assign(self, state: TrackedState, member: LiveActor) -> None:
+        state.persisting = member
         member.held.add(state.path)
-        self._keep(state, member)
+        self._persist(state, member)
 
     def _release(self, state: TrackedState) -> None:
-        """Let go of a state that has been followed, and judged where that is due."""
-        judged = not state.ends_epoch or state.judged >= self._judges
-        if state.bytes is not None and state.followed and judged:
+        """Release a state if a later one is durable and its evaluations are done."""
+        evaluated = not state.ends_epoch or state.evaluations >= self._evaluations
+        if state.bytes is not None and state.followed and evaluated:
             self._known.pop(state.path, None)
 
-    def _shed(self) -> None:
-        """Let go of the oldest durable states when all that are held take too much of the object store."""
+    def _limit_bytes(self) -> None:
+        """Release the oldest durable states if all of them take too much of the object store."""
         durable = [state for state in self._known.values() if state.bytes is not None]
         total = sum(state.bytes or 0 for state in durable)
         for state in durable:

@@ -1,4 +1,4 @@
-"""Where workers on Ray keep durable states: in the run's folder, or below a URL that all nodes reach."""
+"""Where workers on Ray store durable states: in the run's folder, or below a URL that all nodes reach."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from regatta.store.states.state_files import (
 
 
 class StateStorage:
-    """Durable states by name; below a URL, every run has a folder of its own name."""
+    """Durable states by name; below a URL, every run has its own folder."""
 
     def __init__(self, run: Path, url: str | None) -> None:
         self._files: Any = None
@@ -28,16 +28,16 @@ class StateStorage:
         if url is not None:
             from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-            files, root = _opened(url)
+            files, root = _open_file_system(url)
             self._root = Path(root) / run.name
             self._files = None if isinstance(files, LocalFileSystem) else files
 
-    def keep(self, local: Path, name: Path) -> tuple[str, int]:
-        """Copy a state from this node; its digest and its size, once it is durable."""
+    def persist(self, local: Path, name: Path) -> tuple[str, int]:
+        """Copy a state from this node; returns its digest and its size once it is durable."""
         target = self._root / name
         with writing(target):
             if self._files is None:
-                return _copied(local, target)
+                return _copy(local, target)
             self._files.makedirs(str(target.parent), exist_ok=True)
             self._files.put_file(str(local), f"{target}.part")
             self._files.mv(f"{target}.part", str(target))
@@ -47,7 +47,7 @@ class StateStorage:
         """Copy a durable state to this node."""
         source = self._root / name
         written = temporary(local)
-        with _removed_on_failure(written):
+        with _remove_on_failure(written):
             try:
                 if self._files is None:
                     shutil.copyfile(source, written)
@@ -66,13 +66,13 @@ class StateStorage:
 
 
 def name_of(state: Path, run: Path) -> Path:
-    """What a state is called on every node."""
+    """The name of a state on every node."""
     if state.is_relative_to(run):
         return state.relative_to(run)
     return Path("elsewhere", *state.parts[state.is_absolute() :])
 
 
-def _opened(url: str) -> tuple[Any, str]:
+def _open_file_system(url: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
     try:
@@ -85,23 +85,23 @@ def _opened(url: str) -> tuple[Any, str]:
     return files, root
 
 
-def _copied(local: Path, target: Path) -> tuple[str, int]:
+def _copy(local: Path, target: Path) -> tuple[str, int]:
     written = temporary(target)
     written.unlink(missing_ok=True)
-    with _removed_on_failure(written):
+    with _remove_on_failure(written):
         try:
-            os.link(local, written)  # nobody writes to a state that has its name, so that two names can share it
+            os.link(local, written)  # nothing writes to a published state, so two names can share its file
         except OSError:
-            shutil.copyfile(local, written)  # to another disk, mostly
-        kept = make_durable(written)  # before it has its name, under which the controller may drop it
+            shutil.copyfile(local, written)  # usually because it is another disk
+        persisted = make_durable(written)  # before it gets its name, under which the controller may drop it
         publish(written, target)
     fsync_path(target.parent)
-    return kept
+    return persisted
 
 
 @contextlib.contextmanager
-def _removed_on_failure(written: Path) -> Iterator[None]:
-    """A disk that is full must not be kept full by what did not fit."""
+def _remove_on_failure(written: Path) -> Iterator[None]:
+    """A scope that removes the file if writing fails: a partial file must not keep a full disk full."""
     try:
         yield
     except BaseException:

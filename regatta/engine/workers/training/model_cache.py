@@ -1,7 +1,7 @@
-"""Trainees that a worker keeps from one unit to the next, where building and compiling them is dear.
+"""Models that a worker keeps from one unit to the next, where building and compiling them is expensive.
 
-A kept trainee is as good as a new one: the whole state of the next unit is put into it, and one that changed in a way
-that no state covers is not kept.
+A cached model is as good as a new one: the next unit restores its whole state into it. A model that changed anything
+its state does not cover is not kept.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from typing import Any
 
 from regatta.frameworks import Framework
 
-MOST = 64
-MOST_BYTES = 2**30  # of their states
+MAX_MODELS = 64
+MAX_STATE_BYTES = 2**30
 
 
 @dataclass
 class CachedModel:
-    """One trainee, on loan to a unit or waiting for the next."""
+    """A model with all that trains it: in use by a unit, or waiting in the cache for the next one."""
 
     framework: Framework
     trainee: Any
-    unsaved_values: dict[str, Any]  # as it was when it was built
-    bytes: int = 0
+    unsaved_values: dict[str, Any]  # as they were when the model was built
+    bytes: int = 0  # of its state
 
 
 @dataclass
 class ModelCache:
-    """Trainees by configuration; those not used for longest go first."""
+    """Models by configuration; the least recently used are dropped first."""
 
-    _waiting: OrderedDict[str, CachedModel] = field(default_factory=OrderedDict)
+    _models: OrderedDict[str, CachedModel] = field(default_factory=OrderedDict)
 
     def take(self, config: str) -> CachedModel | None:
-        return self._waiting.pop(config, None)
+        return self._models.pop(config, None)
 
     def put(self, config: str, cached: CachedModel) -> None:
-        """Keep a trainee for the next unit of its configuration, if it may be."""
-        if not cached.framework.COMPILES or cached.framework.unsaved_values(cached.trainee) != cached.unsaved_values:
+        """Keep a model for the next unit of its configuration, if it may be reused."""
+        framework, trainee = cached.framework, cached.trainee
+        if not framework.COMPILES or framework.unsaved_values(trainee) != cached.unsaved_values:
             return
-        self._waiting[config] = cached
-        while len(self._waiting) > MOST or sum(kept.bytes for kept in self._waiting.values()) > MOST_BYTES:
-            self._waiting.popitem(last=False)
+        self._models[config] = cached
+        while len(self._models) > MAX_MODELS or sum(m.bytes for m in self._models.values()) > MAX_STATE_BYTES:
+            self._models.popitem(last=False)

@@ -1,142 +1,136 @@
-"""The data of a worker: partitions as frameworks want them; read, transformed, or made by others and shared."""
+"""The partitions that a worker holds in memory: read, transformed, or preprocessed by others and shared."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
-from regatta.engine.sharing.blocks import UnsharableError, layout_of, plain
-from regatta.engine.sharing.ledger import BlockKey
-from regatta.engine.sharing.preprocess import ROWS, PartitionKind, Preprocessor
+from regatta.engine.sharing.blocks import UnsharableError, layout_of, to_arrays
+from regatta.engine.sharing.ledger import BlockKey, PartitionKind
+from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
+from regatta.engine.workers.training.unit import UnitCosts
 from regatta.frameworks import Framework
 from regatta.frameworks.arrays import rows
 
-if TYPE_CHECKING:
-    from regatta.engine.workers.training.trainer import Costs
-
-_Place: TypeAlias = tuple[str, BlockKey]
+_CacheKey: TypeAlias = tuple[str, BlockKey]  # the name of the framework, "" for data as it was read
 
 
 @dataclass
 class PartitionCache:
-    """What is read is kept; of what is transformed or shared, the last of each kind."""
+    """Keeps every partition that was read; of transformed or shared ones, the last of each kind."""
 
     setup: WorkerSetup
     device: str = "cpu"
     reader: BlockReader | None = None
-    _data: dict[_Place, Any] = field(default_factory=dict)
+    _data: dict[_CacheKey, Any] = field(default_factory=dict)
     _sample: tuple[tuple[str, int, int], Any] | None = None
-    sampled: tuple[int, float] | None = None  # the rows of the partition of the last sample, and seconds for each
-    unsharable: bool = False  # what it was made from
+    sampled: tuple[int, float] | None = None  # rows of the last sampled partition, and seconds to transform a row
+    unsharable: bool = False  # whether no block can hold that partition
 
     def __post_init__(self) -> None:
         self._preprocessor = Preprocessor(self.setup)
-        self._held: set[BlockKey] = set()
+        self._held: set[BlockKey] = set()  # shared blocks
 
     def partition(
         self,
         kind: PartitionKind,
         index: int,
         framework: Framework,
-        costs: Costs | None = None,
+        costs: UnitCosts | None = None,
         epoch: int | None = None,
         models: Sequence[str] = (),
     ) -> Any:
-        """The data of a partition; for training, as it is in an epoch."""
+        """The data of a partition; for training, transformed for an epoch."""
         transformed = kind == "train" and epoch is not None and self.setup.recipe.transform_fn is not None
         key = BlockKey(kind, index, epoch if transformed else None)
-        place, start = (framework.NAME, key), time.perf_counter()
-        if place not in self._data or (transformed and not self._keeps()):
-            self._make_way(key)
-            self._data[place] = framework.prepare(self._bring(key, models), self.device)
+        cache_key, start = (framework.NAME, key), time.perf_counter()
+        if cache_key not in self._data or (transformed and not self._may_reuse()):
+            self._make_room(key)
+            self._data[cache_key] = framework.prepare(self._load(key, models), self.device)
         elif key in self._held and self.reader is not None:
             self.reader.note(key, models)
         if costs is not None:
             costs.load_seconds += time.perf_counter() - start
-        return self._data[place]
+        return self._data[cache_key]
 
-    def sample(self, index: int, framework: Framework, most: int, costs: Costs | None) -> Any:
-        """Some transformed rows of a partition, for a pilot."""
-        place = framework.NAME, index, most
-        if self._sample is None or self._sample[0] != place:
+    def sample(self, index: int, framework: Framework, max_rows: int, costs: UnitCosts | None) -> Any:
+        """The first rows of a partition, transformed, for profiling."""
+        sample_key = framework.NAME, index, max_rows
+        if self._sample is None or self._sample[0] != sample_key:
             start = time.perf_counter()
             base = self._read(BlockKey("train", index))
             read = time.perf_counter()
-            first = self._preprocessor.transform(base, index, 0, most)
+            first = self._preprocessor.transform(base, index, 0, max_rows)
             end, total = time.perf_counter(), rows(base)
-            self.sampled = total, (end - read) / min(total, -(-most // ROWS) * ROWS)
+            self.sampled = total, (end - read) / min(total, -(-max_rows // ROWS_PER_CALL) * ROWS_PER_CALL)
             self.unsharable = _is_unsharable(base)
-            self._sample = place, framework.prepare(first, self.device)
+            self._sample = sample_key, framework.prepare(first, self.device)
             if costs is not None:
                 costs.load_seconds += end - start
             if self.reader is not None:
                 self.reader.measured(self.sampled[1] * total)
         return self._sample[1]
 
-    def sample_again(self) -> None:
-        """The first sample also paid for what transform_fn imports: the next is measured anew."""
+    def forget_sample(self) -> None:
+        """Measure the next sample again: the first one also paid for the imports of transform_fn."""
         self._sample = None
 
-    def forget(self) -> None:
-        """Somebody changed what is here; it is read again."""
+    def clear(self) -> None:
+        """Drop all data, because a function of the user changed it; it will be read again."""
         for key in list(self._held):
-            self._let_go(key)
+            self._release(key)
         self._data.clear()
         self._sample = None
 
-    def _keeps(self) -> bool:
-        """Whether a model may have what was made for another."""
+    def _may_reuse(self) -> bool:
+        """Whether a model may use data that was transformed for another one."""
         sharing = self.setup.sharing
         return sharing is None or sharing.settings.always is not False
 
-    def _make_way(self, key: BlockKey) -> None:
-        """Let go of the last block before the next is asked for, and of the rows that a pilot looked at."""
+    def _make_room(self, key: BlockKey) -> None:
+        """Drop the last block before the next one is requested, and the sample of a profiling task."""
         self._sample = None
-        for place in [place for place in self._data if place[1].kind == key.kind]:
-            if place[1].epoch is not None or place[1] in self._held:
-                del self._data[place]
-                self._let_go(place[1])
+        for cache_key in [cache_key for cache_key in self._data if cache_key[1].kind == key.kind]:
+            if cache_key[1].epoch is not None or cache_key[1] in self._held:
+                del self._data[cache_key]
+                self._release(cache_key[1])
 
-    def _let_go(self, key: BlockKey) -> None:
+    def _release(self, key: BlockKey) -> None:
         if key in self._held and self.reader is not None:
             self._held.discard(key)
             self.reader.release(key)
 
-    def _bring(self, key: BlockKey, models: Sequence[str]) -> Any:
+    def _load(self, key: BlockKey, models: Sequence[str]) -> Any:
         shares = self.setup.sharing is not None and (key.epoch is not None or self.setup.sharing.reads_for_all)
         if self.reader is not None and shares:
-            found = self.reader.get(key, models)
-            if found is not None:
+            block = self.reader.get(key, models)
+            if block is not None:
                 self._held.add(key)
-                return found
+                return block
         if key.epoch is None:
-            return self._preprocessor.read(_kind(key), key.partition)
+            return self._preprocessor.read(key.kind, key.partition)
         base = self._read(key.base)
         start = time.perf_counter()
-        made = self._preprocessor.transform(base, key.partition, key.epoch)
+        transformed = self._preprocessor.transform(base, key.partition, key.epoch)
         if self.reader is not None:
             self.reader.measured(time.perf_counter() - start)
-        return made
+        return transformed
 
     def _read(self, key: BlockKey) -> Any:
-        """A partition as it is read, kept for the transforms to come."""
-        place = "", key
-        if place not in self._data:
-            self._data[place] = self._bring(key, ())
-        return self._data[place]
+        """A partition as it is read, kept for later transforms."""
+        cache_key = "", key
+        if cache_key not in self._data:
+            self._data[cache_key] = self._load(key, ())
+        return self._data[cache_key]
 
 
 def _is_unsharable(base: Any) -> bool:
     try:
-        layout_of(plain(base, "input_fn"))
+        layout_of(to_arrays(base, "input_fn"))
     except UnsharableError:
         return True
     return False
-
-
-def _kind(key: BlockKey) -> PartitionKind:
-    return "train" if key.kind == "train" else "eval"

@@ -1,7 +1,7 @@
-"""What a pilot measures: a few batches of a new model, and what a unit costs beside its batches.
+"""Profiles a new model: times a few batches, and what a unit costs besides its batches.
 
-A unit is taken to cost (its batches at the pace that the model has settled to) + (having the state, the slower first
-batch after that, leaving the new state). No measurement relies on a single moment where that moment is short.
+The cost of a unit is estimated as its batches, at the speed that the model has settled to, plus a fixed part: load the
+state, run a slower first batch, save the new state. Short durations are never measured just once.
 """
 
 from __future__ import annotations
@@ -16,273 +16,262 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from regatta.configuration import derive_seed
 from regatta.data import batch_order
 from regatta.engine.messages import ModelProfile, Task
-from regatta.engine.workers.training.device_memory import growth
+from regatta.engine.workers.training.device_memory import measure_peak
 from regatta.engine.workers.training.model_cache import CachedModel
 from regatta.engine.workers.training.packs import build_of
+from regatta.engine.workers.training.unit import UnitCosts, batch_size, batches_in_order, train_metric
 from regatta.frameworks.base import Indices
 
 if TYPE_CHECKING:
-    from regatta.engine.workers.training.trainer import Costs, Trainer
+    from regatta.engine.workers.training.trainer import Trainer
 
-MOST, COUNTED = 48, 20  # batches of a pilot, and those of them, the last, that count
-PIECE = 4  # batches that are timed together, where they are not long
-LONG = 0.01  # seconds of a batch that is timed by itself
-GROUP_PIECE = 6  # the same in a group, which also agrees at the end of each piece, as at that of a unit
-BUDGET = 0.2  # seconds for batches beyond the first two
-GROUP_BUDGET = 0.5
-ROUND_BUDGET = 0.05  # the same, where there are so few that they come again
-TRIM = 5  # of so many batches, the quickest and the slowest are left out
-AGAIN, TIMES = 0.03, 3  # what takes less is measured again, so many times at most
-ROWS = 256  # of data that only the user's own functions can cut into batches
-SAMPLE = 6  # batches for which a transform_fn makes rows
+MAX_BATCHES = 48
+COUNTED_BATCHES = 20  # the last ones count
+BATCHES_PER_TIMING = 4  # short batches are timed together
+LONG_BATCH_S = 0.01  # a longer batch is timed by itself
+GROUP_BATCHES_PER_TIMING = 6  # a group also agrees at the end of each timing, as it does at the end of a unit
+BUDGET_S = 0.2  # for the batches after the first two
+GROUP_BUDGET_S = 0.5
+REPEAT_BUDGET_S = 0.05  # where a partition has so few batches that they are repeated
+TRIM_ONE_IN = 5  # for each 5 batches, the fastest and the slowest are left out
+SHORT_S, MAX_REPEATS = 0.03, 3  # what is shorter is measured again, at most 3 times in all
+OPAQUE_ROWS = 256  # of data that only the user's functions can divide into batches
+SAMPLE_BATCHES = 6  # for which transform_fn makes rows
 
 Result = TypeVar("Result")
-Steps: TypeAlias = Callable[[Sequence[Indices]], dict[str, float]]
-Agree: TypeAlias = Callable[[bool], bool]  # whether something holds for any member of a group
+TakeSteps: TypeAlias = Callable[[Sequence[Indices]], dict[str, float]]
+Agree: TypeAlias = Callable[[bool], bool]  # whether a condition holds for any member of a group
 
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """Seconds of the first batch, and of each later one; what the batches gave."""
+    """Seconds of the first batch and of each later one, and the metrics of the first."""
 
     first: float
     later: list[float]
-    found: dict[str, float]
+    metrics: dict[str, float]
 
     @property
     def each(self) -> float:
-        return settled(self.later[-COUNTED:])
+        return trimmed_mean(self.later[-COUNTED_BATCHES:])
 
     @property
-    def start(self) -> float:
-        """What the first batch takes more than another."""
+    def startup(self) -> float:
+        """How much longer the first batch takes than the others."""
         return max(0.0, self.first - self.each)
 
 
 @dataclass(frozen=True)
-class _PhaseCost:
-    """What training or evaluating a model takes, of so many rows: for each, for a batch, and once."""
+class _PhaseTimes:
+    """What training or evaluating takes: seconds for each row, for each batch, and once."""
 
     rows: int = 0
     per_row: float = 0.0
-    each: float = 0.0
-    start: float = 0.0
+    per_batch: float = 0.0
+    startup: float = 0.0
     metrics: tuple[str, ...] = ()
-    pace: BatchTimes | None = None  # of training by batches
+    batch_times: BatchTimes | None = None  # of training by batches
 
 
 class ModelProfiler:
-    """The pilots of one worker, each of one model."""
+    """Profiles models for one worker, one model at a time."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._rehearsed = False
+        self._warmed_up = False
 
-    def run(self, task: Task, costs: Costs) -> ModelProfile:
-        """Measure a new model; nothing of it is kept but the data, and what is compiled."""
-        if self._trainer.group_member.any(task, not self._rehearsed):
-            self._rehearsed = True  # the first model also pays for imports, caches and threads
+    def run(self, task: Task, costs: UnitCosts) -> ModelProfile:
+        """Profile a new model; only the data and compiled steps are kept."""
+        if self._trainer.group_member.any_member(task, not self._warmed_up):
+            self._warmed_up = True  # the first model also pays for imports, caches and threads
             self._measure(task, costs)
-            self._trainer.partition_cache.sample_again()
+            self._trainer.partition_cache.forget_sample()
         return self._measure(task, costs)
 
-    def _measure(self, task: Task, costs: Costs) -> ModelProfile:
+    def _measure(self, task: Task, costs: UnitCosts) -> ModelProfile:
         trainer = self._trainer
-        peak = growth(trainer.device)
-        cached, data = trainer.set_up("train", task.partition, task, costs)
+        peak = measure_peak(trainer.device)
+        cached, data = trainer.prepare("train", task.partition, task, costs)
         framework, trainee = cached.framework, cached.trainee
-        unsaved_values = framework.unsaved_values(trainee)
-        trained = self._train(cached, data, task)
-        forgotten = tuple(
-            name for name, value in framework.unsaved_values(trainee).items() if unsaved_values.get(name) != value
-        )
-        judged = self._judge(cached, task, costs)
+        before = framework.unsaved_values(trainee)
+        training = self._train(cached, data, task)
+        after = framework.unsaved_values(trainee)
+        evaluation = self._evaluate(cached, task, costs)
         peak_bytes = peak()
-        trained = self._train_others(trained, cached, data, task)
-        save, fetch, fetched = self._carry(cached, task)
-        start = self._start(fetched, data, task, trained.each)
-        build = build_of(cached, trainer.setup.recipe, task.values, trainer.device)
-        rows, prepare = trainer.partition_cache.sampled or (framework.rows(data), 0.0)
+        training = self._train_more_models(training, cached, data, task)
+        save, load, loaded = self._save_and_load(cached, task)
+        startup = self._startup(loaded, data, task, training.per_batch)
+        rows, transform = trainer.partition_cache.sampled or (framework.rows(data), 0.0)
         return ModelProfile(
-            trained.per_row, judged.per_row, rows, judged.rows,
-            fixed_seconds=fetch + start + save,
-            eval_fixed_seconds=fetch + judged.start,
-            state_bytes=fetched.bytes,
-            metrics=(*trained.metrics, *judged.metrics),
-            forgotten=forgotten,
-            build=build,
-            prepare_seconds_per_row=prepare,
+            training.per_row, evaluation.per_row, rows, evaluation.rows,
+            fixed_seconds=load + startup + save,
+            eval_fixed_seconds=load + evaluation.startup,
+            state_bytes=loaded.bytes,
+            metrics=(*training.metrics, *evaluation.metrics),
+            forgotten=tuple(name for name, value in after.items() if before.get(name) != value),
+            build=build_of(cached, trainer.setup.recipe, task.values, trainer.device),
+            prepare_seconds_per_row=transform,
             peak_bytes=peak_bytes,
             unsharable=trainer.partition_cache.unsharable,
         )  # fmt: skip
 
-    def _train(self, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
-        """No more batches than a unit has, for a schedule may end with them."""
+    def _train(self, cached: CachedModel, data: Any, task: Task) -> _PhaseTimes:
+        """Take no more batches than a unit has: a learning-rate schedule may end with them."""
         with cached.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
             if self._trainer.setup.recipe.train_fn is not None:
-                return self._train_opaque(cached, data, task)
+                return self._run_train_fn(cached, data, task)
             order = _shuffled(cached.framework.rows(data), task)
-            most = min(MOST, len(order) - 1)
-            pace = paced(
-                self._steps("train", cached, data, task), order, self._agree(task), most, task.group_rank is not None
-            )
-        return self._trained(pace, cached, data, task)
+            limit, grouped = min(MAX_BATCHES, len(order) - 1), task.group_rank is not None
+            times = time_batches(self._steps("train", cached, data, task), order, self._agree(task), limit, grouped)
+        return self._training_times(times, cached, data, task)
 
-    def _train_others(self, found: _PhaseCost, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
-        """Where a unit has few batches, those of more such models count too; of the memory, only the first's."""
-        pace = found.pace
-        if pace is None or task.group_rank is not None or cached.framework.COMPILES:
+    def _train_more_models(self, found: _PhaseTimes, cached: CachedModel, data: Any, task: Task) -> _PhaseTimes:
+        """Where a unit has few batches, time those of more such models; the peak memory is of the first alone."""
+        times = found.batch_times
+        if times is None or task.group_rank is not None or cached.framework.COMPILES:
             return found
-        order, began = _shuffled(cached.framework.rows(data), task), time.perf_counter()
-        most = min(MOST, len(order) - 1)
-        if most >= COUNTED:
+        order, begun = _shuffled(cached.framework.rows(data), task), time.perf_counter()
+        limit = min(MAX_BATCHES, len(order) - 1)
+        if limit >= COUNTED_BATCHES:
             return found
         with cached.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
-            while len(pace.later) < COUNTED and time.perf_counter() - began < ROUND_BUDGET:
+            while len(times.later) < COUNTED_BATCHES and time.perf_counter() - begun < REPEAT_BUDGET_S:
                 another = self._trainer.build(task.values)
-                pace.later.extend(paced(self._steps("train", another, data, task), order, most=most).later)
-        return self._trained(pace, cached, data, task)
+                more = time_batches(self._steps("train", another, data, task), order, max_batches=limit)
+                times.later.extend(more.later)
+        return self._training_times(times, cached, data, task)
 
-    def _trained(self, pace: BatchTimes, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
+    def _training_times(self, times: BatchTimes, cached: CachedModel, data: Any, task: Task) -> _PhaseTimes:
         rows = cached.framework.rows(data)
         total = (self._trainer.partition_cache.sampled or (rows,))[0]
-        per_row = pace.each * steps_of(total, _size(task)) / max(1, total)
-        return _PhaseCost(rows, per_row, pace.each, metrics=tuple(map(_train_name, pace.found)), pace=pace)
+        per_row = times.each * equivalent_batches(total, batch_size(task.values)) / max(1, total)
+        metrics = tuple(map(train_metric, times.metrics))
+        return _PhaseTimes(rows, per_row, times.each, metrics=metrics, batch_times=times)
 
-    def _train_opaque(self, cached: CachedModel, data: Any, task: Task) -> _PhaseCost:
-        """A train_fn trains on some rows, and on more of them if that was quick; on all, if they cannot be cut."""
-        rows, cuttable = cached.framework.rows(data), isinstance(data, tuple)
-        for most in (ROWS, SAMPLE * ROWS):
-            cut = tuple(part[:most] for part in data) if cuttable else data
-            seconds, found = _timed(partial(self._trainer.train_opaque, cached, cut, task))
-            if seconds > AGAIN and not cached.framework.COMPILES:
+    def _run_train_fn(self, cached: CachedModel, data: Any, task: Task) -> _PhaseTimes:
+        """Time train_fn on some rows, and on more if that was short; on all rows if they cannot be divided."""
+        rows, divisible = cached.framework.rows(data), isinstance(data, tuple)
+        for limit in (OPAQUE_ROWS, SAMPLE_BATCHES * OPAQUE_ROWS):
+            some = tuple(part[:limit] for part in data) if divisible else data
+            seconds, metrics = _timed(partial(self._trainer.run_train_fn, cached, some, task))
+            if seconds > SHORT_S and not cached.framework.COMPILES:
                 break
-        per_row = seconds / max(1, min(rows, most) if cuttable else rows)
-        return _PhaseCost(rows, per_row, metrics=tuple(map(_train_name, found)))
+        per_row = seconds / max(1, min(rows, limit) if divisible else rows)
+        return _PhaseTimes(rows, per_row, metrics=tuple(map(train_metric, metrics)))
 
-    def _judge(self, cached: CachedModel, task: Task, costs: Costs) -> _PhaseCost:
-        """The loss on a few batches, and the user's eval_fn on all data."""
+    def _evaluate(self, cached: CachedModel, task: Task, costs: UnitCosts) -> _PhaseTimes:
+        """Time the loss on a few batches, and the user's eval_fn on all data."""
         if task.eval_partition is None:
-            return _PhaseCost()
-        trainer, framework, recipe = self._trainer, cached.framework, self._trainer.setup.recipe
+            return _PhaseTimes()
+        trainer, framework = self._trainer, cached.framework
         data = trainer.partition("eval", task.eval_partition, framework, costs)
-        rows, seconds, start, metrics = framework.rows(data), 0.0, 0.0, dict[str, float]()
+        rows, seconds, startup, metrics = framework.rows(data), 0.0, 0.0, dict[str, float]()
         with framework.seeded(derive_seed(trainer.setup.seed, "eval")):
-            if recipe.train_fn is None:
-                pace = paced(self._steps("evaluate", cached, data, task), _in_order(rows, task), self._agree(task))
-                seconds, start, metrics = pace.each * steps_of(rows, _size(task)), pace.start, pace.found
-            judging = partial(trainer.judged_by_user, cached, data, task)
-            more, found = _timed(judging)
-            if more and (more < AGAIN or framework.COMPILES):
-                more, found = _timed(judging)
-        return _PhaseCost(rows, (seconds + more) / max(1, rows), start=start, metrics=tuple({**metrics, **found}))
+            if trainer.setup.recipe.train_fn is None:
+                size = batch_size(task.values)
+                steps = self._steps("evaluate", cached, data, task)
+                times = time_batches(steps, batches_in_order(rows, size), self._agree(task))
+                seconds, startup, metrics = times.each * equivalent_batches(rows, size), times.startup, times.metrics
+            run_eval_fn = partial(trainer.run_eval_fn, cached, data, task)
+            more, users_metrics = _timed(run_eval_fn)
+            if more and (more < SHORT_S or framework.COMPILES):
+                more, users_metrics = _timed(run_eval_fn)
+        names = tuple({**metrics, **users_metrics})
+        return _PhaseTimes(rows, (seconds + more) / max(1, rows), startup=startup, metrics=names)
 
-    def _carry(self, cached: CachedModel, task: Task) -> tuple[float, float, CachedModel]:
-        """Seconds of leaving a state where those of the run will be, and of having it again; the model that has it."""
-        from regatta.engine.workers.training.trainer import Costs
-
+    def _save_and_load(self, cached: CachedModel, task: Task) -> tuple[float, float, CachedModel]:
+        """Seconds to save a state beside those of the run, seconds to load it again, and the loaded model."""
         trainer = self._trainer
-        with trainer.scratch() as path:
-            save, _ = _typical(lambda: trainer.leave(cached.framework, cached.trainee, path, Costs()))
+        with trainer.scratch_file() as path:
+            save, _ = _typical(lambda: trainer.save_state(cached.framework, cached.trainee, path, UnitCosts()))
             unit = replace(task, kind="train", state_in=path)
 
-            def fetch() -> CachedModel:
+            def load() -> CachedModel:
                 with cached.framework.seeded(0):  # every unit is
-                    fetched = trainer.fetch(unit, Costs())
-                trainer.model_cache.put(task.config, fetched)
-                return fetched
+                    loaded = trainer.load_model(unit, UnitCosts())
+                trainer.model_cache.put(task.config, loaded)
+                return loaded
 
             trainer.model_cache.put(task.config, cached)
-            return save, *_typical(fetch)
+            return save, *_typical(load)
 
-    def _start(self, cached: CachedModel, data: Any, task: Task, each: float) -> float:
-        """What the first batch of a unit takes more than the others; in a group, nobody knows."""
+    def _startup(self, cached: CachedModel, data: Any, task: Task, per_batch: float) -> float:
+        """How much longer the first batch of a unit takes than the others; not known for a group or a train_fn."""
         if task.group_rank is not None or self._trainer.setup.recipe.train_fn is not None:
             return 0.0
         first, *others = _shuffled(cached.framework.rows(data), task)
         if len(others) < 2:
-            return 0.0  # it has taken as many steps already as a unit has
+            return 0.0  # the model has taken as many steps already as a unit has
         with cached.framework.seeded(derive_seed(self._trainer.setup.seed, "pilot")):
             seconds, _ = _timed(partial(self._steps("train", cached, data, task), [first]))
-        return max(0.0, seconds - each)
+        return max(0.0, seconds - per_batch)
 
-    def _steps(self, what: Literal["train", "evaluate"], cached: CachedModel, data: Any, task: Task) -> Steps:
+    def _steps(self, name: Literal["train", "evaluate"], cached: CachedModel, data: Any, task: Task) -> TakeSteps:
         loss_fn, values = self._trainer.setup.recipe.loss_fn, dict(task.values)
-        do = self._trainer.doing(what, cached.framework, task)
-        return lambda batches: do(cached.trainee, data, batches, loss_fn, values)
+        function = self._trainer.function(name, cached.framework, task)
+        return lambda batches: function(cached.trainee, data, batches, loss_fn, values)
 
     def _agree(self, task: Task) -> Agree:
-        return partial(self._trainer.group_member.any, task)
+        return partial(self._trainer.group_member.any_member, task)
 
 
-def paced(
-    do: Steps, order: Sequence[Indices], agree: Agree = bool, most: int = MOST, grouped: bool = False
+def time_batches(
+    take_steps: TakeSteps,
+    order: Sequence[Indices],
+    agree: Agree = bool,
+    max_batches: int = MAX_BATCHES,
+    grouped: bool = False,
 ) -> BatchTimes:
-    """Take batches of full size, round and round, until they have told enough: few where they are long.
+    """Time batches of full size, repeating them if there are few; long batches are timed only a few times.
 
-    Members of a group must take the same ones, so all that depends on time is agreed upon.
+    Members of a group must take the same batches, so they agree on everything that depends on time.
     """
     full = [batch for batch in order if len(batch) == len(order[0])]
-    first, found = _timed(partial(do, full[:1]))
-    second, _ = _timed(partial(do, full[1:2] or full[:1]))
-    pieces, taken, begun = [second], 2, time.perf_counter()
-    size = GROUP_PIECE if grouped else 1 if agree(second > LONG) else PIECE
-    while taken < most:
-        size = min(size, most - taken)
-        budget = GROUP_BUDGET if grouped else BUDGET if taken < len(full) else ROUND_BUDGET
+    first, metrics = _timed(partial(take_steps, full[:1]))
+    second, _ = _timed(partial(take_steps, full[1:2] or full[:1]))
+    times, taken, begun = [second], 2, time.perf_counter()
+    size = GROUP_BATCHES_PER_TIMING if grouped else 1 if agree(second > LONG_BATCH_S) else BATCHES_PER_TIMING
+    while taken < max_batches:
+        size = min(size, max_batches - taken)
+        budget = GROUP_BUDGET_S if grouped else BUDGET_S if taken < len(full) else REPEAT_BUDGET_S
         if agree(time.perf_counter() - begun + second * size > budget):
             break
         batches = [full[k % len(full)] for k in range(taken, taken + size)]
-        pieces += [_timed(partial(do, batches))[0] / size] * size
+        times += [_timed(partial(take_steps, batches))[0] / size] * size
         taken += size
-    return BatchTimes(first, pieces, found)
+    return BatchTimes(first, times, metrics)
 
 
-def settled(seconds: Sequence[float]) -> float:
-    """A mean that few disturbed ones do not move."""
-    left_out = len(seconds) // TRIM
+def trimmed_mean(seconds: Sequence[float]) -> float:
+    """A mean that a few disturbed measurements do not move."""
+    left_out = len(seconds) // TRIM_ONE_IN
     return fmean(sorted(seconds)[left_out:-left_out]) if left_out else median(seconds)
 
 
-def steps_of(rows: int, size: int) -> float:
-    """Batches of so many rows; the last, if it is smaller, counts for more than its rows: steps have a fixed part."""
+def equivalent_batches(rows: int, size: int) -> float:
+    """Full batches that take as long as these rows; a smaller last batch counts for more than its share of rows.
+
+    The reason is that each step has a fixed part.
+    """
     whole, rest = divmod(rows, size)
     return whole + ((1 + rest / size) / 2 if rest else 0.0)
 
 
-def _timed(do: Callable[[], Result]) -> tuple[float, Result]:
+def _timed(function: Callable[[], Result]) -> tuple[float, Result]:
     start = time.perf_counter()
-    found = do()
-    return time.perf_counter() - start, found
+    result = function()
+    return time.perf_counter() - start, result
 
 
-def _typical(do: Callable[[], Result]) -> tuple[float, Result]:
-    """Seconds of something, measured several times if it is short; what it gave at last."""
-    seconds, found = _timed(do)
+def _typical(function: Callable[[], Result]) -> tuple[float, Result]:
+    """The median seconds of a function, called several times if it is short, and its last result."""
+    seconds, result = _timed(function)
     taken = [seconds]
-    while len(taken) < TIMES and sum(taken) < AGAIN:
-        seconds, found = _timed(do)
+    while len(taken) < MAX_REPEATS and sum(taken) < SHORT_S:
+        seconds, result = _timed(function)
         taken.append(seconds)
-    return median(taken), found
+    return median(taken), result
 
 
 def _shuffled(rows: int, task: Task) -> list[Indices]:
-    return batch_order(rows, _size(task), 0)
-
-
-def _in_order(rows: int, task: Task) -> list[Indices]:
-    from regatta.engine.workers.training.trainer import in_order
-
-    return in_order(rows, _size(task))
-
-
-def _size(task: Task) -> int:
-    from regatta.engine.workers.training.trainer import batch_size
-
-    return batch_size(task.values)
-
-
-def _train_name(name: str) -> str:
-    from regatta.engine.workers.training.trainer import train_name
-
-    return train_name(name)
+    return batch_order(rows, batch_size(task.values), 0)

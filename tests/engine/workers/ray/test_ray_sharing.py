@@ -24,7 +24,7 @@ from regatta.data.sharing import Sharing
 from regatta.engine.messages import Recipe, SharingPlan, WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
 from regatta.engine.sharing.ledger import BlockKey
-from regatta.engine.sharing.preprocess import ROWS, Preprocessor
+from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
 from regatta.engine.workers.ray.preprocess_worker import open_ray_sharing
 from regatta.engine.workers.ray.session import RaySession
 from regatta.engine.workers.ray.shared_blocks import BrokerChannel
@@ -57,7 +57,7 @@ def hashes(run: Run) -> dict[Any, Any]:
 
 
 def seeds(data: Dataset, epochs: range) -> list[str]:
-    pieces = [(j, start) for j, part in enumerate(data.train) for start in range(0, part.rows or 0, ROWS)]
+    pieces = [(j, start) for j, part in enumerate(data.train) for start in range(0, part.rows or 0, ROWS_PER_CALL)]
     return [str(derive_seed(0, "transform", epoch, *piece)) for epoch in epochs for piece in pieces]
 
 
@@ -115,15 +115,15 @@ def probe() -> type:
 
         def __init__(self, private: bool) -> None:
             self.line = BrokerChannel()
-            self.line.private = private
+            self.line.copy_blocks = private
             self.reader = BlockReader(self.line)
             self.found: Any = None
 
         def ask(self) -> Any:
-            return self.line.said()
+            return self.line.take_sent()
 
         def answer(self, message: Any, reference: Any) -> None:
-            self.line.hear(message, reference)
+            self.line.deliver(message, reference)
 
         def get(self, key: BlockKey, models: list[str]) -> Any:
             """What is found, a copy of it, and whether it can be written to."""
@@ -164,8 +164,8 @@ class Desk:
         where = NodeAffinitySchedulingStrategy(node, soft=False)
         kind = ray.remote(concurrency_groups=groups)(probe()).options(num_cpus=0, scheduling_strategy=where)
         self.actors.append(kind.remote(private))
-        self.blocks.seat(name, self.actors[-1])
-        self.blocks.settle(name, node)
+        self.blocks.add_reader(name, self.actors[-1])
+        self.blocks.on_worker_up(name, node)
         return self.actors[-1]
 
     def nodes(self) -> list[str]:
@@ -221,7 +221,7 @@ def test_readers_have_one_block_and_let_go_of_it(opened: Any) -> None:
         assert equal(call(readers[0], "get", key, ["m0"])[0], desk.right(key))
         for reader in readers:
             call(reader, "release", key)
-    assert len(desk.broker.makers()) == 1
+    assert len(desk.broker.preprocess_workers()) == 1
     assert 1 <= len(desk.broker._blocks) <= 2
     assert soon(lambda: ray.available_resources()["object_store_memory"] < free, 30.0)
     desk.close()
@@ -233,7 +233,7 @@ def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any
     reader = desk.reader("r0")
     found, _ = call(reader, "get", KEYS[0], ["m0"])
     assert (tmp_path / "died").exists() and equal(found, desk.right(KEYS[0]))
-    for idle in desk.broker.makers():
+    for idle in desk.broker.preprocess_workers():
         os.kill(idle, signal.SIGKILL)
     assert equal(call(reader, "get", KEYS[5], ["m0"])[0], desk.right(KEYS[5]))
 
@@ -249,7 +249,7 @@ def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNo
         reads.write_text("")
         desk: Desk = opened(partial(noisy, log=log), input_fn=partial(wide_read, log=reads))
         for worker in ("busy", "also busy"):
-            desk.blocks.settle(worker, next(node for node in desk.nodes() if node != goes))
+            desk.blocks.on_worker_up(worker, next(node for node in desk.nodes() if node != goes))
         assert call(desk.reader("r0", goes), "get", KEYS[0], ["m0"]) is not None
         if reads.with_suffix(".node").read_text() == goes:
             return desk
@@ -269,7 +269,7 @@ def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNo
 def test_workers_do_it_themselves_where_it_does_not_pay_or_fit_or_nobody_is_asked(opened: Any) -> None:
     idle = opened(always=None)
     assert call(idle.reader("r0"), "get", KEYS[0], ["m0"]) is None
-    assert idle.broker.makers() == []
+    assert idle.broker.preprocess_workers() == []
     small = opened(memory=1000)
     reader = small.reader("r0")
     assert call(reader, "get", KEYS[0], ["m0"]) is None

@@ -32,12 +32,12 @@ class Desk:
         self.states.add(state, self.members[worker])
         return state
 
-    def settle(self, state: TrackedState, worker: str, size: int | None = 10) -> list[Any]:
+    def persisted(self, state: TrackedState, worker: str, size: int | None = 10) -> list[Any]:
         kept = None if size is None else StateDurable(worker, state.path, "hash", size)
-        return self.states.settle(state, self.members[worker], kept)
+        return self.states.on_persisted(state, self.members[worker], kept)
 
     def die(self, worker: str) -> list[Any]:
-        return self.states.desert(self.members.pop(worker))
+        return self.states.on_death(self.members.pop(worker))
 
     def begin(self, worker: str, state: TrackedState) -> Task:
         member = self.members[worker]
@@ -55,9 +55,9 @@ def test_a_state_is_kept_by_its_maker_and_told_once() -> None:
     state = desk.make(A, "w0")
     assert desk.asked == [("w0", A)]
     assert not desk.states.is_safe(A)
-    assert desk.settle(state, "w0") == [StateDurable("w0", A, "hash", 10)]
+    assert desk.persisted(state, "w0") == [StateDurable("w0", A, "hash", 10)]
     assert desk.states.is_safe(A)
-    assert desk.settle(state, "w0") == []
+    assert desk.persisted(state, "w0") == []
 
 
 def test_whoever_has_a_state_is_asked_before_others() -> None:
@@ -73,7 +73,7 @@ def test_a_state_is_lost_when_nobody_can_get_hold_of_it() -> None:
     state = desk.make(A, "w0")
     desk.members["w2"].held.add(A)  # it was told to fetch it, and did not get round to it
     desk.die("w0")
-    assert desk.settle(state, "w2", None) == [StateLost("w0", A)]
+    assert desk.persisted(state, "w2", None) == [StateLost("w0", A)]
     assert desk.states.get(A) is None
 
 
@@ -85,7 +85,7 @@ def test_nobody_is_there_to_be_asked_until_somebody_comes() -> None:
     desk.members["w1"] = LiveActor("w1", None, None, ready=True)
     assert desk.states.rescue_all() == []
     assert desk.asked[1:] == [("w1", A)]
-    assert desk.settle(state, "w1") == [StateDurable("w1", A, "hash", 10)]
+    assert desk.persisted(state, "w1") == [StateDurable("w1", A, "hash", 10)]
 
 
 def test_a_task_that_has_got_hold_of_a_state_saves_it() -> None:
@@ -95,12 +95,12 @@ def test_a_task_that_has_got_hold_of_a_state_saves_it() -> None:
     task = desk.begin("w1", state)
     desk.die("w0")
     assert desk.asked[1:] == [("w1", A)]
-    assert desk.settle(state, "w1", None) == [], "w1 is still at it"
+    assert desk.persisted(state, "w1", None) == [], "w1 is still at it"
     desk.members["w1"].task = None
     desk.members["w1"].held.add(A)
     assert desk.states.used(state, task) == []
     assert desk.asked[-1] == ("w1", A)
-    assert desk.settle(state, "w1") == [StateDurable("w1", A, "hash", 10)]
+    assert desk.persisted(state, "w1") == [StateDurable("w1", A, "hash", 10)]
 
 
 @pytest.mark.parametrize("size", [10, None])
@@ -115,7 +115,7 @@ def test_a_returned_task_goes_back_when_the_fate_of_its_state_is_known(size: int
     assert desk.asked[-1] == ("w1", A)
     fate = StateLost("w0", A) if size is None else StateDurable("w1", A, "hash", 10)
     expected = [returned, fate] if size is None else [fate, returned]
-    assert desk.settle(state, "w1", size) == expected
+    assert desk.persisted(state, "w1", size) == expected
 
 
 def test_a_task_whose_worker_dies_too_no_longer_holds_up_the_news() -> None:
@@ -123,18 +123,18 @@ def test_a_task_whose_worker_dies_too_no_longer_holds_up_the_news() -> None:
     state = desk.make(A, "w0")
     desk.begin("w1", state)
     desk.die("w0")
-    assert desk.settle(state, desk.asked[-1][0], None) == []
+    assert desk.persisted(state, desk.asked[-1][0], None) == []
     assert desk.die("w1") == [StateLost("w0", A)]
 
 
 def test_states_are_let_go_when_they_are_followed_and_judged() -> None:
     desk = Desk("w0")
     first, second = desk.make(A, "w0"), desk.make(B, "w0", before=A, ends_epoch=True)
-    desk.settle(first, "w0")
+    desk.persisted(first, "w0")
     assert desk.states.get(A) is first
-    desk.settle(second, "w0")
+    desk.persisted(second, "w0")
     assert desk.states.get(A) is None
-    desk.settle(desk.make(C, "w0", before=B), "w0")
+    desk.persisted(desk.make(C, "w0", before=B), "w0")
     for _ in range(JUDGES):
         assert desk.states.get(B) is second
         desk.states.used(second, task_from(B, "eval"))
@@ -145,9 +145,9 @@ def test_no_more_is_held_than_the_object_store_has_room_for() -> None:
     desk = Desk("w0", budget=25)
     made = [desk.make(path, "w0", ends_epoch=True) for path in (A, B, C)]
     for state in made[:2]:
-        desk.settle(state, "w0")
+        desk.persisted(state, "w0")
     assert desk.states.get(A) is made[0]
-    desk.settle(made[2], "w0")
+    desk.persisted(made[2], "w0")
     assert [desk.states.get(path) for path in (A, B, C)] == [None, *made[1:]]
 
 
@@ -156,5 +156,5 @@ def test_what_is_not_durable_is_not_forgotten() -> None:
     state = desk.make(A, "w0")
     desk.states.forget(A)
     assert desk.states.get(A) is state
-    desk.settle(state, "w0")
+    desk.persisted(state, "w0")
     assert desk.states.get(A) is None

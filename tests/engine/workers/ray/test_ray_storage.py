@@ -31,7 +31,7 @@ def made(tmp_path: Path) -> Path:
 def test_what_is_kept_comes_back_until_it_is_dropped(url: str | None, made: Path, tmp_path: Path) -> None:
     storage = StateStorage(tmp_path / "run", url)
     for _ in range(2):  # by whoever made it, and by somebody who took its place
-        assert storage.keep(made, NAME) == (blake3(b"a state").hexdigest(), 7)
+        assert storage.persist(made, NAME) == (blake3(b"a state").hexdigest(), 7)
     made.unlink()  # as when a worker forgets it
     storage.fetch(NAME, tmp_path / "other node" / "state")
     assert (tmp_path / "other node" / "state").read_bytes() == b"a state"
@@ -44,21 +44,21 @@ def test_what_is_kept_comes_back_until_it_is_dropped(url: str | None, made: Path
 
 @pytest.mark.parametrize("url", URLS[1:], indirect=True)
 def test_runs_that_share_a_url_do_not_meet(url: str, made: Path, tmp_path: Path) -> None:
-    StateStorage(tmp_path / "one", url).keep(made, NAME)
+    StateStorage(tmp_path / "one", url).persist(made, NAME)
     with pytest.raises(NotFoundError):
         StateStorage(tmp_path / "two", url).fetch(NAME, tmp_path / "other")
 
 
 def test_a_state_goes_to_another_disk_as_a_copy(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = StateStorage(tmp_path / "run", None)
-    storage.keep(made, NAME)
+    storage.persist(made, NAME)
     assert (tmp_path / "run" / NAME).samefile(made)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     monkeypatch.setattr(os, "link", refuse)
-    storage.keep(made, NAME)
+    storage.persist(made, NAME)
     assert not (tmp_path / "run" / NAME).samefile(made)
     assert (tmp_path / "run" / NAME).read_bytes() == b"a state"
 
@@ -66,14 +66,14 @@ def test_a_state_goes_to_another_disk_as_a_copy(made: Path, tmp_path: Path, monk
 def test_a_storage_that_takes_nothing(url: str | None, made: Path, tmp_path: Path) -> None:
     """A file is where its folder belongs."""
     storage = StateStorage(tmp_path / "run", url)
-    storage.keep(made, NAME)
+    storage.persist(made, NAME)
     (folder,) = [path for path in tmp_path.rglob("states") if path.is_dir()]
     folder.rename(tmp_path / "away")
     folder.write_text("in the way")
     with pytest.raises(DiskError, match="The state cannot be written"):
-        storage.keep(made, NAME)
+        storage.persist(made, NAME)
     folder.unlink()
-    assert storage.keep(made, NAME)[1] == 7
+    assert storage.persist(made, NAME)[1] == 7
 
 
 def test_a_url_that_nobody_knows(tmp_path: Path) -> None:
