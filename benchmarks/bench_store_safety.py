@@ -30,7 +30,7 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 from report import Bar, print_table, report
 
-from regatta.store.format.dtypes import CHUNK, DTYPES
+from regatta.store.format.dtypes import CHUNK_WORDS, DTYPES
 from regatta.store.format.planes import bounds, split
 from regatta.store.format.tensor_id import as_tensor
 from regatta.store.store import ParameterStore
@@ -75,8 +75,8 @@ def entropy_shares(snapshot: store_corpus.Snapshot) -> dict[int, float]:
     """The entropy of the leading planes' bytes, chunk by chunk, as a share of that of all planes."""
     bits = np.zeros(max(PLANES))
     for dtype, _, words in snapshot.values():
-        for at in range(0, len(words), CHUNK) if DTYPES[dtype].planes == len(bits) else ():
-            for number, plane in enumerate(split(words[at : at + CHUNK], DTYPES[dtype])):
+        for at in range(0, len(words), CHUNK_WORDS) if DTYPES[dtype].planes == len(bits) else ():
+            for number, plane in enumerate(split(words[at : at + CHUNK_WORDS], DTYPES[dtype])):
                 counts = np.bincount(plane)
                 counts = counts[counts > 0]
                 bits[number] -= (counts * np.log2(counts / counts.sum())).sum()

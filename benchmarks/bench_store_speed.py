@@ -28,7 +28,7 @@ from store_corpus import Snapshot, pairs, series
 from store_peers import Codec, Stored, Words
 
 from regatta.store.format.dtypes import DType
-from regatta.store.format.encodings import CHUNK
+from regatta.store.format.encodings import CHUNK_WORDS
 
 DIRECT = ("zstd-planes", "pcodec")
 DELTA = ("xor", "subtract", "subtract-grouped", "subtract-planes")
@@ -151,7 +151,7 @@ def _chunk_jobs(codec: Codec, tensor: Stored, task: Task) -> list[Callable[[], A
     dtype, _, base = task
     if codec.name.endswith("ZipNN"):
         return [lambda: codec.decode(tensor, dtype, base)]
-    starts = range(0, CHUNK * len(tensor), CHUNK)
+    starts = range(0, CHUNK_WORDS * len(tensor), CHUNK_WORDS)
     return [
         lambda chunk=chunk, start=start: codec.decode(
             [chunk], dtype, None if base is None else base[start : start + chunk[0]]

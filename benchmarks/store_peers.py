@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from store_corpus import Snapshot
 
 from regatta.store.format.dtypes import DTYPES, DType
-from regatta.store.format.encodings import CHUNK, Encoding, by_name
+from regatta.store.format.encodings import CHUNK_WORDS, Encoding, encoding_named
 
 Words: TypeAlias = NDArray[Any]
 Stored: TypeAlias = Any  # what a codec's decoder takes
@@ -46,7 +46,7 @@ def tensors(snapshot: Snapshot, base: Snapshot | None = None) -> list[tuple[DTyp
 
 def ours(name: str) -> Codec:
     """One of the store's encodings, chunk by chunk as the store does it."""
-    encoding = by_name(name)
+    encoding = encoding_named(name)
     return Codec(name, _chunk_encoder(encoding), _chunk_decoder(encoding), chunked_size)
 
 
@@ -57,9 +57,9 @@ def chunked_size(chunks: Sequence[tuple[int, Sequence[memoryview]]]) -> int:
 def _chunk_encoder(encoding: Encoding) -> Callable[[Words, DType, Words | None], Stored]:
     def encode(words: Words, dtype: DType, base: Words | None) -> Stored:
         stored = []
-        for start in range(0, len(words), CHUNK):
-            part = words[start : start + CHUNK]
-            against = None if base is None else base[start : start + CHUNK]
+        for start in range(0, len(words), CHUNK_WORDS):
+            part = words[start : start + CHUNK_WORDS]
+            against = None if base is None else base[start : start + CHUNK_WORDS]
             stored.append((len(part), [memoryview(s) for s in encoding.encode(part, dtype, against)]))
         return stored
 

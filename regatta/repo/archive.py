@@ -27,7 +27,7 @@ from regatta.store.archive.archive import ArchiveReport
 from regatta.store.archive.archive import archive as archive_store
 from regatta.store.archive.candidates import lineage
 from regatta.store.format.dtypes import floats_of
-from regatta.store.format.encodings import ENCODINGS, Encoding, by_name
+from regatta.store.format.encodings import ENCODINGS, Encoding, encoding_named
 from regatta.store.format.tensor_id import RawTensor, as_tensor
 from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import series_bases, series_of, store_states
@@ -151,7 +151,7 @@ def _lossy(name: str) -> Encoding:
             candidates=nearest(name, known),
             hint="There are float16, bfloat16, fixed-2 to fixed-24, uniform-1 to uniform-8, random-1 to random-8.",
         )
-    return by_name(name)
+    return encoding_named(name)
 
 
 def _lessen(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> LossyChange:

@@ -96,14 +96,14 @@ class _RunCommit:
     """A run and what is known of it on the disk."""
 
     def __init__(self, repo: Repo, folder: Path, record: RunRecord) -> None:
-        from regatta.store.states.state_archive import PREFIX, series_of
+        from regatta.store.states.state_archive import STATE_REFERENCES, series_of
 
         series = series_of(folder)
         if series is None:
             raise CorruptError("The journal does not say which run it is.", place=str(run_journal(folder)))
         self.repo, self.folder, self.record, self.series = repo, folder, record, series
         has_store = store_exists(store_folder(repo.folder))
-        self.stored = repo.store.references(f"{PREFIX}{series}/") if has_store else {}
+        self.stored = repo.store.references(f"{STATE_REFERENCES}{series}/") if has_store else {}
         self.known = {version.id: version for version in repo.catalog.versions(Filters(run=series))}
         self.clones = {
             request["clone"]: request["config"]

@@ -23,7 +23,7 @@ from regatta.store.slices import PartialTensor
 from regatta.store.snapshot import write_safetensors
 from regatta.store.states.state_archive import (
     header_names,
-    mapped,
+    map_file,
     parse_tensors,
     stored_names,
 )
@@ -109,7 +109,7 @@ def from_file(path: Path, epoch: int | None) -> NewWeights:
 
 
 def _from_safetensors(path: Path, epoch: int | None) -> NewWeights:
-    header, tensors = parse_tensors(mapped(path), str(path))
+    header, tensors = parse_tensors(map_file(path), str(path))
     if not isinstance(header.metadata, dict):
         raise DataError("The metadata in the header is not an object.", place=str(path))
     return NewWeights(epoch, tensors, header.metadata)
@@ -193,7 +193,7 @@ def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
 
 def state_file_weights(path: Path) -> Weights:
     """The weights in a state file."""
-    header, tensors = parse_tensors(mapped(path), str(path))
+    header, tensors = parse_tensors(map_file(path), str(path))
     names = header_names(header, tensors, str(path))
     members = {
         name: ManifestEntry("", tensors[source].dtype.name, tensors[source].shape) for name, source in names.items()

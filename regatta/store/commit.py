@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import ConflictError
-from regatta.store.folder import Packing
-from regatta.store.format.encodings import Encoding, by_name
+from regatta.store.folder import PackBatch
+from regatta.store.format.encodings import Encoding, encoding_named
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.format.tensor_id import RawTensor
@@ -23,8 +23,8 @@ from regatta.store.writer import EncodedTensor, write_manifest
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-SMALL = 256  # bytes; smaller tensors are kept raw, where the table of their streams would outweigh them
-_ATTEMPTS = 8
+SMALL_TENSOR_BYTES = 256  # bytes; smaller tensors are kept raw, where the table of their streams would outweigh them
+_MAX_ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class SnapshotCommit:
     def run(self) -> list[str]:
         """The snapshots' ids, when they count."""
         with self.store.folder.packing() as packing:
-            for _ in range(_ATTEMPTS):
+            for _ in range(_MAX_ATTEMPTS):
                 self._write_missing(packing)
                 if self._publish(packing):
                     return [draft.id for draft in self.drafts]
@@ -72,14 +72,14 @@ class SnapshotCommit:
             "Other processes keep deleting what this snapshot shares with others.", place=str(self.store.path)
         )
 
-    def _missing(self, packing: Packing) -> tuple[list[str], list[SnapshotDraft]]:
+    def _missing(self, packing: PackBatch) -> tuple[list[str], list[SnapshotDraft]]:
         """The tensors that neither the store nor a new pack has, and the drafts of which that is so of the manifest."""
         index, segments, manifests = self.store.index, packing.segments(), packing.manifests()
         tensors = [tensor for tensor in index.missing(self.contents) if tensor not in segments]
         drafts = {draft.id: draft for draft in self.drafts if draft.id not in manifests}
         return tensors, [draft for draft in drafts.values() if not index.has_snapshot(draft.id)]
 
-    def _write_missing(self, packing: Packing) -> None:
+    def _write_missing(self, packing: PackBatch) -> None:
         tensors, drafts = self._missing(packing)
         for tensor in tensors:
             self._encoded(tensor).write(packing)
@@ -91,10 +91,10 @@ class SnapshotCommit:
         tensor, encoded = self.contents[name]
         if encoded is not None:
             return encoded
-        small = tensor.words.nbytes < SMALL
-        return self.store.encoder.encode(tensor, name, by_name("raw") if small else self.encoding)
+        small = tensor.words.nbytes < SMALL_TENSOR_BYTES
+        return self.store.encoder.encode(tensor, name, encoding_named("raw") if small else self.encoding)
 
-    def _publish(self, packing: Packing) -> bool:
+    def _publish(self, packing: PackBatch) -> bool:
         """In one transaction; False when something is missing that was there a moment ago."""
         index, now = self.store.index, self.store.clock()
         with index.transaction():

@@ -20,7 +20,7 @@ from regatta.paths import USERS_LOCK
 from regatta.store.sqlite import sqlite3
 
 VERSION = 1
-BUSY_SECONDS = 120.0
+BUSY_TIMEOUT_S = 120.0
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (
@@ -97,7 +97,7 @@ class Database:
 
     def _connect(self, uri: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
         try:
-            db = sqlite3.connect(uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=True)
+            db = sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=True)
             try:
                 prepare(db)
             except BaseException:
@@ -154,7 +154,7 @@ class Database:
         if isinstance(error, sqlite3.OperationalError):
             if "locked" in str(error):
                 return ConflictError(
-                    f"Another process has held the {self.what} for {BUSY_SECONDS:g} seconds.", place=place
+                    f"Another process has held the {self.what} for {BUSY_TIMEOUT_S:g} seconds.", place=place
                 )
             if "no such module" in str(error):
                 return RegattaError(

@@ -40,8 +40,8 @@ from regatta.store.format.pack_file import (
 )
 from regatta.store.format.tensor_id import is_id
 
-OPEN_PACKS = 256
-PACK_BYTES = 2**30  # a pack is full when it has that many
+MAX_OPEN_PACKS = 256
+MAX_PACK_BYTES = 2**30  # a pack is full when it has that many
 
 
 class MissingPackError(CorruptError):
@@ -94,15 +94,15 @@ class PackWriter:
         self.bytes += len(piece)
 
 
-class Packing:
+class PackBatch:
     """Packs being filled, a new one when the last is full. What is not placed in the end is thrown away."""
 
-    def __init__(self, folder: Path, limit: int = PACK_BYTES) -> None:
+    def __init__(self, folder: Path, limit: int = MAX_PACK_BYTES) -> None:
         self._folder, self._limit = folder, limit
         self._open: PackWriter | None = None
         self.sealed: list[SealedPack] = []
 
-    def __enter__(self) -> Packing:
+    def __enter__(self) -> PackBatch:
         return self
 
     def __exit__(
@@ -151,7 +151,7 @@ class Packing:
 
 
 @dataclass(frozen=True)
-class _Mapped:
+class _MappedPack:
     """A file in memory. Touching it beyond the end of a file that was cut off since would end the process."""
 
     view: memoryview
@@ -170,7 +170,7 @@ class PackFolder:
 
     def __init__(self, root: Path) -> None:
         self.packs, self.tmp, self.quarantine = root / PACKS, root / TMP, root / QUARANTINE
-        self._views: OrderedDict[str, _Mapped] = OrderedDict()
+        self._views: OrderedDict[str, _MappedPack] = OrderedDict()
         self._lock = threading.Lock()
 
     def create(self) -> None:
@@ -182,9 +182,9 @@ class PackFolder:
     def path(self, pack: str) -> Path:
         return self.packs / f"{pack}{PACK_SUFFIX}"
 
-    def packing(self) -> Packing:
+    def packing(self) -> PackBatch:
         """To write packs: `with folder.packing() as packing`."""
-        return Packing(self.tmp)
+        return PackBatch(self.tmp)
 
     def place(self, sealed: Iterable[SealedPack]) -> None:
         """Give sealed packs their names, durably. Only inside a transaction of the index."""
@@ -222,7 +222,7 @@ class PackFolder:
             if mapped is None or not mapped.is_still(self.path(pack)):
                 mapped = self._views[pack] = self._map(pack)
             self._views.move_to_end(pack)
-            while len(self._views) > OPEN_PACKS:
+            while len(self._views) > MAX_OPEN_PACKS:
                 self._views.popitem(last=False)  # unmapped when the last reader lets go of it
             return mapped.view
 
@@ -254,7 +254,7 @@ class PackFolder:
         """Delete what dead writers left half written before that time; how many files it was."""
         return sum(_remove_if_abandoned(Path(entry.path), before) for entry in os.scandir(self.tmp))
 
-    def _map(self, pack: str) -> _Mapped:
+    def _map(self, pack: str) -> _MappedPack:
         place = str(self.path(pack))
         try:
             handle = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not hang us
@@ -266,7 +266,7 @@ class PackFolder:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or not found.st_size:
                 raise CorruptError("The pack is empty, or no file.", place=place)
-            return _Mapped(memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_READ)), found.st_ino)
+            return _MappedPack(memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_READ)), found.st_ino)
         finally:
             os.close(handle)
 

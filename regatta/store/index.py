@@ -21,7 +21,7 @@ from regatta.store.format.pack_file import (
     parse_record,
 )
 
-MAX_CHAIN = 128  # the longest way from a tensor over its bases to one that needs none
+MAX_CHAIN_LENGTH = 128  # the longest way from a tensor over its bases to one that needs none
 LOCAL, REMOTE = 1, 2  # where a pack is; both may hold
 
 
@@ -129,8 +129,10 @@ class Index(Database):
         while (base := found[-1].base) is not None:
             if any(base == stored.tensor for stored in found):
                 raise CorruptError(f"The deltas of tensor {tensor} go in a circle at {base}.", place=str(self.path))
-            if len(found) >= MAX_CHAIN:
-                raise CorruptError(f"The deltas of tensor {tensor} go deeper than {MAX_CHAIN}.", place=str(self.path))
+            if len(found) >= MAX_CHAIN_LENGTH:
+                raise CorruptError(
+                    f"The deltas of tensor {tensor} go deeper than {MAX_CHAIN_LENGTH}.", place=str(self.path)
+                )
             try:
                 found.append(self.stored(base))
             except NotFoundError as error:

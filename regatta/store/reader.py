@@ -19,14 +19,14 @@ from xxhash import xxh3_64_intdigest
 
 from regatta.errors import CorruptError, RegattaError
 from regatta.store.format.dtypes import DType, Words
-from regatta.store.format.encodings import CHUNK, ENCODINGS, Encoding
+from regatta.store.format.encodings import CHUNK_WORDS, ENCODINGS, Encoding
 from regatta.store.format.tensor_id import word_count
 from regatta.store.index import LOCAL, LocatedSegment, StoredTensor
 
 Range: TypeAlias = tuple[int, int]  # offset and length
 Key: TypeAlias = tuple[str, int, int | None]
-_WORTH_THREADS = CHUNK // 4  # fewer words are decoded before another thread is awake
-_MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+_MIN_PARALLEL_WORDS = CHUNK_WORDS // 4  # fewer words are decoded before another thread is awake
+_PHYSICAL_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class ByteSource(Protocol):
@@ -94,7 +94,7 @@ class TensorReader:
         fetch = self._map if any(_is_elsewhere(request) for request in requests) else map
         prepared = list(fetch(lambda request: _PendingRead(request, self.source, self.cache), requests))
         tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
-        several = len(tasks) > 1 and sum(request.stop - request.start for request in requests) >= _WORTH_THREADS
+        several = len(tasks) > 1 and sum(request.stop - request.start for request in requests) >= _MIN_PARALLEL_WORDS
         run = self._map if several else map
         for _ in run(lambda task: task[0].read_chunk(task[1]), tasks):
             pass
@@ -114,17 +114,19 @@ class _PendingRead:
         head = request.chain[0]
         self.dtype, self.total = head.dtype, word_count(head.dtype, head.shape)
         self.chunks = (
-            range(request.start // CHUNK, -(-request.stop // CHUNK)) if request.stop > request.start else range(0)
+            range(request.start // CHUNK_WORDS, -(-request.stop // CHUNK_WORDS))
+            if request.stop > request.start
+            else range(0)
         )
         self.cache = cache
-        self.words = _room(request.stop - request.start, self.dtype, head.tensor)
+        self.words = _allocate_words(request.stop - request.start, self.dtype, head.tensor)
         self.cached: dict[int, Words] = {}
         self.layers = self._prepare(request, source)
 
     def read_chunk(self, chunk: int) -> None:
         """Decode one chunk from the bottom of the chain up and keep what was asked for of it."""
-        at, words = chunk * CHUNK, self.cached.get(chunk)
-        count = min(CHUNK, self.total - at)
+        at, words = chunk * CHUNK_WORDS, self.cached.get(chunk)
+        count = min(CHUNK_WORDS, self.total - at)
         low, high = max(self.start, at), min(self.stop, at + count)
         room = self.words[low - self.start : high - self.start]
         if len(self.layers) == 1 and not self.cached and len(room) == count:
@@ -244,10 +246,10 @@ def check_stored(stored: StoredTensor, head: StoredTensor) -> Encoding:
     return encoding
 
 
-def _room(count: int, dtype: DType, tensor: str) -> Words:
+def _allocate_words(count: int, dtype: DType, tensor: str) -> Words:
     """Memory for so many words: a few bytes can claim to be a tensor that no machine holds."""
     try:
-        if count * dtype.width_bytes < _MEMORY:
+        if count * dtype.width_bytes < _PHYSICAL_MEMORY_BYTES:
             return np.empty(count, dtype.word)
     except MemoryError:
         pass

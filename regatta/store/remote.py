@@ -26,8 +26,8 @@ from regatta.store.format.tensor_id import is_id
 from regatta.store.index import LOCAL, LocatedSegment
 from regatta.store.reader import Range
 
-BLOCK = 2**23
-MERGE_GAP = 2**12  # ranges nearer to each other than this are asked for as one
+READ_BLOCK_BYTES = 2**23
+MERGE_GAP_BYTES = 2**12  # ranges nearer to each other than this are asked for as one
 
 
 class Remote:
@@ -106,7 +106,7 @@ class Remote:
         """The name that a pack there should have; `write` is handed its blocks."""
         digest = blake3()
         with self._reaching(self.where(pack)), self._fs.open(self._path(pack), "rb") as source:
-            while block := source.read(BLOCK):
+            while block := source.read(READ_BLOCK_BYTES):
                 digest.update(block)
                 if write is not None:
                     write(block)
@@ -178,7 +178,7 @@ class PackSource:
 def _merge(ranges: Sequence[Range]) -> list[Range]:
     merged: list[Range] = []
     for at, length in sorted(ranges):
-        if merged and at <= merged[-1][0] + merged[-1][1] + MERGE_GAP:
+        if merged and at <= merged[-1][0] + merged[-1][1] + MERGE_GAP_BYTES:
             start = merged[-1][0]
             merged[-1] = start, max(at + length, start + merged[-1][1]) - start
         else:

@@ -29,7 +29,7 @@ from regatta.paths import INDEX, store_exists, writable_folder
 from regatta.store.commit import NewSnapshot, SnapshotCommit, SnapshotDraft
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.dtypes import DType, Words
-from regatta.store.format.encodings import Encoding, by_name
+from regatta.store.format.encodings import Encoding, encoding_named
 from regatta.store.format.manifest import (
     Manifest,
     ManifestEntry,
@@ -56,10 +56,10 @@ from regatta.store.slices import narrow
 from regatta.store.snapshot import Snapshot
 from regatta.store.writer import EncodedTensor, TensorEncoder, unpack_manifest
 
-FAST = "zstd-planes"
+DEFAULT_ENCODING = "zstd-planes"
 CACHE_BYTES = 2**28
-GRACE = 14 * 86_400.0
-_ATTEMPTS = 5
+GC_GRACE_S = 14 * 86_400.0
+_MAX_ATTEMPTS = 5
 T = TypeVar("T")
 
 
@@ -147,7 +147,7 @@ class ParameterStore:
         *,
         metadata: Mapping[str, str] | None = None,
         reference: str | None = None,
-        encoding: str = FAST,
+        encoding: str = DEFAULT_ENCODING,
         scheme: str | None = None,
     ) -> str:
         """Store a snapshot; its id. Tensors that the store has already cost nothing.
@@ -160,7 +160,7 @@ class ParameterStore:
         lossy = _encoding(scheme, lossy=True) if scheme is not None else None
         return SnapshotCommit(self, [self._draft(NewSnapshot(tensors, metadata, reference), lossy)], plain).run()[0]
 
-    def put_all(self, snapshots: Iterable[NewSnapshot], *, encoding: str = FAST) -> list[str]:
+    def put_all(self, snapshots: Iterable[NewSnapshot], *, encoding: str = DEFAULT_ENCODING) -> list[str]:
         """Store several snapshots as `put` does one, in one pack and one transaction: all of them, or none."""
         plain, drafts = _encoding(encoding, lossy=False), [self._draft(snapshot, None) for snapshot in snapshots]
         return SnapshotCommit(self, drafts, plain).run() if drafts else []
@@ -279,7 +279,7 @@ class ParameterStore:
             with self.index.transaction():
                 self.index.set_lease(name, (), 0.0)
 
-    def gc(self, *, grace: float = GRACE, wait: bool = True) -> gc.StoreGcResult:
+    def gc(self, *, grace: float = GC_GRACE_S, wait: bool = True) -> gc.StoreGcResult:
         """Delete what no name, lease or delta needs, once it is older than `grace` seconds."""
         return gc.collect(self, grace, wait)
 
@@ -379,7 +379,7 @@ class ParameterStore:
 
     def _retrying(self, read: Callable[[], T]) -> T:
         """Look again where a pack was replaced by another between the look at the index and that at the file."""
-        for _ in range(_ATTEMPTS - 1):
+        for _ in range(_MAX_ATTEMPTS - 1):
             try:
                 return read()
             except MissingPackError:
@@ -389,7 +389,7 @@ class ParameterStore:
 
 def _encoding(name: str, lossy: bool) -> Encoding:
     """An encoding that can stand alone."""
-    found = by_name(name)
+    found = encoding_named(name)
     if found.needs_base or found.lossy != lossy:
         kind = "needs a base" if found.needs_base else "is lossy" if found.lossy else "is not lossy"
         raise UsageError(

@@ -11,10 +11,10 @@ import numpy as np
 import zstandard
 
 from regatta.errors import CorruptError
-from regatta.store.folder import Packing
+from regatta.store.folder import PackBatch
 from regatta.store.format.dtypes import DType, Words
-from regatta.store.format.encodings import CHUNK, Encoding
-from regatta.store.format.manifest import MAX_MANIFEST, Manifest
+from regatta.store.format.encodings import CHUNK_WORDS, Encoding
+from regatta.store.format.manifest import MAX_MANIFEST_BYTES, Manifest
 from regatta.store.format.pack_file import Segment, manifest_record, stream_table
 from regatta.store.format.tensor_id import RawTensor
 
@@ -26,7 +26,7 @@ class EncodedTensor:
     segment: Segment
     streams: Sequence[Sequence[bytes]]
 
-    def write(self, packing: Packing) -> None:
+    def write(self, packing: PackBatch) -> None:
         packing.add(self.segment, (chunk for stream in self.streams for chunk in stream))
 
 
@@ -47,20 +47,23 @@ class TensorEncoder:
         """The streams of the tensor of that id; `verify` decodes each chunk again and refuses what is not the same."""
 
         def encode_at(at: int) -> list[bytes]:
-            words, against = tensor.words[at : at + CHUNK], None if base is None else base[1][at : at + CHUNK]
+            words, against = (
+                tensor.words[at : at + CHUNK_WORDS],
+                None if base is None else base[1][at : at + CHUNK_WORDS],
+            )
             streams = encoding.encode(words, tensor.dtype, against)
             if verify and not np.array_equal(_decode(encoding, streams, len(words), tensor.dtype, against), words):
                 raise CorruptError(f"Tensor {name} does not come back from the encoding {encoding.name}.")
             return streams
 
-        starts = range(0, len(tensor.words), CHUNK)
+        starts = range(0, len(tensor.words), CHUNK_WORDS)
         chunks = list((self._map if len(starts) > 1 else map)(encode_at, starts))
         streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
         return EncodedTensor(_segment(tensor, name, encoding, base, streams), streams)
 
     def lossy(self, tensor: RawTensor, encoding: Encoding) -> tuple[RawTensor, EncodedTensor]:
         """What a lossy scheme leaves of a tensor, and the streams of that."""
-        pieces = [tensor.words[at : at + CHUNK] for at in range(0, len(tensor.words), CHUNK)]
+        pieces = [tensor.words[at : at + CHUNK_WORDS] for at in range(0, len(tensor.words), CHUNK_WORDS)]
         chunks = list(self._map(lambda words: encoding.encode(words, tensor.dtype, None), pieces))
         kept = [
             _decode(encoding, chunk, len(words), tensor.dtype, None)
@@ -71,7 +74,7 @@ class TensorEncoder:
         return left, EncodedTensor(_segment(left, left.id, encoding, None, streams), streams)
 
 
-def write_manifest(packing: Packing, manifest: Manifest) -> None:
+def write_manifest(packing: PackBatch, manifest: Manifest) -> None:
     """Append a snapshot's manifest to a pack."""
     data = zstandard.ZstdCompressor(level=9).compress(manifest.text())
     packing.add(manifest_record(manifest.id, data), [data])
@@ -81,7 +84,7 @@ def unpack_manifest(data: memoryview, snapshot: str, place: str) -> bytes:
     """The text of a manifest as a pack holds it."""
     try:
         size = zstandard.get_frame_parameters(data).content_size
-        if not 0 < size <= MAX_MANIFEST:
+        if not 0 < size <= MAX_MANIFEST_BYTES:
             raise CorruptError(f"The manifest of {snapshot} claims {size} bytes.", place=place)
         return zstandard.ZstdDecompressor(max_window_size=2**27).decompress(data, max_output_size=size)
     except zstandard.ZstdError as error:

@@ -35,9 +35,9 @@ from regatta.store.store import ParameterStore
 from regatta.testing.store import bits_of
 
 WRITERS = 4
-KEPT = 4  # snapshots that a writer keeps a name for
-LONGEST = 1.5  # seconds until the next kill
-PAUSE = 0.02  # between a writer's snapshots: it must not outrun a check of all that it wrote
+KEPT_SNAPSHOTS = 4  # snapshots that a writer keeps a name for
+MAX_KILL_WAIT_S = 1.5  # seconds until the next kill
+WRITER_PAUSE_S = 0.02  # between a writer's snapshots: it must not outrun a check of all that it wrote
 
 
 @dataclass
@@ -104,10 +104,10 @@ def write(folder: Path, writer: int) -> None:
             name = f"{writer}/{number}"
             notes.add("kept", name, store.put(snapshot_of(writer, number), reference=name))
             mine = sorted(known for known in store.references() if known.startswith(f"{writer}/"))
-            for old in mine[:-KEPT]:
+            for old in mine[:-KEPT_SNAPSHOTS]:
                 notes.add("released", old)  # from here on it may be there or not
                 store.release(old)
-            time.sleep(PAUSE)
+            time.sleep(WRITER_PAUSE_S)
 
 
 def maintain(folder: Path, seed: int) -> None:
@@ -139,7 +139,7 @@ class KillDrill:
         try:
             for _ in range(rounds):
                 self._start()
-                time.sleep(self.rng.uniform(0.01, LONGEST))
+                time.sleep(self.rng.uniform(0.01, MAX_KILL_WAIT_S))
                 self._kill(["archiver", *self.rng.sample(self._writers(), self.rng.randint(1, WRITERS))])
                 self.tally.kills += 1
                 last = self._notes("archiver")[-1:]

@@ -27,7 +27,7 @@ from regatta.store.format.manifest import Manifest, ManifestEntry, make_manifest
 from regatta.store.format.tensor_id import Bits, RawTensor, as_tensor
 from regatta.store.slices import PartialTensor
 
-played = settings(
+drawn_examples = settings(
     deadline=None,
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
@@ -137,7 +137,7 @@ SPECIAL: dict[str, list[int]] = {
 class StoreContract:
     """Inherit, and give `store`."""
 
-    @played
+    @drawn_examples
     @given(snapshot=snapshots)
     def test_the_same_bits_leave_under_the_same_id(self, store: Store, snapshot: dict[str, Bits]) -> None:
         plain = PlainStore()
@@ -160,7 +160,7 @@ class StoreContract:
         snapshot = store.put({"w": Bits(dtype.name, (count,), data)})
         assert bits_of(store.get(snapshot)["w"])[2] == data.tobytes()
 
-    @played
+    @drawn_examples
     @given(data=st.data(), snapshot=snapshots.filter(bool))
     def test_a_slice_is_a_slice_of_the_whole(
         self, store: Store, data: st.DataObject, snapshot: dict[str, Bits]
@@ -172,7 +172,7 @@ class StoreContract:
         expected = plain.get(stored, [name], slices={name: index})[name]
         assert bits_of(store.get(stored, [name], slices={name: index})[name]) == bits_of(expected)
 
-    @played
+    @drawn_examples
     @given(data=st.data(), snapshot=snapshots.filter(bool))
     def test_planes_bound_every_element(self, store: Store, data: st.DataObject, snapshot: dict[str, Bits]) -> None:
         stored, name = store.put(snapshot), data.draw(st.sampled_from(sorted(snapshot)))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from regatta.store.folder import Packing
-from regatta.store.format.encodings import by_name
+from regatta.store.folder import PackBatch
+from regatta.store.format.encodings import encoding_named
 from regatta.store.store import ParameterStore
 from regatta.testing.kills import snapshot_of
 from regatta.testing.store import bits_of
@@ -69,8 +69,8 @@ def test_readers_do_not_notice_that_everything_moves(tmp_path: Path) -> None:
         reader.start()
         for turn in range(6):
             base = tensors[turn % 4]
-            other.reencode({tensor: (by_name("subtract").id, base) for tensor in tensors if tensor != base}
-                           | {base: (by_name(["pcodec", "zstd-planes"][turn % 2]).id, None)})  # fmt: skip
+            other.reencode({tensor: (encoding_named("subtract").id, base) for tensor in tensors if tensor != base}
+                           | {base: (encoding_named(["pcodec", "zstd-planes"][turn % 2]).id, None)})  # fmt: skip
             other.gc(grace=0.0)
         done.set()
         reader.join()
@@ -82,15 +82,15 @@ def test_what_gc_takes_away_meanwhile_is_written_after_all(tmp_path: Path, monke
     """A writer finds a tensor present; before it publishes, the last that needed the tensor goes."""
     with ParameterStore.open(tmp_path) as store, ParameterStore.open(tmp_path) as other:
         other.put({"shared": np.arange(5000.0)})
-        seal, collected = Packing.seal, []
+        seal, collected = PackBatch.seal, []
 
-        def seal_late(packing: Packing) -> Any:
+        def seal_late(packing: PackBatch) -> Any:
             sealed = seal(packing)
             if not collected:
                 collected.append(other.gc(grace=0.0))
             return sealed
 
-        monkeypatch.setattr(Packing, "seal", seal_late)
+        monkeypatch.setattr(PackBatch, "seal", seal_late)
         snapshot = store.put({"shared": np.arange(5000.0), "own": np.arange(7.0)}, reference="kept")
         assert collected[0].tensors == 1
         assert np.array_equal(store.get(snapshot)["shared"], np.arange(5000.0))

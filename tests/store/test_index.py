@@ -12,7 +12,7 @@ import pytest
 from regatta.errors import CorruptError, NotFoundError, RegattaError
 from regatta.store.format.dtypes import DTYPES
 from regatta.store.format.pack_file import ManifestRecord, Segment, stream_table
-from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index
+from regatta.store.index import LOCAL, MAX_CHAIN_LENGTH, REMOTE, Index
 
 PACK = "cc" * 32
 
@@ -60,10 +60,10 @@ def test_chains_end_or_say_why(index: Index) -> None:
     for number, message in [(4, "circle"), (8, "circle"), (6, f"{tensor(7)} of {tensor(6)} is gone")]:
         with pytest.raises(CorruptError, match=message):
             index.chain(tensor(number))
-    link(index, *((n, n + 1) for n in range(100, 100 + MAX_CHAIN)), (100 + MAX_CHAIN, None))
+    link(index, *((n, n + 1) for n in range(100, 100 + MAX_CHAIN_LENGTH)), (100 + MAX_CHAIN_LENGTH, None))
     with pytest.raises(CorruptError, match="deeper"):
         index.chain(tensor(100))
-    assert len(index.chain(tensor(101))) == MAX_CHAIN
+    assert len(index.chain(tensor(101))) == MAX_CHAIN_LENGTH
 
 
 def keep(index: Index, snapshot: int, *tensors: int, now: float = 0.0, name: str | None = None) -> None:

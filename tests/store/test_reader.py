@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, RegattaError, UsageError
 from regatta.store import reader
-from regatta.store.format.encodings import CHUNK, ENCODINGS, by_name
+from regatta.store.format.encodings import CHUNK_WORDS, ENCODINGS, encoding_named
 from regatta.store.format.tensor_id import Bits
 from regatta.store.reader import ChunkCache
 from regatta.store.slices import narrow
@@ -22,7 +22,7 @@ from regatta.store.store import ParameterStore
 DELTAS = [encoding for encoding in ENCODINGS.values() if encoding.needs_base]
 
 
-def weights(seed: int, count: int = CHUNK + 100) -> NDArray[np.float32]:
+def weights(seed: int, count: int = CHUNK_WORDS + 100) -> NDArray[np.float32]:
     start = np.random.default_rng(0).normal(0, 0.05, count)
     return (start + np.random.default_rng(seed).normal(0, 1e-4, count)).astype(np.float32)
 
@@ -56,8 +56,8 @@ def test_two_planes_of_four_are_two_fifths_of_the_bytes(store: ParameterStore) -
 
 
 def test_a_slice_reads_the_chunks_that_hold_it(store: ParameterStore) -> None:
-    value = weights(1, 4 * CHUNK).reshape(-1, 1024)
-    tensor, rows = add(store, value), CHUNK // 1024
+    value = weights(1, 4 * CHUNK_WORDS).reshape(-1, 1024)
+    tensor, rows = add(store, value), CHUNK_WORDS // 1024
     whole = store.entry(tensor).stored_bytes
     for index, chunks in [(3, 1), (slice(rows, 2 * rows), 1), (slice(rows - 1, rows + 1), 2), (slice(None), 4)]:
         assert np.array_equal(store.get(tensor, slices=index), value[index])
@@ -66,15 +66,16 @@ def test_a_slice_reads_the_chunks_that_hold_it(store: ParameterStore) -> None:
     assert planes < 0.4 * whole / 4
     assert bytes_for(store, what=tensor, slices=slice(0, 0)) == 0
     assert np.array_equal(
-        store.words(tensor, CHUNK - 5, CHUNK + 5), value.reshape(-1).view(np.uint32)[CHUNK - 5 : CHUNK + 5]
+        store.words(tensor, CHUNK_WORDS - 5, CHUNK_WORDS + 5),
+        value.reshape(-1).view(np.uint32)[CHUNK_WORDS - 5 : CHUNK_WORDS + 5],
     )
 
 
 def test_as_many_words_as_a_chunk_has_but_of_two(store: ParameterStore) -> None:
-    value = weights(1, 2 * CHUNK).view(np.uint32)
+    value = weights(1, 2 * CHUNK_WORDS).view(np.uint32)
     tensor = add(store, value)
-    for start in (0, 100, CHUNK):
-        assert np.array_equal(store.words(tensor, start, start + CHUNK), value[start : start + CHUNK])
+    for start in (0, 100, CHUNK_WORDS):
+        assert np.array_equal(store.words(tensor, start, start + CHUNK_WORDS), value[start : start + CHUNK_WORDS])
 
 
 def test_bounds_get_nearer_with_each_plane(store: ParameterStore) -> None:
@@ -103,7 +104,9 @@ def test_deltas_over_several_hops(store: ParameterStore, encoding: Any, dtype: s
     store.reencode({tensor: (encoding.id, base) for base, tensor in itertools.pairwise(tensors)})
     for tensor, expected in zip(tensors, words, strict=True):
         assert np.array_equal(store.words(tensor), expected)
-        assert np.array_equal(store.words(tensor, CHUNK - 3, CHUNK + 3), expected[CHUNK - 3 : CHUNK + 3])
+        assert np.array_equal(
+            store.words(tensor, CHUNK_WORDS - 3, CHUNK_WORDS + 3), expected[CHUNK_WORDS - 3 : CHUNK_WORDS + 3]
+        )
     known = store.get(tensors[3], planes=1)
     assert known.planes == (1 if encoding.progressive else known.dtype.planes)
     (lower, upper), (exact, _) = known.bounds, store.get(tensors[3], planes=8).bounds
@@ -126,7 +129,7 @@ def test_a_delta_read_in_part_needs_part_of_its_base(store: ParameterStore) -> N
 def test_a_whole_delta_needs_its_whole_base_though_planes_are_asked_for(store: ParameterStore) -> None:
     """A carry runs through all planes: what is not progressive is read whole, with all below it."""
     base, child = add(store, weights(1)), add(store, weights(2))
-    store.reencode({child: (by_name("subtract").id, base)})
+    store.reencode({child: (encoding_named("subtract").id, base)})
     partial = store.get(child, planes=1)
     assert partial.exact
     assert np.array_equal(partial.bounds[0], weights(2))
@@ -155,7 +158,7 @@ def test_a_cache_lets_go_of_the_oldest() -> None:
 @pytest.mark.parametrize("cache_bytes", [0, 2**20, 2**30])
 def test_threads_and_caches_change_nothing(tmp_path: Path, cache_bytes: int) -> None:
     with ParameterStore.open(tmp_path, threads=4, cache_bytes=cache_bytes) as store:
-        values = {f"w{seed}": weights(seed, 3 * CHUNK // 2) for seed in range(6)}
+        values = {f"w{seed}": weights(seed, 3 * CHUNK_WORDS // 2) for seed in range(6)}
         snapshot = store.put(values)
         tensors = [member.id for member in store.manifest(snapshot).tensors.values()]
         store.reencode(
@@ -184,7 +187,7 @@ def test_a_flipped_bit_is_named(store: ParameterStore) -> None:
     store.folder.forget(part.pack)
     with pytest.raises(CorruptError, match=f"{part.pack}.*{tensor}.*chunk 1"):
         store.get(tensor)
-    assert np.array_equal(store.get(tensor, slices=slice(0, CHUNK)), weights(1)[:CHUNK])
+    assert np.array_equal(store.get(tensor, slices=slice(0, CHUNK_WORDS)), weights(1)[:CHUNK_WORDS])
     assert store.get(tensor, planes=3).planes == 3
 
 

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, RegattaError, UsageError
-from regatta.store.format.encodings import CHUNK, by_name
+from regatta.store.format.encodings import CHUNK_WORDS, encoding_named
 from regatta.store.index import LOCAL, REMOTE
 from regatta.store.remote import Remote
 from regatta.store.store import ParameterStore
@@ -54,7 +54,7 @@ def store(tmp_path: Path) -> Iterator[ParameterStore]:
         yield opened
 
 
-def weights(seed: int = 0, count: int = CHUNK + 500) -> NDArray[np.float32]:
+def weights(seed: int = 0, count: int = CHUNK_WORDS + 500) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=count).astype(np.float32)
 
 
@@ -116,7 +116,7 @@ def test_offloaded_twice_deeper(store: ParameterStore) -> None:
 
 def test_what_cannot_be_read_in_part_stays(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights()}, reference="1")
-    store.reencode({store.manifest(snapshot).tensors["w"].id: (by_name("pcodec").id, None)})
+    store.reencode({store.manifest(snapshot).tensors["w"].id: (encoding_named("pcodec").id, None)})
     assert store.offload([snapshot], keep_planes=1) == 0
     assert places(store) == [LOCAL] * 2
 
@@ -131,7 +131,7 @@ def test_types_of_no_more_planes_stay(store: ParameterStore) -> None:
 def test_deltas_are_offloaded_with_their_bases(store: ParameterStore) -> None:
     one, two = store.put({"w": weights(1)}, reference="1"), store.put({"w": weights(1) + 1e-4}, reference="2")
     base, child = (store.manifest(snapshot).tensors["w"].id for snapshot in (one, two))
-    store.reencode({child: (by_name("subtract-planes").id, base)})
+    store.reencode({child: (encoding_named("subtract-planes").id, base)})
     store.offload([two], keep_planes=1)
     assert store.entry(base).remote_bytes > 0
     assert store.entry(child).remote_bytes > 0

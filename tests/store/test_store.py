@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
-from regatta.store.format.encodings import ENCODINGS, by_name
+from regatta.store.format.encodings import ENCODINGS, encoding_named
 from regatta.store.format.tensor_id import Bits
-from regatta.store.index import MAX_CHAIN
+from regatta.store.index import MAX_CHAIN_LENGTH
 from regatta.store.store import ParameterStore
 from regatta.testing.kills import random_plan
 from regatta.testing.store import PlainStore, Store, StoreContract, bits_of, snapshots
@@ -244,14 +244,14 @@ def test_plans_that_cannot_be(store: ParameterStore) -> None:
 @delta
 def test_chains_are_bounded(store: ParameterStore) -> None:
     tensors = [
-        store.manifest(store.put({"w": np.full(3, i, np.float32)})).tensors["w"].id for i in range(MAX_CHAIN + 1)
+        store.manifest(store.put({"w": np.full(3, i, np.float32)})).tensors["w"].id for i in range(MAX_CHAIN_LENGTH + 1)
     ]
     plan = {tensor: (DELTAS[0], base) for base, tensor in itertools.pairwise(tensors)}
-    with pytest.raises(UsageError, match=str(MAX_CHAIN)):
+    with pytest.raises(UsageError, match=str(MAX_CHAIN_LENGTH)):
         store.reencode(plan)
     del plan[tensors[64]]
     store.reencode(plan)
-    assert [float(store.get(tensor)[0]) for tensor in tensors] == list(range(MAX_CHAIN + 1))
+    assert [float(store.get(tensor)[0]) for tensor in tensors] == list(range(MAX_CHAIN_LENGTH + 1))
 
 
 def test_a_damaged_tensor_is_not_stored_anew(store: ParameterStore) -> None:
@@ -275,7 +275,7 @@ def test_lossy_schemes_say_so(store: ParameterStore, scheme: str) -> None:
     with pytest.raises(UsageError, match="lossy"):
         store.put(given, encoding=scheme)
     with pytest.raises(UsageError, match="lossy"):
-        store.reencode({member.original: (by_name(scheme).id, None)})
+        store.reencode({member.original: (encoding_named(scheme).id, None)})
 
 
 def test_a_scheme_has_to_be_one(store: ParameterStore) -> None:

@@ -42,11 +42,11 @@ from regatta.store.archive.storage_graph import (
     StoragePlan,
     check_scheme,
 )
-from regatta.store.format.encodings import ENCODINGS, by_name
+from regatta.store.format.encodings import ENCODINGS, encoding_named
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.tensor_id import word_count
-from regatta.store.index import MAX_CHAIN
-from regatta.store.states.state_archive import PREFIX, series_bases
+from regatta.store.index import MAX_CHAIN_LENGTH
+from regatta.store.states.state_archive import STATE_REFERENCES, series_bases
 from regatta.store.store import ParameterStore
 
 T = TypeVar("T")
@@ -112,14 +112,14 @@ def archive(
         raise UsageError("The store has no remote to keep planes at.", place=str(store.path), hint="Set one first.")
     matrices, manifests = _matrices(store), {one: store.manifest(one) for one in store.snapshots()}
     names = PROGRESSIVE if progressive or remote_planes is not None else ARCHIVAL
-    choice = EncodingChoice([by_name(name) for name in names], remote_planes)
+    choice = EncodingChoice([encoding_named(name) for name in names], remote_planes)
     estimates = EdgeEstimates(matrices, Samples(matrices, store.words), speeds or measured_speeds())
     pairs = declared_pairs(matrices, manifests, _declared(store, manifests, bases))
     pairs += near_pairs(matrices, estimates.samples, pairs)
     members = {one: _members(manifest, matrices) for one, manifest in manifests.items()}
     graph = StorageGraph(candidate_edges(matrices, pairs, estimates, choice), members)
     budgets = _budgets(graph, scheme, _by_id(store, budget), _by_id(store, reads))
-    found = plan(graph, algorithm, scheme, budgets, hops=MAX_CHAIN)
+    found = plan(graph, algorithm, scheme, budgets, hops=MAX_CHAIN_LENGTH)
     ways = _changes(found, matrices)
     if not dry_run:
         _carry_out(store, ways)
@@ -149,7 +149,7 @@ def _declared(
     store: ParameterStore, manifests: Mapping[str, Manifest], bases: Mapping[str, Iterable[str]] | None
 ) -> dict[str, list[str]]:
     if bases is None:
-        known = series_bases(store.references(PREFIX))
+        known = series_bases(store.references(STATE_REFERENCES))
         return {snapshot: known.get(snapshot, [before]) for before, snapshot in pairwise(manifests)} | known
     return {_id(store, one): [_id(store, base) for base in several] for one, several in bases.items()}
 

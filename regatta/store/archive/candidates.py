@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 from regatta.errors import UsageError, nearest
 from regatta.store.archive.speeds import Speeds
 from regatta.store.archive.storage_graph import StorageEdge
-from regatta.store.format.dtypes import CHUNK, DType, Words
+from regatta.store.format.dtypes import CHUNK_WORDS, DType, Words
 from regatta.store.format.encodings import ENCODINGS, Encoding
 from regatta.store.format.manifest import Manifest
 
-SAMPLE = 2**16
-BLOCKS = 4
-SKETCH = 256
-NEIGHBOURS = 512  # how many tensors of its type and size, in the order of the store, each is compared with
-SAMPLES_KEPT = 512
-_STREAM_ENTRY = 12  # bytes that the format spends on each stream of a chunk
-SETTLED = 0.995  # what a way must undercut of the present one's size: estimates err by as much
+SAMPLE_WORDS = 2**16
+SAMPLE_BLOCKS = 4
+SKETCH_WORDS = 256
+MAX_NEIGHBOURS = 512  # how many tensors of its type and size, in the order of the store, each is compared with
+MAX_CACHED_SAMPLES = 512
+_STREAM_ENTRY_BYTES = 12  # bytes that the format spends on each stream of a chunk
+KEEP_FACTOR = 0.995  # what a way must undercut of the present one's size: estimates err by as much
 RAW = (0, None, None)
-_TINY = 1024  # words: below, storing them as they are is worth a thought
+_TINY_WORDS = 1024  # words: below, storing them as they are is worth a thought
 
 Pair: TypeAlias = tuple[str, str]  # base and target, in the order in which they were named
 ReadWords: TypeAlias = Callable[[str, int, int], Words]
@@ -100,12 +100,12 @@ def declared_pairs(
         for before in befores:
             known = manifests[before].tensors
             for name, member in manifests[snapshot].tensors.items():
-                if name in known and _fit(matrices, known[name].id, member.id):
+                if name in known and _can_be_delta(matrices, known[name].id, member.id):
                     found[known[name].id, member.id] = None
     return list(found)
 
 
-def _fit(matrices: Mapping[str, Matrix], base: str, target: str) -> bool:
+def _can_be_delta(matrices: Mapping[str, Matrix], base: str, target: str) -> bool:
     if base == target or base not in matrices or target not in matrices:
         return False
     one, other = matrices[base], matrices[target]
@@ -117,21 +117,21 @@ class Samples:
 
     def __init__(self, matrices: Mapping[str, Matrix], read: ReadWords) -> None:
         self.matrices = matrices
-        self.of = lru_cache(SAMPLES_KEPT)(self._sample)
+        self.of = lru_cache(MAX_CACHED_SAMPLES)(self._sample)
         self._read = read
 
     def _sample(self, tensor: str) -> Words:
         count = self.matrices[tensor].count
-        if count <= SAMPLE:
+        if count <= SAMPLE_WORDS:
             return self._read(tensor, 0, count)
-        length = SAMPLE // BLOCKS
-        starts = [round(block * (count - length) / (BLOCKS - 1)) for block in range(BLOCKS)]
+        length = SAMPLE_WORDS // SAMPLE_BLOCKS
+        starts = [round(block * (count - length) / (SAMPLE_BLOCKS - 1)) for block in range(SAMPLE_BLOCKS)]
         return np.concatenate([self._read(tensor, start, start + length) for start in starts])
 
     def sketch(self, tensor: str) -> NDArray[np.float64]:
         """A few words as numbers; of 64 bits the upper half, which tells the most."""
         words = self.of(tensor)
-        chosen = words[np.linspace(0, len(words) - 1, min(SKETCH, len(words))).astype(np.int64)]
+        chosen = words[np.linspace(0, len(words) - 1, min(SKETCH_WORDS, len(words))).astype(np.int64)]
         if chosen.dtype.itemsize == 8:
             chosen = chosen >> np.uint64(32)
         return chosen.astype(np.float64)
@@ -144,18 +144,18 @@ def near_pairs(matrices: Mapping[str, Matrix], samples: Samples, known: Collecti
         partners[base].add(target)
         partners[target].add(base)
     found: dict[Pair, None] = {}
-    for ids in _alike(matrices):
+    for ids in _delta_groups(matrices):
         for target, base in _nearest(ids, np.stack([samples.sketch(one) for one in ids]), partners):
             if (target, base) not in found:
                 found[base, target] = None
     return list(found)
 
 
-def _alike(matrices: Mapping[str, Matrix]) -> Iterator[list[str]]:
+def _delta_groups(matrices: Mapping[str, Matrix]) -> Iterator[list[str]]:
     """The tensors that could be deltas to one another."""
     groups: dict[tuple[str, int], list[str]] = defaultdict(list)
     for matrix in matrices.values():
-        if matrix.count >= SKETCH and not matrix.fixed:
+        if matrix.count >= SKETCH_WORDS and not matrix.fixed:
             groups[matrix.kind].append(matrix.id)
     return (ids for ids in groups.values() if len(ids) > 1)
 
@@ -166,8 +166,8 @@ def _nearest(
     """Each tensor with the nearest of those around it that is half a bit nearer than its partners."""
     place = {one: number for number, one in enumerate(ids)}
     for number, one in enumerate(ids):
-        low = max(0, min(number - NEIGHBOURS // 2, len(ids) - NEIGHBOURS))
-        gaps = _gaps(sketches[low : low + NEIGHBOURS], sketches[number])
+        low = max(0, min(number - MAX_NEIGHBOURS // 2, len(ids) - MAX_NEIGHBOURS))
+        gaps = _gaps(sketches[low : low + MAX_NEIGHBOURS], sketches[number])
         gaps[number - low] = np.inf
         own = [place[other] - low for other in partners.get(one, ()) if low <= place[other] < low + len(gaps)]
         nearest = int(gaps.argmin())
@@ -192,7 +192,7 @@ class EdgeEstimates:
         matrix = self.matrices[target]
         words = self.samples.of(target)
         against = None if base is None else self.samples.of(base)
-        scale, entries = matrix.count / len(words), -(-matrix.count // CHUNK) * _STREAM_ENTRY
+        scale, entries = matrix.count / len(words), -(-matrix.count // CHUNK_WORDS) * _STREAM_ENTRY_BYTES
         return [len(stream) * scale + entries for stream in encoding.encode(words, matrix.dtype, against)]
 
     def edge(self, target: str, way: StorageOption, streams: Sequence[float]) -> StorageEdge:
@@ -221,8 +221,8 @@ def candidate_edges(
     matrices: Mapping[str, Matrix], pairs: Iterable[Pair], estimates: EdgeEstimates, choice: EncodingChoice
 ) -> list[StorageEdge]:
     """Every way to store each tensor that some plan might want, and the way it is stored now, which it may keep."""
-    whole = {one.id: _whole(one, estimates, choice) for one in matrices.values() if not one.fixed}
-    kept = {one.id: _kept(one, estimates) for one in matrices.values()}
+    whole = {one.id: _direct_edges(one, estimates, choice) for one in matrices.values() if not one.fixed}
+    kept = {one.id: _current_edge(one, estimates) for one in matrices.values()}
     deltas = [encoding for encoding in choice.encodings if encoding.needs_base]
     edges = [edge for edges in whole.values() for edge in edges]
     for base, target in pairs:
@@ -238,7 +238,7 @@ def candidate_edges(
     return [edge for edge in edges if edge.option != matrices[str(edge.target)].way] + list(kept.values())
 
 
-def _whole(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoice) -> list[StorageEdge]:
+def _direct_edges(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoice) -> list[StorageEdge]:
     """Without a base; raw only where the others make next to nothing of it."""
     edges = [
         estimates.edge(matrix.id, way, estimates.streams(encoding, matrix.id, None))
@@ -249,14 +249,14 @@ def _whole(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoice) -> 
     raw = [edge for edge in edges if edge.option == RAW]
     others = [edge for edge in edges if edge.option != RAW]
     least = min((edge.storage for edge in others), default=math.inf)
-    return _undominated(others + [edge for edge in raw if edge.storage <= least or matrix.count < _TINY])
+    return _undominated(others + [edge for edge in raw if edge.storage <= least or matrix.count < _TINY_WORDS])
 
 
-def _kept(matrix: Matrix, estimates: EdgeEstimates) -> StorageEdge:
+def _current_edge(matrix: Matrix, estimates: EdgeEstimates) -> StorageEdge:
     streams = ENCODINGS[matrix.way.encoding].streams(matrix.dtype)
-    stored = matrix.stored + streams * -(-matrix.count // CHUNK) * _STREAM_ENTRY
+    stored = matrix.stored + streams * -(-matrix.count // CHUNK_WORDS) * _STREAM_ENTRY_BYTES
     recreation = estimates.speeds.recreation(matrix.way.encoding, matrix.dtype, matrix.count, stored, matrix.remote)
-    return StorageEdge(matrix.way.base, matrix.id, (stored - matrix.remote) * SETTLED, recreation, matrix.way)
+    return StorageEdge(matrix.way.base, matrix.id, (stored - matrix.remote) * KEEP_FACTOR, recreation, matrix.way)
 
 
 def _undominated(ways: Iterable[StorageEdge]) -> list[StorageEdge]:

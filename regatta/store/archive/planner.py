@@ -25,7 +25,7 @@ import numpy as np
 from regatta.errors import UsageError, nearest
 from regatta.store.archive.budgets import check_feasible, split_by_size
 from regatta.store.archive.pas import TreeGrowth, repair_tree
-from regatta.store.archive.refine import ROUNDS, LocalSearch
+from regatta.store.archive.refine import MAX_ROUNDS, LocalSearch
 from regatta.store.archive.spanning_trees import (
     Chosen,
     balanced_tree,
@@ -51,7 +51,7 @@ def plan(
     budgets: Floats | None = None,
     *,
     refined: bool = True,
-    rounds: int = ROUNDS,
+    rounds: int = MAX_ROUNDS,
     hops: int | None = None,
 ) -> StoragePlan:
     """A plan by that algorithm that keeps the budgets, with at most so many hops from the null node.

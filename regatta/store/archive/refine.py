@@ -19,12 +19,12 @@ from regatta.store.archive.storage_graph import (
 from regatta.store.archive.storage_tree import StorageTree, meter
 
 Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target
-ROUNDS = 5_000
-ROUNDS_PER_NODE = 50  # more bring next to nothing
-TRIES_PER_ROUND = 40  # bounds the time where each lift touches a great many edges
-_ENOUGH = 20  # rounds per node from which on it pays to accept losses
-_HOT, _COLD = 0.5, 0.02  # the loss that is accepted at first and at last, as a part of the mean matrix
-_LARGEST = 60  # nodes below one that is lifted: trying more costs more than it finds
+MAX_ROUNDS = 5_000
+MAX_ROUNDS_PER_NODE = 50  # more bring next to nothing
+MAX_TRIES_PER_ROUND = 40  # bounds the time where each lift touches a great many edges
+_MIN_ANNEALING_ROUNDS_PER_NODE = 20  # rounds per node from which on it pays to accept losses
+_FIRST_LOSS, _LAST_LOSS = 0.5, 0.02  # the loss that is accepted at first and at last, as a part of the mean matrix
+_MAX_LIFTED_NODES = 60  # nodes below one that is lifted: trying more costs more than it finds
 
 
 class LocalSearch:
@@ -47,14 +47,14 @@ class LocalSearch:
         while self._improve(np.arange(len(self.graph.edges)), []) > 0:
             pass
 
-    def search(self, rounds: int = ROUNDS) -> None:
+    def search(self, rounds: int = MAX_ROUNDS) -> None:
         """Lift random nodes nearer to the null node and see whether that lets their neighbours save more.
 
         With enough rounds for the size of the graph, losses are accepted too, ever smaller ones, before they are not.
         """
         nodes = len(self.graph) - 1
-        rounds = min(rounds, ROUNDS_PER_NODE * nodes)
-        if rounds >= _ENOUGH * nodes:
+        rounds = min(rounds, MAX_ROUNDS_PER_NODE * nodes)
+        if rounds >= _MIN_ANNEALING_ROUNDS_PER_NODE * nodes:
             self._anneal(rounds, float(self.tree.stored.sum()) / nodes)
         draw = random.Random(nodes)
         for _ in self._progress(rounds):
@@ -64,7 +64,7 @@ class LocalSearch:
         draw = random.Random(rounds)
         gained, most, best = 0.0, 0.0, list(self.tree.chosen)
         for done in self._progress(rounds):
-            gained += self._lift(draw, mean * _HOT * (_COLD / _HOT) ** done)
+            gained += self._lift(draw, mean * _FIRST_LOSS * (_LAST_LOSS / _FIRST_LOSS) ** done)
             if gained > most + 1e-9 * mean:
                 most, best = gained, list(self.tree.chosen)
         self._start(best)
@@ -73,7 +73,7 @@ class LocalSearch:
         """What part of the rounds, or of the edges that may be tried in them, is behind us."""
         self.tries = 0
         for number in range(rounds):
-            done = max(number / rounds, self.tries / (rounds * TRIES_PER_ROUND))
+            done = max(number / rounds, self.tries / (rounds * MAX_TRIES_PER_ROUND))
             if done >= 1:
                 return
             yield done
@@ -84,7 +84,7 @@ class LocalSearch:
         node = draw.randrange(1, len(graph))
         nearer = [edge for edge in graph.into[node] if tree.change(edge) < 0]
         below = tree.below(node)
-        if not nearer or len(below) > _LARGEST:
+        if not nearer or len(below) > _MAX_LIFTED_NODES:
             return 0.0
         edge = draw.choice(nearer)
         spent = float(graph.storage[edge] - tree.stored[node])

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from regatta.store.format.dtypes import (
-    CHUNK,
+    CHUNK_WORDS,
     DType,
     Words,
     dtype_named,
@@ -18,8 +18,8 @@ from regatta.store.format.dtypes import (
 from regatta.store.format.encodings import ENCODINGS, Encoding
 
 _LIKE = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}  # the type that stands for all of its width
-_WORDS = CHUNK // 4
-_TIMES = 3
+_WORDS = CHUNK_WORDS // 4
+_REPEATS = 3
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def _decoding_speed(encoding: Encoding, dtype: DType) -> float:
     against = base if encoding.needs_base else None
     streams = [memoryview(stream) for stream in encoding.encode(words, dtype, against)]
     best = float("inf")
-    for _ in range(_TIMES):
+    for _ in range(_REPEATS):
         start = time.perf_counter()
         encoding.decode(streams, len(words), dtype, against)
         best = min(best, time.perf_counter() - start)

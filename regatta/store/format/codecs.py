@@ -1,18 +1,18 @@
-"""Entropy coders: values as streams of bytes, and what a hostile stream may not do.
+"""Entropy coders: values to streams of bytes and back, with guards against hostile streams.
 
-A stream tells by its length what it is, given the number of values that it stands for:
+The length of a stream, given the number of values in it, says what it is:
 
     as long as the values     the values themselves
-    as long as one value      that value, over and over
+    as long as one value      that value, repeated
     anything else             a codec's number, then its data
 
     ZSTD     bytes, in one zstd frame
-    PAIRS    bytes of which nearly all lie close together: two to a byte, in a stream of their own; the others after it
+    PAIRS    bytes that nearly all lie close together: two codes per byte in one stream, the other bytes in another
     PCODEC   integers or floats of 8 to 64 bits, as one chunk of pcodec: header, metadata, page
-    NARROW   signed integers of which nearly all fit a byte: a stream of those bytes, then one of the other integers
+    NARROW   signed integers that nearly all fit a byte: a stream of those bytes, then a stream of the other integers
 
-Nothing is decoded before the length that it claims is found to be the one expected, and pcodec's metadata may name no
-mode but the one that is written here: the others could make it take memory that no stream of this length justifies.
+A stream is decoded only if the length that it claims is the expected one. Its pcodec metadata must name the mode that
+is written here, because other modes could take more memory than the length of the stream justifies.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Values: TypeAlias = NDArray[Any]
 
 ZSTD, PAIRS, PCODEC, NARROW = 1, 2, 3, 4
-SMALL = 64  # fewer values than this are kept as they are
+MIN_CODED_VALUES = 64  # fewer values are stored uncoded
 
-# Almost no match is ever found in weights, and looking for one costs time and, where a false one is found, bytes. The
-# longest minimal match and the smallest hash table leave the work to zstd's Huffman coder.
+# Weights contain almost no repeated passages. Looking for them costs time, and a short match costs bytes. The longest
+# minimal match and the smallest hash table leave the work to zstd's Huffman coder.
 _HUFFMAN = zstandard.ZstdCompressionParameters.from_level(
     1, min_match=7, hash_log=6, window_log=18, write_content_size=1, write_checksum=0, write_dict_id=0
 )
 _MATCHING = zstandard.ZstdCompressionParameters.from_level(
     9, window_log=18, write_content_size=1, write_checksum=0, write_dict_id=0
 )
-_WINDOW = 1 << 18  # the largest window that a decoder sets up for a stream
+_MAX_WINDOW_BYTES = 1 << 18  # the largest window that a decoder sets up for a stream
 
-_NEAR = 8  # how many neighbouring byte values PAIRS takes; one more code says "elsewhere"
+_NEAR = 8  # the number of neighbouring byte values that PAIRS codes; one more code means "elsewhere"
 _NEAR_SHARE = 0.8
 _NARROW_SHARE = 0.9
-_SAMPLE = 4096
+_SAMPLE_VALUES = 4096
 _PAIRS_HEADER = struct.Struct("<BBI")  # codec, lowest value, length of the stream of pairs
 _NARROW_HEADER = struct.Struct("<BI")  # codec, length of the stream of bytes
 
 _PCODEC_HEADER = struct.Struct("<BHI")  # codec, pcodec's format version, length of its metadata
-_PCODEC_FORMAT = 4  # the major version; additions of minor ones are never asked for
+_PCODEC_FORMAT = 4  # the major version; features of minor versions are not used
 _PCODEC_NAMES = {"f2": "f16", "f4": "f32", "f8": "f64"} | {f"{k}{w}": f"{k}{8 * w}" for k in "iu" for w in (1, 2, 4, 8)}
 
 
@@ -67,32 +67,32 @@ def _pcodec_config(level: int) -> Any:
     )
 
 
-# The finest bins that pay: with finer ones, differences hardly shrink and the tables of short floats leave the cache.
+# The finest bins that pay: finer ones hardly shrink differences, and the tables of short floats outgrow the cache.
 _PCODEC_CONFIGS = {level: _pcodec_config(level) for level in (8, 9, 10)}
 _PCODEC_LEVELS = {"f4": 10, "f8": 10, "f2": 9, "i1": 8, "u1": 8}
 
 
 class _Coders(threading.local):
-    """zstd's contexts, which threads may not share."""
+    """zstd's contexts; threads must not share them."""
 
     def __init__(self) -> None:
         self.huffman = zstandard.ZstdCompressor(compression_params=_HUFFMAN).compress
         self.matching = zstandard.ZstdCompressor(compression_params=_MATCHING).compress
-        self.decompress = zstandard.ZstdDecompressor(max_window_size=_WINDOW).decompress
+        self.decompress = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompress
 
 
 _coders = _Coders()
 
-# glibc gives freed memory back to the system and takes it anew, page by page, for every intermediate array of a chunk,
-# at three times the cost of the decoding. It stops doing so once it has seen a larger block freed.
+# By default glibc returns freed memory to the system and faults it in again, page by page, for every intermediate array
+# of a chunk. That costs three times as much as decoding. Freeing one larger block raises glibc's threshold.
 np.empty(1 << 24, np.uint8)
 
 
 def encode_bytes(values: Bytes, *, matching: bool = False, thorough: bool = False) -> bytes:
     """The stream of these bytes.
 
-    `matching` looks for repeated passages, which integers have and weights have not; `thorough` also tries pcodec's
-    coder, which spends fractions of a bit and a few times as long.
+    `matching` looks for repeated passages, which integers have and weights do not. `thorough` also tries pcodec's
+    coder, which uses fractions of a bit and takes a few times as long.
     """
     plain = _encode_plain(values)
     if plain is not None:
@@ -105,7 +105,7 @@ def encode_bytes(values: Bytes, *, matching: bool = False, thorough: bool = Fals
 
 
 def decode_bytes(stream: memoryview, count: int) -> Bytes:
-    """The bytes of a stream; raises CorruptError where it does not hold exactly `count` of them."""
+    """The bytes of a stream; CorruptError unless it holds exactly `count` of them."""
     plain = _decode_plain(stream, count, np.dtype(np.uint8))
     if plain is not None:
         return plain
@@ -119,12 +119,12 @@ def decode_bytes(stream: memoryview, count: int) -> Bytes:
 
 
 def encode_values(values: Values, *, quick: bool = False) -> bytes:
-    """The stream of integers or floats, by pcodec, which models their magnitudes and not their bytes.
+    """The stream of integers or floats, by pcodec, which models magnitudes rather than bytes.
 
-    `quick` takes a stream that is up to 3% longer where it is decoded in half the time.
+    `quick` accepts a stream that is up to 3% longer if it decodes in half the time.
     """
     packed = _encode_wide(values)
-    if len(values) >= SMALL and _is_narrow(values):
+    if len(values) >= MIN_CODED_VALUES and _is_narrow(values):
         narrow = _encode_narrow(values, quick)
         if len(narrow) < min(len(packed) * (1.03 if quick else 1), values.nbytes):
             return narrow
@@ -132,7 +132,7 @@ def encode_values(values: Values, *, quick: bool = False) -> bytes:
 
 
 def decode_values(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values:
-    """The values of a stream; raises CorruptError where it does not hold exactly `count` of them."""
+    """The values of a stream; CorruptError unless it holds exactly `count` of them."""
     plain = _decode_plain(stream, count, dtype)
     if plain is not None:
         return plain
@@ -142,7 +142,7 @@ def decode_values(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Value
 
 
 def decode_values_into(stream: memoryview, values: Values) -> None:
-    """The values of a stream, put into an array that they exactly fill; it has to be contiguous."""
+    """Decode a stream into a contiguous array that its values fill exactly."""
     plain = _decode_plain(stream, len(values), values.dtype)
     if plain is not None:
         values[:] = plain
@@ -153,8 +153,8 @@ def decode_values_into(stream: memoryview, values: Values) -> None:
 
 
 def _encode_plain(values: Values) -> bytes | None:
-    """The stream of values that no codec is needed for: few, or all the same in every bit."""
-    if len(values) < SMALL:
+    """The stream of values that need no codec, because they are few or equal in every bit; None for others."""
+    if len(values) < MIN_CODED_VALUES:
         return values.tobytes()
     words = values.view(f"<u{values.itemsize}")
     if words[0] == words[-1] and bool((words == words[0]).all()):
@@ -192,8 +192,8 @@ def _decode_zstd(frame: memoryview, count: int) -> Bytes:
 
 
 def _lowest_of_near_values(values: Bytes) -> int | None:
-    """Where the run of neighbouring byte values starts that most bytes lie in; None where too few do."""
-    sample = values[:: max(1, len(values) // _SAMPLE)]
+    """The lowest of the neighbouring byte values that most bytes have; None if too few bytes have them."""
+    sample = values[:: max(1, len(values) // _SAMPLE_VALUES)]
     counts = np.bincount(sample, minlength=256)
     shares = np.convolve(counts, np.ones(_NEAR, np.int64), "valid")
     lowest = int(shares.argmax())
@@ -201,7 +201,7 @@ def _lowest_of_near_values(values: Bytes) -> int | None:
 
 
 def _encode_pairs(values: Bytes, lowest: int) -> bytes:
-    """Huffman codes have whole numbers of bits: spent on pairs they lose half as much, in half the time."""
+    """Huffman codes have whole bits; coding pairs loses half as much, in half the time."""
     codes = np.clip(values - np.uint8(lowest), np.uint8(0), np.uint8(_NEAR))  # ten times as fast as np.minimum
     elsewhere = values[codes == _NEAR]
     if len(codes) % 2:
@@ -230,7 +230,7 @@ def _decode_pairs(stream: memoryview, count: int) -> Bytes:
 
 
 def _encode_unpaired(values: Bytes) -> bytes:
-    """A stream within a stream of pairs, which is none itself: streams do not nest without end."""
+    """A stream inside a stream of pairs; it never holds pairs itself, which bounds the nesting."""
     plain = _encode_plain(values)
     if plain is not None:
         return plain
@@ -243,17 +243,17 @@ def _decode_unpaired(stream: memoryview, count: int) -> Bytes:
     if plain is not None:
         return plain
     if stream[0] != ZSTD:
-        raise CorruptError(f"A stream within a stream of pairs has the codec number {stream[0]}, not zstd's.")
+        raise CorruptError(f"A stream inside a stream of pairs has the codec number {stream[0]}, not that of zstd.")
     return _decode_zstd(stream[1:], count)
 
 
 def _is_narrow(values: Values) -> bool:
-    sample = values[:: max(1, len(values) // _SAMPLE)]
+    sample = values[:: max(1, len(values) // _SAMPLE_VALUES)]
     return values.dtype.kind == "i" and values.itemsize > 1 and bool((np.abs(sample) < 127).mean() >= _NARROW_SHARE)
 
 
 def _encode_narrow(values: Values, quick: bool) -> bytes:
-    """Small integers, for which Huffman codes are nearly as short as pcodec's, or shorter."""
+    """Small integers, where Huffman codes are about as short as pcodec's, or shorter."""
     inside = np.clip(values, values.dtype.type(-128), values.dtype.type(127)).astype(np.int8)
     outside = np.flatnonzero((values > 126) | (values < -128))
     inside[outside] = 127
@@ -284,7 +284,7 @@ def _encode_wide(values: Values) -> bytes:
 
 
 def _decode_wide(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values:
-    """The values of a stream within a stream of small integers, which is none itself."""
+    """The values of a stream inside a stream of small integers; it is never NARROW itself."""
     plain = _decode_plain(stream, count, dtype)
     if plain is not None:
         return plain
@@ -307,7 +307,7 @@ def _encode_pcodec(values: Values) -> bytes:
 
 
 def _decode_pcodec(stream: memoryview, values: Values) -> None:
-    """Fill the array, which has to be contiguous, from a stream."""
+    """Decode a stream into a contiguous array."""
     if stream[0] != PCODEC or len(stream) <= _PCODEC_HEADER.size:
         raise CorruptError(f"A stream of {len(stream)} bytes starts with the codec number {stream[0]}.")
     _, version, length = _PCODEC_HEADER.unpack(stream[: _PCODEC_HEADER.size])
@@ -328,13 +328,13 @@ def _decode_pcodec(stream: memoryview, values: Values) -> None:
 _LENGTH = struct.Struct("<I")
 
 
-def bundle(streams: Sequence[bytes]) -> bytes:
-    """Several streams in one: each with its length before it."""
+def join_streams(streams: Sequence[bytes]) -> bytes:
+    """Several streams in one bundle: each after its length."""
     return b"".join(part for stream in streams for part in (_LENGTH.pack(len(stream)), stream))
 
 
-def unbundle(stream: memoryview, most: int) -> list[memoryview]:
-    """The streams of a bundle, of which there are `most` at most."""
+def split_streams(stream: memoryview, most: int) -> list[memoryview]:
+    """The streams of a bundle; CorruptError if there are more than `most`."""
     streams: list[memoryview] = []
     while len(stream):
         if len(stream) < _LENGTH.size or len(streams) == most:

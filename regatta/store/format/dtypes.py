@@ -1,7 +1,7 @@
-"""The element types that the store keeps, and how their bits are seen by its encodings.
+"""The element types of the store, and the words that its encodings work on.
 
-An encoding never sees floats. It sees words: unsigned integers, one for each element, two for a complex one. The
-names are those of safetensors; C128 is ours, for NumPy's complex128.
+An encoding never sees floats. It sees words: unsigned integers, one for each element, two for a complex element. The
+names of types are those of safetensors; C128 is an addition, for NumPy's complex128.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, UsageError, nearest
 
-CHUNK = 2**18  # the most words that are encoded at a time
+CHUNK_WORDS = 2**18  # words are encoded in chunks of this size
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
 Kind: TypeAlias = Literal["float", "signed", "unsigned"]
 
 
 @dataclass(frozen=True)
 class DType:
-    """One element type; `width_bytes` is the width of a word, `lanes` the words of an element."""
+    """One element type; `width_bytes` is the width of a word, `lanes` the number of words in an element."""
 
     name: str
     width_bytes: int
@@ -37,7 +37,7 @@ class DType:
 
     @property
     def mantissa_bits(self) -> int:
-        """The bits right of the exponent; floats only."""
+        """The bits after the exponent; floats only."""
         return self.bits - 1 - self.exponent_bits
 
     @property
@@ -51,18 +51,18 @@ class DType:
 
     @cached_property
     def word(self) -> np.dtype[np.unsignedinteger[Any]]:
-        """The unsigned integers that hold a word, little-endian whatever the machine."""
+        """The unsigned integer type of a word, little-endian on every machine."""
         return np.dtype(f"<u{self.width_bytes}")
 
     @cached_property
     def greatest(self) -> Any:
-        """The word of the greatest positive number, infinity where the type has one; floats only."""
+        """The word of the greatest positive number, or of infinity if the type has it; floats only."""
         infinity = ((1 << self.exponent_bits) - 1) << self.mantissa_bits
         return self.word.type(0x7E if self.name == "F8_E4M3" else infinity)
 
     @property
     def numpy(self) -> np.dtype[Any] | None:
-        """NumPy's own type, where it has one: bfloat16 and the float8 types have none."""
+        """NumPy's own type; None for bfloat16 and the float8 types."""
         return None if self.numpy_name is None else np.dtype(self.numpy_name)
 
 
@@ -91,7 +91,7 @@ _BY_FOREIGN_NAME = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2
 
 
 def dtype_named(name: str) -> DType:
-    """The element type of that safetensors name."""
+    """The element type with this safetensors name."""
     if name not in DTYPES:
         raise UsageError(
             f"There is no element type {name!r}.",
@@ -102,7 +102,7 @@ def dtype_named(name: str) -> DType:
 
 
 def dtype_of(array: NDArray[Any]) -> DType:
-    """The element type of an array; ml_dtypes' bfloat16 and float8 arrays are known by their names."""
+    """The element type of an array, including the bfloat16 and float8 arrays of ml_dtypes."""
     if array.dtype.name in _BY_FOREIGN_NAME:
         return DTYPES[_BY_FOREIGN_NAME[array.dtype.name]]
     found = _BY_NUMPY.get(array.dtype.newbyteorder("<"))
@@ -115,7 +115,7 @@ def dtype_of(array: NDArray[Any]) -> DType:
 
 
 def words_of(array: NDArray[Any]) -> Words:
-    """The words of an array in C order, 1-D; a view where the array is contiguous and little-endian."""
+    """The words of an array in C order, 1-D; a view if the array is contiguous and little-endian."""
     dtype = dtype_of(array)
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and np.little_endian is False):
         array = array.astype(array.dtype.newbyteorder("<"))
@@ -131,13 +131,13 @@ def words_from(buffer: Any, dtype: DType) -> Words:
 
 
 def array_from(words: Words, dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
-    """The words as an array of that shape: NumPy's own type, or words where NumPy has no such type."""
+    """The words as an array of this shape, in NumPy's own type if it has one."""
     flat = words if dtype.numpy is None else words.view(dtype.numpy)
     return flat.reshape(shape)
 
 
 def floats_of(words: Words, dtype: DType) -> NDArray[np.floating[Any]]:
-    """The words as numbers: float32 where that holds every number of the type exactly, else float64."""
+    """The words as numbers: float32 if that holds every number of the type exactly, else float64."""
     if dtype.kind != "float":
         values = words.view(f"<{'i' if dtype.kind == 'signed' else 'u'}{dtype.width_bytes}")
         return values.astype(np.float32 if dtype.width_bytes <= 2 else np.float64)
@@ -154,7 +154,7 @@ def floats_of(words: Words, dtype: DType) -> NDArray[np.floating[Any]]:
 
 
 def words_of_floats(values: NDArray[np.floating[Any]], dtype: DType) -> Words:
-    """Numbers as words of a float type of 16 bits or more: the nearest ones, ties to even, NaN payloads cut off."""
+    """Numbers as words of a float type of at least 16 bits: rounded to nearest, ties to even, NaN payloads cut."""
     if dtype.kind != "float" or dtype.planes == 1:
         raise CorruptError(f"Words of {dtype.name} are not kept as floats.")
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -167,7 +167,7 @@ def words_of_floats(values: NDArray[np.floating[Any]], dtype: DType) -> Words:
 
 
 def _e4m3_values() -> NDArray[np.floating[Any]]:
-    """The numbers of float8_e4m3fn: exponent bias 7, no infinities, NaN where all bits but the sign are set."""
+    """The numbers of float8_e4m3fn: exponent bias 7, no infinities, NaN if all bits except the sign are set."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     magnitude = np.ldexp(np.where(exponent == 0, mantissa, mantissa + 8), np.maximum(exponent, 1) - 10)

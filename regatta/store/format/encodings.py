@@ -1,23 +1,23 @@
 """The encodings of a chunk of words, under the numbers that the format keeps on disk.
 
-    bits    unsigned integers of the element type's word width, one dimension, at most CHUNK of them
-    base    the same chunk of the tensor that a delta refers to, same length; None for encodings that need none
+    bits    unsigned integers as wide as the element type's words, one dimension, at most CHUNK_WORDS of them
+    base    the same chunk of the tensor that a delta refers to, same length; None for encodings without a base
 
-`encode` gives the chunk's streams, `decode` the same bits back. A progressive encoding has one stream for each byte
-plane, and its leading streams alone give the leading planes, exactly: `decode_planes`. Anything wrong with a stream is
-a CorruptError, and no stream makes a decoder take more memory than `count` elements justify.
+`encode` returns the streams of a chunk, `decode` the same bits. A progressive encoding has one stream for each byte
+plane, and `decode_planes` restores the leading planes exactly from the leading streams alone. A damaged stream raises
+CorruptError. No stream makes a decoder take more memory than `count` elements justify.
 
     number  name                what
     0       raw                 the words
-    1       zstd-planes         byte planes, Huffman-coded by zstd: fast to write, for the moment of a commit
-    2       pcodec              the numbers, by pcodec, without the zeros that they end in: the smallest without a base
+    1       zstd-planes         byte planes, Huffman-coded by zstd: fast to write, used at commit
+    2       pcodec              the numbers, by pcodec, without their trailing zero bits: the smallest without a base
     3       xor                 byte planes of the bits that differ from the base
     4       subtract            differences of the bits as integers: the fastest to add up again
     5       subtract-grouped    the same in groups with like differences: the smallest
     6       subtract-planes     differences of byte planes in the same groups
     16..    see lossy.py
 
-A number, once given, keeps its meaning for ever; a changed encoding takes a new one.
+A number never changes its meaning; a changed encoding takes a new number.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from regatta.store.format import (
     pcodec_blocks,
     planes,
 )
-from regatta.store.format.dtypes import CHUNK, DType, Words
+from regatta.store.format.dtypes import CHUNK_WORDS, DType, Words
 from regatta.store.format.planes import bounds, leading
 
-__all__ = ["CHUNK", "ENCODINGS", "Encoding", "bounds", "by_name", "leading"]
+__all__ = ["CHUNK_WORDS", "ENCODINGS", "Encoding", "bounds", "encoding_named", "leading"]
 
-Encoder: TypeAlias = Callable[[Words, DType], list[bytes]]
-Decoder: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]
-DeltaEncoder: TypeAlias = Callable[[Words, DType, Words], list[bytes]]
-DeltaDecoder: TypeAlias = Callable[[Sequence[memoryview], DType, Words, Words], None]
+EncodeFunction: TypeAlias = Callable[[Words, DType], list[bytes]]
+DecodeFunction: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]
+DeltaEncodeFunction: TypeAlias = Callable[[Words, DType, Words], list[bytes]]
+DeltaDecodeFunction: TypeAlias = Callable[[Sequence[memoryview], DType, Words, Words], None]
 
 
 class Encoding(Protocol):
@@ -63,7 +63,7 @@ class Encoding(Protocol):
     def lossy(self) -> bool: ...
 
     def streams(self, dtype: DType) -> int:
-        """How many streams a chunk has; for progressive encodings one for each plane, most significant first."""
+        """The number of streams of a chunk; a progressive encoding has one per plane, most significant first."""
         ...
 
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
@@ -73,7 +73,7 @@ class Encoding(Protocol):
     def decode(
         self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None, out: Words | None = None
     ) -> Words:
-        """The bits of a chunk: `out` where it is given, a contiguous array of `count` words, else a new array."""
+        """The bits of a chunk, in `out` (a contiguous array of `count` words) or in a new array."""
         ...
 
     def decode_planes(
@@ -85,22 +85,22 @@ class Encoding(Protocol):
         base: Words | None,
         out: Words | None = None,
     ) -> Words:
-        """The bits of the leading planes, the others zero; `base` needs no more than its own leading planes.
+        """The bits of the leading planes; the other bits are zero.
 
-        A progressive encoding needs no more than the leading streams, one that is not needs all of them and all of
-        the base.
+        A progressive encoding needs only the leading streams, and only the leading planes of the base. Any other
+        encoding needs all streams and the whole base.
         """
         ...
 
 
 @dataclass(frozen=True)
-class Direct:
-    """An encoding of the words alone. The decoder of a progressive one takes any number of leading streams."""
+class DirectEncoding:
+    """An encoding without a base. A progressive decoder takes any number of leading streams."""
 
     id: int
     name: str
-    encoder: Encoder
-    decoder: Decoder
+    encoder: EncodeFunction
+    decoder: DecodeFunction
     progressive: bool = False
     lossy: bool = False
     needs_base: bool = False
@@ -136,13 +136,13 @@ class Direct:
 
 
 @dataclass(frozen=True)
-class Delta:
-    """An encoding of the words by those of a base. The decoder of a progressive one takes any number of planes > 0."""
+class DeltaEncoding:
+    """An encoding relative to a base. A progressive decoder takes any number of leading streams but zero."""
 
     id: int
     name: str
-    encoder: DeltaEncoder
-    decoder: DeltaDecoder
+    encoder: DeltaEncodeFunction
+    decoder: DeltaDecodeFunction
     progressive: bool = False
     lossy: bool = False
     needs_base: bool = True
@@ -179,21 +179,22 @@ class Delta:
 
 
 def _checked(bits: Words, dtype: DType) -> Words:
-    if bits.dtype != dtype.word or bits.ndim != 1 or len(bits) > CHUNK:
+    if bits.dtype != dtype.word or bits.ndim != 1 or len(bits) > CHUNK_WORDS:
         raise UsageError(
-            f"A chunk of {dtype.name} is one dimension of at most {CHUNK} {dtype.word}, not {bits.shape} {bits.dtype}."
+            f"A chunk of {dtype.name} has one dimension and at most {CHUNK_WORDS} {dtype.word}; "
+            f"this one has {bits.shape} {bits.dtype}."
         )
     return np.ascontiguousarray(bits)
 
 
 def _room(out: Words | None, count: int, dtype: DType) -> Words:
-    """Where the words of a chunk go."""
-    if not 0 <= count <= CHUNK:
-        raise CorruptError(f"A chunk has at most {CHUNK} words, not {count}.")
+    """The array that the words of a chunk go into."""
+    if not 0 <= count <= CHUNK_WORDS:
+        raise CorruptError(f"A chunk has at most {CHUNK_WORDS} words, not {count}.")
     if out is None:
         return np.empty(count, dtype.word)
     if out.dtype != dtype.word or out.shape != (count,) or not out.flags.c_contiguous or not out.flags.writeable:
-        raise UsageError(f"{count} {dtype.word} cannot be put into an array of {out.shape} {out.dtype}.")
+        raise UsageError(f"{count} {dtype.word} do not fit an array of {out.shape} {out.dtype}.")
     return out
 
 
@@ -226,19 +227,19 @@ def _decode_raw(streams: Sequence[memoryview], dtype: DType, out: Words) -> None
 
 
 _ALL: tuple[Encoding, ...] = (
-    Direct(0, "raw", _encode_raw, _decode_raw),
-    Direct(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
-    Direct(2, "pcodec", pcodec_blocks.encode, pcodec_blocks.decode),
-    Delta(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
-    Delta(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
-    Delta(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),
-    Delta(6, "subtract-planes", deltas.encode_subtract_planes, deltas.decode_subtract_planes, progressive=True),
-    *(Direct(number, name, encode, decode, lossy=True) for number, name, encode, decode in lossy.schemes()),
+    DirectEncoding(0, "raw", _encode_raw, _decode_raw),
+    DirectEncoding(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
+    DirectEncoding(2, "pcodec", pcodec_blocks.encode, pcodec_blocks.decode),
+    DeltaEncoding(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
+    DeltaEncoding(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
+    DeltaEncoding(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),
+    DeltaEncoding(6, "subtract-planes", deltas.encode_subtract_planes, deltas.decode_subtract_planes, progressive=True),
+    *(DirectEncoding(number, name, encode, decode, lossy=True) for number, name, encode, decode in lossy.schemes()),
 )
 ENCODINGS: dict[int, Encoding] = {encoding.id: encoding for encoding in _ALL}
 
 
-def by_name(name: str) -> Encoding:
+def encoding_named(name: str) -> Encoding:
     """The encoding of that name."""
     for encoding in ENCODINGS.values():
         if encoding.name == name:

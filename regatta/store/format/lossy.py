@@ -1,16 +1,17 @@
-"""Lossy schemes, which a user asks for by name: fewer bits for each weight, and which ones is said here.
+"""Lossy schemes, chosen by name: each keeps fewer bits of every weight.
 
     float16, bfloat16     the nearest number of that type, ties to even; NaN and infinities stay what they are
-    fixed-k               fixed point with k bits, sign included: multiples of a power of two, the least one at which
-                          the largest weight still fits; off by half of it at most
-    uniform-k             2^k values at equal distances from the smallest weight to the largest; off by half a distance
-    random-k              2^k of the weights themselves, drawn at random, more of them where weights are dense; each
-                          weight becomes the nearest of them
+    fixed-k               fixed point with k bits, sign included: multiples of the least power of two at which the
+                          largest weight still fits; the error is at most half of that power
+    uniform-k             2^k values at equal distances from the smallest weight to the largest; the error is at most
+                          half a distance
+    random-k              2^k of the weights, drawn at random, so more where weights are dense; each weight becomes
+                          the nearest of them
 
-What is decoded is of the type that was encoded, and it is a fixed point: encoding it again, by the same scheme, changes
-nothing. A store therefore keeps, and names, the weights as they are after the loss. Power of two and values belong to a
-chunk, and are in its stream. Fixed point and quantization have no place for NaN, infinities, and minus zero: the
-first two are refused, the third becomes zero, except where all 2^k values that occur are kept as they are.
+Decoding returns the type that was encoded. Encoding the result again with the same scheme changes nothing, so a store
+keeps, and names, the weights after the loss. The power of two and the values belong to a chunk and are in its stream.
+Fixed point and quantization cannot represent NaN, infinities and minus zero. They refuse the first two and turn minus
+zero into zero, unless the chunk has at most 2^k distinct values, which are then kept unchanged.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from regatta.store.format.dtypes import (
     words_of_floats,
 )
 
-Encoder: TypeAlias = Callable[[Words, DType], list[bytes]]
-Decoder: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]
+EncodeFunction: TypeAlias = Callable[[Words, DType], list[bytes]]
+DecodeFunction: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]
 Floats: TypeAlias = NDArray[np.floating[Any]]
 Table: TypeAlias = Callable[[Words, Floats, int], Floats]
 
@@ -45,7 +46,7 @@ QUANTIZED_BITS = range(1, 9)
 _STEP = struct.Struct("<h")  # the exponent of fixed point's power of two
 
 
-def schemes() -> Iterator[tuple[int, str, Encoder, Decoder]]:
+def schemes() -> Iterator[tuple[int, str, EncodeFunction, DecodeFunction]]:
     """Number, name, encoder and decoder of every scheme."""
     for number, name, target in ((16, "float16", "F16"), (17, "bfloat16", "BF16")):
         to = DTYPES[target]
@@ -64,7 +65,7 @@ def _encode_cast(bits: Words, dtype: DType, to: DType) -> list[bytes]:
     lost = np.isinf(floats_of(cast, to)) & np.isfinite(values)
     if lost.any():
         raise UsageError(
-            f"The weight {values[lost][0]} is beyond the range of {to.name}.",
+            f"The weight {values[lost][0]} is out of the range of {to.name}.",
             hint="Store these weights as they are" + (", or as bfloat16." if to.name == "F16" else "."),
         )
     return [codecs.encode_values(cast.view(np.float16))]
@@ -77,7 +78,7 @@ def _decode_cast(streams: Sequence[memoryview], dtype: DType, out: Words, to: DT
 
 def _encode_fixed(bits: Words, dtype: DType, digits: int) -> list[bytes]:
     if digits > dtype.mantissa_bits + 2:
-        raise UsageError(f"{dtype.name} has no more than {dtype.mantissa_bits + 2} bits of fixed point, not {digits}.")
+        raise UsageError(f"{dtype.name} has at most {dtype.mantissa_bits + 2} bits of fixed point, not {digits}.")
     values = _finite_floats(bits, dtype, f"fixed-{digits}")
     most = (1 << (digits - 1)) - 1
     step = _step(float(np.abs(values).max(initial=0)), most, dtype)
@@ -89,13 +90,15 @@ def _encode_fixed(bits: Words, dtype: DType, digits: int) -> list[bytes]:
 
 
 def _step(largest: float, most: int, dtype: DType) -> int:
-    """The exponent of the least power of two that fits the largest weight into `most` of it."""
+    """The exponent of the least power of two such that `most` times it reaches the largest weight."""
     if largest == 0:
         return 0
     fraction, exponent = math.frexp(largest)
     whole, extra = math.frexp(most)
     step = exponent - extra + (fraction > whole)
-    return max(step, 2 - (1 << (dtype.exponent_bits - 1)) - dtype.mantissa_bits)  # of the least number of the type
+    return max(
+        step, 2 - (1 << (dtype.exponent_bits - 1)) - dtype.mantissa_bits
+    )  # the exponent of the least number of the type
 
 
 def _decode_fixed(streams: Sequence[memoryview], dtype: DType, out: Words, digits: int) -> None:
@@ -119,11 +122,11 @@ def _encode_quantized(bits: Words, dtype: DType, digits: int, table: Table) -> l
         )
         kept = words_of_floats(levels + 0.0, dtype)
         codes = (levels[1:] / 2 + levels[:-1] / 2).searchsorted(values)
-    return [codecs.bundle([kept.tobytes(), codecs.encode_bytes(codes.astype(np.uint8), thorough=True)])]
+    return [codecs.join_streams([kept.tobytes(), codecs.encode_bytes(codes.astype(np.uint8), thorough=True)])]
 
 
 def _decode_quantized(streams: Sequence[memoryview], dtype: DType, out: Words, digits: int) -> None:
-    parts = codecs.unbundle(streams[0], 2)
+    parts = codecs.split_streams(streams[0], 2)
     if len(parts) != 2 or len(parts[0]) % dtype.width_bytes or len(parts[0]) > dtype.width_bytes << digits:
         raise CorruptError(f"A {digits}-bit quantized stream has {len(parts)} parts, or too long a table of codes.")
     table = np.frombuffer(parts[0], dtype.word)
@@ -140,7 +143,7 @@ def _even_values(bits: Words, values: Floats, count: int) -> Floats:
 
 
 def _drawn_values(bits: Words, values: Floats, count: int) -> Floats:
-    """Some of the values, the same ones for the same chunk."""
+    """Some of the values; always the same ones for the same chunk."""
     draw = np.random.default_rng(zlib.crc32(bits.data))
     return draw.choice(values, count, replace=False)
 

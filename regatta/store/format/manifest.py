@@ -1,7 +1,6 @@
-"""Manifests: a snapshot as a list of names and tensor ids, with one canonical text.
+"""Manifests: a snapshot as names and tensor ids, with one canonical text.
 
-The id of a snapshot is the hash of that text; a manifest is read only when it is, byte for byte, what would be written
-for what it says.
+The id of a snapshot is the hash of that text. A manifest whose text is not canonical, byte for byte, is refused.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from regatta.store.format.tensor_id import (
 )
 
 FORMAT = 1
-MAX_MANIFEST = 2**26  # bytes of text
+MAX_MANIFEST_BYTES = 2**26
 MAX_TENSORS = 2**18
 
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """A tensor as a manifest names it. One that a lossy scheme made says which, and the id of what it was made of."""
+    """A tensor in a manifest. A lossy one also names its scheme, and the id of the original tensor."""
 
     id: str
     dtype: str
@@ -38,7 +37,7 @@ class ManifestEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A snapshot: its tensors by name, in the order of the names, and some words about it."""
+    """A snapshot: its tensors by name, in the order of the names, and its metadata."""
 
     tensors: Mapping[str, ManifestEntry]
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -59,18 +58,18 @@ class Manifest:
 
 
 def make_manifest(tensors: Mapping[str, ManifestEntry], metadata: Mapping[str, str] | None = None) -> Manifest:
-    """A manifest that can be read back: everything in it is checked first."""
+    """A manifest; its content is checked, so it can be read back."""
     made = Manifest(dict(sorted(tensors.items())), dict(sorted((metadata or {}).items())))
     if (reason := _why_not(made)) is not None:
-        raise UsageError(f"This is no snapshot: {reason}.")
-    if len(made.text()) > MAX_MANIFEST:
-        raise UsageError(f"The manifest would take {len(made.text())} bytes; {MAX_MANIFEST} is the limit.")
+        raise UsageError(f"This is not a snapshot: {reason}.")
+    if len(made.text()) > MAX_MANIFEST_BYTES:
+        raise UsageError(f"The manifest would take {len(made.text())} bytes; {MAX_MANIFEST_BYTES} is the limit.")
     return made
 
 
 def parse_manifest(text: bytes, snapshot: str, place: str) -> Manifest:
-    """The manifest of that snapshot, whatever wrote it; CorruptError names what is wrong with it."""
-    if len(text) > MAX_MANIFEST:
+    """The manifest of a snapshot, from an untrusted text; CorruptError says what is wrong with it."""
+    if len(text) > MAX_MANIFEST_BYTES:
         raise CorruptError(f"The manifest of {snapshot} has {len(text)} bytes.", place=place)
     if snapshot_id(text) != snapshot:
         raise CorruptError(f"The manifest of {snapshot} is not the one that its id names.", place=place)
@@ -94,7 +93,7 @@ def _as_json(member: ManifestEntry) -> dict[str, Any]:
 
 
 def _from_json(content: Any, snapshot: str, place: str) -> Manifest:
-    """The shape of the JSON alone; what the values are is checked afterwards."""
+    """Checks only the structure of the JSON; `_why_not` checks the values."""
     if not isinstance(content, dict) or set(content) != {"format", "metadata", "tensors"}:
         raise CorruptError(f"The manifest of {snapshot} is not an object with its three fields.", place=place)
     if content["format"] != FORMAT or type(content["format"]) is not int:
@@ -103,7 +102,7 @@ def _from_json(content: Any, snapshot: str, place: str) -> Manifest:
             place=place,
         )
     if not isinstance(content["metadata"], dict) or not isinstance(content["tensors"], dict):
-        raise CorruptError(f"The manifest of {snapshot} has fields that are no objects.", place=place)
+        raise CorruptError(f"The manifest of {snapshot} has fields that are not objects.", place=place)
     members = {}
     for name, fields in content["tensors"].items():
         if not isinstance(fields, dict) or not isinstance(fields.get("shape"), list):
@@ -118,17 +117,17 @@ def _why_not(manifest: Manifest) -> str | None:
         return f"{len(manifest.tensors)} tensors are more than {MAX_TENSORS}"
     for key, value in manifest.metadata.items():
         if not _is_text(key) or not _is_text(value):
-            return f"the metadata {key!r:.200} is not a text for a text, but {value!r:.200}"
+            return f"the metadata {key!r:.200} is not a text but {value!r:.200}"
     for name, member in manifest.tensors.items():
         if (reason := why_not_name(name)) is not None:
             return f"the name {name!r:.200} {reason}"
-        if (reason := _why_not_member(member)) is not None:
+        if (reason := _why_not_entry(member)) is not None:
             return f"the tensor {name!r:.200}: {reason}"
     return None
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a string that UTF-8 can hold: JSON may smuggle in halves of characters."""
+    """Whether it is a string that UTF-8 can hold: JSON can contain lone surrogates."""
     if not isinstance(value, str):
         return False
     try:
@@ -138,13 +137,13 @@ def _is_text(value: object) -> bool:
     return True
 
 
-def _why_not_member(member: ManifestEntry) -> str | None:
+def _why_not_entry(member: ManifestEntry) -> str | None:
     if not is_id(member.id):
-        return f"{member.id!r:.100} is no tensor id"
+        return f"{member.id!r:.100} is not a tensor id"
     if not isinstance(member.dtype, str) or member.dtype not in DTYPES:
-        return f"{member.dtype!r:.100} is no element type"
+        return f"{member.dtype!r:.100} is not an element type"
     if (member.scheme is None) != (member.original is None):
-        return "a scheme and the tensor that it was applied to come together"
+        return "it has a scheme without an original tensor, or the reverse"
     if member.scheme is not None and (not isinstance(member.scheme, str) or not is_id(member.original)):
-        return f"{member.scheme!r:.100} of {member.original!r:.100} is no lossy scheme of a tensor"
+        return f"{member.scheme!r:.100} of {member.original!r:.100} is not a lossy scheme of a tensor"
     return why_not_shape(member.shape)

@@ -1,14 +1,14 @@
-"""Pack files: many tensors' streams and the manifests that name them, written once and named by their content.
+"""Pack files: the streams of many tensors and the manifests of snapshots, written once and named by their content.
 
     header    MAGIC, u32 version, u32 zero
     body      streams and manifests, one after the other
     footer    a record for each, preceded by its u32 length
     trailer   u64 footer's offset, u64 its length, u64 its xxh3, u32 records, u32 zero, MAGIC
 
-Little-endian throughout. A record of a tensor holds some of its streams, all of them mostly: stream by stream, and in
-each stream chunk by chunk, so that the leading planes of a tensor are one range of bytes. FORMAT.md has it in full.
+All numbers are little-endian. A record of a tensor holds some of its streams, usually all: stream by stream, and in
+each stream chunk by chunk. The leading planes of a tensor are therefore one range of bytes. FORMAT.md has the details.
 
-A file is another's until proven ours: every number in it is checked against what is there before it is used.
+Files are not trusted: every number in one is checked before it is used.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from xxhash import xxh3_64_intdigest
 
 from regatta.errors import CorruptError
 from regatta.store.format.dtypes import DTYPES, DType
-from regatta.store.format.encodings import CHUNK
+from regatta.store.format.encodings import CHUNK_WORDS
 from regatta.store.format.tensor_id import why_not_shape, word_count
 
 MAGIC = b"\x89RGTPK\r\n"
 VERSION = 1
 HEADER = struct.Struct("<8sII")
 TRAILER = struct.Struct("<QQQII8s")
-MAX_FOOTER = 2**30
+MAX_FOOTER_BYTES = 2**30
 TENSOR, MANIFEST = 1, 2
 
 _LENGTH = struct.Struct("<I")
@@ -43,9 +43,9 @@ _NO_BASE = bytes(32)
 
 @dataclass(frozen=True)
 class Segment:
-    """Streams `first` to `first + count` of a tensor, in one piece of a pack from `offset` on.
+    """Streams `first` to `first + count` of a tensor, contiguous in a pack file from `offset` on.
 
-    `table` has a row of length and checksum for each stream of each chunk, in the order of the bytes.
+    `table` has a row of length and checksum for each chunk of each stream, in the order of the bytes.
     """
 
     tensor: str
@@ -64,14 +64,14 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Its bytes in the pack."""
+        """Its bytes in the pack file."""
         return int(self.table["length"].sum(dtype=np.int64))
 
     def moved(self, offset: int) -> Segment:
         return replace(self, offset=offset)
 
     def part(self, first: int, count: int) -> Segment:
-        """Some of its streams, as a segment of their own in the same place."""
+        """Some of its streams, as a segment at the same place."""
         rows = slice((first - self.first) * self.chunks, (first - self.first + count) * self.chunks)
         skipped = int(self.table["length"][: rows.start].sum(dtype=np.int64))
         return replace(self, first=first, count=count, offset=self.offset + skipped, table=self.table[rows])
@@ -95,7 +95,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class ManifestRecord:
-    """Where a snapshot's manifest lies, compressed."""
+    """Where the compressed manifest of a snapshot lies."""
 
     snapshot: str
     offset: int
@@ -121,8 +121,8 @@ def manifest_record(snapshot: str, data: bytes) -> ManifestRecord:
 
 
 def chunk_count(dtype: DType, shape: tuple[int, ...]) -> int:
-    """How many chunks a tensor has; an empty one has none."""
-    return -(-word_count(dtype, shape) // CHUNK)
+    """The number of chunks of a tensor; an empty tensor has none."""
+    return -(-word_count(dtype, shape) // CHUNK_WORDS)
 
 
 def stream_table(streams: Sequence[Sequence[bytes]]) -> NDArray[np.void]:
@@ -132,7 +132,7 @@ def stream_table(streams: Sequence[Sequence[bytes]]) -> NDArray[np.void]:
 
 
 def parse_record(data: memoryview | bytes, place: str) -> Record:
-    """A record, whole and consistent in itself."""
+    """A record, complete and consistent in itself."""
     kind = data[0] if len(data) else 0
     if kind == TENSOR:
         return _parse_tensor(memoryview(data), place)
@@ -177,7 +177,7 @@ Reads: TypeAlias = Callable[[int, int], "memoryview | bytes"]
 
 
 def read_records(read: Reads, size: int, place: str) -> list[Record]:
-    """All records of a pack of that size, of which `read(offset, length)` gives the bytes."""
+    """All records of a pack file of this size; `read(offset, length)` returns its bytes."""
     footer, records = _read_footer(read, size, place)
     found = list(_parse_footer(footer, records, place))
     end = HEADER.size
@@ -195,13 +195,13 @@ def _read_footer(read: Reads, size: int, place: str) -> tuple[memoryview, int]:
         raise CorruptError(f"A pack has at least {HEADER.size + TRAILER.size} bytes, this one {size}.", place=place)
     magic, version, zero = HEADER.unpack(read(0, HEADER.size))
     if magic != MAGIC:
-        raise CorruptError(f"The file starts with {magic!r}: it is no pack.", place=place)
+        raise CorruptError(f"The file starts with {magic!r}: it is not a pack.", place=place)
     if version != VERSION or zero:
         raise CorruptError(f"The pack has version {version}; this version reads {VERSION}.", place=place)
     offset, length, check, records, zero, magic = TRAILER.unpack(read(size - TRAILER.size, TRAILER.size))
     if magic != MAGIC or zero:
         raise CorruptError(f"The file ends with {magic!r}: the pack is cut off.", place=place)
-    if length > MAX_FOOTER or offset + length + TRAILER.size != size:
+    if length > MAX_FOOTER_BYTES or offset + length + TRAILER.size != size:
         raise CorruptError(f"A footer of {length} bytes at {offset} is not in a file of {size}.", place=place)
     footer = memoryview(read(offset, length))
     if xxh3_64_intdigest(footer) != check:
@@ -225,7 +225,7 @@ def _parse_footer(footer: memoryview, records: int, place: str) -> Iterator[Reco
 
 
 def footer_of(records: Sequence[Record], offset: int) -> bytes:
-    """The footer and the trailer of a pack whose body ends at `offset`."""
+    """The footer and the trailer of a pack file whose body ends at `offset`."""
     packed = [record.pack() for record in records]
     footer = b"".join(_LENGTH.pack(len(record)) + record for record in packed)
     return footer + TRAILER.pack(offset, len(footer), xxh3_64_intdigest(footer), len(records), 0, MAGIC)

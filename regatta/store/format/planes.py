@@ -1,12 +1,12 @@
-"""Byte planes: the words of a chunk cut into bytes, the most telling byte of every word first.
+"""Byte planes: the words of a chunk cut into bytes, the most significant byte of every word first.
 
-A float's bits are first put into plane order, sign behind exponent:
+The bits of a float are first put into plane order, with the sign after the exponent:
 
     F32     s eeeeeeee mmmmmmm...   ->   eeeeeeee | s mmmmmmm | mmmmmmmm | mmmmmmmm
 
-so that plane 0 is the whole exponent, which compresses, and the planes after it are the sign and the mantissa, which
-do not. Integers are in plane order as they are. Plane order is a permutation of the bits of a word, the same for every
-word: what is known of a word when only its leading planes are is `known_bits`.
+Plane 0 is then the whole exponent, which compresses well. The other planes are sign and mantissa, which do not.
+Integers already are in plane order. Plane order is the same permutation of bits for every word, so the bits that the
+leading planes determine are the same in every word: `known_bits`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def encode(bits: Words, dtype: DType) -> list[bytes]:
 
 
 def decode(streams: Sequence[memoryview], dtype: DType, out: Words) -> None:
-    """The words of as many leading planes as there are streams; the bits of the others are zero."""
+    """The words of the leading planes, one plane per stream; the bits of the other planes are zero."""
     known = [codecs.decode_bytes(stream, len(out)) for stream in streams]
     join([*known, *[None] * (dtype.planes - len(known))], dtype, out)
 
@@ -50,7 +50,7 @@ def split(bits: Words, dtype: DType) -> list[Words]:
 
 
 def join(planes: Sequence[Words | None], dtype: DType, out: Words) -> None:
-    """The words of these planes; the bits of planes that are None are zero."""
+    """The words made of these planes; planes that are None give zero bits."""
     if not is_rotated(dtype):
         return paste(planes, out)
     leading, second, *rest = planes
@@ -59,19 +59,19 @@ def join(planes: Sequence[Words | None], dtype: DType, out: Words) -> None:
 
 
 def is_rotated(dtype: DType) -> bool:
-    """Whether plane order differs from the order of the bits in a word."""
+    """Whether plane order differs from the order of bits in a word."""
     return dtype.kind == "float" and dtype.planes > 1
 
 
 def cut(words: Words) -> list[Words]:
-    """The bytes of the words, most significant first: halves of halves, as narrow words are cheap to go through."""
+    """The bytes of the words, most significant first; halved repeatedly, since narrow words are cheap to scan."""
     if words.dtype.itemsize == 1:
         return [words]
     return cut(_high(words)) + cut(words.astype(_NARROWER[words.dtype.itemsize]))
 
 
 def paste(parts: Sequence[Words | None], out: Words) -> None:
-    """The words that consist of these parts, most significant first; None stands for zeros."""
+    """The words made of these parts, most significant first; None stands for zeros."""
     level = [*parts]
     while len(level) > 2:
         level = [_widen(high, low) for high, low in zip(level[::2], level[1::2], strict=True)]
@@ -116,7 +116,7 @@ def _join_top(leading: Words | None, second: Words | None, dtype: DType) -> Word
     if leading is None or second is None or dtype.exponent_bits != 8:
         ordered = _widen(leading, second)
         return ordered if ordered is None else from_plane_order(ordered, dtype)
-    top: Words = second.view(np.int8).astype(np.int16).view(np.uint16)  # the sign where it belongs, and all below it
+    top: Words = second.view(np.int8).astype(np.int16).view(np.uint16)  # sign-extended, so the sign is in place
     top &= np.uint16(0x807F)
     exponent = leading.astype(np.uint16)
     exponent <<= np.uint16(7)
@@ -125,7 +125,7 @@ def _join_top(leading: Words | None, second: Words | None, dtype: DType) -> Word
 
 
 def to_plane_order(words: Words, dtype: DType) -> Words:
-    """The words of floats, or the top 16 bits of them, with the sign behind the exponent."""
+    """The words of floats, or their top 16 bits, with the sign after the exponent."""
     if not is_rotated(dtype):
         return words
     one, places = words.dtype.type, 8 * words.dtype.itemsize
@@ -155,29 +155,29 @@ def from_plane_order(ordered: Words, dtype: DType) -> Words:
 
 
 def _fields(dtype: DType, places: int) -> tuple[int, int]:
-    """The masks of the exponent and of the mantissa in the top so many bits of a float."""
+    """The masks of exponent and mantissa in the top `places` bits of a float."""
     mantissa = (1 << (places - 1 - dtype.exponent_bits)) - 1
     return (1 << (places - 1)) - 1 - mantissa, mantissa
 
 
 def known_bits(dtype: DType, planes: int) -> int:
-    """The mask of the bits of a word that its leading planes tell."""
+    """The mask of the bits of a word that its leading planes determine."""
     known, word = np.full(1, 255, np.uint8), np.empty(1, dtype.word)
     join([known if number < planes else None for number in range(dtype.planes)], dtype, word)
     return int(word[0])
 
 
 def leading(bits: Words, planes: int, dtype: DType) -> Words:
-    """The bits of the leading planes, the others zero."""
+    """The bits of the leading planes; the others are zero."""
     return bits & dtype.word.type(known_bits(dtype, planes))
 
 
 def bounds(bits: Words, planes: int, dtype: DType) -> Bounds:
-    """The least and the greatest number that each word can be, given the leading planes of it.
+    """The least and the greatest number that each word can be, given its leading planes.
 
-    Exact, as float32 where that holds every number of the type, else as float64 (64-bit integers that float64 does not
-    hold are rounded outwards). Where the planes leave room for a NaN beside numbers, the bounds are those of the
-    numbers; where they tell that it is a NaN, both bounds are NaN.
+    The bounds are exact: float32 where that holds every number of the type, else float64. (64-bit integers that
+    float64 does not hold are rounded outwards.) Where a word may be a number or a NaN, the bounds are those of the
+    numbers. Where it must be a NaN, both bounds are NaN.
     """
     unknown = dtype.word.type((1 << dtype.bits) - 1 - known_bits(dtype, planes))
     bits = bits & ~unknown
@@ -203,7 +203,7 @@ def _integer_bounds(bits: Words, unknown: Any, dtype: DType) -> Bounds:
 
 
 def _rounded(words: Words, dtype: DType, towards: float) -> NDArray[np.floating[Any]]:
-    """Integers as floats, rounded in one direction where they do not fit."""
+    """Integers as floats, rounded in one direction if they do not fit."""
     values = floats_of(words, dtype)
     if dtype.bits < 64:
         return values

@@ -1,7 +1,7 @@
-"""What a tensor is: its element type, its shape and its bits, and the one id that follows from them.
+"""Tensors as the store sees them: element type, shape and bits, and the id that follows from these.
 
-The id is BLAKE3 over type, shape and canonical bytes (little-endian, C order). How a tensor is encoded, where and
-beside what, never enters it: equal tensors have equal ids, and an archive may be written anew without changing one.
+The id is BLAKE3 over type, shape and canonical bytes (little-endian, C order). It does not depend on how or where a
+tensor is encoded. Equal tensors have equal ids, and re-encoding a store changes none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from regatta.store.format.dtypes import (
 
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 2**44
-MAX_NAME = 1024  # bytes of UTF-8
+MAX_NAME_BYTES = 1024  # bytes of UTF-8
 _ID = re.compile(r"[0-9a-f]{64}")
 _TORCH = {
     "torch.float64": "F64",
@@ -53,7 +53,7 @@ _TORCH = {
 
 
 class Bits(NamedTuple):
-    """A tensor of a type that NumPy lacks: what `get` gives for it, and what `put` takes, with any buffer."""
+    """A tensor of a type that NumPy lacks, as `get` returns it; `put` takes one with any buffer."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class Bits(NamedTuple):
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as the store sees it; `words` are one-dimensional, in C order."""
+    """A tensor as words, which are one-dimensional and in C order."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -73,21 +73,21 @@ class RawTensor:
         return tensor_id(self.dtype, self.shape, self.words)
 
     def value(self) -> NDArray[Any] | Bits:
-        """An array where NumPy has the type, else its bits."""
+        """An array if NumPy has the type, else its bits."""
         if self.dtype.numpy is None:
             return Bits(self.dtype.name, self.shape, self.words)
         return array_from(self.words, self.dtype, self.shape)
 
 
 def tensor_id(dtype: DType, shape: tuple[int, ...], words: Words) -> str:
-    """64 hexadecimal digits that name a tensor."""
+    """The id of a tensor: 64 hexadecimal digits."""
     digest = blake3(f"regatta tensor 1 {dtype.name} {','.join(map(str, shape))}\n".encode())
     digest.update(np.ascontiguousarray(words, dtype.word).view(np.uint8).data)
     return digest.hexdigest()
 
 
 def snapshot_id(manifest: bytes) -> str:
-    """64 hexadecimal digits that name a snapshot, from the canonical text of its manifest."""
+    """The id of a snapshot: 64 hexadecimal digits, from the canonical text of its manifest."""
     return blake3(b"regatta snapshot 1\n" + manifest).hexdigest()
 
 
@@ -96,14 +96,14 @@ def is_id(text: object) -> bool:
 
 
 def word_count(dtype: DType, shape: tuple[int, ...]) -> int:
-    """How many words a tensor of that shape has: one for an element, two for a complex one."""
+    """The number of words of a tensor: one per element, two per complex element."""
     return math.prod(shape) * dtype.lanes
 
 
 def why_not_shape(shape: object) -> str | None:
-    """What keeps this from being the shape of a tensor; None for a good one."""
+    """Why this cannot be the shape of a tensor; None if it can."""
     if not isinstance(shape, tuple | list):
-        return f"{shape!r} is no list of sizes"
+        return f"{shape!r} is not a list of sizes"
     if len(shape) > MAX_DIMENSIONS:
         return f"{len(shape)} dimensions are more than {MAX_DIMENSIONS}"
     if not all(type(size) is int and 0 <= size <= MAX_ELEMENTS for size in shape):
@@ -114,14 +114,14 @@ def why_not_shape(shape: object) -> str | None:
 
 
 def why_not_name(name: object) -> str | None:
-    """What keeps this from being the name of a tensor or a reference; None for a good one.
+    """Why this cannot be the name of a tensor or a reference; None if it can.
 
-    Names end up as keys of files and, in exports, as paths: none may climb out of its folder.
+    Names become keys in files and, in exports, paths: none may lead out of its folder.
     """
     if not isinstance(name, str) or not name:
         return "is not a non-empty string"
-    if len(name) > MAX_NAME or len(name.encode("utf-8", "replace")) > MAX_NAME:
-        return f"is longer than {MAX_NAME} bytes"
+    if len(name) > MAX_NAME_BYTES or len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+        return f"is longer than {MAX_NAME_BYTES} bytes"
     if not name.isprintable():
         return "holds characters that cannot be printed"
     if any(part in ("", ".", "..") for part in re.split(r"[/\\]", name)):
@@ -130,14 +130,14 @@ def why_not_name(name: object) -> str | None:
 
 
 def check_name(name: object, what: str) -> str:
-    """The name, when it may be one."""
+    """The name; UsageError if it cannot be one."""
     if (reason := why_not_name(name)) is not None:
         raise UsageError(f"The name {name!r:.200} of a {what} {reason}.")
     return str(name)
 
 
 def as_tensor(name: str, value: Any) -> RawTensor:
-    """What was given under that name as a tensor: an array, (type, shape, buffer), a PyTorch tensor or a number."""
+    """A value as a tensor: an array, (type, shape, buffer), a PyTorch tensor or a number."""
     if isinstance(value, RawTensor):
         return value
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], str):
@@ -146,7 +146,7 @@ def as_tensor(name: str, value: Any) -> RawTensor:
         return _from_torch(name, value)
     array = np.asarray(value)
     if array.dtype.hasobject:
-        raise UsageError(f"The tensor {name!r} is {type(value).__name__}, which is no array of numbers.")
+        raise UsageError(f"The tensor {name!r} is {type(value).__name__}, which is not an array of numbers.")
     return RawTensor(dtype_of(array), array.shape, words_of(array))
 
 
@@ -167,14 +167,16 @@ def _from_bits(name: str, bits: Bits) -> RawTensor:
 
 
 def _from_torch(name: str, tensor: Any) -> RawTensor:
-    """PyTorch is not imported: a tensor in this process brings all that is needed."""
+    """PyTorch is not imported here: a tensor in this process brings all that is needed."""
     if str(tensor.dtype) not in _TORCH or str(tensor.layout) != "torch.strided":
-        raise UsageError(f"The tensor {name!r} is a {tensor.layout} {tensor.dtype} tensor, which the store lacks.")
+        raise UsageError(
+            f"The tensor {name!r} is a {tensor.layout} {tensor.dtype} tensor, which the store does not support."
+        )
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     dtype, shape = dtype_named(_TORCH[str(tensor.dtype)]), tuple(tensor.shape)
     size = word_count(dtype, shape) * dtype.width_bytes
     if not size:
         return RawTensor(dtype, shape, np.empty(0, dtype.word))
     memory: Any = (ctypes.c_ubyte * size).from_address(plain.data_ptr())
-    memory.owner = plain  # the memory lives as long as the array that looks at it
+    memory.owner = plain  # keeps the memory alive as long as the array
     return RawTensor(dtype, shape, np.frombuffer(memory, dtype.word))

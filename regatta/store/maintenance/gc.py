@@ -20,7 +20,7 @@ from regatta.store.maintenance.rewrite import copy_out, relocate
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-SPARSE = 0.5  # a pack of which less than this share is needed is written anew
+SPARSE_SHARE = 0.5  # a pack of which less than this share is needed is written anew
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _compact(store: ParameterStore) -> int:
     sparse = [
         pack
         for pack, (size, place, retired) in packs.items()
-        if retired is None and place & LOCAL and used.get(pack, 0) < SPARSE * size
+        if retired is None and place & LOCAL and used.get(pack, 0) < SPARSE_SHARE * size
     ]
     if sparse:
         with store.folder.packing() as packing:

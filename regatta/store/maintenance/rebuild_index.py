@@ -18,7 +18,7 @@ from regatta.errors import CorruptError, NotFoundError, RegattaError
 from regatta.paths import INDEX, PACKS, QUARANTINE, USERS_LOCK
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.format.tensor_id import is_id, why_not_name
-from regatta.store.index import MAX_CHAIN, StoredTensor
+from regatta.store.index import MAX_CHAIN_LENGTH, StoredTensor
 from regatta.store.maintenance.repair import PackCensus, take_census
 from regatta.store.reader import check_stored
 from regatta.store.sqlite import sqlite3
@@ -103,7 +103,7 @@ def _choose(store: ParameterStore, census: PackCensus) -> dict[str, StoredTensor
         grown = False
         for tensor in versions.keys() - chosen.keys():
             for version in versions[tensor]:
-                if depths.get(version.base, MAX_CHAIN) < MAX_CHAIN and _fits(version, chosen):
+                if depths.get(version.base, MAX_CHAIN_LENGTH) < MAX_CHAIN_LENGTH and _fits(version, chosen):
                     chosen[tensor], depths[tensor], grown = version, depths[version.base] + 1, True
                     break
     for tensor in versions.keys() - chosen.keys():

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from regatta.errors import RegattaError
-from regatta.store.folder import Packing
+from regatta.store.folder import PackBatch
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.pack_file import ManifestRecord, Segment
 from regatta.store.format.tensor_id import tensor_id, word_count
-from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, LocatedSegment, StoredTensor
+from regatta.store.index import LOCAL, MAX_CHAIN_LENGTH, REMOTE, LocatedSegment, StoredTensor
 from regatta.store.maintenance.rewrite import checked_streams
 from regatta.store.reader import ReadRequest
 
@@ -168,7 +168,7 @@ class Repair:
     def _settle(self, tensor: str) -> bool:
         for version in (*self._current(tensor), *self.census.versions(self.store, tensor)):
             below = self._chain_of(version.base) if version.base is not None else []
-            if below is None or len(below) >= MAX_CHAIN:
+            if below is None or len(below) >= MAX_CHAIN_LENGTH:
                 continue
             try:
                 if (found := recreated_id(self.store, [version, *below])) == tensor:
@@ -216,7 +216,7 @@ class Repair:
         except RegattaError:
             return []
 
-    def _copy(self, packing: Packing, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
+    def _copy(self, packing: PackBatch, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
         """Copy what lies in a bad pack, or in one that this store does not have."""
         staying = self.index.packs().keys() - self.bad_packs.keys()
         for version, *_ in self.good.values():
@@ -228,7 +228,7 @@ class Repair:
                 packing.add(record, self.store.source.read(pack, place, [(record.offset, record.length)]))
         packing.seal()
 
-    def _publish(self, packing: Packing, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
+    def _publish(self, packing: PackBatch, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
         index, now = self.index, self.store.clock()
         with index.transaction():
             self.store.folder.place(packing.sealed)

@@ -15,21 +15,21 @@ from xxhash import xxh3_64_intdigest
 from regatta.durable import exclusive
 from regatta.errors import CorruptError, NotFoundError, UsageError
 from regatta.paths import MAINTENANCE_LOCK
-from regatta.store.folder import Packing
+from regatta.store.folder import PackBatch
 from regatta.store.format.dtypes import Words
 from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.pack_file import Segment
 from regatta.store.format.tensor_id import RawTensor, word_count
-from regatta.store.index import LOCAL, MAX_CHAIN, REMOTE, Index, LocatedSegment, StoredTensor
+from regatta.store.index import LOCAL, MAX_CHAIN_LENGTH, REMOTE, Index, LocatedSegment, StoredTensor
 from regatta.store.remote import PackSource, Remote
 
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-Plan = Mapping[str, tuple[int, str | None]]
+EncodingPlan = Mapping[str, tuple[int, str | None]]
 
 
-def reencode(store: ParameterStore, plan: Plan, wait: bool) -> None:
+def reencode(store: ParameterStore, plan: EncodingPlan, wait: bool) -> None:
     """See ParameterStore.reencode."""
     words = lru_cache(maxsize=3)(store.words)  # the next delta's base is often one that was just at hand
     with exclusive(store.path / MAINTENANCE_LOCK, "reencode", wait), store.folder.packing() as packing:
@@ -45,7 +45,7 @@ def reencode(store: ParameterStore, plan: Plan, wait: bool) -> None:
             swap(store, packing)
 
 
-def _check_plan(store: ParameterStore, plan: Plan) -> list[tuple[StoredTensor, int, str | None]]:
+def _check_plan(store: ParameterStore, plan: EncodingPlan) -> list[tuple[StoredTensor, int, str | None]]:
     """What the plan changes, when all of it can be done."""
     with store.index.reading():
         graph, lost = store.index.bases(), store.index.lost()
@@ -93,12 +93,12 @@ def check_graph(bases: Mapping[str, str | None]) -> None:
         for member in reversed(path):
             depths[member] = depths[at] + 1
             at = member
-        if depths[tensor] > MAX_CHAIN:
+        if depths[tensor] > MAX_CHAIN_LENGTH:
             raise UsageError(f"The deltas of tensor {tensor} would go through {depths[tensor]} tensors.",
-                             hint=f"{MAX_CHAIN} is the limit.")  # fmt: skip
+                             hint=f"{MAX_CHAIN_LENGTH} is the limit.")  # fmt: skip
 
 
-def swap(store: ParameterStore, packing: Packing, remote: Packing | None = None) -> None:
+def swap(store: ParameterStore, packing: PackBatch, remote: PackBatch | None = None) -> None:
     """Tell the index of sealed packs: what is in them is stored there from now on."""
     index, now = store.index, store.clock()
     with index.transaction():
@@ -116,7 +116,7 @@ def swap(store: ParameterStore, packing: Packing, remote: Packing | None = None)
         index.retire_packs(now)
 
 
-def copy_out(store: ParameterStore, pack: str, packing: Packing) -> None:
+def copy_out(store: ParameterStore, pack: str, packing: PackBatch) -> None:
     """Copy all that is needed of a pack, as it is."""
     with store.index.reading():
         segments, manifests = store.index.contents(pack)
@@ -126,7 +126,7 @@ def copy_out(store: ParameterStore, pack: str, packing: Packing) -> None:
         packing.add(record, [store.source.read(pack, place, [(record.offset, record.length)])[0]])
 
 
-def relocate(store: ParameterStore, packing: Packing) -> None:
+def relocate(store: ParameterStore, packing: PackBatch) -> None:
     """Tell the index where copies of segments and manifests are; what it says of them otherwise stays."""
     index, now = store.index, store.clock()
     with index.transaction():
@@ -194,7 +194,7 @@ def offload(store: ParameterStore, snapshots: list[str], tensors: list[str], kee
     return sum(segment.size for segments in there.segments().values() for segment, _ in segments)
 
 
-def _split(store: ParameterStore, stored: StoredTensor, keep: int, here: Packing, there: Packing) -> None:
+def _split(store: ParameterStore, stored: StoredTensor, keep: int, here: PackBatch, there: PackBatch) -> None:
     for part in stored.segments:
         segment = part.segment
         kept = min(max(keep - segment.first, 0), segment.count)

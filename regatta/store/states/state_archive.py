@@ -50,8 +50,8 @@ from regatta.store.states.state_files import (
 )
 from regatta.store.store import ParameterStore
 
-PREFIX = "runs/"
-_TOGETHER = 2**26  # bytes of tensors that are read at once
+STATE_REFERENCES = "runs/"
+_READ_BATCH_BYTES = 2**26  # bytes of tensors that are read at once
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def series_of(run: Path) -> str | None:
 
 def reference_of(series: str, config: str, path: Path) -> str:
     """The name that keeps the state of that file."""
-    return f"{PREFIX}{series}/{config}/{path.stem}"
+    return f"{STATE_REFERENCES}{series}/{config}/{path.stem}"
 
 
 def store_states(store: ParameterStore, series: str, states: Iterable[RawState]) -> StoredStates:
@@ -106,7 +106,7 @@ def series_bases(references: Mapping[str, str]) -> dict[str, list[str]]:
     courses: dict[str, list[tuple[tuple[int, int], str]]] = {}
     for name, snapshot in references.items():
         course, _, stem = name.rpartition("/")
-        if name.startswith(PREFIX) and (key := state_key(f"{stem}.safetensors")) is not None:
+        if name.startswith(STATE_REFERENCES) and (key := state_key(f"{stem}.safetensors")) is not None:
             courses.setdefault(course, []).append((key, snapshot))
     ordered = (sorted(course) for course in courses.values())
     return {after: [before] for course in ordered for (_, before), (_, after) in pairwise(course) if before != after}
@@ -163,7 +163,7 @@ class RunStates:
         if series is None or not store_exists(self._store):
             return {}
         with self._opened() as store:
-            names = store.references(f"{PREFIX}{series}/{config}/")
+            names = store.references(f"{STATE_REFERENCES}{series}/{config}/")
         keys = ((state_key(f"{name.rpartition('/')[2]}.safetensors"), snapshot) for name, snapshot in names.items())
         return {key: snapshot for key, snapshot in keys if key is not None}
 
@@ -176,7 +176,7 @@ def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawSt
     found, left = [], {}
     for state in states:
         try:
-            view = mapped(state.path)
+            view = map_file(state.path)
             _check_hash([view], state)
             found.append((state, _snapshot(state, view, series)))
         except FileNotFoundError:
@@ -211,7 +211,7 @@ def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, RawTe
     return header, tensors
 
 
-def mapped(path: Path) -> memoryview:
+def map_file(path: Path) -> memoryview:
     """The bytes of a file, read as they are looked at."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
@@ -260,7 +260,7 @@ def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
     for name in names:
         group.append(name)
         size += _size(manifest.tensors[name])
-        if size >= _TOGETHER:
+        if size >= _READ_BATCH_BYTES:
             yield group
             group, size = [], 0
     yield group

@@ -9,7 +9,7 @@ from training_series import series, start, step
 
 from regatta.errors import UsageError
 from regatta.store.archive.candidates import (
-    SAMPLE,
+    SAMPLE_WORDS,
     EdgeEstimates,
     EncodingChoice,
     Matrix,
@@ -22,7 +22,7 @@ from regatta.store.archive.candidates import (
 )
 from regatta.store.archive.speeds import Speeds, measured_speeds
 from regatta.store.format.dtypes import DTYPES, Words, words_of
-from regatta.store.format.encodings import ENCODINGS, by_name
+from regatta.store.format.encodings import ENCODINGS, encoding_named
 from regatta.store.format.manifest import Manifest, ManifestEntry
 
 F32 = DTYPES["F32"]
@@ -109,11 +109,11 @@ class TestSketches:
         assert {frozenset({"w9", "w11"}), frozenset({"w0", "w2"})} <= found
 
     def test_a_large_tensor_is_read_in_blocks(self) -> None:
-        shelf = Shelf(large=np.zeros(5 * SAMPLE, np.float32))
-        assert len(shelf.samples.of("large")) == SAMPLE
-        assert [end - begin for _, begin, end in shelf.reads] == [SAMPLE // 4] * 4
+        shelf = Shelf(large=np.zeros(5 * SAMPLE_WORDS, np.float32))
+        assert len(shelf.samples.of("large")) == SAMPLE_WORDS
+        assert [end - begin for _, begin, end in shelf.reads] == [SAMPLE_WORDS // 4] * 4
         assert shelf.reads[0][1] == 0
-        assert shelf.reads[-1][2] == 5 * SAMPLE
+        assert shelf.reads[-1][2] == 5 * SAMPLE_WORDS
 
 
 class TestEstimates:
@@ -122,7 +122,7 @@ class TestEstimates:
         random = np.random.default_rng(3)
         whole = random.normal(0, 0.02, 2**18).astype(np.float32)
         shelf = Shelf(w=whole)
-        encoding = by_name(name)
+        encoding = encoding_named(name)
         real = sum(map(len, encoding.encode(shelf.words["w"], F32, None)))
         assert sum(shelf.estimates.streams(encoding, "w", None)) == pytest.approx(real, rel=0.01)
 
@@ -131,7 +131,7 @@ class TestEstimates:
         random = np.random.default_rng(3)
         base = random.normal(0, 0.02, 2**18).astype(np.float32)
         shelf = Shelf(base=base, w=base + random.normal(0, 1e-4, 2**18).astype(np.float32))
-        encoding = by_name(name)
+        encoding = encoding_named(name)
         real = sum(map(len, encoding.encode(shelf.words["w"], F32, shelf.words["base"])))
         assert sum(shelf.estimates.streams(encoding, "w", "base")) == pytest.approx(real, rel=0.015)
 
@@ -149,7 +149,7 @@ class TestEstimates:
 
 
 class TestEdges:
-    ARCHIVAL = tuple(by_name(name) for name in ("raw", "zstd-planes", "pcodec", "subtract", "subtract-grouped"))
+    ARCHIVAL = tuple(encoding_named(name) for name in ("raw", "zstd-planes", "pcodec", "subtract", "subtract-grouped"))
 
     def test_related_tensors_get_deltas_both_ways_and_strangers_none(self) -> None:
         one, other = series(1, 2)
@@ -191,7 +191,7 @@ class TestEdges:
 
     def test_planes_at_the_remote_are_parallel_edges(self) -> None:
         shelf = Shelf(a=start(1)["hidden.weight"])
-        choice = EncodingChoice([by_name("zstd-planes")], remote_planes=2)
+        choice = EncodingChoice([encoding_named("zstd-planes")], remote_planes=2)
         shelf.matrices["a"] = Matrix("a", F32, shelf.matrices["a"].count, StorageOption(2, None), 10**6)
         edges = {edge.option: edge for edge in candidate_edges(shelf.matrices, [], shelf.estimates, choice)}
         here, there = edges[StorageOption(1, None)], edges[StorageOption(1, None, 2)]
@@ -203,9 +203,9 @@ class TestEdges:
         shelf = Shelf(a=np.ones(5000, np.float32))  # constant: both make next to nothing of it
         shelf.matrices["a"] = Matrix("a", F32, 5000, StorageOption(0, None), 20000)
         estimates = EdgeEstimates(shelf.matrices, shelf.samples, slow)
-        sizes = {name: sum(estimates.streams(by_name(name), "a", None)) for name in ("zstd-planes", "pcodec")}
+        sizes = {name: sum(estimates.streams(encoding_named(name), "a", None)) for name in ("zstd-planes", "pcodec")}
         edges = candidate_edges(
-            shelf.matrices, [], estimates, EncodingChoice([by_name("zstd-planes"), by_name("pcodec")])
+            shelf.matrices, [], estimates, EncodingChoice([encoding_named("zstd-planes"), encoding_named("pcodec")])
         )
         expected = {StorageOption(0, None), StorageOption(1, None)} | (
             {StorageOption(2, None)} if sizes["pcodec"] < sizes["zstd-planes"] else set()

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from regatta.store.format.dtypes import (
-    CHUNK,
+    CHUNK_WORDS,
     DTYPES,
     DType,
     Words,
@@ -16,7 +16,7 @@ from regatta.store.format.dtypes import (
 )
 
 LENGTHS = (0, 1, 2, 63, 64, 65, 255, 1000, 4096, 5001)
-EDGES = (0, 1, 63, 64, CHUNK)
+EDGES = (0, 1, 63, 64, CHUNK_WORDS)
 
 dtypes = st.sampled_from([*DTYPES.values()])
 seeds = st.integers(0, 2**32 - 1)

@@ -45,7 +45,7 @@ def _choices(data: bytes) -> tuple[Encoding, DType, int]:
 def _streams(data: memoryview, count: int) -> list[memoryview]:
     """The parts of a bundle, or where it is none, the whole of it for each stream."""
     try:
-        parts = codecs.unbundle(data, count)
+        parts = codecs.split_streams(data, count)
     except CorruptError:
         parts = []
     return (parts + [data] * count)[:count]
@@ -65,7 +65,7 @@ def seeds() -> list[bytes]:
             if encoding.lossy:
                 words = rng.standard_normal(count).astype(f"<f{dtype.width_bytes}").view(dtype.word)
             head = bytes((number, kind, COUNTS.index(count)))
-            found.append(head + codecs.bundle(encoding.encode(words, dtype, base)))
+            found.append(head + codecs.join_streams(encoding.encode(words, dtype, base)))
     return found
 
 

@@ -60,7 +60,7 @@ def test_values_come_back_bit_for_bit(kind: str, count: int, shift: int, seed: i
 
 
 def test_few_values_and_equal_ones_need_no_codec() -> None:
-    few = np.arange(codecs.SMALL - 1, dtype=np.uint8)
+    few = np.arange(codecs.MIN_CODED_VALUES - 1, dtype=np.uint8)
     assert codecs.encode_bytes(few) == few.tobytes()
     assert codecs.encode_bytes(np.full(2**18, 7, np.uint8)) == b"\x07"
     assert codecs.encode_values(np.full(2**18, -3, np.int32)) == struct.pack("<i", -3)
@@ -109,14 +109,14 @@ def test_repeated_passages_are_found_where_they_are_looked_for() -> None:
 
 def test_bundles_come_back() -> None:
     parts = [b"", b"one", b"\0" * 300]
-    assert [bytes(part) for part in codecs.unbundle(memoryview(codecs.bundle(parts)), 3)] == parts
-    assert codecs.unbundle(memoryview(b""), 0) == []
+    assert [bytes(part) for part in codecs.split_streams(memoryview(codecs.join_streams(parts)), 3)] == parts
+    assert codecs.split_streams(memoryview(b""), 0) == []
 
 
-@pytest.mark.parametrize("stream", [b"\1\0\0", b"\5\0\0\0abc", codecs.bundle([b"a", b"b", b"c"])])
+@pytest.mark.parametrize("stream", [b"\1\0\0", b"\5\0\0\0abc", codecs.join_streams([b"a", b"b", b"c"])])
 def test_bundles_that_do_not_add_up_are_refused(stream: bytes) -> None:
     with pytest.raises(CorruptError, match="bundle"):
-        codecs.unbundle(memoryview(stream), 2)
+        codecs.split_streams(memoryview(stream), 2)
 
 
 def zstd_frame(size: int) -> bytes:

@@ -78,9 +78,12 @@ def test_scales_are_kept_where_neurons_learn_at_different_rates_and_only_there()
     assert deltas._group(deltas.difference(after, before), before, F32).header[0] == b""
     after, before = trained(F32, uneven=True)
     groups = deltas._group(deltas.difference(after, before), before, F32)
-    assert len(codecs.decode_bytes(memoryview(groups.header[0]), COUNT // deltas.RUN)) == COUNT // deltas.RUN
+    assert (
+        len(codecs.decode_bytes(memoryview(groups.header[0]), COUNT // deltas.BLOCK_WORDS))
+        == COUNT // deltas.BLOCK_WORDS
+    )
     gaps = deltas.difference(after, before)
-    without = deltas._Groups(None, [COUNT], (b"", b""))
+    without = deltas._DeltaGroups(None, [COUNT], (b"", b""))
     cost = sum(len(codecs.encode_values(part)) for part in groups.cut(gaps)) + len(groups.header[0])
     assert cost < 0.97 * sum(len(codecs.encode_values(part)) for part in without.cut(gaps))
 
@@ -115,8 +118,8 @@ def rebundled(change):
     """The stream of a grouped delta with its parts changed, and what it is decoded with."""
     after, before = trained(F32, uneven=True)
     (stream,) = deltas.encode_grouped(after, F32, before)
-    parts = [bytes(part) for part in codecs.unbundle(memoryview(stream), 130)]
-    return [memoryview(codecs.bundle(change(parts)))], before
+    parts = [bytes(part) for part in codecs.split_streams(memoryview(stream), 130)]
+    return [memoryview(codecs.join_streams(change(parts)))], before
 
 
 def with_sizes(parts, change):

@@ -23,16 +23,16 @@ from regatta.store.format.dtypes import (
     words_of_floats,
 )
 from regatta.store.format.encodings import (
-    CHUNK,
+    CHUNK_WORDS,
     ENCODINGS,
     Encoding,
     bounds,
-    by_name,
+    encoding_named,
     leading,
 )
 
 EXACT = [encoding for encoding in ENCODINGS.values() if not encoding.lossy]
-FUZZED = [*EXACT, *map(by_name, ("float16", "fixed-8", "uniform-3", "random-8"))]
+FUZZED = [*EXACT, *map(encoding_named, ("float16", "fixed-8", "uniform-3", "random-8"))]
 F32, BF16 = DTYPES["F32"], DTYPES["BF16"]
 
 exact = pytest.mark.parametrize("encoding", EXACT, ids=lambda e: e.name)
@@ -73,7 +73,9 @@ def test_numbers_and_names_are_for_ever() -> None:
         **{80 + k: f"random-{k}" for k in range(1, 9)},
     }
     assert {number: encoding.name for number, encoding in ENCODINGS.items()} == expected
-    assert all(ENCODINGS[number].id == number and by_name(name).id == number for number, name in expected.items())
+    assert all(
+        ENCODINGS[number].id == number and encoding_named(name).id == number for number, name in expected.items()
+    )
     assert {e.name for e in EXACT if e.needs_base} == {"xor", "subtract", "subtract-grouped", "subtract-planes"}
     assert {e.name for e in EXACT if e.progressive} == {"zstd-planes", "xor", "subtract-planes"}
 
@@ -95,7 +97,7 @@ def test_streams_of_old_are_still_read() -> None:
     assert set(old) == {encoding.name for encoding in EXACT}
     for name, texts in old.items():
         streams = [memoryview(base64.b85decode(text)) for text in texts]
-        assert np.array_equal(by_name(name).decode(streams, len(words), BF16, base), words), name
+        assert np.array_equal(encoding_named(name).decode(streams, len(words), BF16, base), words), name
 
 
 @exact
@@ -143,14 +145,17 @@ def test_chains_of_leading_planes_give_bounds_that_hold() -> None:
         chain.append(nearby(chain[-1], F32, rng))
     known = leading(chain[0], 2, F32)
     for base, words in pairwise(chain):
-        streams = streams_of(by_name("subtract-planes"), words, F32, base)
-        known = by_name("subtract-planes").decode_planes(streams[:2], 2, len(words), F32, known)
+        streams = streams_of(encoding_named("subtract-planes"), words, F32, base)
+        known = encoding_named("subtract-planes").decode_planes(streams[:2], 2, len(words), F32, known)
     lower, upper = bounds(known, 2, F32)
     assert (lower <= chain[-1].view(np.float32)).all() and (chain[-1].view(np.float32) <= upper).all()
 
 
 def test_two_planes_of_a_direct_float32_chunk_are_at_most_two_fifths_of_it() -> None:
-    lengths = [len(s) for s in by_name("zstd-planes").encode(weights(F32, CHUNK, np.random.default_rng(0)), F32, None)]
+    lengths = [
+        len(s)
+        for s in encoding_named("zstd-planes").encode(weights(F32, CHUNK_WORDS, np.random.default_rng(0)), F32, None)
+    ]
     assert sum(lengths[:2]) <= 0.4 * sum(lengths)
 
 
@@ -187,23 +192,23 @@ def test_threads_do_not_disturb_one_another(encoding: Encoding) -> None:
 
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(UsageError, match="one dimension of at most 262144"):
-        by_name("raw").encode(np.zeros(CHUNK + 1, np.uint32), F32, None)
+        encoding_named("raw").encode(np.zeros(CHUNK_WORDS + 1, np.uint32), F32, None)
     with pytest.raises(UsageError, match=r"uint32.*uint16"):
-        by_name("raw").encode(np.zeros(3, np.uint16), F32, None)
+        encoding_named("raw").encode(np.zeros(3, np.uint16), F32, None)
     with pytest.raises(UsageError, match="xor needs a base of 3 uint32; there is none"):
-        by_name("xor").encode(np.zeros(3, np.uint32), F32, None)
+        encoding_named("xor").encode(np.zeros(3, np.uint32), F32, None)
     with pytest.raises(UsageError, match=r"there is \(2,\) uint32"):
-        by_name("xor").decode([memoryview(b"")] * 4, 3, F32, np.zeros(2, np.uint32))
+        encoding_named("xor").decode([memoryview(b"")] * 4, 3, F32, np.zeros(2, np.uint32))
     with pytest.raises(UsageError, match=r"3 uint32 cannot be put into an array of \(4,\) uint32"):
-        by_name("raw").decode([memoryview(bytes(12))], 3, F32, None, np.zeros(4, np.uint32))
+        encoding_named("raw").decode([memoryview(bytes(12))], 3, F32, None, np.zeros(4, np.uint32))
     with pytest.raises(UsageError, match="cannot be put"):
-        by_name("raw").decode([memoryview(bytes(12))], 3, F32, None, np.zeros(6, np.uint32)[::2])
+        encoding_named("raw").decode([memoryview(bytes(12))], 3, F32, None, np.zeros(6, np.uint32)[::2])
     with pytest.raises(UsageError, match="pcodec"):
-        by_name("pcodecs")
+        encoding_named("pcodecs")
     with pytest.raises(CorruptError, match="has 4 streams, of which 4 are needed; there are 3"):
-        by_name("zstd-planes").decode([memoryview(b"a")] * 3, 1, F32, None)
+        encoding_named("zstd-planes").decode([memoryview(b"a")] * 3, 1, F32, None)
     with pytest.raises(CorruptError, match="at most 262144 words, not 262145"):
-        by_name("raw").decode([memoryview(b"")], CHUNK + 1, F32, None)
+        encoding_named("raw").decode([memoryview(b"")], CHUNK_WORDS + 1, F32, None)
 
 
 def test_a_stride_is_as_good_as_a_copy() -> None:
@@ -245,7 +250,7 @@ def damaged(stream: bytes, rng: np.random.Generator) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "encoding", [*EXACT, *map(by_name, ("float16", "fixed-8", "uniform-3", "random-8"))], ids=lambda e: e.name
+    "encoding", [*EXACT, *map(encoding_named, ("float16", "fixed-8", "uniform-3", "random-8"))], ids=lambda e: e.name
 )
 @given(
     dtype=st.sampled_from([DTYPES[name] for name in ("F64", "F32", "BF16", "I32", "U8")]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from independent_reader import TYPES, Packs
 
-from regatta.store.format.encodings import CHUNK, ENCODINGS
+from regatta.store.format.encodings import CHUNK_WORDS, ENCODINGS
 from regatta.store.format.tensor_id import Bits, as_tensor
 from regatta.store.store import ParameterStore
 
@@ -58,8 +58,8 @@ def stored_as(store: ParameterStore, encoding: Any, values: dict[str, Any], base
 def test_every_type_in_every_encoding(tmp_path: Path, encoding: Any) -> None:
     values = {dtype: weights(dtype, 7000, seed=1) for dtype in TYPES}
     bases = {dtype: weights(dtype, 7000, seed=2) for dtype in TYPES}
-    values |= {"few": weights("F32", 5, 1), "many": weights("F32", CHUNK + 70, 1), "same": np.zeros(300, "<f4")}
-    bases |= {"few": weights("F32", 5, 2), "many": weights("F32", CHUNK + 70, 2), "same": np.ones(300, "<f4")}
+    values |= {"few": weights("F32", 5, 1), "many": weights("F32", CHUNK_WORDS + 70, 1), "same": np.zeros(300, "<f4")}
+    bases |= {"few": weights("F32", 5, 2), "many": weights("F32", CHUNK_WORDS + 70, 2), "same": np.ones(300, "<f4")}
     with ParameterStore.open(tmp_path / "store", threads=1) as store:
         found = read_by_a_stranger(store, stored_as(store, encoding, values, bases))
     for name, value in values.items():

@@ -17,7 +17,7 @@ from regatta.store.format.dtypes import (
     words_of,
     words_of_floats,
 )
-from regatta.store.format.encodings import ENCODINGS, Encoding, by_name
+from regatta.store.format.encodings import ENCODINGS, Encoding, encoding_named
 
 SCHEMES = [encoding for encoding in ENCODINGS.values() if encoding.lossy]
 FLOATS = [dtype for dtype in DTYPES.values() if dtype.kind == "float" and dtype.planes > 1]
@@ -57,15 +57,15 @@ def test_casts_round_to_the_nearest() -> None:
     words = layer()
     for name, dtype in (("float16", DTYPES["F16"]), ("bfloat16", BF16)):
         expected = floats_of(words_of_floats(floats_of(words, F32), dtype), dtype)
-        np.testing.assert_array_equal(floats_of(kept(by_name(name), words), F32), expected)
+        np.testing.assert_array_equal(floats_of(kept(encoding_named(name), words), F32), expected)
     third = words_of(np.array([1 / 3], np.float32))
-    assert floats_of(kept(by_name("bfloat16"), third), F32)[0] == np.float32(0.333984375)
+    assert floats_of(kept(encoding_named("bfloat16"), third), F32)[0] == np.float32(0.333984375)
 
 
 def test_casts_keep_what_is_no_number() -> None:
     words = words_of(np.array([np.nan, np.inf, -np.inf, -0.0, 0.0], np.float32))
     for name in ("float16", "bfloat16"):
-        found = floats_of(kept(by_name(name), words), F32)
+        found = floats_of(kept(encoding_named(name), words), F32)
         np.testing.assert_array_equal(found, floats_of(words, F32))
         assert np.signbit(found).tolist()[1:] == [False, True, True, False]
 
@@ -73,7 +73,9 @@ def test_casts_keep_what_is_no_number() -> None:
 @pytest.mark.parametrize("digits", [2, 3, 8, 12, 16, 24])
 def test_fixed_point_is_off_by_half_a_step_at_most(digits: int) -> None:
     words = layer()
-    values, found = (floats_of(w, F32).astype(np.float64) for w in (words, kept(by_name(f"fixed-{digits}"), words)))
+    values, found = (
+        floats_of(w, F32).astype(np.float64) for w in (words, kept(encoding_named(f"fixed-{digits}"), words))
+    )
     most = 2 ** (digits - 1) - 1
     step = 2.0 ** np.ceil(np.log2(np.abs(values).max() / most))
     assert np.abs(values - found).max() <= step / 2
@@ -83,7 +85,7 @@ def test_fixed_point_is_off_by_half_a_step_at_most(digits: int) -> None:
 @pytest.mark.parametrize("digits", range(1, 9))
 def test_uniform_quantization_is_off_by_half_a_distance_at_most(digits: int) -> None:
     words = layer()
-    values, found = floats_of(words, F32), floats_of(kept(by_name(f"uniform-{digits}"), words), F32)
+    values, found = floats_of(words, F32), floats_of(kept(encoding_named(f"uniform-{digits}"), words), F32)
     distance = (values.max() - values.min()) / (2**digits - 1)
     assert np.abs(values - found).max() <= distance / 2 * 1.0001
     assert len(np.unique(found)) <= 2**digits
@@ -93,26 +95,28 @@ def test_uniform_quantization_is_off_by_half_a_distance_at_most(digits: int) -> 
 @pytest.mark.parametrize("digits", range(1, 9))
 def test_random_quantization_takes_the_nearest_of_some_weights(digits: int) -> None:
     words = layer()
-    values, found = floats_of(words, F32), floats_of(kept(by_name(f"random-{digits}"), words), F32)
+    values, found = floats_of(words, F32), floats_of(kept(encoding_named(f"random-{digits}"), words), F32)
     table = np.unique(found)
     assert len(table) <= 2**digits and np.isin(table, values).all()
     nearest = np.abs(values[:, None] - table).min(axis=1)
     np.testing.assert_array_equal(np.abs(values - found), nearest)
-    assert np.array_equal(kept(by_name(f"random-{digits}"), words), kept(by_name(f"random-{digits}"), words))
+    assert np.array_equal(
+        kept(encoding_named(f"random-{digits}"), words), kept(encoding_named(f"random-{digits}"), words)
+    )
 
 
 def test_fewer_bits_take_less_room() -> None:
     words = layer(2**16)
-    sizes = [len(by_name(f"uniform-{k}").encode(words, F32, None)[0]) for k in (8, 6, 4, 2)]
+    sizes = [len(encoding_named(f"uniform-{k}").encode(words, F32, None)[0]) for k in (8, 6, 4, 2)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] < len(words) and sizes[-1] < len(words) / 8 * 2.1
-    fixed = [len(by_name(f"fixed-{k}").encode(words, F32, None)[0]) for k in (16, 12, 8)]
+    fixed = [len(encoding_named(f"fixed-{k}").encode(words, F32, None)[0]) for k in (16, 12, 8)]
     assert fixed == sorted(fixed, reverse=True)
 
 
 def test_few_values_are_kept_as_they_are_minus_zero_included() -> None:
     words = words_of(np.resize(np.array([-0.0, 0.0, 1.5, -2.25], np.float32), 500))
     for name in ("uniform-2", "random-2"):
-        assert np.array_equal(kept(by_name(name), words), words)
+        assert np.array_equal(kept(encoding_named(name), words), words)
 
 
 @pytest.mark.parametrize("name", ["fixed-8", "uniform-4", "random-4"])
@@ -121,15 +125,15 @@ def test_what_has_no_code_is_refused(name: str, bad: float) -> None:
     values = floats_of(layer(100), F32).copy()
     values[50] = bad
     with pytest.raises(UsageError, match="no code for NaN and infinities"):
-        by_name(name).encode(words_of(values), F32, None)
+        encoding_named(name).encode(words_of(values), F32, None)
 
 
 def test_what_is_beyond_the_range_of_a_cast_is_refused() -> None:
     with pytest.raises(UsageError, match=r"70000\.0 is beyond the range of F16") as caught:
-        by_name("float16").encode(words_of(np.array([1, 70000], np.float32)), F32, None)
+        encoding_named("float16").encode(words_of(np.array([1, 70000], np.float32)), F32, None)
     assert caught.value.hint is not None and "bfloat16" in caught.value.hint
     with pytest.raises(UsageError, match="beyond the range of BF16"):
-        by_name("bfloat16").encode(words_of(np.array([1e300])), DTYPES["F64"], None)
+        encoding_named("bfloat16").encode(words_of(np.array([1e300])), DTYPES["F64"], None)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.name)
@@ -140,9 +144,9 @@ def test_what_is_no_float_is_refused(scheme: Encoding, name: str) -> None:
 
 
 def test_more_digits_than_a_type_has_are_refused() -> None:
-    assert len(kept(by_name("fixed-9"), weights(BF16, 100, np.random.default_rng(0)), BF16)) == 100
+    assert len(kept(encoding_named("fixed-9"), weights(BF16, 100, np.random.default_rng(0)), BF16)) == 100
     with pytest.raises(UsageError, match="BF16 has no more than 9 bits"):
-        by_name("fixed-10").encode(np.zeros(3, np.uint16), BF16, None)
+        encoding_named("fixed-10").encode(np.zeros(3, np.uint16), BF16, None)
 
 
 @pytest.mark.parametrize("name", ["fixed-2", "fixed-8", "fixed-24"])
@@ -150,9 +154,9 @@ def test_fixed_point_holds_at_both_ends_of_the_range(name: str) -> None:
     largest, least = np.finfo(np.float32).max, np.float32(2**-149)
     for extreme in (largest, -largest, least):
         words = words_of(np.array([extreme, 0, extreme / 3], np.float32))
-        found = kept(by_name(name), words)
+        found = kept(encoding_named(name), words)
         assert np.isfinite(floats_of(found, F32)).all()
-        assert np.array_equal(kept(by_name(name), found), found)
+        assert np.array_equal(kept(encoding_named(name), found), found)
 
 
 def test_hostile_codes_are_refused() -> None:
@@ -160,6 +164,6 @@ def test_hostile_codes_are_refused() -> None:
     table = np.zeros(3, np.uint32).tobytes()
     for parts in ([table, codes], [table], [table, codes, b""], [table[:-1], codes], [bytes(4 * 17), codes]):
         with pytest.raises(CorruptError):
-            by_name("uniform-4").decode([memoryview(codecs.bundle(parts))], 100, F32, None)
+            encoding_named("uniform-4").decode([memoryview(codecs.join_streams(parts))], 100, F32, None)
     with pytest.raises(CorruptError, match="no exponent"):
-        by_name("fixed-8").decode([memoryview(b"\1")], 100, F32, None)
+        encoding_named("fixed-8").decode([memoryview(b"\1")], 100, F32, None)

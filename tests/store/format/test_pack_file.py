@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regatta.errors import CorruptError
-from regatta.store.folder import MissingPackError, PackFolder, Packing
-from regatta.store.format.encodings import by_name
+from regatta.store.folder import MissingPackError, PackBatch, PackFolder
+from regatta.store.format.encodings import encoding_named
 from regatta.store.format.manifest import ManifestEntry, make_manifest
 from regatta.store.format.pack_file import (
     HEADER,
@@ -31,12 +31,12 @@ from regatta.store.format.tensor_id import as_tensor
 from regatta.store.writer import TensorEncoder, write_manifest
 
 
-def fill(packing: Packing) -> None:
+def fill(packing: PackBatch) -> None:
     """Three tensors, one with two chunks and one without any, and a manifest."""
     members = {}
     for name, value in {"a": np.arange(300_000, dtype=np.float32), "b": np.int8(3), "c": np.zeros((0, 2))}.items():
         tensor = as_tensor(name, value)
-        TensorEncoder(None).encode(tensor, tensor.id, by_name("zstd-planes")).write(packing)
+        TensorEncoder(None).encode(tensor, tensor.id, encoding_named("zstd-planes")).write(packing)
         members[name] = ManifestEntry(tensor.id, tensor.dtype.name, tensor.shape)
     write_manifest(packing, make_manifest(members))
 
@@ -102,7 +102,7 @@ def test_what_is_not_placed_leaves_nothing(folder: PackFolder) -> None:
 
 
 def test_a_full_pack_is_followed_by_another(folder: PackFolder) -> None:
-    with Packing(folder.tmp, limit=1000) as packing:
+    with PackBatch(folder.tmp, limit=1000) as packing:
         fill(packing)
         packing.seal()
         assert [len(sealed.records) for sealed in packing.sealed] == [1, 3]

@@ -65,16 +65,16 @@ def test_bfloat16_kept_as_float32_costs_what_bfloat16_costs() -> None:
 def hostile() -> dict[str, bytes]:
     words = embedding()
     (stream,) = pcodec_blocks.encode(words, F32)
-    zeros, *groups = [bytes(part) for part in codecs.unbundle(memoryview(stream)[1:], 40)]
+    zeros, *groups = [bytes(part) for part in codecs.split_streams(memoryview(stream)[1:], 40)]
     many = codecs.encode_bytes(np.full(len(words) // 64, 33, np.uint8))
     return {
         "nothing": b"",
         "another start": b"\2" + stream[1:],
         "no bundle": b"\1",
-        "too few groups": b"\1" + codecs.bundle([zeros, *groups[:-1]]),
-        "too many groups": b"\1" + codecs.bundle([zeros, *groups, groups[-1]]),
-        "groups exchanged": b"\1" + codecs.bundle([zeros, *reversed(groups)]),
-        "more zeros than bits": b"\1" + codecs.bundle([many, groups[0]]),
+        "too few groups": b"\1" + codecs.join_streams([zeros, *groups[:-1]]),
+        "too many groups": b"\1" + codecs.join_streams([zeros, *groups, groups[-1]]),
+        "groups exchanged": b"\1" + codecs.join_streams([zeros, *reversed(groups)]),
+        "more zeros than bits": b"\1" + codecs.join_streams([many, groups[0]]),
         "parts without end": b"\1" + bytes(4 * 1000),
         "cut off": stream[:-1],
     }

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
-from regatta.store.format.encodings import by_name
+from regatta.store.format.encodings import encoding_named
 from regatta.store.format.tensor_id import as_tensor
 from regatta.store.index import LOCAL
 from regatta.store.maintenance.fsck import DEPTHS
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[ParameterStore]:
     with ParameterStore.open(tmp_path / "here", remote=str(tmp_path / "there"), threads=1) as opened:
         ids = [opened.put({"w": weights(seed), "n": np.arange(seed + 3)}, reference=str(seed)) for seed in range(3)]
         tensors = [opened.manifest(snapshot).tensors["w"].id for snapshot in ids]
-        opened.reencode({child: (by_name("subtract").id, base) for base, child in itertools.pairwise(tensors)})
+        opened.reencode({child: (encoding_named("subtract").id, base) for base, child in itertools.pairwise(tensors)})
         yield opened
 
 
@@ -166,7 +166,7 @@ def test_what_a_repair_finds_in_an_old_pack_is_needed_again(store: ParameterStor
 def test_a_tensor_is_found_in_another_pack_of_the_remote(store: ParameterStore) -> None:
     """The remote never had this pack, but an earlier one with the same tensor."""
     store.push()
-    store.reencode({tensor(store, "1"): (by_name("pcodec").id, None)})
+    store.reencode({tensor(store, "1"): (encoding_named("pcodec").id, None)})
     damage("gone", store, tensor(store, "1"))
     findings = store.fsck("structure", repair=True)
     assert findings.lost == ()
@@ -186,7 +186,7 @@ def test_a_tensor_is_found_in_an_older_pack_here(store: ParameterStore) -> None:
 def store_wrong_content(store: ParameterStore, name: str) -> Path:
     """A pack whose checksums are right and whose content is another tensor's."""
     what = tensor(store, name)
-    encoded = TensorEncoder(None).encode(as_tensor("w", weights(77)), what, by_name("zstd-planes"))
+    encoded = TensorEncoder(None).encode(as_tensor("w", weights(77)), what, encoding_named("zstd-planes"))
     with store.folder.packing() as packing:
         encoded.write(packing)
         (sealed,) = packing.seal()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from regatta.durable import exclusive
 from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.paths import MAINTENANCE_LOCK
-from regatta.store.format.encodings import by_name
+from regatta.store.format.encodings import encoding_named
 from regatta.store.store import ParameterStore
 
 
@@ -102,14 +102,14 @@ def test_tensors_that_others_share_stay(store: ParameterStore, clock: Clock) -> 
 def test_bases_stay_as_long_as_their_deltas(store: ParameterStore, clock: Clock) -> None:
     ids = [store.put({"w": weights(seed)}, reference=str(seed)) for seed in range(3)]
     tensors = [store.manifest(snapshot).tensors["w"].id for snapshot in ids]
-    store.reencode({child: (by_name("subtract").id, base) for base, child in itertools.pairwise(tensors)})
+    store.reencode({child: (encoding_named("subtract").id, base) for base, child in itertools.pairwise(tensors)})
     store.release("0")
     store.release("1")
     clock.now += 1
     collected = store.gc(grace=0)
     assert (collected.snapshots, collected.tensors) == (2, 0)
     assert np.array_equal(store.get(ids[2])["w"], weights(2))
-    store.reencode({tensors[2]: (by_name("pcodec").id, None)})
+    store.reencode({tensors[2]: (encoding_named("pcodec").id, None)})
     assert store.gc(grace=0).tensors == 2
     assert np.array_equal(store.get(ids[2])["w"], weights(2))
 
@@ -135,7 +135,7 @@ def test_a_lease_of_the_dead_ends(store: ParameterStore, clock: Clock) -> None:
 
 def test_old_encodings_go_and_manifests_move(store: ParameterStore, clock: Clock) -> None:
     ids = [store.put({"w": weights(seed)}, reference=str(seed)) for seed in range(5)]
-    store.reencode({store.manifest(i).tensors["w"].id: (by_name("pcodec").id, None) for i in ids})
+    store.reencode({store.manifest(i).tensors["w"].id: (encoding_named("pcodec").id, None) for i in ids})
     clock.now += 1
     before = packs(store)
     assert store.gc(grace=0).copied_packs == 5
