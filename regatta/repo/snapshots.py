@@ -83,7 +83,7 @@ def _store_state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) ->
     path = state_file(repo, version, snapshot)
     if path is not None:
         state = RawState(path, str(version.config), str(snapshot.digest))
-        left = store_states(repo.store, str(version.run), [state]).left
+        left = store_states(repo.store, str(version.run), [state]).failed
         if path in left:
             raise UsageError(f"The state cannot be stored: {left[path]}", place=str(path))
     stored = stored_id(repo, snapshot)

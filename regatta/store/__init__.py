@@ -1,15 +1,17 @@
-"""Keeps weights: tensors enter under a name, the same bits leave.
+"""The parameter store: tensors enter under a name, and the same bits leave.
 
-    store.py       the parameter store: put, get, reencode, gc, fsck, and where each is done
-    FORMAT.md      what is on the disk
-    identity.py    what a tensor is, and its id;  manifest.py  a snapshot, and its
-    dtypes, planes, codecs, runs, deltas, lossy, encodings     words to streams and back
-    pack, folder, database, index, locks                       streams to files, files to an index
-    writer, commit                                             a snapshot is stored
-    reader, slices, snapshot, remote                           it is read, whole or in part, from here or elsewhere
-    rewrite, gc, fsck, repair, rebuild                         what is stored is moved, collected, checked and mended
-    graph, tree, trees, planner, pas, refine, budgets, candidates, speeds, archive     how to hold all of it in less
-    states.py      the states of models in training, a file each;  kept.py  those that went into the store
+    store.py                 the store: put, get, reencode, gc, fsck; each delegates to a module below
+    writer.py, commit.py     encode tensors; store snapshots in one transaction
+    reader.py, slices.py     decode tensors, whole or in part
+    snapshot.py              a snapshot as a mapping, and as a safetensors file
+    folder.py, remote.py     pack files in the store's folder, and elsewhere
+    index.py, database.py    the SQLite index; sqlite.py imports Python's own SQLite
+    torch_tensors.py         tensors of the store as PyTorch tensors
+    FORMAT.md                all bytes on the disk
+    format/                  tensors to bytes and back
+    maintenance/             check, repair, collect and rewrite what is stored
+    archive/                 the planner that stores all versions in less space
+    states/                  states of models in training: files, and how they move into the store
 
-Knows nothing of engines, searches or people; imports no framework.
+The store knows nothing about the engine or searches, and imports no framework.
 """

@@ -1,7 +1,8 @@
-"""Snapshots are published: what the store lacks of them goes into a pack, the pack gets its name, the index says so.
+"""Commits snapshots: writes missing tensors to a pack file, gives the file its name and updates the index.
 
-Between the look at what is there and the transaction, another process may have stored the same tensors, or gc may have
-taken away one that these snapshots share with others. So the transaction looks again, and what is gone is then written.
+Between the first look at the index and the transaction, another process may have stored the same tensors, or gc may
+have removed one that these snapshots share. The transaction therefore looks again; if a tensor is gone, it is written
+and the commit starts over.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from regatta.store.writer import EncodedTensor, write_manifest
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-SMALL_TENSOR_BYTES = 256  # bytes; smaller tensors are kept raw, where the table of their streams would outweigh them
+SMALL_TENSOR_BYTES = 256  # smaller tensors are stored raw: the table of their streams would outweigh them
 _MAX_ATTEMPTS = 8
 
 
 @dataclass(frozen=True)
 class NewSnapshot:
-    """What `put_all` takes: a snapshot that is to be stored, and the arguments of `put` that are its own."""
+    """A snapshot for `put_all`: the arguments that `put` takes for a single one."""
 
     tensors: Mapping[str, Any]
     metadata: Mapping[str, str] | None = None
@@ -38,7 +39,7 @@ class NewSnapshot:
 
 @dataclass(frozen=True)
 class SnapshotDraft:
-    """The same, made ready; `contents` has its tensors by id, those of a lossy scheme already encoded."""
+    """A snapshot that is ready to be stored. `contents` has its tensors by id; lossy ones are already encoded."""
 
     manifest: Manifest
     contents: Mapping[str, tuple[RawTensor, EncodedTensor | None]]
@@ -51,7 +52,7 @@ class SnapshotDraft:
 
 @dataclass(frozen=True)
 class SnapshotCommit:
-    """Snapshots that are stored together: all of them count at the same moment, or none."""
+    """Stores several snapshots in one transaction: all of them, or none."""
 
     store: ParameterStore
     drafts: Sequence[SnapshotDraft]
@@ -62,7 +63,7 @@ class SnapshotCommit:
         return {tensor: content for draft in self.drafts for tensor, content in draft.contents.items()}
 
     def run(self) -> list[str]:
-        """The snapshots' ids, when they count."""
+        """Store the snapshots and return their ids."""
         with self.store.folder.packing() as packing:
             for _ in range(_MAX_ATTEMPTS):
                 self._write_missing(packing)
@@ -73,7 +74,7 @@ class SnapshotCommit:
         )
 
     def _missing(self, packing: PackBatch) -> tuple[list[str], list[SnapshotDraft]]:
-        """The tensors that neither the store nor a new pack has, and the drafts of which that is so of the manifest."""
+        """The tensors, and the drafts whose manifests, that neither the store nor a new pack file has."""
         index, segments, manifests = self.store.index, packing.segments(), packing.manifests()
         tensors = [tensor for tensor in index.missing(self.contents) if tensor not in segments]
         drafts = {draft.id: draft for draft in self.drafts if draft.id not in manifests}
@@ -95,7 +96,7 @@ class SnapshotCommit:
         return self.store.encoder.encode(tensor, name, encoding_named("raw") if small else self.encoding)
 
     def _publish(self, packing: PackBatch) -> bool:
-        """In one transaction; False when something is missing that was there a moment ago."""
+        """Update the index in one transaction; False if something is missing that was there before."""
         index, now = self.store.index, self.store.clock()
         with index.transaction():
             if any(self._missing(packing)):

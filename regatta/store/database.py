@@ -1,7 +1,7 @@
-"""The SQLite file under the index: its tables, its connection and its transactions.
+"""The SQLite file behind the index: tables, connection and transactions.
 
-WAL mode, every commit synced; one connection, shared by the threads of this process. The catalog of a repository is
-such a file too, with tables of its own.
+It uses WAL mode and syncs every commit. The threads of a process share one connection. The catalog of a repository is
+such a file, too, with tables of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ CREATE INDEX IF NOT EXISTS snapshots_by_pack ON snapshots (pack);
 
 
 class Database:
-    """Statements go through `_all` and `_run`; what changes anything, inside `transaction`."""
+    """Statements go through `_all` and `_run`; changes happen inside `transaction`."""
 
     what = "index"
     remedy = "ParameterStore.rebuild makes a new one out of the packs."
@@ -63,7 +63,7 @@ class Database:
         self.path, self.read_only = path, read_only
         self._lock = threading.RLock()
         self._open_lock = FileLock(path.with_name(USERS_LOCK), shared=True)  # while any process holds it: no rebuild
-        if read_only:  # nothing beside the file is made, not even a lock
+        if read_only:  # creates no other file, not even a lock
             self._db = self._connect(_read_only_uri(path), self._check)
             return
         self._open_lock.acquire()
@@ -81,7 +81,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Change it: all of it or nothing. One writer of all processes at a time."""
+        """Change the database, completely or not at all; one writer among all processes at a time."""
         if self.read_only:
             raise UsageError(
                 f"The {self.what} is open for reading only.", place=str(self.path), hint="Make its folder writable."
@@ -91,7 +91,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """See it as it is at one moment."""
+        """Read the state of a single moment."""
         with self._between("BEGIN"):
             yield
 
@@ -104,7 +104,7 @@ class Database:
                 db.close()
                 raise
         except sqlite3.DatabaseError as error:
-            raise self._meaning(error) from error
+            raise self._translate(error) from error
         return db
 
     def _set_up(self, db: sqlite3.Connection) -> None:
@@ -140,16 +140,16 @@ class Database:
             try:
                 return self._db.execute(query, values).fetchall()
             except sqlite3.DatabaseError as error:
-                raise self._meaning(error) from error
+                raise self._translate(error) from error
 
     def _run(self, statement: str, *values: Any) -> int:
         with self._lock:
             try:
                 return self._db.execute(statement, values).rowcount
             except sqlite3.DatabaseError as error:
-                raise self._meaning(error) from error
+                raise self._translate(error) from error
 
-    def _meaning(self, error: sqlite3.DatabaseError) -> RegattaError:
+    def _translate(self, error: sqlite3.DatabaseError) -> RegattaError:
         place = str(self.path)
         if isinstance(error, sqlite3.OperationalError):
             if "locked" in str(error):
@@ -162,7 +162,7 @@ class Database:
                     place=place,
                     hint="TensorFlow brings one along: import sqlite3 before tensorflow or keras.",
                 )
-            if "no such" not in str(error):  # a full disk, a folder that cannot be written: the file is not to blame
+            if "no such" not in str(error):  # such as a full disk: the file itself is not damaged
                 return RegattaError(f"The {self.what} cannot be used: {error}.", place=place)
         return CorruptError(f"The {self.what} cannot be read: {error}.", place=place, hint=self.remedy)
 
@@ -172,6 +172,6 @@ def _uri(path: Path) -> str:
 
 
 def _read_only_uri(path: Path) -> str:
-    """A file without a log beside it is read as it is, for SQLite could not make the log; others may go on with one."""
+    """Without a log, the file is opened as immutable, because SQLite could not create a log in a read-only folder."""
     log = path.with_name(f"{path.name}-wal")
     return f"{_uri(path)}?{'mode=ro' if log.exists() and log.stat().st_size else 'immutable=1'}"

@@ -1,11 +1,11 @@
-"""The folder of a store: pack files that are being written, that are there to be read, and that were put aside.
+"""The folder of a store: pack files that are being written, can be read, or were put aside.
 
-    packs/<BLAKE3 of the file>.pack     whole and durable, never changed
+    packs/<BLAKE3 of the file>.pack     complete and durable, never changed
     tmp/<process>-<random>.pack         being written; locked as long as its writer lives
-    quarantine/<pack>.<time>            what fsck moved aside
+    quarantine/<pack>.<time>            moved aside by fsck
 
-A pack gets its name, and loses it, only while the writer of the index holds its transaction: nobody can take a file
-away between the moment that another finds it there and the moment that it counts on it.
+A pack file gets its name, and loses it, only inside a transaction of the index. So no process can remove a file after
+another has found it and before that one relies on it.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from regatta.store.format.pack_file import (
 from regatta.store.format.tensor_id import is_id
 
 MAX_OPEN_PACKS = 256
-MAX_PACK_BYTES = 2**30  # a pack is full when it has that many
+MAX_PACK_BYTES = 2**30  # a larger pack file is sealed, and the next one begins
 
 
 class MissingPackError(CorruptError):
-    """A pack that is not where it was looked for: it may have been replaced since."""
+    """A pack file that is missing: another one may have replaced it."""
 
 
 @dataclass(frozen=True)
 class SealedPack:
-    """A pack that is wholly written and durable, under a temporary name."""
+    """A pack file that is complete and durable, under a temporary name."""
 
     id: str
     path: Path
     bytes: int
     records: tuple[Record, ...]
-    lock: BinaryIO  # keeps the temporary file from being swept
+    lock: BinaryIO  # while it is open, `sweep_tmp` leaves the temporary file alone
 
 
 class PackWriter:
-    """Writes one pack; `seal` it or `discard` it."""
+    """Writes one pack file; `seal` it or `discard` it."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self._file = _create(folder)
@@ -79,7 +79,7 @@ class PackWriter:
         self.records.append(placed)
 
     def seal(self) -> SealedPack:
-        """Finish the pack and make its content durable."""
+        """Finish the pack file and make its content durable."""
         self._write(footer_of(self.records, self.bytes))
         fsync_file(self._file)
         return SealedPack(self._digest.hexdigest(), self.path, self.bytes, tuple(self.records), self._file)
@@ -95,7 +95,7 @@ class PackWriter:
 
 
 class PackBatch:
-    """Packs being filled, a new one when the last is full. What is not placed in the end is thrown away."""
+    """Pack files being written; a new one begins when the last is full. Files that are not placed are deleted."""
 
     def __init__(self, folder: Path, limit: int = MAX_PACK_BYTES) -> None:
         self._folder, self._limit = folder, limit
@@ -111,7 +111,7 @@ class PackBatch:
         if self._open is not None:
             self._open.discard()
         for pack in self.sealed:
-            pack.path.unlink(missing_ok=True)  # nothing, once it was placed
+            pack.path.unlink(missing_ok=True)  # a placed file has lost this name
             pack.lock.close()
 
     def add(self, record: Record, data: Iterable[bytes | memoryview]) -> None:
@@ -122,21 +122,21 @@ class PackBatch:
             self.seal()
 
     def receive(self, pack: str, fill: Callable[[BinaryIO], None]) -> None:
-        """Take in a pack of that name as `fill` writes it, which has to check that it is the one."""
+        """Receive the pack file of this name; `fill` writes it, and checks that it is the right one."""
         path, file = _create(self._folder)
         self.sealed.append(SealedPack(pack, path, 0, (), file))
         fill(file)
         fsync_file(file)
 
     def seal(self) -> list[SealedPack]:
-        """Everything added so far, whole and durable."""
+        """Make everything added so far complete and durable."""
         if self._open is not None:
             self.sealed.append(self._open.seal())
             self._open = None
         return self.sealed
 
     def segments(self) -> dict[str, list[tuple[Segment, str]]]:
-        """What is sealed, by tensor: its segments and the pack of each."""
+        """The sealed segments by tensor, each with its pack."""
         found: dict[str, list[tuple[Segment, str]]] = {}
         for pack in self.sealed:
             for record in pack.records:
@@ -145,19 +145,19 @@ class PackBatch:
         return found
 
     def manifests(self) -> dict[str, tuple[ManifestRecord, str]]:
-        """What is sealed of manifests, by snapshot: its record and its pack."""
+        """The sealed manifests by snapshot: the record and its pack."""
         records = ((record, pack.id) for pack in self.sealed for record in pack.records)
         return {record.snapshot: (record, pack) for record, pack in records if isinstance(record, ManifestRecord)}
 
 
 @dataclass(frozen=True)
 class _MappedPack:
-    """A file in memory. Touching it beyond the end of a file that was cut off since would end the process."""
+    """A mapped file. Reading beyond the end of a file that was truncated since would kill the process."""
 
     view: memoryview
     inode: int
 
-    def is_still(self, path: Path) -> bool:
+    def is_current(self, path: Path) -> bool:
         try:
             found = path.stat()
         except OSError:
@@ -166,7 +166,7 @@ class _MappedPack:
 
 
 class PackFolder:
-    """The packs of a store that are on this machine."""
+    """The pack files of a store on this machine."""
 
     def __init__(self, root: Path) -> None:
         self.packs, self.tmp, self.quarantine = root / PACKS, root / TMP, root / QUARANTINE
@@ -183,24 +183,24 @@ class PackFolder:
         return self.packs / f"{pack}{PACK_SUFFIX}"
 
     def packing(self) -> PackBatch:
-        """To write packs: `with folder.packing() as packing`."""
+        """Write pack files: `with folder.packing() as packing`."""
         return PackBatch(self.tmp)
 
     def place(self, sealed: Iterable[SealedPack]) -> None:
-        """Give sealed packs their names, durably. Only inside a transaction of the index."""
+        """Give sealed pack files their names, durably. Only inside a transaction of the index."""
         for pack in sealed:
             os.replace(pack.path, self.path(pack.id))
             pack.lock.close()
         fsync_path(self.packs)
 
     def remove(self, packs: Iterable[str]) -> None:
-        """Delete packs that nothing names any more. Only inside a transaction of the index."""
+        """Delete pack files that the index no longer lists. Only inside a transaction of the index."""
         for pack in packs:
             self.forget(pack)
             self.path(pack).unlink(missing_ok=True)
 
     def put_aside(self, pack: str) -> Path | None:
-        """Move a bad pack, if it is there, out of the way. Only inside a transaction of the index."""
+        """Move a bad pack file, if it exists, to quarantine. Only inside a transaction of the index."""
         self.forget(pack)
         target = self.quarantine / f"{pack}.{time.time_ns()}"
         if not self.path(pack).exists():
@@ -211,53 +211,56 @@ class PackFolder:
         return target
 
     def forget(self, pack: str) -> None:
-        """Look at the file anew the next time."""
+        """Drop the mapping of a pack file, so that the next access opens it again."""
         with self._lock:
             self._views.pop(pack, None)
 
     def view(self, pack: str) -> memoryview:
-        """The bytes of a pack, mapped into memory; anew where the file is another, or cut off, since it was mapped."""
+        """The bytes of a pack file, mapped into memory; mapped again if the file was replaced or truncated."""
         with self._lock:
             mapped = self._views.get(pack)
-            if mapped is None or not mapped.is_still(self.path(pack)):
+            if mapped is None or not mapped.is_current(self.path(pack)):
                 mapped = self._views[pack] = self._map(pack)
             self._views.move_to_end(pack)
             while len(self._views) > MAX_OPEN_PACKS:
-                self._views.popitem(last=False)  # unmapped when the last reader lets go of it
+                self._views.popitem(last=False)  # unmapped when its last reader is done
             return mapped.view
 
     def read(self, pack: str, offset: int, length: int) -> memoryview:
-        """A range of a pack; never less than asked for."""
+        """A range of a pack file; CorruptError if the file is shorter."""
         view = self.view(pack)
         if offset < 0 or length < 0 or offset + length > len(view):
             raise CorruptError(
-                f"Bytes {offset} to {offset + length} are wanted of a file of {len(view)}.", place=str(self.path(pack))
+                f"Bytes {offset} to {offset + length} were requested from a file of {len(view)}.",
+                place=str(self.path(pack)),
             )
         return view[offset : offset + length]
 
     def records(self, pack: str) -> list[Record]:
-        """What the pack says that it holds."""
+        """The records of a pack file."""
         size = len(self.view(pack))
         return read_records(lambda offset, length: self.read(pack, offset, length), size, str(self.path(pack)))
 
     def digest(self, pack: str) -> str:
-        """The name that the file should have."""
+        """The hash of the file, which should be its name."""
         return blake3(self.view(pack)).hexdigest()
 
     def present(self) -> Iterator[tuple[str, os.stat_result]]:
-        """All pack files there are, whether or not anything names them."""
+        """All pack files, whether or not the index lists them."""
         for entry in os.scandir(self.packs):
             if entry.name.endswith(PACK_SUFFIX) and is_id(entry.name.removesuffix(PACK_SUFFIX)):
                 yield entry.name.removesuffix(PACK_SUFFIX), entry.stat(follow_symlinks=False)
 
     def sweep_tmp(self, before: float) -> int:
-        """Delete what dead writers left half written before that time; how many files it was."""
+        """Delete files that dead writers left unfinished before this time; the number of files."""
         return sum(_remove_if_abandoned(Path(entry.path), before) for entry in os.scandir(self.tmp))
 
     def _map(self, pack: str) -> _MappedPack:
         place = str(self.path(pack))
         try:
-            handle = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not hang us
+            handle = os.open(
+                place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+            )  # a named pipe in its place must not block
         except FileNotFoundError as error:
             raise MissingPackError("The pack is not there.", place=place) from error
         except OSError as error:
@@ -265,21 +268,21 @@ class PackFolder:
         try:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or not found.st_size:
-                raise CorruptError("The pack is empty, or no file.", place=place)
+                raise CorruptError("The pack is empty, or not a regular file.", place=place)
             return _MappedPack(memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_READ)), found.st_ino)
         finally:
             os.close(handle)
 
 
 def _create(folder: Path) -> tuple[Path, BinaryIO]:
-    """A new temporary file, locked, so that nobody takes it for abandoned."""
+    """A new temporary file, locked so that `sweep_tmp` does not delete it."""
     while True:
         path = folder / f"{os.getpid()}-{secrets.token_hex(8)}{PACK_SUFFIX}"
         file = open(path, "xb")  # noqa: SIM115 (its user closes it)
         lock_file(file)
         if os.fstat(file.fileno()).st_nlink:
             return path, file
-        file.close()  # swept away before it was locked
+        file.close()  # deleted before it was locked
 
 
 def _remove_if_abandoned(path: Path, before: float) -> bool:

@@ -1,7 +1,7 @@
-"""The index of a store, in SQLite: which tensor lies where, which snapshot needs which, and who still wants them.
+"""The index of a store, in SQLite: where each tensor lies, which snapshots need it, and what keeps them.
 
-Everything but names and leases can be rebuilt from the packs. What the index says is so: a tensor that it does not list
-is not in the store, even if its bytes still lie in some pack.
+Everything except names and leases can be rebuilt from the pack files. The index is authoritative: a tensor that it
+does not list is not in the store, even if its bytes are still in some pack file.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from regatta.store.format.pack_file import (
     parse_record,
 )
 
-MAX_CHAIN_LENGTH = 128  # the longest way from a tensor over its bases to one that needs none
-LOCAL, REMOTE = 1, 2  # where a pack is; both may hold
+MAX_CHAIN_LENGTH = 128  # tensors in a chain of deltas, the last of which has no base
+LOCAL, REMOTE = 1, 2  # bits: where copies of a pack are
 
 
 @dataclass(frozen=True)
 class LocatedSegment:
-    """A segment, the pack that holds it, and where that pack is."""
+    """A segment, its pack, and where that pack is."""
 
     segment: Segment
     pack: str
@@ -36,7 +36,7 @@ class LocatedSegment:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """How a tensor is stored: its segments in the order of their streams."""
+    """How a tensor is stored: its encoding, its base, and its segments in the order of their streams."""
 
     tensor: str
     encoding: int
@@ -61,16 +61,16 @@ class StoredTensor:
 
 
 class Index(Database):
-    """What the store knows, and how that changes."""
+    """The tables of a store: queries, and changes inside a transaction."""
 
-    # What is there
+    # Queries
 
     def setting(self, key: str) -> str | None:
         rows = self._all("SELECT value FROM store WHERE key = ?", key)
         return str(rows[0][0]) if rows else None
 
     def missing(self, tensors: Iterable[str]) -> list[str]:
-        """Those of the tensors that the store does not hold."""
+        """The tensors among these that the store does not have."""
         query = "SELECT 1 FROM tensors WHERE tensor = ? AND lost IS NULL"
         return [tensor for tensor in tensors if not self._all(query, bytes.fromhex(tensor))]
 
@@ -78,7 +78,7 @@ class Index(Database):
         return [row[0].hex() for row in self._all("SELECT tensor FROM tensors ORDER BY tensor")]
 
     def lost(self) -> dict[str, str]:
-        """The tensors that cannot be read, and why."""
+        """The tensors that cannot be read, and the reasons."""
         return {row[0].hex(): row[1] for row in self._all("SELECT tensor, lost FROM tensors WHERE lost IS NOT NULL")}
 
     def snapshots(self) -> list[str]:
@@ -86,13 +86,13 @@ class Index(Database):
         return [row[0].hex() for row in self._all("SELECT snapshot FROM snapshots ORDER BY created, snapshot")]
 
     def has_snapshot(self, snapshot: str) -> bool:
-        """Whether its manifest can be read: fsck may have had to put the pack of it aside."""
+        """Whether its manifest can be read: fsck may have put its pack file aside."""
         return bool(
             self._all("SELECT 1 FROM snapshots JOIN packs USING (pack) WHERE snapshot = ?", bytes.fromhex(snapshot))
         )
 
     def with_prefix(self, prefix: str, table: str) -> list[str]:
-        """The ids in that table that begin so; at most two, enough to tell whether there is just one."""
+        """The ids in a table with this prefix; at most two, enough to know whether there is exactly one."""
         column = table.removesuffix("s")
         query = f"SELECT {column} FROM {table} WHERE {column} BETWEEN ? AND ? LIMIT 2"
         bounds = (bytes.fromhex(prefix.ljust(64, digit)) for digit in "0f")
@@ -113,7 +113,7 @@ class Index(Database):
         return StoredTensor(tensor, encoding, base.hex() if base is not None else None, self._segments(tensor))
 
     def all_stored(self) -> Iterator[StoredTensor]:
-        """How every tensor is stored that is not lost, in the order of their ids."""
+        """How each tensor that is not lost is stored, in the order of ids."""
         rows = self._all(
             "SELECT tensor, encoding, base, record, pack, place FROM tensors JOIN segments USING (tensor) "
             "JOIN packs USING (pack) WHERE lost IS NULL ORDER BY tensor, first"
@@ -124,11 +124,11 @@ class Index(Database):
             yield StoredTensor(tensor, found[0][1], base, self._located(tensor, [row[3:] for row in found]))
 
     def chain(self, tensor: str) -> list[StoredTensor]:
-        """A tensor, its base, the base's base and so on, down to one that needs none."""
+        """A tensor, its base, the base of that and so on, up to a tensor without a base."""
         found = [self.stored(tensor)]
         while (base := found[-1].base) is not None:
             if any(base == stored.tensor for stored in found):
-                raise CorruptError(f"The deltas of tensor {tensor} go in a circle at {base}.", place=str(self.path))
+                raise CorruptError(f"The deltas of tensor {tensor} form a cycle at {base}.", place=str(self.path))
             if len(found) >= MAX_CHAIN_LENGTH:
                 raise CorruptError(
                     f"The deltas of tensor {tensor} go deeper than {MAX_CHAIN_LENGTH}.", place=str(self.path)
@@ -145,7 +145,7 @@ class Index(Database):
         return {tensor.hex(): base.hex() if base is not None else None for tensor, base in rows}
 
     def manifest_record(self, snapshot: str) -> tuple[ManifestRecord, str, int]:
-        """Where a manifest is: its record, its pack and the place of that."""
+        """Where a manifest is: its record, its pack and where the pack is."""
         query = "SELECT record, pack, place FROM snapshots LEFT JOIN packs USING (pack) WHERE snapshot = ?"
         rows = self._all(query, bytes.fromhex(snapshot))
         if not rows:
@@ -154,7 +154,7 @@ class Index(Database):
             raise CorruptError(f"The manifest of snapshot {snapshot} is lost.", place=str(self.path.parent))
         record = parse_record(rows[0][0], str(self.path))
         if not isinstance(record, ManifestRecord) or record.snapshot != snapshot:
-            raise CorruptError(f"The record of snapshot {snapshot} is another's.", place=str(self.path))
+            raise CorruptError(f"The record of snapshot {snapshot} belongs to another.", place=str(self.path))
         return record, rows[0][1].hex(), rows[0][2]
 
     def members(self, snapshot: str) -> set[str]:
@@ -167,12 +167,12 @@ class Index(Database):
         return {name: snapshot.hex() for name, snapshot in self._all(query, prefix, prefix + chr(0x10FFFF))}
 
     def packs(self) -> dict[str, tuple[int, int, float | None]]:
-        """{pack: (bytes, place, since when it is not needed)}"""
+        """{pack: (bytes, place, time since which it is not needed)}"""
         rows = self._all("SELECT pack, bytes, place, retired FROM packs")
         return {pack.hex(): (size, place, retired) for pack, size, place, retired in rows}
 
     def contents(self, pack: str) -> tuple[list[LocatedSegment], list[tuple[ManifestRecord, int]]]:
-        """What is needed of a pack: segments, and manifests with the place of the pack."""
+        """The content of a pack that is needed: segments, and manifests with the place of the pack."""
         key, place = bytes.fromhex(pack), self.packs()[pack][1]
         tensors = self._all("SELECT record FROM segments WHERE pack = ?", key)
         snapshots = self._all("SELECT record FROM snapshots WHERE pack = ?", key)
@@ -183,7 +183,7 @@ class Index(Database):
         )
 
     def used_bytes(self) -> dict[str, int]:
-        """Of each pack, the bytes that are still needed, records included."""
+        """The bytes of each pack that are still needed, records included."""
         rows = self._all(
             "SELECT pack, SUM(bytes + length(record) + 4) FROM (SELECT pack, bytes, record FROM segments "
             "UNION ALL SELECT pack, bytes, record FROM snapshots) GROUP BY pack"
@@ -191,10 +191,10 @@ class Index(Database):
         return {pack.hex(): used for pack, used in rows}
 
     def check(self) -> list[str]:
-        """What SQLite itself finds wrong with the file."""
+        """The problems that SQLite itself finds in the file."""
         return [row[0] for row in self._all("PRAGMA quick_check") if row[0] != "ok"]
 
-    # Changing it, inside a transaction
+    # Changes, inside a transaction
 
     def set(self, key: str, value: str | None) -> None:
         self._run("DELETE FROM store WHERE key = ?", key)
@@ -216,7 +216,7 @@ class Index(Database):
             self._run("DELETE FROM packs WHERE pack = ?", bytes.fromhex(pack))
 
     def store_tensor(self, segments: Sequence[tuple[Segment, str]]) -> None:
-        """From now on the tensor is these segments, each in its pack."""
+        """Replace the segments of a tensor by these, each in its pack."""
         first, key = segments[0][0], bytes.fromhex(segments[0][0].tensor)
         base = bytes.fromhex(first.base) if first.base is not None else None
         self._run("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, NULL)", key, first.encoding, base)
@@ -226,7 +226,7 @@ class Index(Database):
             self._run("INSERT INTO segments VALUES (?, ?, ?, ?, ?)", *values)
 
     def move_record(self, record: Record, pack: str) -> None:
-        """A copy of a segment or a manifest takes the place of what it was copied from."""
+        """Replace a segment or a manifest by its copy in another pack."""
         values = bytes.fromhex(pack), record.pack()
         if isinstance(record, ManifestRecord):
             key = bytes.fromhex(record.snapshot)
@@ -237,15 +237,15 @@ class Index(Database):
                 "UPDATE segments SET pack = ?, record = ? WHERE tensor = ? AND first = ?", *values, key, record.first
             )
 
-    def lose(self, tensor: str, reason: str | None) -> None:
-        """Say why a tensor cannot be read; None when it can again."""
+    def mark_lost(self, tensor: str, reason: str | None) -> None:
+        """Note why a tensor cannot be read; None if it can be read again."""
         self._run("UPDATE tensors SET lost = ? WHERE tensor = ?", reason, bytes.fromhex(tensor))
 
     def drop_segments(self, pack: str) -> None:
         self._run("DELETE FROM segments WHERE pack = ?", bytes.fromhex(pack))
 
     def store_snapshot(self, record: ManifestRecord, pack: str, tensors: Iterable[str], now: float) -> None:
-        """A snapshot and what it needs; one that was there is as good as new."""
+        """Add a snapshot and the tensors that it needs; replaces an older entry."""
         key = bytes.fromhex(record.snapshot)
         self._run(
             "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)",
@@ -255,7 +255,7 @@ class Index(Database):
             self._run("INSERT OR IGNORE INTO members VALUES (?, ?)", key, bytes.fromhex(tensor))
 
     def renew_snapshot(self, snapshot: str, now: float) -> None:
-        """Count a snapshot's age from now."""
+        """Restart the age of a snapshot."""
         self._run("UPDATE snapshots SET created = ? WHERE snapshot = ?", now, bytes.fromhex(snapshot))
 
     def drop_snapshot(self, snapshot: str) -> None:
@@ -268,13 +268,13 @@ class Index(Database):
             self._run("INSERT INTO names VALUES (?, ?, ?)", name, bytes.fromhex(snapshot), now)
 
     def set_lease(self, lease: str, snapshots: Iterable[str], expires: float) -> None:
-        """Hold the snapshots until then; with none, let go of them."""
+        """Keep snapshots until a time; without snapshots, end the lease."""
         self._run("DELETE FROM leases WHERE lease = ?", lease)
         for snapshot in set(snapshots):
             self._run("INSERT INTO leases VALUES (?, ?, ?)", lease, bytes.fromhex(snapshot), expires)
 
     def drop_unneeded(self, now: float, grace: float) -> tuple[int, int]:
-        """Forget snapshots that nothing holds and tensors that no snapshot and no delta needs; how many of each."""
+        """Remove snapshots without name or lease, and tensors that no snapshot and no delta needs; both counts."""
         self._run("DELETE FROM leases WHERE expires < ?", now)
         snapshots = self._run(
             "DELETE FROM snapshots WHERE created < ? AND snapshot NOT IN (SELECT snapshot FROM names) "
@@ -290,8 +290,8 @@ class Index(Database):
         return snapshots, tensors
 
     def retire_packs(self, now: float) -> None:
-        """Date the packs in which nothing is needed any more; one that is needed again has no date."""
-        needed = (  # by the indexes: a look per pack, not one per tensor
+        """Note the time for packs that are no longer needed, and clear it for packs that are needed again."""
+        needed = (  # uses the indexes: one lookup per pack, not per tensor
             "(EXISTS (SELECT 1 FROM segments WHERE segments.pack = packs.pack) "
             "OR EXISTS (SELECT 1 FROM snapshots WHERE snapshots.pack = packs.pack))"
         )
@@ -307,7 +307,7 @@ class Index(Database):
         for record, pack, place in rows:
             segment = parse_record(record, str(self.path))
             if not isinstance(segment, Segment) or segment.tensor != tensor:
-                raise CorruptError(f"A record of tensor {tensor} is another's.", place=str(self.path))
+                raise CorruptError(f"A record of tensor {tensor} belongs to another.", place=str(self.path))
             found.append(LocatedSegment(segment, pack.hex(), place))
         if not found:
             raise CorruptError(f"The tensor {tensor} is listed, but no pack holds it.", place=str(self.path))

@@ -1,7 +1,7 @@
-"""From streams to words: the chunks of a tensor, decoded over its chain of bases, in parallel, no more than is wanted.
+"""Streams to words: decodes the chunks of tensors over their chains of bases, in parallel.
 
-What is read of a tensor: the streams of its leading planes, or all; of these, the chunks that hold the wanted words;
-and the same of each of its bases. Decoded bases stay in a cache, so that snapshots that share them pay once.
+Only the required parts are read: the streams of the leading planes, or all streams; of these, the chunks that hold the
+requested words; and the same of every base. Decoded bases stay in a cache, which snapshots share.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from regatta.store.index import LOCAL, LocatedSegment, StoredTensor
 
 Range: TypeAlias = tuple[int, int]  # offset and length
 Key: TypeAlias = tuple[str, int, int | None]
-_MIN_PARALLEL_WORDS = CHUNK_WORDS // 4  # fewer words are decoded before another thread is awake
+_MIN_PARALLEL_WORDS = CHUNK_WORDS // 4  # fewer words are decoded before another thread wakes up
 _PHYSICAL_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class ByteSource(Protocol):
-    """Where the bytes of packs come from."""
+    """A source of the bytes of pack files."""
 
     def fetch(self, located: LocatedSegment, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Ranges of the segment's pack, each whole or not at all."""
+        """Ranges of the segment's pack file, each complete."""
         ...
 
     def where(self, located: LocatedSegment) -> str:
-        """The place to name in an error."""
+        """The place to name in an error message."""
         ...
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """Words `start` to `stop` of the tensor at the head of a chain, all their planes or the leading ones."""
+    """Words `start` to `stop` of the first tensor of a chain, with all planes or the leading ones."""
 
     chain: Sequence[StoredTensor]
     start: int
@@ -52,7 +52,7 @@ class ReadRequest:
 
 
 class ChunkCache:
-    """Decoded chunks of tensors that others are deltas to; the least recently used go first."""
+    """Decoded chunks of tensors that others are deltas to; the least recently used are dropped first."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -82,7 +82,7 @@ class ChunkCache:
 
 
 class TensorReader:
-    """Reads words through a source, over the threads of a pool where there is one."""
+    """Reads words from a source, in parallel if there is a pool of threads."""
 
     def __init__(self, source: ByteSource, pool: Executor | None, cache: ChunkCache) -> None:
         self.source = source
@@ -90,8 +90,8 @@ class TensorReader:
         self._map: Callable[..., Any] = map if pool is None else pool.map
 
     def read(self, requests: Sequence[ReadRequest]) -> list[Words]:
-        """The words of each request, in arrays of their own."""
-        fetch = self._map if any(_is_elsewhere(request) for request in requests) else map
+        """The words of each request, in new arrays."""
+        fetch = self._map if any(_needs_remote(request) for request in requests) else map
         prepared = list(fetch(lambda request: _PendingRead(request, self.source, self.cache), requests))
         tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
         several = len(tasks) > 1 and sum(request.stop - request.start for request in requests) >= _MIN_PARALLEL_WORDS
@@ -101,13 +101,13 @@ class TensorReader:
         return [reading.words for reading in prepared]
 
 
-def _is_elsewhere(request: ReadRequest) -> bool:
-    """Whether preparing it means to wait for a remote."""
+def _needs_remote(request: ReadRequest) -> bool:
+    """Whether a request waits for the remote."""
     return any(not part.place & LOCAL for stored in request.chain for part in stored.segments)
 
 
 class _PendingRead:
-    """One request under way."""
+    """A request that is being read."""
 
     def __init__(self, request: ReadRequest, source: ByteSource, cache: ChunkCache) -> None:
         self.start, self.stop = request.start, request.stop
@@ -121,36 +121,36 @@ class _PendingRead:
         self.cache = cache
         self.words = _allocate_words(request.stop - request.start, self.dtype, head.tensor)
         self.cached: dict[int, Words] = {}
-        self.layers = self._prepare(request, source)
+        self.links = self._prepare(request, source)
 
     def read_chunk(self, chunk: int) -> None:
-        """Decode one chunk from the bottom of the chain up and keep what was asked for of it."""
+        """Decode one chunk, from the end of the chain to its head, and keep the requested words."""
         at, words = chunk * CHUNK_WORDS, self.cached.get(chunk)
         count = min(CHUNK_WORDS, self.total - at)
         low, high = max(self.start, at), min(self.stop, at + count)
         room = self.words[low - self.start : high - self.start]
-        if len(self.layers) == 1 and not self.cached and len(room) == count:
-            self.layers[0].decode(chunk, count, None, room)  # into its place: nobody else needs it
+        if len(self.links) == 1 and not self.cached and len(room) == count:
+            self.links[0].decode(chunk, count, None, room)  # directly into the result: no other tensor needs it
             return
-        for layer in reversed(self.layers):
-            words = layer.decode(chunk, count, words)
-            if len(self.layers) > 1 or self.cached:
-                self.cache.put((layer.stored.tensor, chunk, layer.planes), words)
+        for link in reversed(self.links):
+            words = link.decode(chunk, count, words)
+            if len(self.links) > 1 or self.cached:
+                self.cache.put((link.stored.tensor, chunk, link.planes), words)
         if words is None:
-            raise ValueError("A chain without layers holds nothing.")
+            raise ValueError("A chain without tensors holds nothing.")
         room[:] = words[low - at : high - at]
 
     def _prepare(self, request: ReadRequest, source: ByteSource) -> list[_ChainLink]:
-        """The layers from the head down to the first whose chunks are all in the cache."""
-        layers: list[_ChainLink] = []
+        """The tensors from the head of the chain to the first whose chunks are all in the cache."""
+        links: list[_ChainLink] = []
         planes = None if request.planes is None or request.planes >= self.dtype.planes else request.planes
         for stored in request.chain if self.chunks else ():
             encoding = check_stored(stored, request.chain[0])
             planes = planes if encoding.progressive else None
-            if layers and self._take_cached(stored.tensor, planes):
+            if links and self._take_cached(stored.tensor, planes):
                 break
-            layers.append(_ChainLink(stored, encoding, planes, self.chunks, source))
-        return layers
+            links.append(_ChainLink(stored, encoding, planes, self.chunks, source))
+        return links
 
     def _take_cached(self, tensor: str, planes: int | None) -> bool:
         found = {chunk: self.cache.get((tensor, chunk, planes)) for chunk in self.chunks}
@@ -162,7 +162,7 @@ class _PendingRead:
 
 @dataclass(frozen=True)
 class _StreamColumn:
-    """One stream over the chunks that are read."""
+    """One stream of a tensor, over the chunks that are read."""
 
     view: memoryview
     ends: list[int]
@@ -171,7 +171,7 @@ class _StreamColumn:
 
 
 class _ChainLink:
-    """One tensor of a chain: the bytes of its streams, and how they are decoded."""
+    """One tensor of a chain: the bytes of its streams, and their decoding."""
 
     def __init__(
         self, stored: StoredTensor, encoding: Encoding, planes: int | None, chunks: range, source: ByteSource
@@ -225,7 +225,7 @@ class _ChainLink:
 
 
 def check_stored(stored: StoredTensor, head: StoredTensor) -> Encoding:
-    """The encoding of a tensor in the chain of `head`, when its records fit together and fit the head's."""
+    """The encoding of a tensor in the chain of `head`; CorruptError unless its records are consistent and fit."""
     encoding, name = ENCODINGS.get(stored.encoding), f"Tensor {stored.tensor}"
     if encoding is None:
         raise CorruptError(f"{name} has the encoding {stored.encoding}, which this version does not know.")
@@ -235,7 +235,7 @@ def check_stored(stored: StoredTensor, head: StoredTensor) -> Encoding:
     for located in stored.segments:
         segment = located.segment
         if (segment.encoding, segment.base, segment.first) != (stored.encoding, stored.base, at):
-            raise CorruptError(f"{name} is put together from segments that do not belong together.")
+            raise CorruptError(f"{name} has segments that do not belong together.")
         if (segment.dtype, segment.shape) != (stored.dtype, stored.shape):
             raise CorruptError(f"{name} has segments of several types or shapes.")
         at += segment.count
@@ -247,7 +247,7 @@ def check_stored(stored: StoredTensor, head: StoredTensor) -> Encoding:
 
 
 def _allocate_words(count: int, dtype: DType, tensor: str) -> Words:
-    """Memory for so many words: a few bytes can claim to be a tensor that no machine holds."""
+    """Memory for words; an error if a hostile record claims more than this machine has."""
     try:
         if count * dtype.width_bytes < _PHYSICAL_MEMORY_BYTES:
             return np.empty(count, dtype.word)

@@ -1,9 +1,9 @@
-"""Packs somewhere else: a folder that fsspec can reach, on a disk, a server or in an object store.
+"""Pack files at a remote: a folder on a disk, a server or an object store that fsspec can reach.
 
     <url>/packs/<pack>.pack
 
-Packs are named by their content, so a remote is a plain heap of them: pushing one twice is nothing, and whatever comes
-back can be checked against its name. Nothing counts as pushed before it was read back and matched.
+Pack files are named by their content. Pushing one twice changes nothing, and a fetched file can be checked against its
+name. A file counts as pushed only after it was read back and matched.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from regatta.store.index import LOCAL, LocatedSegment
 from regatta.store.reader import Range
 
 READ_BLOCK_BYTES = 2**23
-MERGE_GAP_BYTES = 2**12  # ranges nearer to each other than this are asked for as one
+MERGE_GAP_BYTES = 2**12  # ranges with smaller gaps are requested as one
 
 
 class Remote:
-    """The packs under a URL."""
+    """The pack files below a URL."""
 
     def __init__(self, url: str, **options: Any) -> None:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
@@ -47,7 +47,7 @@ class Remote:
         return f"{self.url.rstrip('/')}/{PACKS}/{pack}{PACK_SUFFIX}"
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        """The packs that are there, and their sizes."""
+        """The pack files at the remote, and their sizes."""
         with self._reaching(self.url):
             self._fs.invalidate_cache()
             found = self._fs.ls(self._folder, detail=True) if self._fs.isdir(self._folder) else []
@@ -57,13 +57,13 @@ class Remote:
                 yield name.removesuffix(PACK_SUFFIX), int(entry["size"])
 
     def size(self, pack: str) -> int | None:
-        """The size of a pack there, None when it is not."""
+        """The size of a pack file at the remote; None if it is not there."""
         with self._reaching(self.where(pack)):
             self._fs.invalidate_cache()
             return int(self._fs.size(self._path(pack))) if self._fs.exists(self._path(pack)) else None
 
     def push(self, path: Path, pack: str) -> None:
-        """Copy a pack there, unless it is there already, and read it back."""
+        """Copy a pack file to the remote, unless it is there already, and read it back."""
         if self.size(pack) == path.stat().st_size and self.digest(pack) == pack:
             return
         part = f"{self._path(pack)}.{secrets.token_hex(4)}"
@@ -72,26 +72,26 @@ class Remote:
             self._fs.put_file(str(path), part)
             self._fs.mv(part, self._path(pack))
         if (found := self.digest(pack)) != pack:
-            raise CorruptError(f"The pack was pushed, but what came back is {found}.", place=self.where(pack))
+            raise CorruptError(f"The pack was pushed, but the remote returned {found}.", place=self.where(pack))
 
     def fetch(self, pack: str, file: BinaryIO) -> None:
-        """Copy a pack from there; what is not that pack is refused."""
+        """Copy a pack file from the remote; CorruptError if its content is another."""
         if (found := self.digest(pack, file.write)) != pack:
-            raise CorruptError(f"The remote's copy is not that pack but {found}.", place=self.where(pack))
+            raise CorruptError(f"The remote's copy is not this pack, but {found}.", place=self.where(pack))
 
     def read(self, pack: str, ranges: Sequence[Range]) -> list[memoryview]:
-        """Ranges of a pack; those that lie together come in one request."""
+        """Ranges of a pack file; neighbouring ranges take one request."""
         merged = _merge(ranges)
         with self._reaching(self.where(pack)):
             starts, ends = [at for at, _ in merged], [at + length for at, length in merged]
             found = self._fs.cat_ranges([self._path(pack)] * len(merged), starts, ends, on_error="raise")
         for (at, length), data in zip(merged, found, strict=True):
             if len(data) != length:
-                raise CorruptError(f"{len(data)} bytes came for {length} at {at}.", place=self.where(pack))
+                raise CorruptError(f"{len(data)} bytes were returned for {length} at {at}.", place=self.where(pack))
         return [_cut(merged, found, wanted) for wanted in ranges]
 
     def records(self, pack: str, size: int) -> list[Record]:
-        """What a pack there says that it holds."""
+        """The records of a pack file at the remote."""
         return read_records(lambda at, length: self.read(pack, [(at, length)])[0], size, self.where(pack))
 
     def remove(self, pack: str) -> None:
@@ -103,7 +103,7 @@ class Remote:
         return f"{self._folder}/{pack}{PACK_SUFFIX}"
 
     def digest(self, pack: str, write: Callable[[bytes], Any] | None = None) -> str:
-        """The name that a pack there should have; `write` is handed its blocks."""
+        """The hash of a pack file at the remote; `write` receives its blocks."""
         digest = blake3()
         with self._reaching(self.where(pack)), self._fs.open(self._path(pack), "rb") as source:
             while block := source.read(READ_BLOCK_BYTES):
@@ -117,17 +117,17 @@ class Remote:
         try:
             yield
         except FileNotFoundError as error:
-            raise MissingPackError("The remote does not have that pack.", place=place) from error
+            raise MissingPackError("The remote does not have this pack.", place=place) from error
         except (OSError, io.UnsupportedOperation) as error:
             raise RegattaError(
                 f"The remote cannot be reached: {error}.",
                 place=place,
-                hint="Leading planes kept here can be read still.",
+                hint="Leading planes that are kept here can still be read.",
             ) from error
 
 
 class PackSource:
-    """The bytes of packs: from this machine where they are here, else from the remote. Counts what it hands out."""
+    """The bytes of pack files, from this machine if they are here, else from the remote. Counts the bytes read."""
 
     def __init__(self, folder: PackFolder, remote: Remote | None) -> None:
         self.folder, self.remote = folder, remote
@@ -143,7 +143,7 @@ class PackSource:
         return self.remote.where(located.pack)
 
     def read(self, pack: str, place: int, ranges: Sequence[Range]) -> list[memoryview]:
-        """Ranges of a pack that is in that place."""
+        """Ranges of a pack file in this place."""
         with self._lock:
             self.bytes_read["local" if place & LOCAL else "remote"] += sum(length for _, length in ranges)
         if place & LOCAL:
@@ -154,7 +154,7 @@ class PackSource:
         return self.folder.records(pack) if place & LOCAL else self._remote(pack).records(pack, size)
 
     def size(self, pack: str, place: int) -> int:
-        """How many bytes a pack has."""
+        """The size of a pack file in bytes."""
         if place & LOCAL:
             return len(self.folder.view(pack))
         if (size := self._remote(pack).size(pack)) is None:
@@ -162,13 +162,13 @@ class PackSource:
         return size
 
     def digest(self, pack: str, place: int) -> str:
-        """The name that a pack should have."""
+        """The hash of a pack file, which should be its name."""
         return self.folder.digest(pack) if place & LOCAL else self._remote(pack).digest(pack)
 
     def _remote(self, pack: str) -> Remote:
         if self.remote is None:
             raise RegattaError(
-                f"The pack {pack} is kept only remotely, and the store has no remote.",
+                f"The pack {pack} is only at the remote, and the store has no remote.",
                 place=str(self.folder.packs.parent),
                 hint="Open the store with its remote.",
             )

@@ -1,4 +1,4 @@
-"""Which part of a tensor an index means, and what a part that was read is handed out as."""
+"""Indices into tensors: the words to read for one, and the value made of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from regatta.store.index import StoredTensor
 
 @dataclass(frozen=True)
 class PartialTensor:
-    """A tensor of which the leading planes were read: `planes` of them are known, all where they cannot be had apart.
+    """A tensor whose leading planes were read.
 
-    `words` are its bits, those of unknown planes zero; complex numbers have an axis more, of their two parts.
+    `planes` is the number of known planes: all, if the encoding is not progressive. `words` are the bits, with zeros
+    in unknown planes. Complex numbers have an additional axis for their two parts.
     """
 
     dtype: DType
@@ -42,14 +43,14 @@ class PartialTensor:
 
 @dataclass(frozen=True)
 class SliceWindow:
-    """The elements `span` of a tensor, which have that shape, and the index that picks what was asked for of them."""
+    """The elements `span` of a tensor, their shape, and the index of the requested ones among them."""
 
     span: tuple[int, int]
     shape: tuple[int, ...]
     index: tuple[int | slice, ...]
 
     def value(self, words: Words, stored: StoredTensor, planes: int | None) -> Any:
-        """What was asked for, out of the words of the window."""
+        """The requested value, from the words of the window."""
         dtype = stored.dtype
         if planes is not None:
             apart = words.reshape(self.shape if dtype.lanes == 1 else (*self.shape, dtype.lanes))
@@ -62,7 +63,7 @@ class SliceWindow:
 
 
 def narrow(shape: tuple[int, ...], index: Any) -> SliceWindow:
-    """The window of an index, which is one of NumPy's basic ones: integers, slices and at most one Ellipsis."""
+    """The window of a basic index as in NumPy: integers, slices and at most one Ellipsis."""
     picks = () if index is None else index if isinstance(index, tuple) else (index,)
     picks = _without_ellipsis(shape, picks)
     if len(picks) > len(shape):
@@ -85,7 +86,7 @@ def _without_ellipsis(shape: tuple[int, ...], picks: tuple[Any, ...]) -> tuple[A
 
 
 def _narrow(shape: tuple[int, ...], picks: tuple[Any, ...]) -> tuple[int, tuple[int, ...], tuple[int | slice, ...]]:
-    """Where the smallest contiguous block begins that holds what is picked, its shape, and the index into it."""
+    """The start of the smallest contiguous block that holds the picked elements, its shape, and the index into it."""
     if not picks:
         return 0, shape, ()
     row, pick = math.prod(shape[1:]), picks[0]

@@ -1,4 +1,4 @@
-"""A snapshot as a mapping from names to tensors, each read when it is asked for; and its way out to other formats."""
+"""A snapshot as a mapping from names to tensors, and its export to other formats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Snapshot(Mapping[str, Any]):
-    """The tensors of a snapshot by name; nothing is kept, each look reads again."""
+    """The tensors of a snapshot by name. Nothing is cached: each access reads the tensor again."""
 
     def __init__(self, store: ParameterStore, snapshot: str) -> None:
         self.id = snapshot
@@ -44,7 +44,7 @@ class Snapshot(Mapping[str, Any]):
         return f"<snapshot {self.id[:10]} of {len(self)} tensors>"
 
     def part(self, name: str, index: Any) -> Any:
-        """A slice of a tensor; the rest of it is not decoded."""
+        """A slice of a tensor; only the required chunks are decoded."""
         return self._store.get(self.manifest.tensors[name].id, slices=index)
 
     def partial(self, name: str, planes: int) -> PartialTensor:
@@ -53,21 +53,21 @@ class Snapshot(Mapping[str, Any]):
         return found
 
     def to_torch(self) -> dict[str, torch.Tensor]:
-        """All tensors as PyTorch's, read in parallel."""
+        """All tensors as PyTorch tensors, read in parallel."""
         from regatta.store.torch_tensors import torch_tensors
 
         return torch_tensors(self._store.get(self.id))
 
     def to_safetensors(self, path: str | Path) -> None:
-        """Write the snapshot as a safetensors file, which appears whole or not at all.
+        """Write the snapshot as a safetensors file, which appears complete or not at all.
 
-        It is written tensor by tensor: a snapshot need not fit into memory.
+        Tensors are written one by one, so the snapshot need not fit into memory.
         """
         write_safetensors(Path(path), self.manifest, self.items())
 
 
 def write_safetensors(target: Path, manifest: Manifest, tensors: Iterable[tuple[str, Any]]) -> None:
-    """Write tensors, in the order of the manifest, as a file that appears whole or not at all."""
+    """Write tensors, in the order of the manifest, as a file that appears complete or not at all."""
     with replacing(target) as written, written.open("wb") as file:
         file.write(_safetensors_header(manifest))
         for name, value in tensors:
@@ -79,7 +79,7 @@ def _safetensors_header(manifest: Manifest) -> bytes:
     end = 0
     for name, member in manifest.tensors.items():
         if member.dtype == "C128" or name == METADATA:
-            raise UsageError(f"safetensors has no place for {name!r} of type {member.dtype}.")
+            raise UsageError(f"safetensors cannot hold {name!r} of type {member.dtype}.")
         dtype = dtype_named(member.dtype)
         start, end = end, end + word_count(dtype, member.shape) * dtype.width_bytes
         content[name] = tensor_entry(member.dtype, member.shape, start, end)

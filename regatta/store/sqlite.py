@@ -1,7 +1,7 @@
-"""Python's SQLite, whatever was loaded before it.
+"""Python's own SQLite, even if TensorFlow was loaded before.
 
-TensorFlow carries an SQLite of its own, without full-text search, and its functions stand in for the system's in all
-that is loaded after it; unless whoever is loaded asks for its own libraries first.
+TensorFlow contains another SQLite, without full-text search, and its functions replace those of the system in
+libraries that are loaded later. RTLD_DEEPBIND makes a library prefer its own dependencies.
 """
 
 from __future__ import annotations

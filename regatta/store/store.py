@@ -1,12 +1,13 @@
-"""The parameter store: snapshots of tensors enter, the same bits leave, whatever was done to their encoding meanwhile.
+"""The parameter store: snapshots of tensors enter, and the same bits leave, however they are encoded in between.
 
-    <store>/index.sqlite    what is where (index.py)
-    <store>/packs/          the bytes (folder.py, pack.py; FORMAT.md)
-    <store>/tmp/            packs being written
-    <store>/quarantine/     bad ones that fsck moved aside
+    <store>/index.sqlite    where everything is (index.py)
+    <store>/packs/          the bytes (folder.py, format/pack_file.py, FORMAT.md)
+    <store>/tmp/            pack files being written
+    <store>/quarantine/     bad files that fsck moved aside
 
-A snapshot counts when `put` has come back. Many processes may write at once. What nothing refers to goes with `gc`,
-after a time of grace.
+A snapshot is stored when `put` returns. Many processes may write at once; nearly all of their work runs in parallel,
+and only the transactions of the index wait for each other. Operations that remove or move data (reencode, offload, gc,
+fsck) run one at a time, under a lock. `gc` removes what nothing refers to, after a grace period.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StorageInfo:
-    """How a tensor is stored now. `stored_bytes` are all of its streams, `remote_bytes` those that are only remote."""
+    """How a tensor is stored. `stored_bytes` counts all of its streams, `remote_bytes` those only at the remote."""
 
     tensor: str
     dtype: DType
@@ -77,7 +78,7 @@ class StorageInfo:
 
 
 class ParameterStore:
-    """A store in a folder; close it, or use it in a `with`."""
+    """A store in a folder; close it, or use it as a context manager."""
 
     def __init__(
         self, path: Path, threads: int, cache_bytes: int, clock: Callable[[], float], read_only: bool = False
@@ -106,9 +107,9 @@ class ParameterStore:
         cache_bytes: int = CACHE_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> ParameterStore:
-        """The store in that folder, made when it is not there. A remote, once given, is remembered.
+        """The store in a folder, created if it does not exist. The store remembers its remote.
 
-        `read_only` opens one in a folder that cannot be written: what it holds at that moment.
+        `read_only` opens a store in a folder that cannot be written, as it is at this moment.
         """
         root = Path(path)
         if (read_only or not create) and not store_exists(root):
@@ -121,11 +122,11 @@ class ParameterStore:
 
     @classmethod
     def rebuild(cls, path: str | Path, *, remote: str | None = None) -> rebuild_index.RebuildResult:
-        """Make a new index out of the packs, where the old one is lost or damaged; nobody may have the store open."""
+        """Make a new index from the pack files; no process may have the store open."""
         return rebuild_index.rebuild(Path(path), lambda: cls.open(path, remote=remote))
 
     def close(self) -> None:
-        """Finish what is being written and let go of the files."""
+        """Finish pending writes and close all files."""
         self._background.shutdown()
         if self._pool is not None:
             self._pool.shutdown()
@@ -150,32 +151,32 @@ class ParameterStore:
         encoding: str = DEFAULT_ENCODING,
         scheme: str | None = None,
     ) -> str:
-        """Store a snapshot; its id. Tensors that the store has already cost nothing.
+        """Store a snapshot and return its id. Tensors that the store already has cost nothing.
 
-        Values are arrays, numbers, PyTorch tensors or (type name, shape, buffer). `reference` names the snapshot and
-        keeps it. `scheme` is a lossy encoding for the tensors of floats: what it leaves of them is what is stored, and
-        the manifest says so.
+        Values are arrays, numbers, PyTorch tensors or (type name, shape, buffer). `reference` names the snapshot, which
+        keeps it from gc. `scheme` is a lossy encoding for float tensors: the store keeps the result, and the manifest
+        names the scheme.
         """
         plain = _encoding(encoding, lossy=False)
         lossy = _encoding(scheme, lossy=True) if scheme is not None else None
         return SnapshotCommit(self, [self._draft(NewSnapshot(tensors, metadata, reference), lossy)], plain).run()[0]
 
     def put_all(self, snapshots: Iterable[NewSnapshot], *, encoding: str = DEFAULT_ENCODING) -> list[str]:
-        """Store several snapshots as `put` does one, in one pack and one transaction: all of them, or none."""
+        """Store several snapshots as `put` does one, in one transaction: all of them, or none."""
         plain, drafts = _encoding(encoding, lossy=False), [self._draft(snapshot, None) for snapshot in snapshots]
         return SnapshotCommit(self, drafts, plain).run() if drafts else []
 
     def put_async(self, tensors: Mapping[str, Any], **options: Any) -> Future[str]:
-        """Store a snapshot in the background, as `put` does. The tensors are copied now and may change afterwards."""
+        """Store a snapshot in the background, as `put` does. The tensors are copied before this returns."""
         copies = {name: _copy(as_tensor(check_name(name, "tensor"), value)) for name, value in tensors.items()}
         return self._background.submit(self.put, copies, **options)
 
     def reencode(self, plan: Mapping[str, tuple[int, str | None]], *, wait: bool = True) -> None:
-        """Store tensors in another way: {tensor id: (encoding id, base's tensor id or None)}.
+        """Store tensors in other encodings: {tensor id: (encoding id, the base's tensor id or None)}.
 
-        Every tensor is decoded again and compared before the index is swapped, in one transaction; ids never change.
-        A base has the type and the number of elements of its tensor. Refused are unknown ids, circles, chains longer
-        than MAX_CHAIN and lossy encodings.
+        Every tensor is decoded again and compared before one transaction updates the index. Ids never change. A base
+        has the same type and number of elements as its tensor. The plan may not contain unknown ids, cycles, chains
+        longer than MAX_CHAIN_LENGTH or lossy encodings.
         """
         rewrite.reencode(self, plan, wait)
 
@@ -186,12 +187,12 @@ class ParameterStore:
         return self.index.snapshots()
 
     def manifest(self, snapshot: str) -> Manifest:
-        """What a snapshot is made of."""
+        """The manifest of a snapshot: its tensors and its metadata."""
         found = self.resolve(snapshot, "snapshots")
         return self._retrying(lambda: self.read_manifest(found, *self.index.manifest_record(found)))
 
     def snapshot(self, snapshot: str) -> Snapshot:
-        """A snapshot as a mapping from names to tensors that are read when they are asked for."""
+        """A snapshot as a mapping from names to tensors, which are read on access."""
         return Snapshot(self, self.resolve(snapshot, "snapshots"))
 
     def get(self, what: str, names: Iterable[str] | None = None, planes: int | None = None, slices: Any = None) -> Any:
@@ -208,11 +209,11 @@ class ParameterStore:
     def read(
         self, tensors: Mapping[str, str], planes: int | None = None, slices: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """{name: value} for {name: the whole id of a tensor}, all at once; planes and slices as for `get`."""
+        """{name: value} for {name: the full id of a tensor}, read together; planes and slices as in `get`."""
         return self._retrying(lambda: self._read(tensors, planes, slices or {}))
 
     def words(self, tensor: str, start: int = 0, stop: int | None = None) -> Words:
-        """The words of a tensor, or some of them: no chunk without any of these is decoded."""
+        """The words of a tensor, or some of them; only the chunks that contain these are decoded."""
 
         def read() -> Words:
             with self.index.reading():
@@ -229,11 +230,11 @@ class ParameterStore:
             return _entry(self.index.stored(self.resolve(tensor, "tensors")))
 
     def entries(self) -> Iterator[StorageInfo]:
-        """How every tensor is stored that can be read."""
+        """How each tensor that can be read is stored."""
         return map(_entry, self.index.all_stored())
 
     def resolve(self, prefix: str, table: str) -> str:
-        """The id in "snapshots" or "tensors" that begins so."""
+        """The id in "snapshots" or "tensors" with this prefix."""
         found = self.index.with_prefix(_hex(prefix), table)
         if not found:
             raise NotFoundError(f"The store has no {table.removesuffix('s')} {prefix}.", place=str(self.path))
@@ -241,10 +242,10 @@ class ParameterStore:
             raise UsageError(f"Several {table} begin with {prefix}.", hint="Give more of the id.")
         return found[0]
 
-    # Keeping
+    # References
 
     def reference(self, name: str, snapshot: str, *, expected: str | None = None) -> None:
-        """Name a snapshot, and so keep it; with `expected`, only when the name means that one until now."""
+        """Name a snapshot, which keeps it; with `expected`, only if the name refers to that snapshot now."""
         check_name(name, "reference")
         with self.index.transaction():
             found, target = self.index.names().get(name), self.resolve(snapshot, "snapshots")
@@ -253,7 +254,7 @@ class ParameterStore:
             self.index.set_name(name, target, self.clock())
 
     def release(self, name: str) -> None:
-        """Let go of a name; its snapshot stays for the time of grace."""
+        """Remove a name; its snapshot stays for the grace period."""
         with self.index.transaction():
             known = self.index.names()
             if name not in known:
@@ -263,12 +264,12 @@ class ParameterStore:
             self.index.set_name(name, None, now)
 
     def references(self, prefix: str = "") -> dict[str, str]:
-        """{name: snapshot}, of all names or of those that begin so."""
+        """{name: snapshot} of all names, or of those with a prefix."""
         return self.index.names(prefix)
 
     @contextmanager
     def lease(self, snapshots: Sequence[str], seconds: float = 3600.0) -> Iterator[None]:
-        """Keep snapshots that have no name from gc, until the block ends or the time is over."""
+        """Protect snapshots without a name from gc, until the block or the time ends."""
         name = f"{os.getpid()}-{secrets.token_hex(8)}"
         with self.index.transaction():
             held = [self.resolve(snapshot, "snapshots") for snapshot in snapshots]
@@ -280,17 +281,17 @@ class ParameterStore:
                 self.index.set_lease(name, (), 0.0)
 
     def gc(self, *, grace: float = GC_GRACE_S, wait: bool = True) -> gc.StoreGcResult:
-        """Delete what no name, lease or delta needs, once it is older than `grace` seconds."""
+        """Delete data that no name, lease or delta needs, once it is older than `grace` seconds."""
         return gc.collect(self, grace, wait)
 
     def fsck(self, depth: fsck.Depth = "structure", *, repair: bool = False, wait: bool = True) -> fsck.StoreFsckResult:
-        """Check the store: its "structure", all "checksums", or "deep": every tensor recreated and its id compared."""
+        """Check the store: its "structure", all "checksums", or "deep": decode every tensor and compare its id."""
         return fsck.check(self, depth, repair, wait)
 
-    # Elsewhere
+    # The remote
 
     def set_remote(self, remote: str | Remote | None) -> None:
-        """Where packs may be kept beside this folder; None leaves what was set before."""
+        """Set the remote for pack files; None keeps the one that was set before."""
         if isinstance(remote, str):
             with self.index.transaction():
                 self.index.set("remote", remote)
@@ -300,25 +301,25 @@ class ParameterStore:
             self.source.remote = self.remote
 
     def push(self, snapshots: Iterable[str] | None = None) -> int:
-        """Copy to the remote all that these snapshots need (all there are, unless told); how many packs it took."""
+        """Copy all that these snapshots (by default all) need to the remote; the number of pack files copied."""
         return rewrite.push(self, None if snapshots is None else [self.resolve(s, "snapshots") for s in snapshots])
 
     def offload(
         self, snapshots: Iterable[str], keep_planes: int, *, tensors: Iterable[str] = (), wait: bool = True
     ) -> int:
-        """Keep only the leading planes of these snapshots here, the others at the remote; the bytes freed here.
+        """Keep only the leading planes of these snapshots here and the others at the remote; the bytes freed here.
 
-        Planes of a delta's base go with it, but for those of single `tensors`. What cannot be read in part stays whole.
+        This includes the bases of deltas, except for single `tensors`. Encodings that are not progressive stay here.
         """
         chosen = [self.resolve(snapshot, "snapshots") for snapshot in snapshots]
         single = [self.resolve(tensor, "tensors") for tensor in tensors]
         return rewrite.offload(self, chosen, single, keep_planes, wait)
 
     def recall(self, snapshots: Iterable[str], *, wait: bool = True) -> int:
-        """Bring back from the remote what these snapshots need; how many packs it took."""
+        """Fetch all that these snapshots need from the remote; the number of pack files fetched."""
         return rewrite.recall(self, [self.resolve(s, "snapshots") for s in snapshots], wait)
 
-    # How it is done
+    # Internals
 
     def _draft(self, snapshot: NewSnapshot, scheme: Encoding | None) -> SnapshotDraft:
         named = {check_name(name, "tensor"): as_tensor(name, value) for name, value in snapshot.tensors.items()}
@@ -336,14 +337,14 @@ class ParameterStore:
         for name, tensor in named.items():
             kept, encoded = tensor, None
             if scheme is not None and tensor.dtype.kind == "float" and tensor.words.size:
-                kept, encoded = self._lessened(name, tensor, scheme)
+                kept, encoded = self._encode_lossy(name, tensor, scheme)
             member = ManifestEntry(kept.id, tensor.dtype.name, tensor.shape)
             if scheme is not None and kept is not tensor and tensor.id != member.id:
                 member = replace(member, scheme=scheme.name, original=tensor.id)
             made[name] = member, kept, encoded
         return made
 
-    def _lessened(self, name: str, tensor: RawTensor, scheme: Encoding) -> tuple[RawTensor, EncodedTensor]:
+    def _encode_lossy(self, name: str, tensor: RawTensor, scheme: Encoding) -> tuple[RawTensor, EncodedTensor]:
         try:
             return self.encoder.lossy(tensor, scheme)
         except UsageError as error:
@@ -372,13 +373,13 @@ class ParameterStore:
         return {name: windows[name].value(words[name], chains[name][0], planes) for name in tensors}
 
     def read_manifest(self, snapshot: str, record: ManifestRecord, pack: str, place: int) -> Manifest:
-        """The manifest that the record of a pack in that place stands for."""
+        """The manifest of a record in a pack file."""
         (data,) = self.source.read(pack, place, [(record.offset, record.length)])
         where = f"pack {pack}"
         return parse_manifest(unpack_manifest(data, snapshot, where), snapshot, where)
 
     def _retrying(self, read: Callable[[], T]) -> T:
-        """Look again where a pack was replaced by another between the look at the index and that at the file."""
+        """Read again if a pack file was replaced between the query of the index and the access to the file."""
         for _ in range(_MAX_ATTEMPTS - 1):
             try:
                 return read()
@@ -388,7 +389,7 @@ class ParameterStore:
 
 
 def _encoding(name: str, lossy: bool) -> Encoding:
-    """An encoding that can stand alone."""
+    """An encoding without a base, lossy or not as required."""
     found = encoding_named(name)
     if found.needs_base or found.lossy != lossy:
         kind = "needs a base" if found.needs_base else "is lossy" if found.lossy else "is not lossy"
@@ -415,8 +416,8 @@ def _copy(tensor: RawTensor) -> RawTensor:
 
 
 def _hex(prefix: str) -> str:
-    """The beginning of an id, as it is written."""
+    """A prefix of an id, checked and in lower case."""
     text = prefix.lower() if isinstance(prefix, str) else ""
     if not 4 <= len(text) <= 64 or any(digit not in "0123456789abcdef" for digit in text):
-        raise UsageError(f"{prefix!r:.100} is no id: 4 to 64 hexadecimal digits.")
+        raise UsageError(f"{prefix!r:.100} is not an id: 4 to 64 hexadecimal digits.")
     return text

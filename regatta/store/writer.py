@@ -1,4 +1,4 @@
-"""From words to streams: tensors encoded chunk by chunk, in parallel, and laid out plane by plane in a pack."""
+"""Words to streams: encodes tensors chunk by chunk, in parallel, and lays them out plane by plane in a pack file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from regatta.store.format.tensor_id import RawTensor
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A tensor's streams, each a list of its chunks."""
+    """The streams of a tensor, each a list of its chunks."""
 
     segment: Segment
     streams: Sequence[Sequence[bytes]]
@@ -31,7 +31,7 @@ class EncodedTensor:
 
 
 class TensorEncoder:
-    """Encodes tensors, over the threads of a pool where there is one."""
+    """Encodes tensors, in parallel if there is a pool of threads."""
 
     def __init__(self, pool: Executor | None) -> None:
         self._map: Callable[..., Any] = map if pool is None else pool.map
@@ -44,7 +44,7 @@ class TensorEncoder:
         base: tuple[str, Words] | None = None,
         verify: bool = False,
     ) -> EncodedTensor:
-        """The streams of the tensor of that id; `verify` decodes each chunk again and refuses what is not the same."""
+        """The streams of a tensor; `verify` decodes each chunk again and compares."""
 
         def encode_at(at: int) -> list[bytes]:
             words, against = (
@@ -53,7 +53,7 @@ class TensorEncoder:
             )
             streams = encoding.encode(words, tensor.dtype, against)
             if verify and not np.array_equal(_decode(encoding, streams, len(words), tensor.dtype, against), words):
-                raise CorruptError(f"Tensor {name} does not come back from the encoding {encoding.name}.")
+                raise CorruptError(f"Tensor {name} does not survive the encoding {encoding.name}.")
             return streams
 
         starts = range(0, len(tensor.words), CHUNK_WORDS)
@@ -62,7 +62,7 @@ class TensorEncoder:
         return EncodedTensor(_segment(tensor, name, encoding, base, streams), streams)
 
     def lossy(self, tensor: RawTensor, encoding: Encoding) -> tuple[RawTensor, EncodedTensor]:
-        """What a lossy scheme leaves of a tensor, and the streams of that."""
+        """A tensor after a lossy scheme, and its streams."""
         pieces = [tensor.words[at : at + CHUNK_WORDS] for at in range(0, len(tensor.words), CHUNK_WORDS)]
         chunks = list(self._map(lambda words: encoding.encode(words, tensor.dtype, None), pieces))
         kept = [
@@ -75,13 +75,13 @@ class TensorEncoder:
 
 
 def write_manifest(packing: PackBatch, manifest: Manifest) -> None:
-    """Append a snapshot's manifest to a pack."""
+    """Append the manifest of a snapshot to a pack file."""
     data = zstandard.ZstdCompressor(level=9).compress(manifest.text())
     packing.add(manifest_record(manifest.id, data), [data])
 
 
 def unpack_manifest(data: memoryview, snapshot: str, place: str) -> bytes:
-    """The text of a manifest as a pack holds it."""
+    """The text of a manifest from its compressed form in a pack file."""
     try:
         size = zstandard.get_frame_parameters(data).content_size
         if not 0 < size <= MAX_MANIFEST_BYTES:

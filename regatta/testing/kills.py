@@ -1,11 +1,11 @@
-"""A drill for the parameter store: processes write, archive and collect, and are killed at random moments.
+"""A drill for the parameter store: processes write, archive and collect garbage, and are killed at random moments.
 
     python -m regatta.testing.kills FOLDER ROUNDS SEED RESULT.json
 
-Four writers store series of snapshots, name them and let old ones go; an archiver stores everything anew, by a plan of
-the archive pass or as random deltas, and collects what is left over, without any grace. Each notes what it was promised
-in a file of its own, which outlives it. In each round the archiver and some writers get SIGKILL; then the store must
-pass `fsck` in full depth, and every snapshot that was promised must be there, bit for bit, while the others go on.
+Four writers store series of snapshots, name them and release old ones. An archiver re-encodes everything, by a plan
+of the archive pass or as random deltas, and runs gc without a grace period. Each process logs what the store promised
+in a file that outlives it. In each round the archiver and some writers get SIGKILL. Then the store must pass a deep
+`fsck`, and every promised snapshot must be there, bit for bit, while the other writers continue.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from regatta.store.store import ParameterStore
 from regatta.testing.store import bits_of
 
 WRITERS = 4
-KEPT_SNAPSHOTS = 4  # snapshots that a writer keeps a name for
-MAX_KILL_WAIT_S = 1.5  # seconds until the next kill
-WRITER_PAUSE_S = 0.02  # between a writer's snapshots: it must not outrun a check of all that it wrote
+KEPT_SNAPSHOTS = 4  # a writer releases older ones
+MAX_KILL_WAIT_S = 1.5  # until the next kill
+WRITER_PAUSE_S = 0.02  # between snapshots, so that checking all of them can keep up
 
 
 @dataclass
 class DrillCounts:
-    """What a drill came to."""
+    """The result of a drill."""
 
     kills: int = 0
-    in_archive: int = 0  # kills that met the archiver there
+    in_archive: int = 0  # kills during this operation of the archiver
     in_reencode: int = 0
     in_gc: int = 0
     promised: int = 0
@@ -56,7 +56,7 @@ class DrillCounts:
 
 
 def random_plan(store: ParameterStore, rng: random.Random, most: int = 50) -> dict[str, tuple[int, str | None]]:
-    """Another way to store so many: as deltas to one of the last few alike, in a random order, or directly."""
+    """New encodings for up to `most` tensors: deltas to a recent tensor of the same type and size, or direct ones."""
     lossless = [encoding for encoding in ENCODINGS.values() if not encoding.lossy]
     direct = [encoding.id for encoding in lossless if not encoding.needs_base]
     deltas = [encoding.id for encoding in lossless if encoding.needs_base]
@@ -75,7 +75,7 @@ def random_plan(store: ParameterStore, rng: random.Random, most: int = 50) -> di
 
 
 def snapshot_of(writer: int, number: int) -> dict[str, Any]:
-    """The weights of a writer at that time: all come from the same start."""
+    """The weights of a writer's snapshot; all writers begin with the same weights."""
     weight = np.random.default_rng(0).normal(size=(40, 150)).astype(np.float32)
     moved = weight + (1e-3 * np.random.default_rng([writer, number]).normal(size=weight.shape)).astype(np.float32)
     half = (moved.view(np.uint32) >> 16).astype(np.uint16)
@@ -83,7 +83,7 @@ def snapshot_of(writer: int, number: int) -> dict[str, Any]:
 
 
 class PromiseLog:
-    """What a process was promised, a line each: written at once, it outlives the process."""
+    """One line for each promise to a process; written at once, so the log outlives the process."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -92,36 +92,36 @@ class PromiseLog:
         os.write(self._file, (" ".join(map(str, words)) + "\n").encode())
 
 
-def read_notes(path: Path) -> list[list[str]]:
+def read_log(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def write(folder: Path, writer: int) -> None:
     """Store one snapshot after another, until killed."""
-    notes = PromiseLog(folder / f"writer-{writer}")
+    log = PromiseLog(folder / f"writer-{writer}")
     with ParameterStore.open(folder / "store", threads=1) as store:
-        for number in count(time.time_ns()):  # so that no number is used twice, whoever was killed
+        for number in count(time.time_ns()):  # no number is used twice, even after a kill
             name = f"{writer}/{number}"
-            notes.add("kept", name, store.put(snapshot_of(writer, number), reference=name))
+            log.add("kept", name, store.put(snapshot_of(writer, number), reference=name))
             mine = sorted(known for known in store.references() if known.startswith(f"{writer}/"))
             for old in mine[:-KEPT_SNAPSHOTS]:
-                notes.add("released", old)  # from here on it may be there or not
+                log.add("released", old)  # from here on it may or may not be there
                 store.release(old)
             time.sleep(WRITER_PAUSE_S)
 
 
 def maintain(folder: Path, seed: int) -> None:
-    """Collect what is not needed and store the rest anew, until killed."""
-    notes, rng = PromiseLog(folder / "archiver"), random.Random(seed)
+    """Run gc and re-encode the rest, until killed."""
+    log, rng = PromiseLog(folder / "archiver"), random.Random(seed)
     with ParameterStore.open(folder / "store", threads=1) as store:
         while True:
-            notes.add("collects")
+            log.add("collects")
             store.gc(grace=0.0)
             if rng.random() < 0.3:
-                notes.add("archives")
+                log.add("archives")
                 archive(store, budget=rng.choice((None, 1.5, 4.0)))
             else:
-                notes.add("reencodes")
+                log.add("reencodes")
                 store.reencode(random_plan(store, rng))
 
 
@@ -129,36 +129,36 @@ class KillDrill:
     """Starts the processes, kills some, checks the store, starts them again."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.rng, self.tally = folder, random.Random(seed), DrillCounts()
+        self.folder, self.rng, self.counts = folder, random.Random(seed), DrillCounts()
         self.running: dict[str, int] = {}
 
     def run(self, rounds: int) -> DrillCounts:
         began = time.monotonic()
-        measured_speeds()  # once, here: the archivers are copies of this process
+        measured_speeds()  # once, here: archivers are forks of this process
         ParameterStore.open(self.folder / "store").close()
         try:
             for _ in range(rounds):
                 self._start()
                 time.sleep(self.rng.uniform(0.01, MAX_KILL_WAIT_S))
                 self._kill(["archiver", *self.rng.sample(self._writers(), self.rng.randint(1, WRITERS))])
-                self.tally.kills += 1
+                self.counts.kills += 1
                 last = self._notes("archiver")[-1:]
-                self.tally.in_archive += last == [["archives"]]
-                self.tally.in_reencode += last == [["reencodes"]]
-                self.tally.in_gc += last == [["collects"]]
+                self.counts.in_archive += last == [["archives"]]
+                self.counts.in_reencode += last == [["reencodes"]]
+                self.counts.in_gc += last == [["collects"]]
                 self._check()
         finally:
             self._kill(list(self.running))
-        self.tally.promised = sum(note[0] == "kept" for name in self._writers() for note in self._notes(name))
-        self.tally.passes = sum(note in (["archives"], ["reencodes"]) for note in self._notes("archiver"))
-        self.tally.seconds = time.monotonic() - began
-        return self.tally
+        self.counts.promised = sum(note[0] == "kept" for name in self._writers() for note in self._notes(name))
+        self.counts.passes = sum(note in (["archives"], ["reencodes"]) for note in self._notes("archiver"))
+        self.counts.seconds = time.monotonic() - began
+        return self.counts
 
     def _writers(self) -> list[str]:
         return [f"writer-{number}" for number in range(WRITERS)]
 
     def _notes(self, name: str) -> list[list[str]]:
-        return read_notes(self.folder / name)
+        return read_log(self.folder / name)
 
     def _start(self) -> None:
         seed = self.rng.randrange(2**32)
@@ -175,7 +175,7 @@ class KillDrill:
             _, status = os.waitpid(self.running.pop(name), 0)
             if not os.WIFSIGNALED(status):
                 errors = self.folder / "errors"
-                self.tally.problems.append(
+                self.counts.problems.append(
                     f"{name} ended by itself: {errors.read_text() if errors.exists() else status}"
                 )
 
@@ -183,7 +183,7 @@ class KillDrill:
         promised = {note[1]: note[2] for name in self._writers() for note in self._notes(name) if note[0] == "kept"}
         released = self._released()
         with ParameterStore.open(self.folder / "store", threads=1) as store:
-            self.tally.problems += store.fsck("deep").problems
+            self.counts.problems += store.fsck("deep").problems
             for name in promised.keys() - released:
                 self._check_snapshot(store, name, promised[name])
 
@@ -196,16 +196,16 @@ class KillDrill:
             problem = "its name is gone" if not there else "it has other bits" if found != expected else ""
         except RegattaError as error:
             problem = str(error)
-        if problem and name not in self._released():  # its writer may live, and have let it go just now
-            self.tally.problems.append(f"{name} ({snapshot}) was promised: {problem}")
-        self.tally.checked += 1
+        if problem and name not in self._released():  # its writer may be alive and have released it just now
+            self.counts.problems.append(f"{name} ({snapshot}) was promised: {problem}")
+        self.counts.checked += 1
 
     def _released(self) -> set[str]:
         return {note[1] for name in self._writers() for note in self._notes(name) if note[0] == "released"}
 
 
 def _fork(task: Callable[[], None], errors: Path) -> int:
-    """Run a task in a copy of this process, which has no threads: it starts at once."""
+    """Run a task in a fork of this process, which has no threads."""
     pid = os.fork()
     if pid:
         return pid
@@ -217,8 +217,8 @@ def _fork(task: Callable[[], None], errors: Path) -> int:
 
 
 def main(folder: str, rounds: str, seed: str, result: str) -> None:
-    tally = KillDrill(Path(folder), int(seed)).run(int(rounds))
-    Path(result).write_text(json.dumps(asdict(tally)))
+    counts = KillDrill(Path(folder), int(seed)).run(int(rounds))
+    Path(result).write_text(json.dumps(asdict(counts)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What a store of tensors must hold to, however it keeps them.
+"""The contract of a store of tensors, however it keeps them.
 
     class TestMine(StoreContract):
         @pytest.fixture
         def store(self, tmp_path) -> Iterator[Store]:
             ...
 
-`PlainStore` is the definition: it keeps the bytes in a dict. The suite gives both the same tensors, of every type and
-with every kind of number in them, and wants the same bits back.
+`PlainStore` is the reference: it keeps the bytes in a dict. The suite gives both stores the same tensors, of every
+type and with special numbers, and expects the same bits back.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ drawn_examples = settings(
 
 
 class Store(Protocol):
-    """The part of a store that the suite speaks to."""
+    """The part of a store that the suite uses."""
 
     def put(self, tensors: Mapping[str, Any], *, metadata: Mapping[str, str] | None = None) -> str: ...
 
@@ -47,7 +47,7 @@ class Store(Protocol):
 
 
 class PlainStore:
-    """Every snapshot as it was given, in memory."""
+    """Keeps every snapshot unchanged, in memory."""
 
     def __init__(self) -> None:
         self.kept: dict[str, dict[str, RawTensor]] = {}
@@ -85,19 +85,19 @@ class PlainStore:
 
 
 def bits_of(value: Any) -> tuple[str, tuple[int, ...], bytes]:
-    """What makes a tensor what it is, to be compared."""
+    """Type, shape and bytes of a tensor, for comparisons."""
     tensor = as_tensor("value", value)
     return tensor.dtype.name, tuple(tensor.shape), tensor.words.tobytes()
 
 
 def shapes() -> st.SearchStrategy[tuple[int, ...]]:
-    """Scalars, empty ones, and some of up to a few hundred elements."""
+    """Shapes of scalars, empty tensors, and tensors of up to a few hundred elements."""
     return st.lists(st.integers(0, 9), max_size=3).map(tuple)
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Bits:
-    """Any bits of any type: NaNs with payloads, infinities, minus zeros, subnormals."""
+    """Tensors of any type and any bits: NaNs with payloads, infinities, minus zeros, subnormals."""
     dtype, shape = DTYPES[draw(st.sampled_from(sorted(DTYPES)))], draw(shapes())
     size = math.prod(shape) * dtype.element_bytes
     seed = draw(st.integers(0, 2**32 - 1))
@@ -117,7 +117,7 @@ snapshots = st.dictionaries(names, tensors(), max_size=4)
 
 @st.composite
 def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """A basic index into that shape."""
+    """A basic index into this shape."""
     picks: list[Any] = []
     for size in shape[: draw(st.integers(0, len(shape)))]:
         picks.append(draw(st.integers(-size, size - 1) | st.slices(size) if size else st.slices(size)))
@@ -135,7 +135,7 @@ SPECIAL: dict[str, list[int]] = {
 
 
 class StoreContract:
-    """Inherit, and give `store`."""
+    """Inherit from this class and define the fixture `store`."""
 
     @drawn_examples
     @given(snapshot=snapshots)
@@ -195,19 +195,19 @@ class StoreContract:
         assert bits_of(store.get(member.id)) == bits_of(value)
         assert bits_of(store.get(member.id, slices=(1, slice(None, None, -1)))) == bits_of(value[1, ::-1])
 
-    def test_what_is_equal_has_one_id(self, store: Store) -> None:
+    def test_equal_tensors_have_one_id(self, store: Store) -> None:
         value = np.arange(5000, dtype=np.float32)
         tensors = store.manifest(store.put({"a": value, "b": value.copy(), "c": value.reshape(50, 100)})).tensors
         assert tensors["a"] == tensors["b"]
         assert tensors["a"].id != tensors["c"].id
         assert store.put({"a": value}) != store.put({"a": value}, metadata={"epoch": "1"})
 
-    def test_what_is_handed_out_belongs_to_the_caller(self, store: Store) -> None:
+    def test_results_are_copies(self, store: Store) -> None:
         snapshot = store.put({"w": np.arange(400_000, dtype=np.float32)})
         store.get(snapshot)["w"][:] = -1
         assert store.get(snapshot)["w"][3] == 3
 
-    def test_a_name_that_is_not_there(self, store: Store) -> None:
+    def test_an_unknown_name_is_an_error(self, store: Store) -> None:
         snapshot = store.put({"weight": np.zeros(3)})
         with pytest.raises(NotFoundError):
             store.get(snapshot, ["wieght"])
@@ -222,6 +222,6 @@ class StoreContract:
     @pytest.mark.parametrize(
         "value", [np.array(["text"]), np.array([object()]), ("F32", (3,), b"12"), ("F33", (1,), b"1234")]
     )
-    def test_what_is_no_tensor_is_refused(self, store: Store, value: Any) -> None:
+    def test_values_that_are_not_tensors_are_refused(self, store: Store, value: Any) -> None:
         with pytest.raises(UsageError):
             store.put({"w": value})

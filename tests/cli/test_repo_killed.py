@@ -15,7 +15,7 @@ import pytest
 from regatta.cli.main import main
 from regatta.repo import Repo
 from regatta.repo.intake.staging import staged
-from regatta.testing.kills import PromiseLog, read_notes
+from regatta.testing.kills import PromiseLog, read_log
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_killed_at_random(here: Path) -> None:
         assert os.WIFSIGNALED(os.waitpid(ident, 0)[1]), "it ended by itself"
         with Repo.open(here) as repo:
             assert len(staged(repo)) <= 1
-    promised = [int(number) for _, number in read_notes(here / "notes")]
+    promised = [int(number) for _, number in read_log(here / "notes")]
     assert promised
     with Repo.open(here) as repo:
         found = [version.hyperparameters["number"] for version in repo.versions("net")]

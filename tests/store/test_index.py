@@ -57,7 +57,7 @@ def test_what_is_stored_is_found(index: Index) -> None:
 def test_chains_end_or_say_why(index: Index) -> None:
     link(index, (1, 2), (2, 3), (3, None), (4, 5), (5, 4), (6, 7), (8, 8))
     assert [one.tensor for one in index.chain(tensor(1))] == [tensor(1), tensor(2), tensor(3)]
-    for number, message in [(4, "circle"), (8, "circle"), (6, f"{tensor(7)} of {tensor(6)} is gone")]:
+    for number, message in [(4, "cycle"), (8, "cycle"), (6, f"{tensor(7)} of {tensor(6)} is gone")]:
         with pytest.raises(CorruptError, match=message):
             index.chain(tensor(number))
     link(index, *((n, n + 1) for n in range(100, 100 + MAX_CHAIN_LENGTH)), (100 + MAX_CHAIN_LENGTH, None))
@@ -130,7 +130,7 @@ def test_lost_tensors_are_missing_until_stored_again(index: Index) -> None:
     link(index, (1, None))
     assert index.missing([tensor(1), tensor(2)]) == [tensor(2)]
     with index.transaction():
-        index.lose(tensor(1), "moths")
+        index.mark_lost(tensor(1), "moths")
     assert index.missing([tensor(1)]) == [tensor(1)]
     with pytest.raises(CorruptError, match="moths"):
         index.stored(tensor(1))

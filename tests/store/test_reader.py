@@ -171,7 +171,7 @@ def test_threads_and_caches_change_nothing(tmp_path: Path, cache_bytes: int) -> 
 
 def test_a_tensor_larger_than_memory(store: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = add(store, weights(1))
-    monkeypatch.setattr(reader, "_MEMORY", 2**19)
+    monkeypatch.setattr(reader, "_PHYSICAL_MEMORY_BYTES", 2**19)
     with pytest.raises(RegattaError, match=f"{tensor}.*\n.*slices"):
         store.get(tensor)
     assert np.array_equal(store.get(tensor, slices=slice(5, 1000)), weights(1)[5:1000])

@@ -156,7 +156,7 @@ def test_nothing_is_let_go_before_the_remote_has_it(store: ParameterStore) -> No
     snapshot = store.put({"w": weights()}, reference="1")
     CountingFileSystem.writes_wrong = True
     for work in (lambda: store.offload([snapshot], keep_planes=1), store.push):
-        with pytest.raises(CorruptError, match=r"pushed.*came back"):
+        with pytest.raises(CorruptError, match=r"pushed.*returned"):
             work()
     assert store.entry(store.manifest(snapshot).tensors["w"].id).remote_bytes == 0
     assert places(store) == [LOCAL]

@@ -225,8 +225,8 @@ def test_plans_that_cannot_be(store: ParameterStore) -> None:
     store.reencode({b: (DELTAS[0], a)})
     before = {entry.tensor: entry for entry in store.entries()}
     wrong: list[tuple[dict[str, tuple[int, str | None]], type[Exception], str]] = [
-        ({a: (DELTAS[0], b)}, UsageError, "circle"),
-        ({c: (DELTAS[0], c)}, UsageError, "circle"),
+        ({a: (DELTAS[0], b)}, UsageError, "cycle"),
+        ({c: (DELTAS[0], c)}, UsageError, "cycle"),
         ({c: (DELTAS[0], "0" * 64)}, NotFoundError, "0000"),
         ({"f" * 64: (DIRECT[0], None)}, NotFoundError, "ffff"),
         ({c: (DELTAS[0], None)}, UsageError, "no base"),

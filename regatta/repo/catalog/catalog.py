@@ -354,7 +354,7 @@ class Catalog(Database):
             try:
                 self._db.executemany(statement, rows)
             except sqlite3.DatabaseError as error:
-                raise self._meaning(error) from error
+                raise self._translate(error) from error
 
     def _unknown(self, reference: object) -> NotFoundError:
         known = [*self.names(), *(tag.name for tag in self.tags())]

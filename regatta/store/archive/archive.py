@@ -1,9 +1,10 @@
-"""The archive pass: looks at all that a store holds, plans how to hold it in less, and has it rewritten.
+"""The archive pass: plans how to keep everything in a store in less space, and rewrites the store.
 
     report = archive(store, lineage(versions, parents), budget=2.0)
 
-Enter: a store and what is known of its snapshots (which came from which, how often each is read). Leaves: the same
-store, with the same ids, smaller. The budget is kept by the estimates: seconds of one thread, measured on this machine.
+Input is a store and facts about its snapshots: which came from which, and how often each is read. The result is the
+same store, with the same ids, but smaller. Budgets are kept by estimates: seconds of one thread, measured on this
+machine.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ PROGRESSIVE = ("raw", "zstd-planes", "subtract-planes")
 
 @dataclass(frozen=True)
 class RecreationCost:
-    """Seconds that recreating a snapshot takes, by the estimates: as it was, by the plan, at best, at most."""
+    """Estimated seconds to recreate a snapshot: before, by the plan, at best, and at most (its budget)."""
 
     before: float
     planned: float
@@ -66,7 +67,7 @@ class RecreationCost:
 
 @dataclass(frozen=True)
 class ArchiveReport:
-    """What an archive pass did, or would do in a dry run. `bytes_after` is None in a dry run."""
+    """The result of an archive pass, or its plan in a dry run, where `bytes_after` is None."""
 
     tensors: int
     moved: int
@@ -80,7 +81,7 @@ class ArchiveReport:
 
     @property
     def saved(self) -> float:
-        """The part of the bytes that is gone, or would be."""
+        """The share of bytes saved, or to be saved."""
         after = self.bytes_planned if self.bytes_after is None else self.bytes_after
         return 1 - after / self.bytes_before if self.bytes_before else 0.0
 
@@ -98,14 +99,14 @@ def archive(
     speeds: Speeds | None = None,
     dry_run: bool = False,
 ) -> ArchiveReport:
-    """Store everything in less room, and say how much less; a dry run only says it.
+    """Rewrite the store in less space, and report the savings; a dry run only plans.
 
-    `bases` are the snapshots that each may be a delta to (see `lineage`); unless told, the one before in the same
-    training, or the one that was stored before.
-    `budget` is a factor of the cheapest recreation of each snapshot, or seconds by snapshot; without one, as little as
-    possible is stored. With `reads`, how often each snapshot is read, the factor holds for the mean of all reads.
-    `progressive` takes only encodings whose leading planes can be read by themselves; with `remote_planes`, all but so
-    many leading planes may go to the store's remote where the budget allows it.
+    `bases` are the snapshots that each snapshot may be a delta to (see `lineage`). The default is the previous one of
+    the same training, or the one that was stored before it.
+    `budget` is a factor of the cheapest recreation of each snapshot, or seconds by snapshot. Without a budget, the
+    least space is used. With `reads`, how often each snapshot is read, the factor holds for the mean of all reads.
+    `progressive` uses only encodings whose leading planes can be read alone. With `remote_planes`, only that number of
+    leading planes must stay here; the others may move to the store's remote if the budget allows it.
     """
     check_scheme(scheme)
     if remote_planes is not None and store.remote is None:
@@ -120,14 +121,14 @@ def archive(
     graph = StorageGraph(candidate_edges(matrices, pairs, estimates, choice), members)
     budgets = _budgets(graph, scheme, _by_id(store, budget), _by_id(store, reads))
     found = plan(graph, algorithm, scheme, budgets, hops=MAX_CHAIN_LENGTH)
-    ways = _changes(found, matrices)
+    changes = _changes(found, matrices)
     if not dry_run:
-        _carry_out(store, ways)
-    return _report(store, found, matrices, ways, scheme, budgets, dry_run)
+        _apply_changes(store, changes)
+    return _report(store, found, matrices, changes, scheme, budgets, dry_run)
 
 
 def _matrices(store: ParameterStore) -> dict[str, Matrix]:
-    """Every tensor of the store, also those that no snapshot needs: they may be deltas to others."""
+    """Every tensor of the store, also those that no snapshot needs: others may be deltas to them."""
     return {
         entry.tensor: Matrix(
             entry.tensor,
@@ -155,7 +156,7 @@ def _declared(
 
 
 def _id(store: ParameterStore, name: str) -> str:
-    """The id of a snapshot that is given by a reference or by the beginning of its id."""
+    """The id of a snapshot that is given by a reference or by a prefix of its id."""
     return store.references(name).get(name) or store.resolve(name, "snapshots")
 
 
@@ -174,32 +175,32 @@ def _budgets(
     if isinstance(budget, Mapping):
         if reads is not None:
             raise UsageError(
-                "Budgets for single snapshots leave nothing for `reads` to decide.",
+                "`reads` cannot be combined with budgets for single snapshots.",
                 hint="Give one factor as the budget, or leave out `reads`.",
             )
         return by_snapshot(graph, budget)
     if budget is None:
         if reads is not None:
-            raise UsageError("How often snapshots are read matters only under a budget.", hint="Give a factor.")
+            raise UsageError("`reads` needs a budget.", hint="Give a factor.")
         return None
     return by_factor(graph, scheme, budget) if reads is None else by_access(graph, scheme, budget, reads)
 
 
 def _changes(found: StoragePlan, matrices: Mapping[str, Matrix]) -> dict[str, StorageOption]:
-    """What is to be stored in another way than now, bases first."""
-    return {tensor: way for tensor, way in _ways(found).items() if way != matrices[tensor].way}
+    """The tensors to store in another way than now, bases first."""
+    return {tensor: option for tensor, option in _options(found).items() if option != matrices[tensor].option}
 
 
-def _ways(found: StoragePlan) -> dict[str, StorageOption]:
+def _options(found: StoragePlan) -> dict[str, StorageOption]:
     return {
         str(tensor): edge.option for tensor, edge in found.edges().items() if isinstance(edge.option, StorageOption)
     }
 
 
-def _carry_out(store: ParameterStore, ways: Mapping[str, StorageOption]) -> None:
-    if ways:
-        store.reencode({tensor: (way.encoding, way.base) for tensor, way in ways.items()})
-    remote = {tensor: way.planes for tensor, way in ways.items() if way.planes is not None}
+def _apply_changes(store: ParameterStore, changes: Mapping[str, StorageOption]) -> None:
+    if changes:
+        store.reencode({tensor: (option.encoding, option.base) for tensor, option in changes.items()})
+    remote = {tensor: option.planes for tensor, option in changes.items() if option.planes is not None}
     for planes in sorted(set(remote.values())):
         store.offload([], planes, tensors=[tensor for tensor, kept in remote.items() if kept == planes])
 
@@ -208,38 +209,38 @@ def _report(
     store: ParameterStore,
     found: StoragePlan,
     matrices: Mapping[str, Matrix],
-    ways: Mapping[str, StorageOption],
+    changes: Mapping[str, StorageOption],
     scheme: Scheme,
     budgets: Floats | None,
     dry_run: bool,
 ) -> ArchiveReport:
     graph = found.graph
     limits = [math.inf] * len(graph.snapshots) if budgets is None else budgets.tolist()
-    before = _as_it_was(graph, matrices)
+    before = _current_plan(graph, matrices)
     columns = (before.recreation(scheme), found.recreation(scheme), cheapest_costs(graph, scheme), limits)
     costs = (RecreationCost(*map(float, row)) for row in zip(*columns, strict=True))
     return ArchiveReport(
         tensors=len(matrices),
-        moved=len(ways),
+        moved=len(changes),
         bytes_raw=sum(one.count * one.dtype.width_bytes for one in matrices.values()),
         bytes_before=sum(one.stored - one.remote for one in matrices.values()),
         bytes_planned=math.fsum(_planned(edge, matrices) for edge in found.edges().values()),
         bytes_after=None if dry_run else sum(one.stored_bytes - one.remote_bytes for one in store.entries()),
         deepest=int(found.hops.max(initial=0)),
-        encodings=Counter(ENCODINGS[way.encoding].name for way in _ways(found).values()),
+        encodings=Counter(ENCODINGS[option.encoding].name for option in _options(found).values()),
         snapshots=dict(zip(graph.snapshots, costs, strict=True)),
     )
 
 
 def _planned(edge: StorageEdge, matrices: Mapping[str, Matrix]) -> float:
     matrix = matrices[str(edge.target)]
-    return matrix.stored - matrix.remote if edge.option == matrix.way else edge.storage
+    return matrix.stored - matrix.remote if edge.option == matrix.option else edge.storage
 
 
-def _as_it_was(graph: StorageGraph, matrices: Mapping[str, Matrix]) -> StoragePlan:
-    """The plan that the store has followed until now: every tensor has the edge of how it is stored."""
+def _current_plan(graph: StorageGraph, matrices: Mapping[str, Matrix]) -> StoragePlan:
+    """The present state as a plan: every tensor has the edge by which it is stored."""
     chosen = [-1] * len(graph)
     for number, edge in enumerate(graph.edges):
-        if edge.option == matrices[str(edge.target)].way:
+        if edge.option == matrices[str(edge.target)].option:
             chosen[int(graph.targets[number])] = number
     return StoragePlan(graph, tuple(chosen))

@@ -1,6 +1,6 @@
-"""How long recreating each snapshot may take: given outright, as a factor of the cheapest, or by how often it is read.
+"""Limits on the time to recreate each snapshot: explicit, as a factor of the cheapest, or by frequency of reads.
 
-Budgets are an array with a limit per snapshot of the graph; infinity where there is none.
+Budgets are an array with one limit per snapshot of the graph; infinity means no limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regatta.store.archive.storage_graph import (
 
 
 def cheapest_costs(graph: StorageGraph, scheme: Scheme) -> Floats:
-    """The least that recreating each snapshot can cost; one plan, the quickest tree, attains all of them."""
+    """The least cost of recreating each snapshot; a single plan, the quickest tree, attains all of them."""
     return snapshot_costs(graph, StoragePlan(graph, tuple(quickest_tree(graph))).distances, scheme)
 
 
@@ -33,7 +33,7 @@ def by_factor(graph: StorageGraph, scheme: Scheme, factor: float) -> Floats:
 
 
 def by_snapshot(graph: StorageGraph, limits: Mapping[str, float]) -> Floats:
-    """A limit for each snapshot that is named; the others have none."""
+    """A limit for each named snapshot; the others have none."""
     known = set(graph.snapshots)
     for name, limit in limits.items():
         if name not in known:
@@ -44,11 +44,11 @@ def by_snapshot(graph: StorageGraph, limits: Mapping[str, float]) -> Floats:
 
 
 def by_access(graph: StorageGraph, scheme: Scheme, factor: float, reads: Mapping[str, float]) -> Floats:
-    """Budgets under which the mean read, over all reads, costs at most `factor` times the cheapest mean.
+    """Budgets under which the mean cost over all reads is at most `factor` times the cheapest mean.
 
-    What a snapshot may cost above its cheapest grows as one over the square root of how often it is read: that
-    spends a given mean where it saves the most if storage falls in proportion to the time allowed. A snapshot that
-    is never read has no budget.
+    The cost that a snapshot may have above its minimum is proportional to one over the square root of its number of
+    reads. If storage falls in proportion to the time allowed, this saves the most for a given mean. A snapshot that
+    is never read has no limit.
     """
     _check_factor(factor)
     cheapest = cheapest_costs(graph, scheme)
@@ -68,7 +68,7 @@ def by_access(graph: StorageGraph, scheme: Scheme, factor: float, reads: Mapping
 
 
 def check_feasible(graph: StorageGraph, scheme: Scheme, budgets: Floats) -> None:
-    """Says by how much budgets that no plan can keep are too small."""
+    """An error that says by how much budgets are too small, if no plan can keep them."""
     cheapest = cheapest_costs(graph, scheme)
     short = np.flatnonzero(cheapest > budgets)
     if not len(short):
@@ -77,15 +77,16 @@ def check_feasible(graph: StorageGraph, scheme: Scheme, budgets: Floats) -> None
     raise UsageError(
         f"{len(short)} of {len(budgets)} snapshots cannot be recreated within their budgets: {graph.snapshots[worst]} "
         f"has {budgets[worst]:g} and takes {cheapest[worst]:g} at best, {cheapest[worst] - budgets[worst]:g} more.",
-        hint=f"Raise every budget that is short; {_needed(cheapest, budgets):.6g} times the given ones would do.",
+        hint=f"Raise the budgets; {_needed(cheapest, budgets):.6g} times the given ones would be enough.",
     )
 
 
 def split_by_size(graph: StorageGraph, scheme: Scheme, budgets: Floats) -> list[float]:
-    """A bound per node that keeps the budgets: for algorithms that know nothing of snapshots, such as LAST.
+    """A bound per node that keeps the budgets, for algorithms that do not know snapshots, such as LAST.
 
-    Under the independent scheme a snapshot's budget is split in proportion to the size of its matrices, the least
-    that storing each as it is costs; one that cannot be recreated within its part gets what it needs, off the others.
+    Under the independent scheme the budget of a snapshot is split in proportion to the size of its matrices, which is
+    the least cost of storing each without a base. A matrix that cannot be recreated within its part gets what it
+    needs, at the expense of the others.
     """
     quickest = StoragePlan(graph, tuple(quickest_tree(graph))).distances
     sizes = [_size(graph, node) for node in range(len(graph))]

@@ -1,9 +1,9 @@
-"""The edges worth planning with: which tensors may be deltas to which, what each way would store and take to read.
+"""Candidate edges of the storage graph: which tensors may be deltas to which, and the costs of each option.
 
-Pairs come from what is declared (the snapshot before, the last one of a parent version, a base) and from sketches:
-some numbers of each tensor, compared with those of all others of its type and size. What an edge stores is estimated
-by encoding a sample, what it takes from measured speeds. A delta is about as large in either direction (the ModelHub
-paper, section IV-B), so one estimate serves both.
+Pairs come from declarations (the previous snapshot, the last one of a parent version, a base) and from sketches: a few
+numbers of each tensor, compared with those of other tensors of its type and size. The storage of an edge is estimated
+by encoding a sample, its recreation time from measured speeds. A delta is about as large in either direction (the
+ModelHub paper, section IV-B), so one estimate serves both.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from regatta.store.format.manifest import Manifest
 SAMPLE_WORDS = 2**16
 SAMPLE_BLOCKS = 4
 SKETCH_WORDS = 256
-MAX_NEIGHBOURS = 512  # how many tensors of its type and size, in the order of the store, each is compared with
+MAX_NEIGHBOURS = 512  # each tensor is compared with this number of others of its type and size, in the store's order
 MAX_CACHED_SAMPLES = 512
-_STREAM_ENTRY_BYTES = 12  # bytes that the format spends on each stream of a chunk
-KEEP_FACTOR = 0.995  # what a way must undercut of the present one's size: estimates err by as much
+_STREAM_ENTRY_BYTES = 12  # the format's table has an entry for each stream of each chunk
+KEEP_FACTOR = 0.995  # a new option must be smaller than this share of the present size: estimates err by as much
 RAW = (0, None, None)
-_TINY_WORDS = 1024  # words: below, storing them as they are is worth a thought
+_TINY_WORDS = 1024  # for smaller tensors, raw storage is considered as well
 
-Pair: TypeAlias = tuple[str, str]  # base and target, in the order in which they were named
+Pair: TypeAlias = tuple[str, str]  # base and target, in the order of declaration
 ReadWords: TypeAlias = Callable[[str, int, int], Words]
 
 
 class StorageOption(NamedTuple):
-    """How a tensor is stored: its encoding, its base, and how many planes lie here, not at the remote (None: all)."""
+    """A way to store a tensor: encoding, base, and the number of planes that stay here (None: all)."""
 
     encoding: int
     base: str | None
@@ -50,12 +50,12 @@ class StorageOption(NamedTuple):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A tensor and how it is stored now; one of which a part is at the remote stays as it is."""
+    """A tensor and how it is stored now. A tensor with a part at the remote is not changed."""
 
     id: str
     dtype: DType
     count: int  # words
-    way: StorageOption
+    option: StorageOption
     stored: int
     remote: int = 0
 
@@ -65,16 +65,17 @@ class Matrix:
 
     @property
     def kind(self) -> tuple[str, int]:
-        """What a base must share."""
+        """The type and size that a base must share."""
         return self.dtype.name, self.count
 
 
 def lineage(
     versions: Mapping[str, Sequence[str]], parents: Mapping[str, Iterable[str]] | None = None
 ) -> dict[str, list[str]]:
-    """The snapshots that each may be a delta to: {version: its snapshots} and {version: its parents}.
+    """The snapshots that each may be a delta to, from {version: its snapshots} and {version: its parents}.
 
-    Within a version each has the one before; the first and the last of a version have the last ones of its parents.
+    Within a version each snapshot may use the previous one. The first and the last snapshot of a version may use the
+    last ones of its parents.
     """
     found: dict[str, list[str]] = defaultdict(list)
     for version, snapshots in versions.items():
@@ -94,7 +95,7 @@ def lineage(
 def declared_pairs(
     matrices: Mapping[str, Matrix], manifests: Mapping[str, Manifest], bases: Mapping[str, Iterable[str]]
 ) -> list[Pair]:
-    """The tensors of the same name, type and size in snapshots of which one is declared a base of the other."""
+    """Pairs of tensors with the same name, type and size in snapshots that are declared as base and delta."""
     found: dict[Pair, None] = {}
     for snapshot, befores in bases.items():
         for before in befores:
@@ -113,7 +114,7 @@ def _can_be_delta(matrices: Mapping[str, Matrix], base: str, target: str) -> boo
 
 
 class Samples:
-    """Some of the words of each tensor: blocks spread over it, the same places in all tensors of a size."""
+    """Samples of the words of tensors: blocks spread over each, at the same places in all tensors of a size."""
 
     def __init__(self, matrices: Mapping[str, Matrix], read: ReadWords) -> None:
         self.matrices = matrices
@@ -129,7 +130,7 @@ class Samples:
         return np.concatenate([self._read(tensor, start, start + length) for start in starts])
 
     def sketch(self, tensor: str) -> NDArray[np.float64]:
-        """A few words as numbers; of 64 bits the upper half, which tells the most."""
+        """A few words as numbers; for 64 bits the upper half, which is the most significant."""
         words = self.of(tensor)
         chosen = words[np.linspace(0, len(words) - 1, min(SKETCH_WORDS, len(words))).astype(np.int64)]
         if chosen.dtype.itemsize == 8:
@@ -138,7 +139,7 @@ class Samples:
 
 
 def near_pairs(matrices: Mapping[str, Matrix], samples: Samples, known: Collection[Pair]) -> list[Pair]:
-    """For each tensor the nearest other one, unless a pair that is known already is about as near."""
+    """For each tensor the nearest other one, unless a known pair is about as near."""
     partners: dict[str, set[str]] = defaultdict(set)
     for base, target in known:
         partners[base].add(target)
@@ -152,7 +153,7 @@ def near_pairs(matrices: Mapping[str, Matrix], samples: Samples, known: Collecti
 
 
 def _delta_groups(matrices: Mapping[str, Matrix]) -> Iterator[list[str]]:
-    """The tensors that could be deltas to one another."""
+    """Groups of tensors that could be deltas to one another."""
     groups: dict[tuple[str, int], list[str]] = defaultdict(list)
     for matrix in matrices.values():
         if matrix.count >= SKETCH_WORDS and not matrix.fixed:
@@ -163,7 +164,7 @@ def _delta_groups(matrices: Mapping[str, Matrix]) -> Iterator[list[str]]:
 def _nearest(
     ids: Sequence[str], sketches: NDArray[np.float64], partners: Mapping[str, set[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Each tensor with the nearest of those around it that is half a bit nearer than its partners."""
+    """Each tensor with its nearest neighbour, if that is half a bit nearer than its known partners."""
     place = {one: number for number, one in enumerate(ids)}
     for number, one in enumerate(ids):
         low = max(0, min(number - MAX_NEIGHBOURS // 2, len(ids) - MAX_NEIGHBOURS))
@@ -176,41 +177,41 @@ def _nearest(
 
 
 def _gaps(others: NDArray[np.float64], one: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean number of bits that a difference takes: what a delta stores, but for a constant."""
+    """The mean number of bits of a difference: up to a constant, the size of a delta."""
     found: NDArray[np.float64] = np.log2(1 + np.abs(others - one)).mean(axis=1)
     return found
 
 
 class EdgeEstimates:
-    """What storing a tensor in some way would take, from its sample."""
+    """Estimates the costs of storage options from samples."""
 
     def __init__(self, matrices: Mapping[str, Matrix], samples: Samples, speeds: Speeds) -> None:
         self.matrices, self.samples, self.speeds = matrices, samples, speeds
 
     def streams(self, encoding: Encoding, target: str, base: str | None) -> list[float]:
-        """The bytes of each stream, with those that the format adds for each chunk."""
+        """The bytes of each stream, including the format's overhead per chunk."""
         matrix = self.matrices[target]
         words = self.samples.of(target)
         against = None if base is None else self.samples.of(base)
         scale, entries = matrix.count / len(words), -(-matrix.count // CHUNK_WORDS) * _STREAM_ENTRY_BYTES
         return [len(stream) * scale + entries for stream in encoding.encode(words, matrix.dtype, against)]
 
-    def edge(self, target: str, way: StorageOption, streams: Sequence[float]) -> StorageEdge:
-        """A way to store a tensor; what lies at the remote costs time, not room."""
+    def edge(self, target: str, option: StorageOption, streams: Sequence[float]) -> StorageEdge:
+        """The edge of a storage option; planes at the remote cost time, but no space here."""
         matrix, stored = self.matrices[target], sum(streams)
-        remote = 0.0 if way.planes is None else sum(streams[way.planes :])
-        recreation = self.speeds.recreation(way.encoding, matrix.dtype, matrix.count, stored, remote)
-        return StorageEdge(way.base, target, stored - remote, recreation, way)
+        remote = 0.0 if option.planes is None else sum(streams[option.planes :])
+        recreation = self.speeds.recreation(option.encoding, matrix.dtype, matrix.count, stored, remote)
+        return StorageEdge(option.base, target, stored - remote, recreation, option)
 
 
 @dataclass(frozen=True)
 class EncodingChoice:
-    """The encodings to plan with, and how many leading planes stay here where the rest goes to the remote."""
+    """The encodings to plan with, and the number of leading planes that stay here if the rest moves to the remote."""
 
     encodings: Collection[Encoding]
     remote_planes: int | None = None
 
-    def ways(self, encoding: Encoding, dtype: DType, base: str | None) -> list[StorageOption]:
+    def options(self, encoding: Encoding, dtype: DType, base: str | None) -> list[StorageOption]:
         near = StorageOption(encoding.id, base)
         if self.remote_planes is None or not encoding.progressive or self.remote_planes >= encoding.streams(dtype):
             return [near]
@@ -220,7 +221,7 @@ class EncodingChoice:
 def candidate_edges(
     matrices: Mapping[str, Matrix], pairs: Iterable[Pair], estimates: EdgeEstimates, choice: EncodingChoice
 ) -> list[StorageEdge]:
-    """Every way to store each tensor that some plan might want, and the way it is stored now, which it may keep."""
+    """All useful options to store each tensor, and the present one, which it may keep."""
     whole = {one.id: _direct_edges(one, estimates, choice) for one in matrices.values() if not one.fixed}
     kept = {one.id: _current_edge(one, estimates) for one in matrices.values()}
     deltas = [encoding for encoding in choice.encodings if encoding.needs_base]
@@ -228,23 +229,23 @@ def candidate_edges(
     for base, target in pairs:
         sizes = {encoding: estimates.streams(encoding, target, base) for encoding in deltas}
         for source, child in ((base, target), (target, base)):
-            ways = [
-                estimates.edge(child, way, streams)
+            options = [
+                estimates.edge(child, option, streams)
                 for encoding, streams in sizes.items()
-                for way in choice.ways(encoding, matrices[child].dtype, source)
+                for option in choice.options(encoding, matrices[child].dtype, source)
             ]
             least = min(edge.storage for edge in whole[child])
-            edges.extend(edge for edge in _undominated(ways) if edge.storage < least)
-    return [edge for edge in edges if edge.option != matrices[str(edge.target)].way] + list(kept.values())
+            edges.extend(edge for edge in _undominated(options) if edge.storage < least)
+    return [edge for edge in edges if edge.option != matrices[str(edge.target)].option] + list(kept.values())
 
 
 def _direct_edges(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoice) -> list[StorageEdge]:
-    """Without a base; raw only where the others make next to nothing of it."""
+    """Edges without a base; raw storage only if the other encodings gain almost nothing."""
     edges = [
-        estimates.edge(matrix.id, way, estimates.streams(encoding, matrix.id, None))
+        estimates.edge(matrix.id, option, estimates.streams(encoding, matrix.id, None))
         for encoding in choice.encodings
         if not encoding.needs_base
-        for way in choice.ways(encoding, matrix.dtype, None)
+        for option in choice.options(encoding, matrix.dtype, None)
     ]
     raw = [edge for edge in edges if edge.option == RAW]
     others = [edge for edge in edges if edge.option != RAW]
@@ -253,16 +254,16 @@ def _direct_edges(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoi
 
 
 def _current_edge(matrix: Matrix, estimates: EdgeEstimates) -> StorageEdge:
-    streams = ENCODINGS[matrix.way.encoding].streams(matrix.dtype)
+    streams = ENCODINGS[matrix.option.encoding].streams(matrix.dtype)
     stored = matrix.stored + streams * -(-matrix.count // CHUNK_WORDS) * _STREAM_ENTRY_BYTES
-    recreation = estimates.speeds.recreation(matrix.way.encoding, matrix.dtype, matrix.count, stored, matrix.remote)
-    return StorageEdge(matrix.way.base, matrix.id, (stored - matrix.remote) * KEEP_FACTOR, recreation, matrix.way)
+    recreation = estimates.speeds.recreation(matrix.option.encoding, matrix.dtype, matrix.count, stored, matrix.remote)
+    return StorageEdge(matrix.option.base, matrix.id, (stored - matrix.remote) * KEEP_FACTOR, recreation, matrix.option)
 
 
-def _undominated(ways: Iterable[StorageEdge]) -> list[StorageEdge]:
-    """Of edges between the same two nodes those that none beats in both costs."""
+def _undominated(edges: Iterable[StorageEdge]) -> list[StorageEdge]:
+    """The edges between two nodes that no other beats in both costs."""
     found: list[StorageEdge] = []
-    for edge in sorted(ways, key=lambda edge: (edge.storage, edge.recreation)):
+    for edge in sorted(edges, key=lambda edge: (edge.storage, edge.recreation)):
         if not found or edge.recreation < found[-1].recreation:
             found.append(edge)
     return found

@@ -1,4 +1,4 @@
-"""The two algorithms of the ModelHub paper: PAS-MT mends a tree, PAS-PT grows one."""
+"""The two algorithms of the ModelHub paper: PAS-MT repairs a tree, PAS-PT grows one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regatta.store.archive.storage_tree import BudgetMeter, StorageTree, meter
 
 
 def repair_tree(graph: StorageGraph, chosen: Chosen, scheme: Scheme, budgets: Floats) -> Chosen:
-    """The tree, with edges swapped until it keeps the budgets."""
+    """The tree after swapping edges until it keeps the budgets."""
     tree = StorageTree(graph, chosen)
     TreeRepair(tree, meter(tree, scheme, budgets)).run()
     return tree.chosen
@@ -31,10 +31,10 @@ def repair_tree(graph: StorageGraph, chosen: Chosen, scheme: Scheme, budgets: Fl
 class TreeRepair:
     """Swaps one edge at a time, the one with the largest gain, until no budget is exceeded.
 
-    The gain of an edge (equations 1 and 2) is what it takes off the broken constraints, divided by what it adds to the
-    storage: `weights[node]` counts, over the node and all below it, the broken constraints that the distance enters.
-    An edge that stores less and helps goes before all others. Where no single edge helps, which the published
-    algorithm gives up at, one member of a broken snapshot is moved to its shortest path.
+    The gain of an edge (equations 1 and 2) is its improvement of the violated constraints divided by the storage that
+    it adds. `weights[node]` counts the violated constraints that contain the distance of the node or of a node below.
+    An edge that helps and also stores less comes first. The published algorithm gives up if no single edge helps;
+    here one member of a violated snapshot is then moved to its shortest path.
     """
 
     def __init__(self, tree: StorageTree, meter: BudgetMeter) -> None:
@@ -43,7 +43,7 @@ class TreeRepair:
         for node in meter.broken():
             self._add_weight(node, meter.weight(node))
         self.own = {node: meter.weight(node) for node in meter.broken()}
-        self.free = float(self.graph.storage.mean()) * 1e-9 or 1.0  # stands for "costs nothing" in a denominator
+        self.free = float(self.graph.storage.mean()) * 1e-9 or 1.0  # replaces a zero cost in a denominator
         self.into = [np.arange(edges.start, edges.stop) for edges in self.graph.into]
         self.gains = np.zeros(len(self.graph.edges))
         self._rate(np.arange(len(self.gains)))
@@ -72,7 +72,7 @@ class TreeRepair:
         self._rate(np.concatenate(near))
 
     def _reweigh(self, node: int) -> list[int]:
-        """Bring a node's weight up to date; the nodes whose sums change for it."""
+        """Update the weight of a node; returns the nodes whose sums change."""
         weight = self.meter.weight(node)
         changed = self._add_weight(node, weight - self.own.get(node, 0))
         self.own[node] = weight
@@ -108,10 +108,10 @@ class TreeRepair:
 
 
 class TreeGrowth:
-    """PAS-PT: a tree that grows from the null node by the cheapest edge whose node fits into its snapshots' budgets.
+    """PAS-PT: grows a tree from the null node by the cheapest edge whose node fits the budgets of its snapshots.
 
-    What the matrices of a snapshot that are not in the tree yet will cost is estimated: by the least they can cost, as
-    published, or `paced`, by that times what the budget leaves of a factor, so that the first do not take it all.
+    The costs of matrices that are not in the tree yet are estimated: by their least costs, as published, or, if
+    `paced`, by these times the budget's factor, so that the first matrices do not use up the budget.
     """
 
     def __init__(self, graph: StorageGraph, scheme: Scheme, budgets: Floats, paced: bool) -> None:
@@ -177,7 +177,7 @@ class TreeGrowth:
             self.loads[snapshot] += distance - before
 
     def _improve_by(self, base: int) -> None:
-        """Store by a delta to the new node whatever is in the tree, gets cheaper for it and not farther."""
+        """Turn nodes of the tree into deltas to the new node, if that is cheaper and not slower."""
         for edge in self.graph.out[base].tolist():
             node, old = self.targets[edge], self.chosen[self.targets[edge]]
             if old < 0 or self.storage[edge] >= self.storage[old] or self._reached(edge) > self.distances[node]:
@@ -186,9 +186,9 @@ class TreeGrowth:
                 self.children[self.sources[old]].remove(node)
                 self.children[base].add(node)
                 self.chosen[node] = edge
-                self._draw_near(node)
+                self._update_distances(node)
 
-    def _draw_near(self, node: int) -> None:
+    def _update_distances(self, node: int) -> None:
         waiting = [node]
         for one in waiting:
             self._set_distance(one, self._reached(self.chosen[one]), self.distances[one])
@@ -200,7 +200,7 @@ class TreeGrowth:
         return below == node
 
     def _completed(self) -> Chosen:
-        """With the nodes that found no place: by their shortest way, which mending then pays for."""
+        """Add the nodes that did not fit, by their shortest path; the repair that follows pays for it."""
         missing = {node for node in range(1, len(self.chosen)) if self.chosen[node] < 0}
         for node in missing:
             whole = [edge for edge in self.graph.into[node] if self.sources[edge] == NULL]

@@ -1,19 +1,19 @@
-"""Archive plans: which matrix is stored how, so that little is stored and every snapshot is read within its budget.
+"""Archive plans: how to store each matrix, so that storage is small and every snapshot is read within its budget.
 
     plan(graph, "pas-mt", "independent", by_factor(graph, "independent", 2.0))
 
 | name   | what it is                                                                                              |
 |--------|---------------------------------------------------------------------------------------------------------|
-| mst    | the least storage there is; knows no budget                                                             |
-| spt    | the quickest recreation there is                                                                        |
+| mst    | the least storage; ignores budgets                                                                      |
+| spt    | the quickest recreation                                                                                 |
 | last   | a balance of the two, with the budget of a snapshot split over its matrices (Khuller et al., 1995)      |
-| pas-mt | the cheapest tree, mended by the edge that gains most per byte until every budget is kept (Algorithm 1) |
+| pas-mt | the cheapest tree, repaired by the best edges per byte until every budget is kept (Algorithm 1)         |
 | pas-pt | a tree grown by the cheapest edge that still keeps every budget (Algorithm 2)                           |
 
-The PAS algorithms are those of the ModelHub paper. As published they can end above LAST's storage: PAS-PT lets the
-matrices that come first use up a snapshot's budget, and both stop at the first plan that keeps the budgets. With
-`refined`, PAS-PT paces what a matrix may use, and the better of the tree and LAST's is improved as long as the
-budgets allow. A plan that exceeds a budget is never returned.
+The PAS algorithms are those of the ModelHub paper. As published they can need more storage than LAST: in PAS-PT the
+first matrices can use up the budget of a snapshot, and both stop at the first plan that keeps the budgets. With
+`refined`, PAS-PT limits what each matrix may use, and local search improves the better of this tree and LAST's. A plan
+that exceeds a budget is never returned.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def plan(
     rounds: int = MAX_ROUNDS,
     hops: int | None = None,
 ) -> StoragePlan:
-    """A plan by that algorithm that keeps the budgets, with at most so many hops from the null node.
+    """A plan by an algorithm that keeps the budgets, with at most `hops` edges from the null node to any node.
 
-    `rounds` bounds the time that refining a PAS plan takes: a few tenths of a millisecond to milliseconds each.
+    `rounds` limits the local search of a PAS plan; a round takes tenths of a millisecond to milliseconds.
     """
     check_scheme(scheme)
     if algorithm not in ALGORITHMS:
@@ -90,17 +90,17 @@ def _check_kept(found: StoragePlan, algorithm: str, scheme: Scheme, budgets: Flo
 
 
 def shortened(found: StoragePlan, hops: int) -> StoragePlan:
-    """The plan with every chain cut to so many hops; no matrix gets farther from the null node."""
+    """The plan with every chain cut to at most `hops` edges; no matrix becomes slower to recreate."""
     if hops < 1:
-        raise UsageError(f"A chain of {hops} hops was asked for; a matrix that is stored as it is has 1.")
+        raise UsageError(f"A chain cannot have {hops} hops; a matrix without a base has 1.")
     tree = StorageTree(found.graph, found.chosen)
     depths = found.hops.copy()
     for node in found.order:
         if depths[node] <= hops:
             continue
         below, allowed = tree.below(node), found.distances[node] - tree.distances[node]
-        ways = [edge for edge in found.graph.into[node] if depths[tree.sources[edge]] < hops]
-        fitting = [edge for edge in ways if tree.change(edge) <= allowed and tree.sources[edge] not in below]
+        near = [edge for edge in found.graph.into[node] if depths[tree.sources[edge]] < hops]
+        fitting = [edge for edge in near if tree.change(edge) <= allowed and tree.sources[edge] not in below]
         if not fitting:
             raise UsageError(
                 f"Matrix {found.graph.nodes[node]} cannot be recreated within {hops} hops as quickly as by the "
@@ -134,11 +134,11 @@ def _refined(graph: StorageGraph, found: Chosen, scheme: Scheme, budgets: Floats
     last = StoragePlan(graph, tuple(_tree(graph, "last", scheme, budgets, False)))
     if _keeps(last, scheme, budgets) and last.storage < StoragePlan(graph, tuple(found)).storage:
         found = list(last.chosen)
-    refinement = LocalSearch(graph, found, scheme, budgets)
-    refinement.climb()
-    refinement.search(rounds)
-    refinement.climb()
-    return refinement.tree.chosen
+    search = LocalSearch(graph, found, scheme, budgets)
+    search.climb()
+    search.search(rounds)
+    search.climb()
+    return search.tree.chosen
 
 
 def _keeps(found: StoragePlan, scheme: Scheme, budgets: Floats) -> bool:

@@ -1,4 +1,4 @@
-"""Makes a storage plan that keeps its budgets cheaper, by moves that keep them too."""
+"""Local search: makes a storage plan cheaper by moves that keep the budgets."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from regatta.store.archive.storage_tree import StorageTree, meter
 
 Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target
 MAX_ROUNDS = 5_000
-MAX_ROUNDS_PER_NODE = 50  # more bring next to nothing
-MAX_TRIES_PER_ROUND = 40  # bounds the time where each lift touches a great many edges
-_MIN_ANNEALING_ROUNDS_PER_NODE = 20  # rounds per node from which on it pays to accept losses
-_FIRST_LOSS, _LAST_LOSS = 0.5, 0.02  # the loss that is accepted at first and at last, as a part of the mean matrix
-_MAX_LIFTED_NODES = 60  # nodes below one that is lifted: trying more costs more than it finds
+MAX_ROUNDS_PER_NODE = 50  # more gain almost nothing
+MAX_TRIES_PER_ROUND = 40  # limits the time if each lift touches very many edges
+_MIN_ANNEALING_ROUNDS_PER_NODE = 20  # with fewer rounds per node, annealing does not pay
+_FIRST_LOSS, _LAST_LOSS = 0.5, 0.02  # the accepted loss at the start and the end, as a share of the mean matrix
+_MAX_LIFTED_NODES = 60  # larger subtrees are not lifted: they cost more time than they save
 
 
 class LocalSearch:
-    """A tree within its budgets that gets cheaper and stays within them."""
+    """Improves a tree that keeps its budgets."""
 
     def __init__(self, graph: StorageGraph, chosen: list[int], scheme: Scheme, budgets: Floats) -> None:
         self.graph, self.scheme, self.budgets = graph, scheme, budgets
         self.into = [np.arange(edges.start, edges.stop) for edges in graph.into]
-        self.scale = float(graph.recreation.mean()) * 1e-12 or 1.0  # stands for "uses nothing" in a denominator
+        self.scale = float(graph.recreation.mean()) * 1e-12 or 1.0  # replaces a zero cost in a denominator
         self.into_members = cache(self._into_members)
         self.tries = 0
         self._start(chosen)
@@ -43,14 +43,14 @@ class LocalSearch:
         self.meter = meter(self.tree, self.scheme, self.budgets)
 
     def climb(self) -> None:
-        """Take every edge that stores less and fits, those first that save most for what they use up."""
+        """Use every edge that stores less and fits, in the order of savings per budget used."""
         while self._improve(np.arange(len(self.graph.edges)), []) > 0:
             pass
 
     def search(self, rounds: int = MAX_ROUNDS) -> None:
-        """Lift random nodes nearer to the null node and see whether that lets their neighbours save more.
+        """Move random nodes nearer to the null node and check whether their neighbours then save more.
 
-        With enough rounds for the size of the graph, losses are accepted too, ever smaller ones, before they are not.
+        With enough rounds for the size of the graph, annealing comes first: it also accepts losses, of decreasing size.
         """
         nodes = len(self.graph) - 1
         rounds = min(rounds, MAX_ROUNDS_PER_NODE * nodes)
@@ -70,7 +70,7 @@ class LocalSearch:
         self._start(best)
 
     def _progress(self, rounds: int) -> Iterator[float]:
-        """What part of the rounds, or of the edges that may be tried in them, is behind us."""
+        """The share of rounds, or of edges that may be tried, that is done."""
         self.tries = 0
         for number in range(rounds):
             done = max(number / rounds, self.tries / (rounds * MAX_TRIES_PER_ROUND))
@@ -79,7 +79,7 @@ class LocalSearch:
             yield done
 
     def _lift(self, draw: random.Random, heat: float) -> float:
-        """Store a random node by an edge that brings it nearer, then improve what that touches; what it saved."""
+        """Move a random node nearer, then improve the edges that this affects; returns the storage saved."""
         tree, graph = self.tree, self.graph
         node = draw.randrange(1, len(graph))
         nearer = [edge for edge in graph.into[node] if tree.change(edge) < 0]
@@ -99,7 +99,7 @@ class LocalSearch:
         return 0.0
 
     def _touched(self, node: int, below: list[int]) -> Integers:
-        """The edges that may fit now that these nodes are nearer: out of them, and into what shares their budgets."""
+        """Edges that may fit now: out of and into the moved nodes, and into nodes that share their budgets."""
         graph = self.graph
         near = [*(graph.out[one] for one in below), *(self.into[one] for one in below)]
         if self.scheme == "independent":
@@ -112,7 +112,7 @@ class LocalSearch:
         return np.concatenate([self.into[node] for node in self.graph.members[snapshot]])
 
     def _improve(self, edges: Integers, done: Undo) -> float:
-        """Try the edges, those first that save most for what they use up; what was saved."""
+        """Try edges in the order of savings per budget used; returns the storage saved."""
         tree, graph = self.tree, self.graph
         targets = graph.targets[edges]
         saving = tree.stored[targets] - graph.storage[edges]
@@ -122,7 +122,7 @@ class LocalSearch:
         return math.fsum(self._try(edge, done) for edge in edges[hopeful][np.argsort(-worth, kind="stable")].tolist())
 
     def _try(self, edge: int, done: Undo) -> float:
-        """Take an edge if it saves something and no budget minds; what it saves."""
+        """Use an edge if it saves storage and keeps all budgets; returns the storage saved."""
         tree = self.tree
         node, source = tree.targets[edge], tree.sources[edge]
         saved = float(tree.stored[node] - self.graph.storage[edge])
@@ -133,7 +133,7 @@ class LocalSearch:
         if source in below or (farther > 0 and self.meter.room(below) < farther):
             return 0.0
         self._move(edge, below, done)
-        if any(self.meter.weight(one) for one in below):  # what rounding made of "just fits"
+        if any(self.meter.weight(one) for one in below):  # over budget by rounding
             old, _ = done.pop()
             tree.move(old, below)
             self.meter.update(below)

@@ -1,6 +1,6 @@
-"""Trees over a storage graph that need no budgets: the cheapest to store, the quickest to read, and LAST between them.
+"""Spanning trees of a storage graph: the cheapest to store, the quickest to read, and LAST, a balance of both.
 
-Each is a list with the edge into each node, -1 for the null node.
+A tree is a list with the edge into each node, -1 for the null node.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ def cheapest_tree(graph: StorageGraph) -> Chosen:
 
 
 class _Contraction:
-    """Grows paths backwards from each node to the null node and contracts the cycles that they run into.
+    """Grows paths backwards from each node to the null node, and contracts cycles on the way.
 
-    A contracted cycle is a new node. Its queue holds the edges into all of its parts, each made cheaper by the edge
-    that the part gives up for it; `less` delays that subtraction.
+    A contracted cycle is a new node. Its queue holds the edges into all its parts, each reduced by the price of the
+    edge that it replaces in its part; `less` delays that subtraction.
     """
 
     def __init__(self, graph: StorageGraph) -> None:
         self.sources = graph.sources.tolist()
         self.targets = graph.targets.tolist()
         self.size = len(graph)
-        ways = list(zip(graph.storage.tolist(), graph.recreation.tolist(), range(len(self.sources)), strict=True))
-        self.queues = [[ways[edge] for edge in edges] for edges in graph.into]
+        prices = list(zip(graph.storage.tolist(), graph.recreation.tolist(), range(len(self.sources)), strict=True))
+        self.queues = [[prices[edge] for edge in edges] for edges in graph.into]
         for queue in self.queues:
             heapq.heapify(queue)
         self.less = [0.0] * self.size
-        self.whole = list(range(self.size))  # of each part, towards the node that contains it
+        self.whole = list(range(self.size))  # union-find links from parts towards the node that contains them
         self.contained: list[int | None] = [None] * self.size
         self.enter = [-1] * self.size
         self.state = [_DONE] + [_NEW] * (self.size - 1)
@@ -69,7 +69,7 @@ class _Contraction:
             self.state[node] = _DONE
 
     def _cheapest_into(self, node: int) -> tuple[float, int]:
-        """Its price, by now, and the node that it comes from."""
+        """Take the cheapest edge into a node: its reduced price, and the node that it comes from."""
         queue = self.queues[node]
         while True:
             price, _, edge = heapq.heappop(queue)
@@ -79,7 +79,7 @@ class _Contraction:
                 return price - self.less[node], before
 
     def _contract(self, path: list[int], first: int, paid: dict[int, float]) -> int:
-        """Makes one node of the cycle that ends the path."""
+        """Contract the cycle at the end of the path into one node."""
         cycle = [path.pop()]
         while cycle[-1] != first:
             cycle.append(path.pop())
@@ -111,7 +111,7 @@ class _Contraction:
 
 
 def quickest_tree(graph: StorageGraph) -> Chosen:
-    """The tree of shortest recreation (SPT); of two equally short ways the one that stores less."""
+    """The shortest-path tree by recreation (SPT); of equally short paths, the one that stores less."""
     sources, targets = graph.sources.tolist(), graph.targets.tolist()
     storage, recreation = graph.storage.tolist(), graph.recreation.tolist()
     chosen = [-1] * len(graph)
@@ -131,11 +131,11 @@ def quickest_tree(graph: StorageGraph) -> Chosen:
 
 
 def balanced_tree(graph: StorageGraph, bounds: Sequence[float]) -> Chosen:
-    """LAST (Khuller, Raghavachari and Young, 1995): the cheapest tree, mended wherever a node is too far away.
+    """LAST (Khuller, Raghavachari and Young, 1995): the cheapest tree, repaired where a node is too far away.
 
-    A walk through the cheapest tree carries distances along; a node beyond its bound is moved to its shortest path.
-    With bounds of alpha times the shortest distances this is the published algorithm. On the way back the walk tries
-    the edge from each node to its parent, where the graph has one.
+    A walk through the cheapest tree keeps track of distances; a node beyond its bound is moved to its shortest path.
+    With bounds of alpha times the shortest distances this is the published algorithm. On the way back, the walk tries
+    the edge from each node to its parent, if the graph has one.
     """
     cheapest, quickest = cheapest_tree(graph), quickest_tree(graph)
     sources, targets = graph.sources.tolist(), graph.targets.tolist()
@@ -149,7 +149,7 @@ def balanced_tree(graph: StorageGraph, bounds: Sequence[float]) -> Chosen:
             distances[targets[edge]] = reached
             chosen[targets[edge]] = edge
 
-    def mend(node: int) -> None:
+    def take_shortest_path(node: int) -> None:
         path = []
         while node != NULL:
             path.append(quickest[node])
@@ -161,7 +161,7 @@ def balanced_tree(graph: StorageGraph, bounds: Sequence[float]) -> Chosen:
         if arriving:
             relax(cheapest[node])
             if distances[node] > bounds[node]:
-                mend(node)
+                take_shortest_path(node)
         else:
             above = sources[cheapest[node]]
             for edge in graph.into[above]:
@@ -171,7 +171,7 @@ def balanced_tree(graph: StorageGraph, bounds: Sequence[float]) -> Chosen:
 
 
 def _walk(graph: StorageGraph, chosen: Chosen) -> list[tuple[int, bool]]:
-    """Each node when the walk arrives and again when it leaves, in depth-first order."""
+    """Each node when the walk arrives and when it leaves, in depth-first order."""
     children: list[list[int]] = [[] for _ in chosen]
     for node in range(len(chosen) - 1, 0, -1):
         children[int(graph.sources[chosen[node]])].append(node)

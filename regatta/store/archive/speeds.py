@@ -1,4 +1,4 @@
-"""How fast this machine recreates tensors: measured once, then the recreation costs of all candidate edges."""
+"""Measures once how fast this machine decodes tensors, which gives the recreation costs of all candidate edges."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from regatta.store.format.dtypes import (
 )
 from regatta.store.format.encodings import ENCODINGS, Encoding
 
-_LIKE = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}  # the type that stands for all of its width
+_LIKE = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}  # the type that represents all types of its width
 _WORDS = CHUNK_WORDS // 4
 _REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Bytes a second: decoded ones by encoding and width of a word, stored ones from here and from the remote."""
+    """Bytes per second: of decoding by encoding and word width, and of reading from here and from the remote."""
 
     decode: Mapping[tuple[int, int], float]
     read: float = 2e9
-    per_tensor: float = 5e-5  # seconds to look it up, whatever its size
+    per_tensor: float = 5e-5  # seconds to look up a tensor of any size
     remote: float = 5e7
     per_request: float = 0.05  # seconds until the remote answers
 
     def recreation(self, encoding: int, dtype: DType, count: int, stored: float, remote: float = 0.0) -> float:
-        """Seconds to read and decode `count` words, once their base is there; `remote` bytes of them are far away."""
+        """Seconds to read and decode `count` words, given their base; `remote` of the bytes are at the remote."""
         speed = self.decode.get((encoding, dtype.width_bytes), self.read)
         near = self.per_tensor + (stored - remote) / self.read + count * dtype.width_bytes / speed
         return near + (self.per_request + remote / self.remote if remote else 0.0)
@@ -41,9 +41,9 @@ class Speeds:
 
 @lru_cache(maxsize=1)
 def measured_speeds() -> Speeds:
-    """Decoding by one thread, the best of a few times, on weights and on a step of training from made-up numbers.
+    """Decoding speeds of one thread, the best of a few repeats, on synthetic weights and a synthetic training step.
 
-    What is read is taken to lie in the system's cache: a disk's speed is the caller's to know.
+    Reading assumes that files are in the system's cache; callers who know the speed of their disk pass it.
     """
     return Speeds(
         {
@@ -56,7 +56,7 @@ def measured_speeds() -> Speeds:
 
 
 def _decoding_speed(encoding: Encoding, dtype: DType) -> float:
-    words, base = _step_of_training(dtype)
+    words, base = _training_step(dtype)
     against = base if encoding.needs_base else None
     streams = [memoryview(stream) for stream in encoding.encode(words, dtype, against)]
     best = float("inf")
@@ -67,8 +67,8 @@ def _decoding_speed(encoding: Encoding, dtype: DType) -> float:
     return float(words.nbytes / max(best, 1e-9))
 
 
-def _step_of_training(dtype: DType) -> tuple[Words, Words]:
-    """Weights after and before a step, as words of that type."""
+def _training_step(dtype: DType) -> tuple[Words, Words]:
+    """Weights after and before a training step, as words of this type."""
     random = np.random.default_rng(1)
     before = random.normal(0, 0.05, _WORDS)
     after = before + random.normal(0, 0.001, _WORDS)
@@ -77,7 +77,7 @@ def _step_of_training(dtype: DType) -> tuple[Words, Words]:
 
 
 def _top_words(values: np.ndarray[tuple[int], np.dtype[np.float64]], dtype: DType) -> Words:
-    """Numbers cut to the leading bits: near enough to any type of that width to time its decoding."""
+    """Numbers cut to their leading bits: similar enough to any type of this width to time its decoding."""
     if dtype.width_bytes == 8:
         return values.view(np.uint64)
     words = values.astype(np.float32).view(np.uint32) >> np.uint32(32 - 8 * dtype.width_bytes)

@@ -1,10 +1,10 @@
-"""The matrix storage graph: every way in which each matrix could be stored, and what each way costs.
+"""The matrix storage graph: all options to store each matrix, and their costs.
 
-A node is a matrix; an edge is one way to store its target: as it is (from the null node, whose name is None) or as
-a delta to its source, in one encoding and one place. Between the same two nodes there may be several edges. Each has
-a storage cost and a recreation cost, in units of the caller. A snapshot is a set of matrices that are read together.
+A node is a matrix. An edge is one option to store its target: directly (from the null node, whose name is None) or as
+a delta to its source, in one encoding and one place. There may be several edges between two nodes. Each has a storage
+cost and a recreation cost, in units of the caller. A snapshot is a set of matrices that are read together.
 
-A plan picks one edge into each matrix such that every chain of deltas starts at the null node: a spanning
+A plan picks one edge into each matrix, such that every chain of deltas starts at the null node: a spanning
 arborescence. The terms are those of the ModelHub paper (Miao et al., ICDE 2017, section IV-C).
 """
 
@@ -31,7 +31,7 @@ NULL = 0  # the index of the null node
 
 @dataclass(frozen=True, slots=True)
 class StorageEdge:
-    """One way to store `target`; `option` says which, in the caller's words: an encoding, a place."""
+    """One option to store `target`; `option` describes it for the caller."""
 
     source: Node | None
     target: Node
@@ -41,7 +41,7 @@ class StorageEdge:
 
 
 class StorageGraph:
-    """The edges in arrays, by target; nodes and snapshots are indices, in the order in which they were first named."""
+    """The edges in arrays, ordered by target; nodes and snapshots are indices, in the order of their first use."""
 
     def __init__(self, edges: Iterable[StorageEdge], snapshots: Mapping[str, Iterable[Node]]) -> None:
         self.edges = tuple(edges)
@@ -59,7 +59,7 @@ class StorageGraph:
         self._check_reachable()
 
     def __len__(self) -> int:
-        """How many nodes there are, the null node included."""
+        """The number of nodes, including the null node."""
         return len(self.nodes)
 
     @cached_property
@@ -77,7 +77,7 @@ class StorageGraph:
 
     @cached_property
     def owners(self) -> tuple[tuple[int, ...], ...]:
-        """The snapshots that each node belongs to."""
+        """The snapshots that contain each node."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for snapshot, members in enumerate(self.members):
             for node in members:
@@ -117,7 +117,7 @@ class StoragePlan:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Every node after its base; says so where the edges are no arborescence."""
+        """Every node after its base; CorruptError if the edges are not an arborescence."""
         children: list[list[int]] = [[] for _ in self.chosen]
         for node, edge in enumerate(self.chosen[1:], 1):
             children[self._source(node, edge)].append(node)
@@ -136,7 +136,7 @@ class StoragePlan:
 
     @cached_property
     def distances(self) -> Floats:
-        """What recreating each node costs, all its chain included."""
+        """The cost of recreating each node, including its whole chain."""
         found = np.zeros(len(self.chosen))
         for node in self.order[1:]:
             edge = self.chosen[node]
@@ -145,20 +145,20 @@ class StoragePlan:
 
     @cached_property
     def hops(self) -> Integers:
-        """How many edges lie between the null node and each node."""
+        """The number of edges between the null node and each node."""
         found = np.zeros(len(self.chosen), np.int64)
         for node in self.order[1:]:
             found[node] = found[self.graph.sources[self.chosen[node]]] + 1
         return found
 
     def recreation(self, scheme: Scheme) -> Floats:
-        """What recreating each snapshot costs."""
+        """The cost of recreating each snapshot."""
         if scheme == "reusable":
             return np.array([self._union(members) for members in self.graph.members])
         return snapshot_costs(self.graph, self.distances, scheme)
 
     def _union(self, members: Sequence[int]) -> float:
-        """In a tree the cheapest way to share intermediate results is to walk each edge of the paths once."""
+        """In a tree, intermediate results are shared best by walking each edge of the paths once."""
         walked: set[int] = set()
         for node in members:
             while node != NULL and node not in walked:
@@ -174,7 +174,7 @@ class StoragePlan:
 def snapshot_costs(graph: StorageGraph, distances: Floats | Sequence[float], scheme: Scheme) -> Floats:
     """The sum (independent) or the maximum (parallel) of the distances of each snapshot's members.
 
-    Always added up in the same order, so that equal distances give equal bits.
+    Sums always have the same order, so equal distances give equal bits.
     """
     check_scheme(scheme)
     combine = sum if scheme == "independent" else _maximum
@@ -183,10 +183,10 @@ def snapshot_costs(graph: StorageGraph, distances: Floats | Sequence[float], sch
 
 
 def check_scheme(scheme: str) -> None:
-    """Only these two can be planned for: the reusable scheme asks for Steiner trees."""
+    """Only the first two schemes can be planned for: the reusable scheme would need Steiner trees."""
     if scheme not in ("independent", "parallel"):
         raise UsageError(
-            f"No plan can be made for the retrieval scheme {scheme!r}; there are independent and parallel.",
+            f"There is no plan for the retrieval scheme {scheme!r}; there are independent and parallel.",
             candidates=nearest(scheme, SCHEMES[:2]),
             hint="A plan for the independent scheme also bounds what the reusable one costs.",
         )
@@ -197,7 +197,7 @@ def _maximum(values: list[float]) -> float:
 
 
 def _indices(name: str, nodes: Iterable[Node], index: Mapping[Node, int]) -> tuple[int, ...]:
-    """The members of a snapshot, each once: a matrix that appears under two names is recreated once."""
+    """The members of a snapshot, each once: a matrix with two names is recreated once."""
     wanted = dict.fromkeys(nodes)
     unknown = [str(node) for node in wanted if node not in index or node is None]
     if unknown:

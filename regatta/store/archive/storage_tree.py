@@ -1,7 +1,7 @@
-"""A storage plan that can be changed edge by edge, with the costs that its snapshots have by now.
+"""A storage plan that can be changed edge by edge, with the current costs of its snapshots.
 
-Distances are added up from the null node outwards and loads in the order of the members, as `Plan` does it: what
-this tree calls within budget is within budget to the last bit.
+Distances are summed from the null node outwards, and loads in the order of members, as `StoragePlan` does. So a plan
+that this tree considers within budget is within budget to the last bit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class StorageTree:
         self.recreation: list[float] = graph.recreation.tolist()
         self.chosen = list(chosen)
         self.distances = StoragePlan(graph, tuple(chosen)).distances
-        self.far: list[float] = self.distances.tolist()  # the same: quicker one by one, as the array is for many
-        self.stored: Floats = np.zeros(len(self.chosen))  # what each node's edge stores
+        self.far: list[float] = self.distances.tolist()  # the same as a list, which is faster for single values
+        self.stored: Floats = np.zeros(len(self.chosen))  # the storage of each node's edge
         self.stored[1:] = graph.storage[self.chosen[1:]]
         self.children: list[set[int]] = [set() for _ in self.chosen]
         for node in range(1, len(self.chosen)):
@@ -45,7 +45,7 @@ class StorageTree:
         return self.sources[self.chosen[node]]
 
     def below(self, node: int) -> list[int]:
-        """The node and all that are recreated through it, each after its base."""
+        """The node and all nodes that are recreated through it, each after its base."""
         found = [node]
         for one in found:
             found.extend(self.children[one])
@@ -61,12 +61,12 @@ class StorageTree:
         return found
 
     def change(self, edge: int) -> float:
-        """By how much this edge would move its target, and all below it, away from the null node."""
+        """The change of distance of the edge's target, and of all nodes below it, if this edge were used."""
         node = self.targets[edge]
         return self.far[self.sources[edge]] + self.recreation[edge] - self.far[node]
 
     def move(self, edge: int, below: Iterable[int]) -> int:
-        """Store the edge's target by this edge; the edge that it replaces. `below` is `below(target)`."""
+        """Use this edge for its target; returns the edge that it replaces. `below` is `below(target)`."""
         node = self.targets[edge]
         old = self.chosen[node]
         self.children[self.sources[old]].remove(node)
@@ -74,8 +74,8 @@ class StorageTree:
         self.chosen[node] = edge
         self.stored[node] = self.graph.storage[edge]
         for one in below:
-            way = self.chosen[one]
-            self.far[one] = self.far[self.sources[way]] + self.recreation[way]
+            used = self.chosen[one]
+            self.far[one] = self.far[self.sources[used]] + self.recreation[used]
             self.distances[one] = self.far[one]
         return old
 
@@ -84,22 +84,22 @@ class StorageTree:
 
 
 class BudgetMeter(Protocol):
-    """Holds the distances of a tree against the budgets of its snapshots."""
+    """Compares the distances of a tree with the budgets of its snapshots."""
 
     def weight(self, node: int) -> int:
-        """In how many broken constraints the node's distance counts."""
+        """The number of violated constraints that contain the node's distance."""
 
     def update(self, nodes: Sequence[int]) -> list[int]:
-        """The distances of these nodes changed; which nodes have another weight for it."""
+        """Take changed distances of nodes into account; returns the nodes whose weights change."""
 
     def room(self, nodes: Sequence[int]) -> float:
-        """By how much the distances of all these nodes may grow together before a budget is exceeded."""
+        """The amount by which the distances of all these nodes may grow before a budget is exceeded."""
 
     def room_at_most(self, nodes: Integers) -> Floats:
-        """For each of these nodes alone, a bound of its room that is quick to have."""
+        """A quick upper bound of `room` for each of these nodes alone."""
 
     def broken(self) -> list[int]:
-        """The nodes that count in a broken constraint, each once."""
+        """The nodes in violated constraints, each once."""
 
 
 def meter(tree: StorageTree, scheme: Scheme, budgets: Floats) -> BudgetMeter:
@@ -141,7 +141,9 @@ class _SumMeter:
         return min(((self.budgets[s] - self.loads[s]) / count for s, count in counts.items()), default=math.inf)
 
     def room_at_most(self, nodes: Integers) -> Floats:
-        slack = np.append(np.array(self.budgets) - np.array(self.loads), math.inf)  # the last is for no snapshot
+        slack = np.append(
+            np.array(self.budgets) - np.array(self.loads), math.inf
+        )  # the last entry is for nodes of no snapshot
         found: Floats = slack[self.first[nodes]]
         return found
 
@@ -151,7 +153,7 @@ class _SumMeter:
 
 
 class _MaximumMeter:
-    """The parallel scheme: a snapshot costs its farthest member's distance, which is a bound for each member."""
+    """The parallel scheme: a snapshot costs the distance of its farthest member, so its budget bounds each member."""
 
     def __init__(self, tree: StorageTree, budgets: Floats) -> None:
         self.tree = tree

@@ -1,8 +1,8 @@
 """Checks, repairs and moves what a store holds.
 
 fsck.py            checks a store
-repair.py          mends a damaged one
-rebuild_index.py   a new index from the pack files
+repair.py          repairs a damaged store
+rebuild_index.py   makes a new index from the pack files
 gc.py              removes what nothing needs
 rewrite.py         moves tensors into other encodings and pack files
 """

@@ -1,12 +1,12 @@
-"""Checking a store, in three depths.
+"""Checks a store at three depths.
 
-    structure   the index is sound, every pack that it names is there and well-formed, every tensor has all its streams
-                and a chain of bases that ends, every manifest is the one its id names and what it lists is there
-    checksums   and every pack is the one its name says, every stream matches its checksum
-    deep        and every tensor, recreated, has the id that it is stored under
+    structure   the index is sound; every listed pack file exists and is well-formed; every tensor has all its streams
+                and a chain of bases that ends; every manifest matches its id, and the tensors that it lists exist
+    checksums   also: every pack file matches its name, every stream its checksum
+    deep        also: every tensor, decoded, has the id that it is stored under
 
-With `repair`, what is bad is moved aside and replaced where that can be (repair.py). Writers may go on meanwhile: the
-store is looked at as it was in one moment, and nothing is taken away before this is done.
+With `repair`, bad data is moved aside and replaced if possible (repair.py). Writers may continue meanwhile: the check
+sees the index as of one moment, and nothing is deleted before it ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEPTHS = ("structure", "checksums", "deep")
 
 @dataclass(frozen=True)
 class StoreFsckResult:
-    """What fsck found: a sentence for each problem, for each thing that was repaired and for each that is lost."""
+    """The result of fsck: a sentence for each problem, each repair and each loss."""
 
     depth: Depth
     packs: int
@@ -50,7 +50,7 @@ class StoreFsckResult:
 
 @dataclass
 class Damage:
-    """What is wrong, by what it is wrong with, and why. What could not be reached is not known to be wrong."""
+    """The reasons why things are damaged, by id. Things that could not be reached may be intact."""
 
     index: list[str] = field(default_factory=list)
     packs: dict[str, str] = field(default_factory=dict)
@@ -78,15 +78,15 @@ def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> Stor
     with exclusive(store.path / MAINTENANCE_LOCK, "fsck", wait):
         survey = StoreCheck(store, DEPTHS.index(depth))
         damage = survey.run()
-        mended = Repair(store, damage.packs, damage.tensors, damage.snapshots)
+        repairs = Repair(store, damage.packs, damage.tensors, damage.snapshots)
         if repair:
-            mended.run()
+            repairs.run()
     sizes = len(survey.packs), len(survey.tensors), len(survey.snapshots)
-    return StoreFsckResult(depth, *sizes, damage.sentences(), tuple(mended.repaired), tuple(mended.lost))
+    return StoreFsckResult(depth, *sizes, damage.sentences(), tuple(repairs.repaired), tuple(repairs.lost))
 
 
 class StoreCheck:
-    """One look at a store."""
+    """One pass over a store."""
 
     def __init__(self, store: ParameterStore, depth: int) -> None:
         self.store, self.depth = store, depth
@@ -107,7 +107,7 @@ class StoreCheck:
         return self.damage
 
     def _look(self) -> None:
-        """What the index says, all at one moment."""
+        """Read the index, all in one transaction."""
         index, damage = self.store.index, self.damage
         damage.index = [f"Index: {problem}." for problem in index.check()]
         self.packs = {pack: row for pack, row in index.packs().items() if row[2] is None}
@@ -139,7 +139,7 @@ class StoreCheck:
         size, place, _ = self.packs[pack]
         source = self.store.source
         if place & LOCAL:
-            source.folder.forget(pack)  # what was mapped before is not what is there now
+            source.folder.forget(pack)  # check the file on disk, not an older mapping
         if (found := source.size(pack, place)) != size:
             raise CorruptError(f"It has {found} bytes, not {size}.")
         self.records[pack] = {record.pack() for record in source.records(pack, place, size)}
@@ -170,7 +170,7 @@ class StoreCheck:
         base = self.stored[tensor].base
         while base is not None:
             if base in chain:
-                raise CorruptError(f"Its deltas go in a circle at {base}.")
+                raise CorruptError(f"Its deltas form a cycle at {base}.")
             if base not in self.stored:
                 raise CorruptError(f"Its base {base} is not there.")
             chain[base] = self.stored[base]

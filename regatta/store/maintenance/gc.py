@@ -1,8 +1,8 @@
-"""Taking away what is not needed: mark from names, leases and young snapshots over tensors and the bases of deltas.
+"""Garbage collection: marks from names, leases and recent snapshots over tensors and the bases of deltas.
 
-Nothing that was let go of less than `grace` seconds ago is deleted, so that readers under way and writers that found a
-tensor present need not be asked. First the index forgets; the packs in which nothing is needed any more are dated, and
-deleted only when that date is old as well. Packs of which little is needed are copied together.
+Nothing that was released less than `grace` seconds ago is deleted, so active readers, and writers that found a tensor
+present, need not be asked. First the index drops unneeded snapshots and tensors. Pack files that are no longer needed
+get a date, and are deleted when that date is old enough, too. Sparsely used pack files are copied together.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from regatta.store.maintenance.rewrite import copy_out, relocate
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-SPARSE_SHARE = 0.5  # a pack of which less than this share is needed is written anew
+SPARSE_SHARE = 0.5  # a pack file is copied if less than this share of it is needed
 
 
 @dataclass(frozen=True)
 class StoreGcResult:
-    """What gc took away: counts, and the bytes of the files."""
+    """What gc removed: counts, and the bytes of the files."""
 
     snapshots: int
     tensors: int
@@ -37,7 +37,7 @@ class StoreGcResult:
 def collect(store: ParameterStore, grace: float, wait: bool) -> StoreGcResult:
     """See ParameterStore.gc."""
     if grace < 0:
-        raise UsageError(f"The time of grace is {grace} seconds; it cannot be negative.")
+        raise UsageError(f"The grace period is {grace} seconds; it cannot be negative.")
     with exclusive(store.path / MAINTENANCE_LOCK, "gc", wait):
         now = store.clock()
         with store.index.transaction():
@@ -51,7 +51,7 @@ def collect(store: ParameterStore, grace: float, wait: bool) -> StoreGcResult:
 
 
 def _compact(store: ParameterStore) -> int:
-    """Copy what is needed out of packs that hold little else; how many packs that empties."""
+    """Copy the needed content out of sparsely used pack files; the number of pack files emptied."""
     with store.index.reading():
         used, packs = store.index.used_bytes(), store.index.packs()
     sparse = [
@@ -69,12 +69,12 @@ def _compact(store: ParameterStore) -> int:
 
 
 def _sweep(store: ParameterStore, before: float) -> tuple[int, int]:
-    """Delete packs that have not been needed since then, and files that never came to count; number and bytes."""
+    """Delete pack files not needed since then, and files that were never listed; their number and bytes."""
     with store.index.transaction():
         packs = store.index.packs().items()
         dropped = {pack for pack, (_, _, retired) in packs if retired is not None and retired <= before}
         store.index.drop_packs(dropped)
-    with store.index.transaction():  # a writer may have brought one of them back in between
+    with store.index.transaction():  # a writer may have stored one of them again in between
         known = store.index.packs()
         files = {pack: found for pack, found in store.folder.present() if pack not in known}
         unneeded = {

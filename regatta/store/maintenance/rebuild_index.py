@@ -1,7 +1,7 @@
-"""A new index for a store whose index is lost or damaged: everything but names and leases is in the packs.
+"""Rebuilds a lost or damaged index: everything except names and leases is in the pack files.
 
-The old index is moved to quarantine/, and the names are taken from it where it can still be read. A snapshot without a
-name gets the name `recovered/<id>`, so that nothing is deleted before somebody has looked.
+The old index is moved to quarantine/. Names are taken from it if it can still be read. A snapshot without a name gets
+the name `recovered/<id>`, so gc does not delete it before a person has looked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RebuildResult:
-    """How much was found, and what could not be read."""
+    """What was found, and what could not be read."""
 
     packs: int
     tensors: int
@@ -51,7 +51,7 @@ def rebuild(path: Path, reopen: Callable[[], ParameterStore]) -> RebuildResult:
 
 
 def _names(index: Path) -> dict[str, str]:
-    """The names in the old index, as far as it can be read."""
+    """The names in the old index, if it can be read."""
     if not index.exists():
         return {}
     try:
@@ -75,7 +75,7 @@ def _put_aside(path: Path) -> None:
 
 
 def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> RebuildResult:
-    """Tell the new index of all that was found, in one transaction."""
+    """Enter everything that was found into the new index, in one transaction."""
     index, now = store.index, store.clock()
     chosen, manifests = _choose(store, census), _manifests(store, census)
     names = {name: snapshot for name, snapshot in names.items() if snapshot in manifests}
@@ -94,7 +94,7 @@ def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> R
 
 
 def _choose(store: ParameterStore, census: PackCensus) -> dict[str, StoredTensor]:
-    """One way to recreate each tensor. Those without a base come first, then deltas to what is chosen: no circles."""
+    """One stored copy of each tensor: first those without a base, then deltas to chosen tensors, so no cycles."""
     versions = {tensor: list(census.versions(store, tensor)) for tensor in census.tensors}
     chosen: dict[str, StoredTensor] = {}
     depths: dict[str | None, int] = {None: 0}
@@ -108,7 +108,7 @@ def _choose(store: ParameterStore, census: PackCensus) -> dict[str, StoredTensor
                     break
     for tensor in versions.keys() - chosen.keys():
         where = ", ".join(sorted({located.pack for located in census.tensors[tensor]}))
-        census.unreadable.append(f"No pack of {where} holds tensor {tensor} whole, and all that it is a delta to.")
+        census.unreadable.append(f"No pack of {where} holds tensor {tensor} completely, together with its bases.")
     return chosen
 
 
@@ -123,7 +123,7 @@ def _fits(version: StoredTensor, chosen: dict[str, StoredTensor]) -> bool:
 
 
 def _manifests(store: ParameterStore, census: PackCensus) -> dict[str, tuple[ManifestRecord, str, list[str]]]:
-    """One manifest of each snapshot that has a good one: its record, its pack and the tensors that it lists."""
+    """An intact manifest of each snapshot that has one: its record, its pack and its tensors."""
     found = {}
     for snapshot, places in census.manifests.items():
         for record, pack, place in places:

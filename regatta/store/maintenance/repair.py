@@ -1,9 +1,9 @@
-"""Mending a damaged store.
+"""Repairs a damaged store.
 
-A bad pack is replaced by the remote's copy of it. Where there is none, whatever it held is looked for: in the bad pack
-itself, in every other pack here, in every pack at the remote; a tensor is taken from where it can be recreated with the
-id that it must have. Bad packs go to quarantine/. What is found nowhere is marked as lost, with the deltas to it:
-storing it again, or a later repair with a better remote, brings it back.
+A bad pack file is replaced by the remote's copy. If there is none, its content is searched for in the bad file itself,
+in all other pack files here, and in all at the remote. A copy of a tensor is taken if it decodes to the right id. Bad
+pack files go to quarantine/. A tensor that is found nowhere is marked as lost, and so are the deltas to it. Storing it
+again, or a later repair with a better remote, restores it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def recreated_id(store: ParameterStore, chain: list[StoredTensor]) -> str:
-    """The id that a tensor has when it is decoded over that chain."""
+    """The id of a tensor as decoded over this chain."""
     head = chain[0]
     (words,) = store.reader.read([ReadRequest(chain, 0, word_count(head.dtype, head.shape))])
     return tensor_id(head.dtype, head.shape, words)
@@ -34,7 +34,7 @@ def recreated_id(store: ParameterStore, chain: list[StoredTensor]) -> str:
 
 @dataclass
 class PackCensus:
-    """Every record of every pack that can be read: where else a tensor or a manifest may be found."""
+    """All records of all readable pack files: the places where a tensor or a manifest may be found."""
 
     tensors: dict[str, list[LocatedSegment]] = field(default_factory=dict)
     manifests: dict[str, list[tuple[ManifestRecord, str, int]]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class PackCensus:
     unreadable: list[str] = field(default_factory=list)
 
     def add(self, store: ParameterStore, pack: str, place: int, size: int) -> None:
-        """A pack that cannot be read has nothing to offer."""
+        """Add the records of a pack file, or note why it cannot be read."""
         try:
             records = store.source.records(pack, place, size)
         except RegattaError as error:
@@ -56,14 +56,14 @@ class PackCensus:
                 self.manifests.setdefault(record.snapshot, []).append((record, pack, place))
 
     def versions(self, store: ParameterStore, tensor: str) -> Iterator[StoredTensor]:
-        """The ways in which a tensor is stored whole, those without a base first."""
-        ways: dict[tuple[int, str | None], dict[int, LocatedSegment]] = {}
+        """All complete encodings of a tensor that are stored, those without a base first."""
+        found: dict[tuple[int, str | None], dict[int, LocatedSegment]] = {}
         for located in self.tensors.get(tensor, ()):
             segment = located.segment
-            parts = ways.setdefault((segment.encoding, segment.base), {})
+            parts = found.setdefault((segment.encoding, segment.base), {})
             if segment.first not in parts and _is_whole(store, located):
                 parts[segment.first] = located
-        for (encoding, base), parts in sorted(ways.items(), key=lambda way: way[0][1] is not None):
+        for (encoding, base), parts in sorted(found.items(), key=lambda item: item[0][1] is not None):
             if parts:
                 yield StoredTensor(tensor, encoding, base, tuple(parts[first] for first in sorted(parts)))
 
@@ -76,7 +76,7 @@ def _is_whole(store: ParameterStore, located: LocatedSegment) -> bool:
 
 
 def take_census(store: ParameterStore, remote: bool) -> PackCensus:
-    """Look through the packs here, and those at the remote if there is one that can be reached."""
+    """Read the pack files here, and those at the remote if it can be reached."""
     census = PackCensus()
     for pack, stat in store.folder.present():
         census.add(store, pack, LOCAL, stat.st_size)
@@ -92,7 +92,7 @@ def take_census(store: ParameterStore, remote: bool) -> PackCensus:
 
 
 class Repair:
-    """Mends what fsck found; `repaired` and `lost` say what came of it. Its caller holds the maintenance lock."""
+    """Repairs the damage that fsck found. `repaired` and `lost` describe the result. The caller holds the lock."""
 
     def __init__(
         self,
@@ -104,14 +104,14 @@ class Repair:
         self.store, self.index = store, store.index
         self.bad_packs, self.bad_snapshots = dict(packs), dict(snapshots)
         self.suspects = dict(tensors)
-        self.seen: dict[str, list[str]] = {}  # where suspects lay when they were looked at
+        self.seen: dict[str, list[str]] = {}  # the packs of suspects when they were found
         self.good: dict[str, list[StoredTensor]] = {}
-        self.wrong: dict[str, str] = {}  # packs that hold, well-formed, another tensor than they say
+        self.wrong: dict[str, str] = {}  # well-formed packs that hold another tensor than they claim
         self.repaired: list[str] = []
         self.lost: list[str] = []
 
     def run(self) -> None:
-        self.store.reader.cache.clear()  # it may hold what bad data was decoded to
+        self.store.reader.cache.clear()  # it may hold chunks decoded from bad data
         for pack in [pack for pack in self.bad_packs if self._replace(pack)]:
             self.repaired.append(f"Pack {pack} was replaced by the remote's copy.")
             del self.bad_packs[pack]
@@ -119,7 +119,7 @@ class Repair:
         self._suspect()
         self._settle_tensors()
         if wrong := {pack: self.wrong[pack] for pack in self.wrong.keys() & self.index.packs().keys()}:
-            self.bad_packs |= wrong  # what shares a pack with them has to be copied out as well
+            self.bad_packs |= wrong  # everything else in these packs must be copied out as well
             self.store.reader.cache.clear()
             self._suspect()
             self._settle_tensors()
@@ -129,7 +129,7 @@ class Repair:
             self._publish(packing, manifests)
 
     def _replace(self, pack: str) -> bool:
-        """Put the remote's copy of a pack into its place."""
+        """Replace a pack file by the remote's copy."""
         remote, folder = self.store.remote, self.store.folder
         if remote is None:
             return False
@@ -145,7 +145,7 @@ class Repair:
         return True
 
     def _suspect(self) -> None:
-        """Doubt also what shares a pack with bad data, and every delta to a tensor in doubt."""
+        """Suspect also everything in a bad pack, and every delta to a suspect."""
         with self.index.reading():
             bases = self.index.bases()
             for pack, why in self.bad_packs.items():
@@ -161,7 +161,7 @@ class Repair:
         self.seen |= {tensor: self._packs_of(tensor) for tensor in self.suspects.keys() - self.seen.keys()}
 
     def _settle_tensors(self) -> None:
-        """Find a way to recreate each suspect; a delta has to wait for its base."""
+        """Find an intact copy of each suspect; a delta is tried after its base."""
         while any([self._settle(tensor) for tensor in sorted(self.suspects.keys() - self.good.keys())]):
             pass
 
@@ -176,11 +176,11 @@ class Repair:
                     return True
                 self.wrong |= {part.pack: f"It holds {found} as {tensor}." for part in version.segments}
             except RegattaError:
-                continue  # this one cannot be read; there may be others
+                continue  # this copy cannot be read; there may be others
         return False
 
     def _current(self, tensor: str) -> list[StoredTensor]:
-        """What the index says of it, lost or not."""
+        """How the index says it is stored, even if it is lost."""
         try:
             return [self.index.stored(tensor, even_lost=True)]
         except RegattaError:
@@ -190,7 +190,7 @@ class Repair:
         return [part.pack for version in self._current(tensor) for part in version.segments]
 
     def _chain_of(self, base: str) -> list[StoredTensor] | None:
-        """How a base is recreated; None while that is not known."""
+        """The chain of a base; None as long as it is not known to be intact."""
         if base in self.good or base in self.suspects:
             return self.good.get(base)
         try:
@@ -199,7 +199,7 @@ class Repair:
             return None
 
     def _settle_snapshots(self) -> dict[str, tuple[Manifest, ManifestRecord, str, int]]:
-        """Find the manifests of bad snapshots."""
+        """Find intact manifests of bad snapshots."""
         found = {}
         for snapshot in self.bad_snapshots:
             for record, pack, place in (*self._current_manifest(snapshot), *self.census.manifests.get(snapshot, ())):
@@ -217,7 +217,7 @@ class Repair:
             return []
 
     def _copy(self, packing: PackBatch, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
-        """Copy what lies in a bad pack, or in one that this store does not have."""
+        """Copy everything that is in a bad pack, or in one that the index does not list."""
         staying = self.index.packs().keys() - self.bad_packs.keys()
         for version, *_ in self.good.values():
             if any(part.pack not in staying for part in version.segments):
@@ -244,18 +244,18 @@ class Repair:
             index.retire_packs(now)
 
     def _give_up(self, manifests: Iterable[str]) -> None:
-        """Mark what was found nowhere, and move bad packs aside."""
+        """Mark what was found nowhere as lost, and move bad pack files aside."""
         for tensor, why in self.suspects.items():
             if tensor in self.good:
-                self.repaired.append(f"Tensor {tensor} was found whole.")
+                self.repaired.append(f"Tensor {tensor} was found intact.")
             elif self._packs_of(tensor) != self.seen[tensor]:
                 self.repaired.append(f"Tensor {tensor} was stored again by another process.")
             else:
                 self.lost.append(f"Tensor {tensor}: {why}")
-                self.index.lose(tensor, why.rstrip("."))
+                self.index.mark_lost(tensor, why.rstrip("."))
         for snapshot, why in self.bad_snapshots.items():
             if snapshot in manifests:
-                self.repaired.append(f"The manifest of snapshot {snapshot} was found whole.")
+                self.repaired.append(f"The manifest of snapshot {snapshot} was found intact.")
             else:
                 self.lost.append(f"The manifest of snapshot {snapshot}: {why}")
         for pack in self.bad_packs:

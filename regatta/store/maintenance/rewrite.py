@@ -1,7 +1,7 @@
-"""Moving tensors that are stored: into another encoding, into other packs, to the remote and back.
+"""Moves stored tensors into other encodings, into other pack files, to the remote and back.
 
-What is written anew is compared with what was there before the index is told of it; the old packs stay until gc finds
-that they were not needed for a time of grace. Ids never change, and readers never notice.
+Rewritten data is compared with the original before the index changes. Old pack files stay until gc finds that they
+were not needed for the grace period. Ids never change, and readers are not disturbed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ EncodingPlan = Mapping[str, tuple[int, str | None]]
 
 def reencode(store: ParameterStore, plan: EncodingPlan, wait: bool) -> None:
     """See ParameterStore.reencode."""
-    words = lru_cache(maxsize=3)(store.words)  # the next delta's base is often one that was just at hand
+    words = lru_cache(maxsize=3)(store.words)  # the base of the next delta is often a tensor that was just read
     with exclusive(store.path / MAINTENANCE_LOCK, "reencode", wait), store.folder.packing() as packing:
         for stored, encoding, base in _check_plan(store, plan):
             tensor = RawTensor(stored.dtype, stored.shape, words(stored.tensor))
             if tensor.id != stored.tensor:
-                raise CorruptError(
-                    f"The tensor {stored.tensor} cannot be stored anew: it is damaged.", hint="Run fsck."
-                )
+                raise CorruptError(f"The tensor {stored.tensor} cannot be re-encoded: it is damaged.", hint="Run fsck.")
             against: tuple[str, Words] | None = None if base is None else (base, words(base))
             store.encoder.encode(tensor, stored.tensor, ENCODINGS[encoding], against, verify=True).write(packing)
         if packing.seal():
@@ -46,7 +44,7 @@ def reencode(store: ParameterStore, plan: EncodingPlan, wait: bool) -> None:
 
 
 def _check_plan(store: ParameterStore, plan: EncodingPlan) -> list[tuple[StoredTensor, int, str | None]]:
-    """What the plan changes, when all of it can be done."""
+    """The changes of a plan; an error if any of them is impossible."""
     with store.index.reading():
         graph, lost = store.index.bases(), store.index.lost()
         named = {*plan, *(base for _, base in plan.values() if base is not None)}
@@ -64,7 +62,7 @@ def _check_plan(store: ParameterStore, plan: EncodingPlan) -> list[tuple[StoredT
 def _check_edge(stored: StoredTensor, encoding: int, base: StoredTensor | None) -> None:
     found = ENCODINGS.get(encoding)
     if found is None or found.lossy:
-        reason = "is not known" if found is None else f"({found.name}) is lossy: it would make another tensor of it"
+        reason = "is not known" if found is None else f"({found.name}) is lossy: it would change the tensor"
         raise UsageError(f"The plan wants tensor {stored.tensor} in the encoding {encoding!r}, which {reason}.")
     if found.needs_base != (base is not None):
         given = "no" if base is None else "a"
@@ -80,26 +78,26 @@ def _check_edge(stored: StoredTensor, encoding: int, base: StoredTensor | None) 
 
 
 def check_graph(bases: Mapping[str, str | None]) -> None:
-    """Refuse deltas that go in a circle, or through more than MAX_CHAIN tensors."""
+    """Refuse cycles of deltas, and chains of more than MAX_CHAIN_LENGTH tensors."""
     depths: dict[str | None, int] = {None: 0}
     for tensor in bases:
         path: dict[str, None] = {}
         at: str | None = tensor
         while at not in depths:
             if at in path:
-                raise UsageError(f"The deltas of tensor {tensor} would go in a circle at {at}.")
+                raise UsageError(f"The deltas of tensor {tensor} would form a cycle at {at}.")
             path[str(at)] = None
             at = bases.get(str(at))
-        for member in reversed(path):
-            depths[member] = depths[at] + 1
-            at = member
+        for step in reversed(path):
+            depths[step] = depths[at] + 1
+            at = step
         if depths[tensor] > MAX_CHAIN_LENGTH:
             raise UsageError(f"The deltas of tensor {tensor} would go through {depths[tensor]} tensors.",
                              hint=f"{MAX_CHAIN_LENGTH} is the limit.")  # fmt: skip
 
 
 def swap(store: ParameterStore, packing: PackBatch, remote: PackBatch | None = None) -> None:
-    """Tell the index of sealed packs: what is in them is stored there from now on."""
+    """Enter sealed pack files into the index: their tensors are stored there from now on."""
     index, now = store.index, store.clock()
     with index.transaction():
         store.folder.place(packing.sealed)
@@ -117,7 +115,7 @@ def swap(store: ParameterStore, packing: PackBatch, remote: PackBatch | None = N
 
 
 def copy_out(store: ParameterStore, pack: str, packing: PackBatch) -> None:
-    """Copy all that is needed of a pack, as it is."""
+    """Copy the needed content of a pack file unchanged."""
     with store.index.reading():
         segments, manifests = store.index.contents(pack)
     for located in segments:
@@ -127,7 +125,7 @@ def copy_out(store: ParameterStore, pack: str, packing: PackBatch) -> None:
 
 
 def relocate(store: ParameterStore, packing: PackBatch) -> None:
-    """Tell the index where copies of segments and manifests are; what it says of them otherwise stays."""
+    """Enter the places of copied segments and manifests into the index; nothing else changes."""
     index, now = store.index, store.clock()
     with index.transaction():
         store.folder.place(packing.sealed)
@@ -139,7 +137,7 @@ def relocate(store: ParameterStore, packing: PackBatch) -> None:
 
 
 def needed(index: Index, snapshots: Iterable[str] | None) -> dict[str, StoredTensor]:
-    """How the tensors of these snapshots (of all) are stored, and the bases of these."""
+    """How the tensors of these snapshots (by default all) and their bases are stored."""
     found: dict[str, StoredTensor] = {}
     for snapshot in index.snapshots() if snapshots is None else snapshots:
         for tensor in index.members(snapshot):
@@ -207,7 +205,7 @@ def _split(store: ParameterStore, stored: StoredTensor, keep: int, here: PackBat
 
 
 def checked_streams(source: PackSource, located: LocatedSegment, part: Segment) -> Iterator[memoryview]:
-    """The streams of a segment, one by one, each compared with its checksum."""
+    """The streams of a segment one by one, each checked against its checksum."""
     (data,) = source.read(located.pack, located.place, [(part.offset, part.size)])
     at = 0
     for length, check in part.table.tolist():
@@ -221,7 +219,7 @@ def checked_streams(source: PackSource, located: LocatedSegment, part: Segment) 
 
 
 def _packs(store: ParameterStore, snapshots: list[str] | None) -> dict[str, int]:
-    """The packs that these snapshots need, manifests and tensors, and where they are."""
+    """The packs that these snapshots need, for manifests and tensors, and where they are."""
     with store.index.reading():
         wanted = store.index.snapshots() if snapshots is None else snapshots
         found = {pack: place for _, pack, place in map(store.index.manifest_record, wanted)}

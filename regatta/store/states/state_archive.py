@@ -1,13 +1,13 @@
-"""States of models in training that went into the parameter store, and come back as the very files that they were.
+"""States of models in training in the parameter store, from which the same files can be restored.
 
-A state is a snapshot: its tensors under their own names, and the header of its file as metadata, so that the file can
-be made again byte for byte. A name keeps it:
+A state is a snapshot with the tensors under their own names and the file's header as metadata, so the file can be
+rebuilt byte for byte. A reference keeps it:
 
     runs/<series>/<configuration>/<epoch>-<visits>
 
-The series is the run's name and a hash of how its journal begins: a run that takes the name of one that was deleted
-never meets the other's states. A file is deleted when the store has given it back once, with the hash that the
-journal says; until then it stays, so that one or the other is always there.
+The series is the run's name and a hash of the first line of its journal. So a run with the name of a deleted one never
+sees the other's states. A file is deleted only after the store has returned the same bytes, with the hash in the
+journal. At any time there is the file or the snapshot.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from regatta.store.states.state_files import (
 from regatta.store.store import ParameterStore
 
 STATE_REFERENCES = "runs/"
-_READ_BATCH_BYTES = 2**26  # bytes of tensors that are read at once
+_READ_BATCH_BYTES = 2**26  # tensors are read in groups of this size
 
 
 @dataclass(frozen=True)
 class RawState:
-    """The file of a state that counts, and the BLAKE3 digest that the journal has of it."""
+    """A state file, its configuration, and its BLAKE3 digest in the journal."""
 
     path: Path
     config: str
@@ -64,14 +64,14 @@ class RawState:
 
 
 class StoredStates(NamedTuple):
-    """What became of states: the files that are in the store as well now, and why others are not."""
+    """The result of storing states: files that the store has as well, and the reasons why it lacks others."""
 
-    kept: list[Path]
-    left: dict[Path, str]
+    stored: list[Path]
+    failed: dict[Path, str]
 
 
 def series_of(run: Path) -> str | None:
-    """The name of a run's states in a store; None for a folder without a journal that has begun."""
+    """The series of a run's states in a store; None if the run has no journal with a first record."""
     try:
         with run_journal(run).open("rb") as file:
             line = file.readline(2**24)
@@ -82,38 +82,38 @@ def series_of(run: Path) -> str | None:
 
 
 def reference_of(series: str, config: str, path: Path) -> str:
-    """The name that keeps the state of that file."""
+    """The reference that keeps the state of a file."""
     return f"{STATE_REFERENCES}{series}/{config}/{path.stem}"
 
 
 def store_states(store: ParameterStore, series: str, states: Iterable[RawState]) -> StoredStates:
-    """Put states into the store, in one transaction; the files that the store has been seen to give back may go."""
-    found, left = _readable(states, series)
-    stored = store.put_all(snapshot for _, snapshot in found)
-    kept = []
-    for (state, _), snapshot in zip(found, stored, strict=True):
+    """Store states in one transaction, and check that the store returns the same bytes."""
+    found, failed = _readable(states, series)
+    snapshots = store.put_all(snapshot for _, snapshot in found)
+    stored = []
+    for (state, _), snapshot in zip(found, snapshots, strict=True):
         try:
             _check_hash(_pieces(store, snapshot), state)
         except RegattaError as error:
-            left[state.path] = str(error)
+            failed[state.path] = str(error)
         else:
-            kept.append(state.path)
-    return StoredStates(kept, left)
+            stored.append(state.path)
+    return StoredStates(stored, failed)
 
 
 def series_bases(references: Mapping[str, str]) -> dict[str, list[str]]:
-    """The snapshots that each state may be a delta to: the same configuration's one before."""
-    courses: dict[str, list[tuple[tuple[int, int], str]]] = {}
+    """The snapshot that each state may be a delta to: the previous state of the same configuration."""
+    trials: dict[str, list[tuple[tuple[int, int], str]]] = {}
     for name, snapshot in references.items():
-        course, _, stem = name.rpartition("/")
+        trial, _, stem = name.rpartition("/")
         if name.startswith(STATE_REFERENCES) and (key := state_key(f"{stem}.safetensors")) is not None:
-            courses.setdefault(course, []).append((key, snapshot))
-    ordered = (sorted(course) for course in courses.values())
-    return {after: [before] for course in ordered for (_, before), (_, after) in pairwise(course) if before != after}
+            trials.setdefault(trial, []).append((key, snapshot))
+    ordered = (sorted(states) for states in trials.values())
+    return {after: [before] for states in ordered for (_, before), (_, after) in pairwise(states) if before != after}
 
 
 class RunStates:
-    """All states of a run, whether they are files or in the store of the run's repository."""
+    """All states of a run, as files or in the store of its repository."""
 
     def __init__(self, run: Path, store: Path | None = None) -> None:
         self.states = StateFolder(run / STATES)
@@ -121,21 +121,21 @@ class RunStates:
         self._run = run
 
     def weights(self, config: str, epoch: int | None = None) -> dict[str, NDArray[Any]]:
-        """The model's tensors after an epoch, or the newest there are."""
+        """The model's tensors after an epoch; without one, the newest."""
         _, found = self._find(config, epoch)
         if isinstance(found, Path):
             try:
                 return read_weights(found)
-            except NotFoundError:  # it went into the store this very moment
+            except NotFoundError:  # it has just moved into the store
                 return self.weights(config, epoch)
         with self._opened() as store:
             return _stored_weights(store, found)
 
     def materialize(self, config: str, epoch: int | None = None, target: Path | None = None) -> Path:
-        """The file of the state after an epoch, or of the newest; made again where only the store has it.
+        """The file of the state after an epoch, or of the newest one; restored if only the store has it.
 
-        With a target, that is where it appears, and nobody takes it away; without one it is put back in its place,
-        which is right while nothing moves states of this run into the store.
+        With a target, the file appears there and stays. Without one, it is restored to its own place, which is safe
+        only while no archiver moves states of this run into the store.
         """
         key, found = self._find(config, epoch)
         if not isinstance(found, Path):
@@ -149,7 +149,7 @@ class RunStates:
             return self.materialize(config, epoch, target)
 
     def _find(self, config: str, epoch: int | None) -> tuple[tuple[int, int], Path | str]:
-        """Epoch and visits, and the file or the snapshot; files first, for what goes meanwhile is in the store then."""
+        """Epoch and visits, and the file or the snapshot. Files come first: one that vanishes then is in the store."""
         found: dict[tuple[int, int], Path | str] = dict(self.states.files(config))
         for key, snapshot in self._stored(config).items():
             found.setdefault(key, snapshot)
@@ -172,8 +172,8 @@ class RunStates:
 
 
 def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawState, NewSnapshot]], dict[Path, str]]:
-    """The states whose files are what the journal says; why the others are not. One that is gone is neither."""
-    found, left = [], {}
+    """The states whose files match the journal, and the reasons why others do not; missing files are left out."""
+    found, failed = [], {}
     for state in states:
         try:
             view = map_file(state.path)
@@ -182,8 +182,8 @@ def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawSt
         except FileNotFoundError:
             continue
         except (RegattaError, OSError) as error:
-            left[state.path] = str(error)
-    return found, left
+            failed[state.path] = str(error)
+    return found, failed
 
 
 def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
@@ -193,9 +193,9 @@ def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
 
 
 def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, RawTensor]]:
-    """The header of a safetensors file and its tensors, which look at its bytes; CorruptError says what is wrong.
+    """The header of a safetensors file and its tensors, as views of its bytes; CorruptError says what is wrong.
 
-    A file with gaps or overlaps is refused: the store would not give back what lies there.
+    A file with gaps or overlaps is refused, because the store could not restore it.
     """
     try:
         header = split_header(view)
@@ -212,7 +212,7 @@ def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, RawTe
 
 
 def map_file(path: Path) -> memoryview:
-    """The bytes of a file, read as they are looked at."""
+    """The bytes of a file, mapped into memory."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise CorruptError("The file is empty.", place=str(path))
@@ -228,7 +228,7 @@ def _check_hash(pieces: Iterable[bytes | memoryview], state: RawState) -> None:
 
 
 def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview]:
-    """The bytes of a state's file, as the store gives them back."""
+    """The bytes of a state file, as the store returns them."""
     manifest = store.manifest(snapshot)
     header = _header(manifest, snapshot)
     yield len(header.text).to_bytes(LENGTH_BYTES, "little") + header.text
@@ -237,7 +237,7 @@ def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview
     except HeaderError as error:
         raise CorruptError(f"The header of the state cannot be read: {error}.", place=f"snapshot {snapshot}") from error
     if not manifest.tensors.keys() >= set(names):
-        raise CorruptError("The header names tensors that are not there.", place=f"snapshot {snapshot}")
+        raise CorruptError("The header names tensors that the snapshot lacks.", place=f"snapshot {snapshot}")
     for group in _groups(manifest, names):
         values = store.read({name: manifest.tensors[name].id for name in group})
         for name in group:
@@ -248,13 +248,13 @@ def _header(manifest: Manifest, snapshot: str) -> Header:
     try:
         return parse_header(manifest.metadata["header"].encode())
     except KeyError:
-        raise CorruptError("There is no header of a state.", place=f"snapshot {snapshot}") from None
+        raise CorruptError("The snapshot has no header of a state.", place=f"snapshot {snapshot}") from None
     except HeaderError as error:
         raise CorruptError(f"The header of the state cannot be read: {error}.", place=f"snapshot {snapshot}") from error
 
 
 def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
-    """As many of the tensors together as may be in memory at once."""
+    """Groups of tensors that are read together."""
     group: list[str] = []
     size = 0
     for name in names:
@@ -272,7 +272,7 @@ def _size(member: ManifestEntry) -> int:
 
 
 def _rebuild(store: ParameterStore, snapshot: str, path: Path) -> Path:
-    """Write the file of a state again; it appears when its hash is the one that it had."""
+    """Restore a state file; it appears only if its hash is right."""
     written = temporary(path)
     state = RawState(path, "", store.manifest(snapshot).metadata.get("hash", ""))
     try:
@@ -291,7 +291,7 @@ def _written(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> Iterator[b
 
 
 def _linked(path: Path, target: Path) -> Path:
-    """A second name for a file, which stays when the first one goes; a copy on disks that know no second names."""
+    """A hard link to a file, which stays when the first name goes; a copy on file systems without hard links."""
     link = temporary(target)
     try:
         try:
@@ -305,17 +305,17 @@ def _linked(path: Path, target: Path) -> Path:
 
 
 def stored_names(manifest: Manifest, snapshot: str) -> dict[str, str]:
-    """The model's own names for tensors of a state that is in the store: {name: the tensor's name in the snapshot}."""
+    """The model's own names of tensors in a stored state: {name: the tensor's name in the snapshot}."""
     return header_names(_header(manifest, snapshot), manifest.tensors, f"snapshot {snapshot}")
 
 
 def header_names(header: Header, tensors: Iterable[str], place: str) -> dict[str, str]:
-    """The same for a state whose file has this header."""
+    """The same for a state file with this header."""
     try:
         meta = json.loads(header.metadata["regatta"])
         return model_names(tensors, meta)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise CorruptError(f"The header is not that of a state: {error!r:.200}.", place=place) from error
+        raise CorruptError(f"The header does not belong to a state: {error!r:.200}.", place=place) from error
 
 
 def _stored_weights(store: ParameterStore, snapshot: str) -> dict[str, NDArray[Any]]:

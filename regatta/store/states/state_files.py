@@ -1,11 +1,12 @@
-"""Where the states of models in training are kept: a safetensors file each, the last one and one per epoch.
+"""Files of states of models in training: safetensors files, the last state and one per epoch.
 
-A state can be read by the next worker as soon as `publish` has named it; it is durable, and may be counted on, when
-`make_durable` has come back. The folder of a run:
+The next worker can read a state as soon as `publish` has named it. The state is durable when `make_durable` returns.
+The folder of a run:
 
-    states/<configuration>/<epoch>-<visits>.safetensors     after so many partitions of that epoch
+    states/<configuration>/<epoch>-<visits>.safetensors     after that number of partitions of the epoch
 
-States at ends of epochs move into the parameter store beside the run (kept.py), which gives the same files back.
+States at ends of epochs move into the parameter store of the repository (state_archive.py), which restores the same
+files.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ class StateFolder:
         self.folder = folder
 
     def path(self, config: str, epoch: int, visits: int) -> Path:
-        """Where the state of a configuration after so many visits of an epoch belongs."""
+        """The file of a configuration's state after a number of visits in an epoch."""
         return self.folder / config / f"{epoch:04d}-{visits:03d}.safetensors"
 
     def drop(self, path: Path) -> None:
-        """Forget a state that nothing will ask for again."""
+        """Delete a state that is no longer needed."""
         path.unlink(missing_ok=True)
 
     def files(self, config: str) -> dict[tuple[int, int], Path]:
-        """The states that are there, by epoch and visits."""
+        """The existing states by epoch and visits."""
         named = ((state_key(path.name), path) for path in (self.folder / config).glob("*.safetensors"))
         return {key: path for key, path in named if key is not None}
 
@@ -54,20 +55,20 @@ class StateFolder:
 
 
 def state_key(name: str) -> tuple[int, int] | None:
-    """The epoch and the visits that the name of a state's file tells."""
+    """The epoch and the visits in the name of a state file; None if it is not one."""
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def temporary(path: Path) -> Path:
-    """The name under which a state is written, in the folder of its final one, which is made."""
+    """A temporary name for a state, in the folder of its final name, which is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return temporary_name(path)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A scope in which a state is written: a disk that does not take it is told apart from a state that is wrong."""
+    """While a state is written in this block, errors of the disk become DiskError; other errors pass."""
     from safetensors import SafetensorError
 
     try:
@@ -83,12 +84,12 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def publish(written: Path, path: Path) -> None:
-    """Give a state that is wholly written its name: from now on others may read it."""
+    """Give a complete state its name: from now on workers may read it."""
     os.replace(written, path)
 
 
 def make_durable(path: Path) -> tuple[str, int]:
-    """Force a state and its name to the disk; its BLAKE3 digest and its size."""
+    """Force a state and its name to the disk; returns its BLAKE3 digest and its size."""
     digest = blake3().update_mmap(path).hexdigest() if path.stat().st_size else blake3().hexdigest()
     for target in (path, path.parent, path.parent.parent):
         fsync_path(target)
@@ -96,7 +97,7 @@ def make_durable(path: Path) -> tuple[str, int]:
 
 
 def state_metadata(framework: str, tree: Any, **more: Any) -> dict[str, str]:
-    """The metadata of a state's file: one entry, so that equal states are equal files."""
+    """The metadata of a state file: a single entry, so that equal states are equal files."""
     meta = {"version": VERSION, "framework": framework, "tree": tree, **more}
     return {"regatta": json.dumps(meta, separators=(",", ":"))}
 
@@ -107,7 +108,7 @@ def state_framework(path: Path) -> str:
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """What a state says beside its tensors."""
+    """The metadata of a state."""
     with _opened(path, "np") as (_, meta):
         return meta
 
@@ -136,18 +137,18 @@ def _checked(meta: Any, path: Path) -> dict[str, Any]:
         found = meta.get("version") if isinstance(meta, dict) else None
         raise CorruptError(f"Not a state of version {VERSION}, but {found}.", place=str(path))
     if not isinstance(meta.get("framework"), str) or not isinstance(meta.get("tree"), dict):
-        raise CorruptError("The state does not say which framework wrote it, or what.", place=str(path))
+        raise CorruptError("The state lacks its framework or its tree.", place=str(path))
     return meta
 
 
 def read_weights(path: Path) -> dict[str, NDArray[Any]]:
-    """The model's tensors in a state, by name; bfloat16 and float8, which NumPy lacks, widened to float32."""
+    """The model's tensors in a state, by name; bfloat16 and float8, which NumPy lacks, become float32."""
     tensors, meta = read_state(path, "pt")
     return {name: _as_array(tensors[source]) for name, source in sorted(model_names(tensors, meta).items())}
 
 
 def model_names(tensors: Iterable[str], meta: Mapping[str, Any]) -> dict[str, str]:
-    """The model's own names for tensors of a state: {name: the tensor's name in the file}; some have several."""
+    """The model's own names of tensors: {name: the tensor's name in the file}. A tensor may have several names."""
     sources = {name: name for name in tensors} | meta.get("same_as", {})
     return {name.removeprefix("model/"): source for name, source in sources.items() if name.startswith("model/")}
 

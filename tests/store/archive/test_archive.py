@@ -228,7 +228,7 @@ def test_an_empty_store(store: ParameterStore) -> None:
 
 
 def test_long_series_keep_within_the_longest_chain(store: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regatta.store.archive.archive.MAX_CHAIN", 3)
+    monkeypatch.setattr("regatta.store.archive.archive.MAX_CHAIN_LENGTH", 3)
     kept = [{"w": weights["hidden.weight"]} for weights in series(1, 10)]
     snapshots = [store.put(weights) for weights in kept]
     report = archive(store, lineage({"v": snapshots}))
@@ -244,7 +244,7 @@ class TestRefusals:
         snapshot = store.put(start(1))
         with pytest.raises(NotFoundError):
             archive(store, {snapshot: ["ab" * 32]})
-        with pytest.raises(UsageError, match="is no id"):
+        with pytest.raises(UsageError, match="is not an id"):
             archive(store, {snapshot: ["nothing like it"]})
 
     def test_contradictions(self, store: ParameterStore) -> None:

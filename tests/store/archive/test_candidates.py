@@ -100,7 +100,7 @@ class TestSketches:
 
     def test_many_of_a_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each is compared with those around it alone, wherever in the list it is."""
-        monkeypatch.setattr("regatta.store.archive.candidates.NEIGHBOURS", 4)
+        monkeypatch.setattr("regatta.store.archive.candidates.MAX_NEIGHBOURS", 4)
         weights = {f"w{number}": start(number)["out.weight"] for number in range(12)}
         weights["w11"] = step({"w": weights["w9"]}, 1)["w"]
         weights["w0"] = step({"w": weights["w2"]}, 2)["w"]

@@ -73,7 +73,7 @@ def everything(folder: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MEMORY", MEMORY)
+    monkeypatch.setattr(reader, "_PHYSICAL_MEMORY_BYTES", MEMORY)
 
 
 @pytest.fixture

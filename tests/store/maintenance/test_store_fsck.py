@@ -266,7 +266,7 @@ def execute(store: ParameterStore, statement: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("UPDATE tensors SET base = tensor WHERE base IS NOT NULL", "do not belong together|circle"),
+        ("UPDATE tensors SET base = tensor WHERE base IS NOT NULL", "do not belong together|cycle"),
         ("DELETE FROM tensors WHERE tensor IN (SELECT base FROM tensors)", "is not there"),
         ("UPDATE tensors SET encoding = 999", "999"),
         ("DELETE FROM members", "other tensors"),
