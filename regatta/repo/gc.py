@@ -11,7 +11,7 @@ from regatta.errors import CorruptError
 from regatta.paths import COMMIT_LOCK
 from regatta.repo.commit import PREFIX
 from regatta.repo.intake.staging import release_unused, staged_files
-from regatta.store.store import GRACE
+from regatta.store.store import GC_GRACE_S
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
@@ -38,7 +38,7 @@ class RepoGcResult:
 
 def collect_garbage(repo: Repo, grace: float | None) -> RepoGcResult:
     """See Repo.gc."""
-    seconds = GRACE if grace is None else grace
+    seconds = GC_GRACE_S if grace is None else grace
     repo.check_writable()
     release_unused(repo)
     with exclusive(repo.folder / COMMIT_LOCK, "gc"):  # no commit is between storing a snapshot and naming its version
