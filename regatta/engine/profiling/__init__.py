@@ -1,9 +1,9 @@
-"""Measure before deciding: a few batches of each model, of packs and of groups.
+"""Measures before a run what its units cost, and whether packs and groups pay.
 
-session.py   profiles everything that a plan needs
+session.py   one profiling session, and the profiling of a run, which writes the results into the journal
 models.py    a few batches of each configuration
 packs.py     several models side by side
-groups.py    what exchanging gradients costs a group of workers
-results.py   what was found
-cache.py     profiles of earlier runs of the same functions, data and devices
+groups.py    one model on a group of workers
+results.py   the results together, new or from a journal
+cache.py     the profiles of earlier runs
 """

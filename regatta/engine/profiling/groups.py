@@ -1,4 +1,4 @@
-"""Before a run: what does it cost a group of workers to exchange its gradients? Tried with one model of each build."""
+"""Profiling of groups: what does it cost a group of workers to exchange gradients? One model of each build is tried."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from regatta.data import Dataset
 from regatta.engine.messages import (
-    Event,
     GroupProfile,
     Task,
     TaskDone,
@@ -16,89 +14,80 @@ from regatta.engine.messages import (
     WorkerLost,
 )
 from regatta.engine.profiling.cache import ProfileCache
-from regatta.engine.profiling.models import Configs
-from regatta.engine.profiling.results import ProfilingResults
+from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.plan.strategy.groups_or_hops import Communication
 
-WIDTH = 2  # wider groups follow from it
-MOST = 4  # builds that are tried, those that train longest first
+WIDTH = 2  # of the groups that are tried; the cost of wider groups follows from it
+MAX_BUILDS = 4  # to try, the slowest first
 
 
 def profile_groups(
     pool: WorkerPool,
-    dataset: Dataset,
-    configs: Configs,
-    findings: ProfilingResults,
-    meetings: Path,
-    heard: Callable[[Event], None] = lambda event: None,
-    begun: Callable[[str], None] = lambda worker: None,
-    between: Callable[[], None] = lambda: None,
-    profiles: ProfileCache | None = None,
+    request: ProfilingRequest,
+    models: ModelProfiles,
+    rendezvous: Path,
+    hooks: ProfilingHooks = NO_HOOKS,
 ) -> dict[str, Communication]:
-    """Communication over computation in a group of two, by build; the pool's workers are there and idle.
+    """Communication over computation in a group of two, by build. The pool's workers must be up and idle.
 
-    What `profiles` know is not tried again.
+    Builds in the cache are not tried again.
     """
-    wanted = _longest(configs, findings)
-    found = _cached(wanted, profiles)
-    if set(found) == set(wanted):
+    candidates = _slowest_of_builds(request.configs, models)
+    found = _in_cache(candidates, request.cache)
+    if set(found) == set(candidates):
         return found
-    groups = GroupPool(pool, WIDTH, meetings)
-    ready = groups.adopt(findings.outcome.ready)
-    train, news = dataset.holders(groups.workers)[0], dict[str, float]()
+    groups = GroupPool(pool, WIDTH, rendezvous)
+    ready = groups.adopt(models.ready)
+    train, measured = request.dataset.holders(groups.workers)[0], dict[str, float]()
     name = next((event.worker for event in ready if train.get(event.worker)), None)
-    for build, config in wanted.items():
+    for build, config in candidates.items():
         if build in found:
             continue
         if name is None:
-            break  # nobody is there
-        task = Task("pilot", config, configs[config], 0, train[name][0])
-        groups.submit(name, task)
-        begun(groups.first_of(name))  # whoever ends that one ends the group
-        answer = _await(groups, name, between)
+            break  # no group could be formed
+        groups.submit(name, Task("pilot", config, request.configs[config], 0, train[name][0]))
+        hooks.on_begin(groups.first_of(name))  # ending that worker ends the group
+        answer = _await_answer(groups, name, hooks.between)
         if isinstance(answer, TaskDone) and answer.profile is not None:
-            alone = max(findings.outcome.results[config].train_seconds_per_row, 1e-12)
+            alone = max(models.profiles[config].train_seconds_per_row, 1e-12)
             ratio = max(0.0, WIDTH * answer.profile.train_seconds_per_row / alone - 1)
-            found[build], news[build] = Communication(ratio), ratio
+            found[build], measured[build] = Communication(ratio), ratio
             answer = replace(answer, profile=None, group_profile=GroupProfile(build, WIDTH, ratio))
-        heard(replace(answer, worker=groups.first_of(name)))
+        hooks.on_event(replace(answer, worker=groups.first_of(name)))
         if isinstance(answer, WorkerLost):
             break
-    findings.outcome.lost |= groups.gone()
-    findings.outcome.ready = groups.release()
-    if profiles is not None:
-        profiles.keep(ratios=news)
+    models.lost |= groups.gone()
+    models.ready = groups.release()
+    if request.cache is not None:
+        request.cache.add(ratios=measured)
     return found
 
 
-def cached_communication(
-    configs: Configs, findings: ProfilingResults, profiles: ProfileCache
-) -> dict[str, Communication] | None:
-    """What `profiles` know of groups, if nothing would be tried besides."""
-    wanted = _longest(configs, findings)
-    found = _cached(wanted, profiles)
-    return found if set(found) == set(wanted) else None
+def cached_communication(request: ProfilingRequest, models: ModelProfiles) -> dict[str, Communication] | None:
+    """The costs of groups in the cache; None where some build would have to be tried."""
+    candidates = _slowest_of_builds(request.configs, models)
+    found = _in_cache(candidates, request.cache)
+    return found if set(found) == set(candidates) else None
 
 
-def _cached(builds: Iterable[str], profiles: ProfileCache | None) -> dict[str, Communication]:
-    ratios = {} if profiles is None else profiles.ratios
+def _in_cache(builds: Iterable[str], cache: ProfileCache | None) -> dict[str, Communication]:
+    ratios = {} if cache is None else cache.ratios
     return {build: Communication(ratios[build]) for build in builds if build in ratios}
 
 
-def _longest(configs: Configs, findings: ProfilingResults) -> Mapping[str, str]:
-    """One configuration of each build that was tried, those that take longest first."""
-    results = {config: result for config, result in findings.outcome.results.items() if config in configs}
-    order = sorted(results, key=lambda config: -results[config].train_seconds_per_row)
+def _slowest_of_builds(configs: Configs, models: ModelProfiles) -> Mapping[str, str]:
+    """The slowest profiled configuration of each build, the slowest builds first."""
+    profiles = {config: profile for config, profile in models.profiles.items() if config in configs}
     builds: dict[str, str] = {}
-    for config in order:
-        if results[config].build:
-            builds.setdefault(results[config].build, config)
-    return dict(list(builds.items())[:MOST])
+    for config in sorted(profiles, key=lambda config: -profiles[config].train_seconds_per_row):
+        if profiles[config].build:
+            builds.setdefault(profiles[config].build, config)
+    return dict(list(builds.items())[:MAX_BUILDS])
 
 
-def _await(groups: GroupPool, name: str, between: Callable[[], None]) -> TaskDone | TaskFailed | WorkerLost:
+def _await_answer(groups: GroupPool, name: str, between: Callable[[], None]) -> TaskDone | TaskFailed | WorkerLost:
     while True:
         events = groups.events()
         between()

@@ -1,7 +1,7 @@
-"""Before a run: a few batches of each configuration, to learn what units cost and that the user's functions work.
+"""Profiling of single models: a few batches of each configuration show what units cost and that its functions work.
 
-Pilots stop when they have cost a small part of what they predict the run to cost; the configurations left over are
-estimated by the mean of the others.
+Profiling stops when it has cost a small share of the run that it predicts. The scheduler estimates the configurations
+that are left over by the mean of the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regatta.engine.messages import (
     WorkerLost,
     WorkerReady,
 )
-from regatta.engine.profiling.cache import Known, ProfileCache
+from regatta.engine.profiling.cache import CachedProfile, ProfileCache
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, RegattaError, UsageError, nearest
 from regatta.journal.journal import Record
@@ -31,22 +31,44 @@ from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.schedule.units import Unit
 from regatta.search.base import Goal
 
-SHARE = 0.02  # of the work that is foreseen
+MAX_COST_SHARE = 0.02  # of the predicted work that profiling may cost
 
 Configs = Mapping[str, Mapping[str, Scalar]]
 
 
+@dataclass(frozen=True)
+class ProfilingRequest:
+    """The configurations to profile, and the cache of earlier profiles where there is one."""
+
+    dataset: Dataset
+    goal: Goal
+    configs: Configs = field(default_factory=dict)
+    cache: ProfileCache | None = None
+
+
+@dataclass(frozen=True)
+class ProfilingHooks:
+    """What the caller does while workers profile."""
+
+    on_event: Callable[[Event], None] = lambda event: None
+    on_begin: Callable[[str], None] = lambda worker: None  # the worker has got a task
+    between: Callable[[], None] = lambda: None  # after the events of each wait, or when the pool was woken
+
+
+NO_HOOKS = ProfilingHooks()
+
+
 @dataclass
 class ModelProfiles:
-    """What was learnt: estimates for the scheduler, the size of states, who failed, which workers are there."""
+    """The profiles by configuration, estimates for the scheduler, and the workers that are there."""
 
     estimates: Estimates
-    results: dict[str, ModelProfile] = field(default_factory=dict)
+    profiles: dict[str, ModelProfile] = field(default_factory=dict)
     failed: dict[str, TaskFailed] = field(default_factory=dict)
     ready: dict[str, WorkerReady] = field(default_factory=dict)
-    start_seconds: float | None = None  # until a process is there that prepares data
-    memory: float | None = None  # bytes of a device for each worker, the least of any
-    cached: set[str] = field(default_factory=set)  # of whom an earlier run has told
+    start_seconds: float | None = None  # until a new process can preprocess data
+    memory: float | None = None  # bytes of a device for each worker, the smallest of all
+    cached: set[str] = field(default_factory=set)  # configurations whose profile an earlier run measured
     lost: set[str] = field(default_factory=set)  # workers that will not come back
 
     def on_worker_up(self, event: WorkerReady) -> None:
@@ -55,8 +77,8 @@ class ModelProfiles:
         if event.info.get("memory"):
             self.memory = min(float(event.info["memory"]), self.memory or math.inf)
         if "maker_seconds" in event.info:
-            told = float(event.info["maker_seconds"])
-            self.start_seconds = told if self.start_seconds is None else min(told, self.start_seconds)
+            seconds = float(event.info["maker_seconds"])
+            self.start_seconds = seconds if self.start_seconds is None else min(seconds, self.start_seconds)
 
     def on_worker_down(self, event: WorkerLost) -> None:
         self.ready.pop(event.worker, None)
@@ -64,229 +86,227 @@ class ModelProfiles:
             self.lost.add(event.worker)
 
 
-def profile_models(
-    pool: WorkerPool,
-    dataset: Dataset,
-    configs: Configs,
-    epochs: int,
-    metric: str,
-    heard: Callable[[Event], None] = lambda event: None,
-    begun: Callable[[str], None] = lambda worker: None,
-    between: Callable[[], None] = lambda: None,
-    profiles: ProfileCache | None = None,
-) -> ModelProfiles:
-    """Try configurations on the pool's workers, which are started; raises when not a single one works.
+def profile_models(pool: WorkerPool, request: ProfilingRequest, hooks: ProfilingHooks = NO_HOOKS) -> ModelProfiles:
+    """Start the pool's workers and profile configurations on them; raise when not a single one can be trained.
 
-    `begun` is told who begins a pilot; `between` is called whenever something happened, or the pool was woken. What
-    `profiles` know is not tried again, but that every worker tries one, and are told what is new.
+    Configurations in the cache are not profiled again, except that every worker profiles one. New profiles go into
+    the cache.
     """
-    pilots = _Pilots(pool.workers, dataset, configs, epochs, profiles)
+    profiler = _ModelProfiler(pool.workers, request)
+    found, cache = profiler.found, request.cache
     pool.start()
-    begin, first = time.perf_counter(), None
-    while not pilots.over():
+    begin, first_worker_seconds = time.perf_counter(), None
+    while not profiler.done():
         for event in pool.events():
-            counts = pilots.take(event)
-            heard(replace(event, profile=None) if isinstance(event, TaskDone) and not counts else event)
-        if pilots.outcome.ready and first is None:
-            first = time.perf_counter() - begin
-        between()
-        for worker, task in pilots.dispatch():
+            counts = profiler.on_event(event)
+            hooks.on_event(replace(event, profile=None) if isinstance(event, TaskDone) and not counts else event)
+        if found.ready and first_worker_seconds is None:
+            first_worker_seconds = time.perf_counter() - begin
+        hooks.between()
+        for worker, task in profiler.next_tasks():
             pool.submit(worker, task)
-            begun(worker)
-    pilots.check(metric)
-    if profiles is not None:
-        profiles.keep(pilots.news(), start_seconds=pilots.outcome.start_seconds, memory=pilots.outcome.memory)
-        pilots.outcome.start_seconds = profiles.start_seconds
-    if pilots.outcome.start_seconds is None:  # no worker has tried: as long as the first of them took
-        pilots.outcome.start_seconds = first
-    return pilots.outcome
+            hooks.on_begin(worker)
+    profiler.check(request.goal.metric)
+    if cache is not None:
+        cache.add(profiler.measured(), start_seconds=found.start_seconds, memory=found.memory)
+        found.start_seconds = cache.start_seconds
+    if found.start_seconds is None:  # no worker measured it: take the time until the first worker was up
+        found.start_seconds = first_worker_seconds
+    return found
 
 
-def cached_models(
-    workers: Sequence[str], dataset: Dataset, configs: Configs, goal: Goal, profiles: ProfileCache
-) -> ModelProfiles | None:
-    """What `profiles` know of these configurations, if it is as much as pilots would find out; no worker is needed."""
-    pilots = _Pilots(workers, dataset, configs, goal.epochs, profiles)
-    pilots.outcome.start_seconds, pilots.outcome.memory = profiles.start_seconds, profiles.memory
-    if pilots.wants_more():
+def cached_models(workers: Sequence[str], request: ProfilingRequest) -> ModelProfiles | None:
+    """The profiles in the cache, if they are as much as profiling would find; needs no worker."""
+    assert request.cache is not None
+    profiler = _ModelProfiler(workers, request)
+    profiler.found.start_seconds, profiler.found.memory = request.cache.start_seconds, request.cache.memory
+    if profiler.wants_more():
         return None
-    pilots.check(goal.metric)
-    return pilots.outcome
+    profiler.check(request.goal.metric)
+    return profiler.found
 
 
-def told(result: ModelProfile) -> dict[str, object]:
-    """What a journal's line says of a pilot."""
-    return {name: value for name, value in vars(result).items() if name not in ("metrics", "forgotten")}
+def to_fields(profile: ModelProfile) -> dict[str, object]:
+    """The fields of a profile in a `pilot` record of the journal."""
+    return {name: value for name, value in vars(profile).items() if name not in ("metrics", "forgotten")}
 
 
 def models_from_journal(dataset: Dataset, history: Iterable[Record]) -> ModelProfiles:
-    """What a journal says of pilots and units, without trying anything."""
-    known = all(part.rows is not None for part in dataset.train + dataset.eval)
-    outcome = _nothing_known(dataset)
+    """The profiles in a journal, with estimates corrected by its units."""
+    found, rows_known = _no_profiles(dataset), _rows_known(dataset)
     for line in history:
         if line["event"] == "pilot":
             fields = {name: line[name] for name in ModelProfile.__dataclass_fields__ if name in line}
-            _learn(outcome, line["config"], ModelProfile(**fields, metrics=()), known)
+            _add_profile(found, line["config"], ModelProfile(**fields, metrics=()), rows_known)
         elif line["event"] == "unit" and line.get("pack") is None:
             unit = Unit(line["kind"], line["config"], line["epoch"], line["partition"])
-            outcome.estimates.observe(unit, line["worker"], line["end"] - line["start"])
-    return outcome
+            found.estimates.observe(unit, line["worker"], line["end"] - line["start"])
+    return found
 
 
-def _nothing_known(dataset: Dataset) -> ModelProfiles:
-    known = all(part.rows is not None for part in dataset.train + dataset.eval)
-    train, judged = ([part.rows or 0 if known else 1 for part in parts] for parts in (dataset.train, dataset.eval))
-    return ModelProfiles(Estimates(train, judged))
+def _rows_known(dataset: Dataset) -> bool:
+    return all(part.rows is not None for part in dataset.train + dataset.eval)
 
 
-def _learn(outcome: ModelProfiles, config: str, result: ModelProfile, known_rows: bool) -> None:
-    outcome.results[config] = result
-    train, judged, prepare = (
-        result.train_seconds_per_row, _judging(result), result.prepare_seconds_per_row,
-    )  # fmt: skip
-    if not known_rows:  # then a partition counts as one row
-        train, judged, prepare = train * result.train_rows, judged * result.eval_rows, prepare * result.train_rows
-    outcome.estimates.set_profile(config, train, judged, result.fixed_seconds, prepare)
+def _no_profiles(dataset: Dataset) -> ModelProfiles:
+    known = _rows_known(dataset)
+    train, evals = ([part.rows or 0 if known else 1 for part in parts] for parts in (dataset.train, dataset.eval))
+    return ModelProfiles(Estimates(train, evals))
 
 
-def _judging(result: ModelProfile) -> float:
-    """Seconds per row of evaluation units beyond what a training unit costs besides its rows: they leave no state."""
-    if result.eval_fixed_seconds is None or not result.eval_rows:
-        return result.eval_seconds_per_row
-    less = result.fixed_seconds - result.eval_fixed_seconds
-    return max(0.0, result.eval_seconds_per_row - less / result.eval_rows)
+def _add_profile(found: ModelProfiles, config: str, profile: ModelProfile, rows_known: bool) -> None:
+    found.profiles[config] = profile
+    train, evaluate = profile.train_seconds_per_row, profile.eval_seconds_per_row
+    prepare = profile.prepare_seconds_per_row
+    if profile.eval_fixed_seconds is not None and profile.eval_rows:
+        # Estimates count the fixed seconds of a training unit for every unit. An evaluation leaves no state and costs
+        # less, so the difference is taken off its rows.
+        saved = profile.fixed_seconds - profile.eval_fixed_seconds
+        evaluate = max(0.0, evaluate - saved / profile.eval_rows)
+    if not rows_known:  # then a partition counts as one row
+        train, evaluate = train * profile.train_rows, evaluate * profile.eval_rows
+        prepare *= profile.train_rows
+    found.estimates.set_profile(config, train, evaluate, profile.fixed_seconds, prepare)
 
 
-class _Pilots:
-    def __init__(
-        self, workers: Sequence[str], dataset: Dataset, configs: Configs, epochs: int, profiles: ProfileCache | None
-    ) -> None:
+class _ModelProfiler:
+    """Decides which worker profiles which configuration next, and when there are enough profiles."""
+
+    def __init__(self, workers: Sequence[str], request: ProfilingRequest) -> None:
+        dataset, epochs = request.dataset, request.goal.epochs
         self.workers = workers
-        self.configs = configs
-        self.known_rows = all(part.rows is not None for part in dataset.train + dataset.eval)
-        self.outcome = _nothing_known(dataset)
+        self.configs = request.configs
+        self.rows_known = _rows_known(dataset)
+        self.found = _no_profiles(dataset)
         self.eval_partitions = len(dataset.eval)
         self.visits = epochs * len(dataset.train)
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
         self.train, self.eval = dataset.holders(workers)
-        order = list(configs)
-        random.Random(0).shuffle(order)  # the first few should stand for all of them
-        self.spent = 0.0
-        if profiles is not None:
-            self._recall(profiles)
-        self.left = [config for config in order if config not in self.outcome.cached]
-        self.known = [config for config in order if config in self.outcome.cached]
-        self.seconds: dict[str, float] = {}
+        self.spent_seconds = 0.0
+        if request.cache is not None:
+            self._read_cache(request.cache)
+        order = list(self.configs)
+        random.Random(0).shuffle(order)  # the first few should be representative
+        self.unprofiled = [config for config in order if config not in self.found.cached]
+        self.cached = [config for config in order if config in self.found.cached]
+        self.seconds: dict[str, float] = {}  # that each profile took
         self.busy: set[str] = set()
-        self.company: set[str] = set()  # workers that only keep the others from being alone
-        self.proved: set[str] = set()  # workers on which some configuration works
+        self.companions: set[str] = set()  # workers that train only so that the others do not have the machine alone
+        self.proven: set[str] = set()  # workers on which some configuration works
         self.losses = 0
 
-    def _recall(self, profiles: ProfileCache) -> None:
+    def _read_cache(self, cache: ProfileCache) -> None:
         for config, values in self.configs.items():
-            found = profiles.find(values)
-            if found is not None:
-                _learn(self.outcome, config, found, self.known_rows)
-                self.outcome.cached.add(config)
-        self.spent = profiles.spent(self.outcome.cached)
+            profile = cache.find(values)
+            if profile is not None:
+                _add_profile(self.found, config, profile, self.rows_known)
+                self.found.cached.add(config)
+        self.spent_seconds = cache.spent(self.found.cached)
 
-    def take(self, event: Event) -> bool:
-        """Learn from an event; whether it tells something, and is not of a worker that only keeps others company."""
+    def on_event(self, event: Event) -> bool:
+        """Learn from an event, and return whether it counts; results of companions do not."""
         if isinstance(event, WorkerReady):
-            self.outcome.on_worker_up(event)
+            self.found.on_worker_up(event)
         elif isinstance(event, WorkerLost):
-            self.company.discard(event.worker)
-            self._lose(event)
-        elif isinstance(event, TaskDone | TaskFailed) and event.worker in self.company:
-            self.company.discard(event.worker)
-            return False
+            self.companions.discard(event.worker)
+            self._on_worker_down(event)
         elif isinstance(event, TaskDone | TaskFailed):
+            if event.worker in self.companions:
+                self.companions.discard(event.worker)
+                return False
             self.busy.discard(event.worker)
-            self.spent += event.end - event.start
+            self.spent_seconds += event.end - event.start
             if isinstance(event, TaskFailed):
-                if event.disk:
-                    raise DiskError(event.traceback)
-                self.outcome.failed[event.task.config] = event
-                self.outcome.results.pop(event.task.config, None)
-                self.outcome.cached.discard(event.task.config)
+                self._on_failure(event)
             elif event.profile is not None:
-                self.proved.add(event.worker)
+                self.proven.add(event.worker)
                 self.seconds[event.task.config] = event.end - event.start
-                self.outcome.cached.discard(event.task.config)
-                _learn(self.outcome, event.task.config, event.profile, self.known_rows)
+                self.found.cached.discard(event.task.config)
+                _add_profile(self.found, event.task.config, event.profile, self.rows_known)
         return True
 
-    def dispatch(self) -> list[tuple[str, Task]]:
-        """What idle workers should try."""
-        found = []
-        for worker in self.outcome.ready:
-            if worker in self.busy or worker in self.company or not self.train.get(worker):
+    def _on_failure(self, event: TaskFailed) -> None:
+        if event.disk:
+            raise DiskError(event.traceback)
+        self.found.failed[event.task.config] = event
+        self.found.profiles.pop(event.task.config, None)
+        self.found.cached.discard(event.task.config)
+
+    def _on_worker_down(self, event: WorkerLost) -> None:
+        """The configuration that the worker profiled gets no profile; its units will show whether it is at fault."""
+        self.found.on_worker_down(event)
+        if event.worker not in self.busy:
+            return
+        self.busy.discard(event.worker)
+        self.losses += 1
+        all_tried = not self.unprofiled and not self.cached and not self.busy
+        if not self.seconds and (all_tried or self.losses > 2 * len(self.workers)):
+            raise RegattaError(f"Workers die while they try the first batches: {event.worker} {event.reason}.")
+
+    def next_tasks(self) -> list[tuple[str, Task]]:
+        """A task for each idle worker that should have one."""
+        tasks = []
+        for worker in self.found.ready:
+            if worker in self.busy or worker in self.companions or not self.train.get(worker):
                 continue
             if self.wants_more():
-                config = self.left.pop()
-            elif self.known and worker not in self.proved:
-                config = self.known.pop()
+                config = self.unprofiled.pop()
+                self.busy.add(worker)
+            elif self.cached and worker not in self.proven:
+                config = self.cached.pop()
+                self.busy.add(worker)
             elif self.busy and self.seconds and len(self.configs) >= len(self.workers):
-                self.company.add(worker)  # in the run nobody will have the machine to himself
-                found.append((worker, self._task(worker, next(iter(self.seconds)))))
-                continue
+                # In the run all workers are busy, so the workers that still profile must not have the machine alone.
+                config = next(iter(self.seconds))
+                self.companions.add(worker)
             else:
                 continue
-            self.busy.add(worker)
-            found.append((worker, self._task(worker, config)))
-        return found
+            evals = self.eval[worker]
+            partition, eval_partition = self.train[worker][0], evals[0] if evals else None
+            task = Task("pilot", config, self.configs[config], 0, partition, eval_partition=eval_partition)
+            tasks.append((worker, task))
+        return tasks
 
-    def _task(self, worker: str, config: str) -> Task:
-        eval_partition = self.eval[worker][0] if self.eval[worker] else None
-        return Task("pilot", config, self.configs[config], 0, self.train[worker][0], eval_partition=eval_partition)
-
-    def over(self) -> bool:
-        everyone = set(self.workers) <= self.outcome.ready.keys() | self.outcome.lost  # who was lost may not come back
-        unproved = [worker for worker in self.outcome.ready if self.train.get(worker) and worker not in self.proved]
-        idle = not self.busy and not self.company and not self.wants_more() and not (self.known and unproved)
-        return everyone and bool(self.outcome.ready) and idle
+    def done(self) -> bool:
+        """Whether all workers are up or gone for good, and none has anything left to profile."""
+        all_there = set(self.workers) <= self.found.ready.keys() | self.found.lost
+        unproven = [worker for worker in self.found.ready if self.train.get(worker) and worker not in self.proven]
+        idle = not self.busy and not self.companions and not self.wants_more() and not (self.cached and unproven)
+        return all_there and bool(self.found.ready) and idle
 
     def wants_more(self) -> bool:
-        return bool(self.left) and not self._enough()
+        return bool(self.unprofiled) and not self._enough()
 
-    def news(self) -> list[Known]:
-        """What was measured now."""
-        results = self.outcome.results
-        return [Known(self.configs[config], results[config], taken) for config, taken in self.seconds.items()]
+    def _enough(self) -> bool:
+        """Whether profiling has cost its share of the run that the profiles predict."""
+        profiles = self.found.profiles.values()
+        if len(profiles) < 2 * len(self.workers):
+            return False
+        per_run = [p.train_seconds_per_row * self.rows + p.fixed_seconds * self.visits for p in profiles]
+        predicted = sum(per_run) / len(per_run) * len(self.configs)
+        return self.spent_seconds > MAX_COST_SHARE * predicted
+
+    def measured(self) -> list[CachedProfile]:
+        """The profiles that were measured now."""
+        profiles = self.found.profiles
+        return [CachedProfile(self.configs[config], profiles[config], took) for config, took in self.seconds.items()]
 
     def check(self, metric: str) -> None:
-        """A sweep of which nothing works, or that looks for a metric nobody gives, must not begin."""
-        if self.configs and not self.seconds and self.outcome.failed:
-            first = next(iter(self.outcome.failed.values()))
+        """Raise where no configuration can be trained, or where none reports the metric of the goal."""
+        if self.configs and not self.seconds and self.found.failed:
+            first = next(iter(self.found.failed.values()))
             raise UsageError(
                 f"No configuration can be trained. The first, {first.task.config}, failed: {first.error}"
                 f"\n\n{first.traceback}",
                 hint=f"Its values: {dict(first.task.values)}.",
             )
-        names = sorted({name for result in self.outcome.results.values() for name in result.metrics})
-        unjudged = self.eval_partitions and not any(result.eval_rows for result in self.outcome.results.values())
-        if self.configs and metric not in names and not unjudged:  # those who train may hold nothing to judge on
+        profiles = self.found.profiles.values()
+        names = sorted({name for profile in profiles for name in profile.metrics})
+        # The workers that profiled may hold no partition to evaluate on.
+        not_evaluated = self.eval_partitions and not any(profile.eval_rows for profile in profiles)
+        if self.configs and metric not in names and not not_evaluated:
             raise UsageError(
                 f"No model reports the metric {metric!r}; they report {', '.join(names)}.",
                 candidates=nearest(metric, names),
                 hint="Give metric= one of these, or let eval_fn return it.",
             )
-
-    def _lose(self, event: WorkerLost) -> None:
-        """The configuration that was tried gets no estimate; whether it is to blame, its units will show."""
-        self.outcome.on_worker_down(event)
-        if event.worker not in self.busy:
-            return
-        self.busy.discard(event.worker)
-        self.losses += 1
-        all_tried = not self.left and not self.known and not self.busy
-        if not self.seconds and (all_tried or self.losses > 2 * len(self.workers)):
-            raise RegattaError(f"Workers die while they try the first batches: {event.worker} {event.reason}.")
-
-    def _enough(self) -> bool:
-        results = self.outcome.results.values()
-        if len(results) < 2 * len(self.workers):
-            return False
-        per_run = [r.train_seconds_per_row * self.rows + r.fixed_seconds * self.visits for r in results]
-        foreseen = sum(per_run) / len(per_run) * len(self.configs)
-        return self.spent > SHARE * foreseen

@@ -1,15 +1,16 @@
-"""Before a run: are several models side by side faster than one after another? Tried with a few of each build."""
+"""Profiling of packs: are several models side by side faster than one after another?
+
+A few models of each build are tried together on every worker, where a pack may gain something.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from regatta.configuration import Scalar
-from regatta.data import Dataset
 from regatta.engine.messages import (
-    Event,
     ModelProfile,
     PackProfile,
     Task,
@@ -19,129 +20,120 @@ from regatta.engine.messages import (
     WorkerReady,
 )
 from regatta.engine.profiling.cache import CachedPackRate, ProfileCache
-from regatta.engine.profiling.models import Configs, ModelProfiles
+from regatta.engine.profiling.models import (
+    NO_HOOKS,
+    Configs,
+    ModelProfiles,
+    ProfilingHooks,
+    ProfilingRequest,
+)
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal import Record
 from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate
 
-MEMBERS = (8, 4, 2)  # that are tried side by side: as many as the work to come is worth
-MOST_MEMBERS = 32  # as many as a worker would get of them, up to so many, rather than any of these
-STEPS = 96  # that trying takes of each, about
-SHARE = 0.1  # of the work that is foreseen may go into trying, which counts little where it pays
-TINY = 3e-3  # seconds: on a processor, a longer step keeps it busy by itself
+MEMBERS = (8, 4, 2)  # sizes to try where a worker's share of the models would cost too much
+MAX_MEMBERS = 32  # to try at once
+STEPS = 96  # that trying takes of each member, about
+MAX_COST_SHARE = 0.1  # of the predicted work that trying may cost; where packs pay, it is soon won back
+MAX_STEP_SECONDS = 3e-3  # a longer step keeps a processor busy by itself
 
 
-def builds_of(outcome: ModelProfiles, configs: Configs) -> Builds:
-    """What the pilots found out of each configuration's build."""
+def builds_of(models: ModelProfiles, configs: Configs) -> Builds:
+    """The builds of the profiled configurations."""
     builds = Builds()
-    for config, result in outcome.results.items():
+    for config, profile in models.profiles.items():
         if config in configs:
-            builds.learn(config, configs[config], result.build)
+            builds.learn(config, configs[config], profile.build)
     return builds
 
 
 def rates_from_journal(history: Sequence[Record]) -> dict[str, PackRate]:
-    """What a journal says of packs that were tried."""
+    """The pack rates by build that a journal holds."""
     builds: dict[str, list[Record]] = {}
     for line in history:
         if line["event"] == "packs":
             builds.setdefault(line["build"], []).append(line)
-    return {build: _recalled(lines) for build, lines in builds.items()}
-
-
-def _recalled(lines: Sequence[Record]) -> PackRate:
-    gain, fixed = (median(line.get(name, 0.0) for line in lines) for name in ("gain", "fixed"))
-    return PackRate(lines[0]["members"], gain, lines[0]["reason"], fixed)
-
-
-def profile_packs(
-    pool: WorkerPool,
-    dataset: Dataset,
-    configs: Configs,
-    epochs: int,
-    outcome: ModelProfiles,
-    heard: Callable[[Event], None] = lambda event: None,
-    begun: Callable[[str], None] = lambda worker: None,
-    between: Callable[[], None] = lambda: None,
-    profiles: ProfileCache | None = None,
-) -> dict[str, PackRate]:
-    """Try packs of those builds that may gain by it, and of which `profiles` do not know; the workers are idle."""
-    train = dataset.holders(pool.workers)[0]
-    wanted = _wanted(dataset, configs, epochs, outcome, len(pool.workers))
-    rates = _cached(wanted, profiles)
-    news: dict[str, CachedPackRate] = {}
-    for build, members in wanted.items():
-        if not members or build in rates:
-            continue
-        workers = [name for name in outcome.ready if train.get(name)]  # all at once, as it will be in the run
-        for worker in workers:
-            first, *others = (Task("pilot", member, configs[member], 0, train[worker][0]) for member in members)
-            pool.submit(worker, replace(first, packed_with=tuple(others)))
-            begun(worker)
-        found = _await(pool, workers, outcome, heard, between)
-        if found:
-            gain, fixed = median(each.gain for each in found), median(each.fixed for each in found)
-            rates[build] = PackRate(found[0].members, gain, found[0].reason, fixed)
-            news[build] = CachedPackRate(rates[build], tuple(members))
-    if profiles is not None:
-        profiles.keep(packs=news)
+    rates = {}
+    for build, lines in builds.items():
+        gain, fixed = (median(line.get(name, 0.0) for line in lines) for name in ("gain", "fixed"))
+        rates[build] = PackRate(lines[0]["members"], gain, lines[0]["reason"], fixed)
     return rates
 
 
-def cached_rates(
-    workers: int, dataset: Dataset, configs: Configs, epochs: int, outcome: ModelProfiles, profiles: ProfileCache
-) -> dict[str, PackRate] | None:
-    """What `profiles` know of packs, if none would be tried besides."""
-    wanted = _wanted(dataset, configs, epochs, outcome, workers)
-    rates = _cached(wanted, profiles)
-    return None if any(members and build not in rates for build, members in wanted.items()) else rates
+def profile_packs(
+    pool: WorkerPool, request: ProfilingRequest, models: ModelProfiles, hooks: ProfilingHooks = NO_HOOKS
+) -> dict[str, PackRate]:
+    """Try packs of the builds that may gain by it and are not in the cache. The pool's workers must be idle."""
+    train = request.dataset.holders(pool.workers)[0]
+    candidates = _members_to_try(request, models, len(pool.workers))
+    rates = _rates_in_cache(candidates, request.cache)
+    measured: dict[str, CachedPackRate] = {}
+    for build, members in candidates.items():
+        if not members or build in rates:
+            continue
+        workers = [name for name in models.ready if train.get(name)]  # all at once, as in the run
+        for worker in workers:
+            partition = train[worker][0]
+            first, *others = (Task("pilot", member, request.configs[member], 0, partition) for member in members)
+            pool.submit(worker, replace(first, packed_with=tuple(others)))
+            hooks.on_begin(worker)
+        profiles = _await_profiles(pool, workers, models, hooks)
+        if profiles:
+            gain, fixed = median(each.gain for each in profiles), median(each.fixed for each in profiles)
+            rates[build] = PackRate(profiles[0].members, gain, profiles[0].reason, fixed)
+            measured[build] = CachedPackRate(rates[build], tuple(members))
+    if request.cache is not None:
+        request.cache.add(packs=measured)
+    return rates
 
 
-def _cached(wanted: Mapping[str, Sequence[str]], profiles: ProfileCache | None) -> dict[str, PackRate]:
-    if profiles is None:
+def cached_pack_rates(workers: int, request: ProfilingRequest, models: ModelProfiles) -> dict[str, PackRate] | None:
+    """The pack rates in the cache; None where some pack would have to be tried."""
+    candidates = _members_to_try(request, models, workers)
+    rates = _rates_in_cache(candidates, request.cache)
+    return None if any(members and build not in rates for build, members in candidates.items()) else rates
+
+
+def _rates_in_cache(candidates: Mapping[str, Sequence[str]], cache: ProfileCache | None) -> dict[str, PackRate]:
+    if cache is None:
         return {}
-    found = {build: profiles.rate(build, members) for build, members in wanted.items()}
+    found = {build: cache.rate(build, members) for build, members in candidates.items()}
     return {build: rate for build, rate in found.items() if rate is not None}
 
 
-def _wanted(
-    dataset: Dataset, configs: Configs, epochs: int, outcome: ModelProfiles, workers: int
-) -> dict[str, list[str]]:
-    """By build, the configurations to try side by side: none where there is nothing to be gained."""
-    builds, alike = builds_of(outcome, configs), dict[str, list[str]]()
-    for config, values in configs.items():
-        if config not in outcome.failed:
-            alike.setdefault(builds.of(config, values), []).append(config)
+def _members_to_try(request: ProfilingRequest, models: ModelProfiles, workers: int) -> dict[str, list[str]]:
+    """The configurations to try together, by build; an empty list where a pack gains nothing."""
+    builds = builds_of(models, request.configs)
+    alike: dict[str, list[str]] = {}
+    for config, values in request.configs.items():
+        if config not in models.failed:
+            alike.setdefault(builds.build_of(config, values), []).append(config)
     found = {}
     for build, members in alike.items():
-        results = [outcome.results[member] for member in members if member in outcome.results]
+        profiles = [models.profiles[member] for member in members if member in models.profiles]
         if build and len(members) > 1:
-            found[build] = members[: _worth_trying(members, results, configs, dataset, epochs, workers)]
+            found[build] = members[: _size_to_try(request, members, profiles, workers)]
     return found
 
 
-def _worth_trying(
-    members: Sequence[str],
-    results: Sequence[ModelProfile],
-    configs: Configs,
-    dataset: Dataset,
-    epochs: int,
-    workers: int,
+def _size_to_try(
+    request: ProfilingRequest, members: Sequence[str], profiles: Sequence[ModelProfile], workers: int
 ) -> int:
-    """How many to try side by side; 0 where there is nothing to be gained."""
-    if len(members) < 2 or not results:
+    """How many members to try together; 0 where there is nothing to gain."""
+    if len(members) < 2 or not profiles:
         return 0
-    rows = sum(part.rows or results[0].train_rows for part in dataset.train)
-    per_row = sum(result.train_seconds_per_row for result in results) / len(results)
-    fixed = sum(result.fixed_seconds for result in results) / len(results)
-    step = per_row * _batch_size(configs[members[0]])
-    if step > TINY and results[0].build != ANY_CUDA_BUILD:
+    partitions = request.dataset.train
+    rows = sum(part.rows or profiles[0].train_rows for part in partitions)
+    per_row = sum(profile.train_seconds_per_row for profile in profiles) / len(profiles)
+    fixed = sum(profile.fixed_seconds for profile in profiles) / len(profiles)
+    step = per_row * _batch_size(request.configs[members[0]])
+    if step > MAX_STEP_SECONDS and profiles[0].build != ANY_CUDA_BUILD:
         return 0
-    foreseen = len(members) * epochs * (per_row * rows + fixed * len(dataset.train))
-    each = STEPS * step + 2 * fixed
-    share = min(-(-len(members) // workers), MOST_MEMBERS)  # of a worker
-    sizes = [size for size in (share, *MEMBERS) if 2 <= size <= max(share, 2)]
-    return next((size for size in sizes if size * each <= SHARE * foreseen), 0)
+    predicted = len(members) * request.goal.epochs * (per_row * rows + fixed * len(partitions))
+    cost_of_member = STEPS * step + 2 * fixed
+    per_worker = min(-(-len(members) // workers), MAX_MEMBERS)
+    sizes = [size for size in (per_worker, *MEMBERS) if 2 <= size <= max(per_worker, 2)]
+    return next((size for size in sizes if size * cost_of_member <= MAX_COST_SHARE * predicted), 0)
 
 
 def _batch_size(values: Mapping[str, Scalar]) -> int:
@@ -149,25 +141,21 @@ def _batch_size(values: Mapping[str, Scalar]) -> int:
     return size if isinstance(size, int) else 1
 
 
-def _await(
-    pool: WorkerPool,
-    workers: Sequence[str],
-    outcome: ModelProfiles,
-    heard: Callable[[Event], None],
-    between: Callable[[], None],
+def _await_profiles(
+    pool: WorkerPool, workers: Sequence[str], models: ModelProfiles, hooks: ProfilingHooks
 ) -> list[PackProfile]:
-    """What the workers find, until each is done with its task, or gone."""
-    waits, found = set(workers), list[PackProfile]()
-    while waits:
+    """Wait until each worker has finished its task or is gone, and return the profiles."""
+    waiting, found = set(workers), list[PackProfile]()
+    while waiting:
         for event in pool.events():
-            heard(event)
+            hooks.on_event(event)
             if isinstance(event, WorkerReady):
-                outcome.on_worker_up(event)
+                models.on_worker_up(event)
             elif isinstance(event, WorkerLost):
-                outcome.on_worker_down(event)
+                models.on_worker_down(event)
             if isinstance(event, TaskDone | TaskFailed | WorkerLost):
-                waits.discard(event.worker)
+                waiting.discard(event.worker)
             if isinstance(event, TaskDone) and event.pack_profile is not None:
                 found.append(event.pack_profile)
-        between()
+        hooks.between()
     return found

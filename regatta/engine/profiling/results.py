@@ -1,8 +1,8 @@
-"""All that is found out before a run: pilots of its models, of packs where they may pay, of groups where they may."""
+"""The results of profiling: of single models, of packs, and of groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regatta.configuration import Scalar
@@ -16,28 +16,23 @@ from regatta.plan.strategy.groups_or_hops import Communication
 
 @dataclass
 class ProfilingResults:
-    """What pilots say: of each configuration, of packs by build, and what exchanges of a group cost by build."""
+    """Profiles by configuration; by build the rates of packs, and what groups spend on communication."""
 
-    outcome: ModelProfiles
-    rates: dict[str, PackRate] = field(default_factory=dict)
-    links: dict[str, Communication] = field(default_factory=dict)
+    models: ModelProfiles
+    pack_rates: dict[str, PackRate] = field(default_factory=dict)
+    communication: dict[str, Communication] = field(default_factory=dict)
     builds: Builds = field(default_factory=Builds)
 
-    def build(self, name: str, values: Mapping[str, Scalar]) -> str:
-        return self.builds.of(name, values)
+    def build_of(self, config: str, values: Mapping[str, Scalar]) -> str:
+        return self.builds.build_of(config, values)
 
     def learn_builds(self, configs: Configs) -> None:
-        self.builds = builds_of(self.outcome, configs)
+        self.builds = builds_of(self.models, configs)
 
 
-def recalled(dataset: Dataset, history: Sequence[Record], configs: Configs) -> ProfilingResults:
-    """What a journal says of pilots and units, without trying anything."""
-    found = ProfilingResults(
-        models_from_journal(dataset, history), rates_from_journal(history), _recalled_links(history)
-    )
-    found.learn_builds(configs)
-    return found
-
-
-def _recalled_links(history: Iterable[Record]) -> dict[str, Communication]:
-    return {line["build"]: Communication(line["ratio"]) for line in history if line["event"] == "groups"}
+def results_from_journal(dataset: Dataset, history: Sequence[Record], configs: Configs) -> ProfilingResults:
+    """What a journal says about profiling and units; no worker is needed."""
+    groups = {line["build"]: Communication(line["ratio"]) for line in history if line["event"] == "groups"}
+    results = ProfilingResults(models_from_journal(dataset, history), rates_from_journal(history), groups)
+    results.learn_builds(configs)
+    return results
