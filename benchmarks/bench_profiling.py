@@ -155,11 +155,11 @@ def judged(run: Run, data: Dataset) -> Iterator[Judged]:
     lines = read_journal(run.folder / "journal.jsonl")
     known = models_from_journal(data, [line for line in lines if line["event"] == "pilot"])
     for unit in run.record.units:
-        if unit.kind == "pilot" or unit.config not in known.results:
+        if unit.kind == "pilot" or unit.config not in known.profiles:
             continue
         seconds = known.estimates.seconds(Unit(unit.kind, unit.config, unit.epoch, unit.partition), unit.worker)
         if unit.kind == "train" and not COUNTS_PREPARATION:
-            seconds += known.results[unit.config].prepare_seconds_per_row * (data.train[unit.partition].rows or 0)
+            seconds += known.profiles[unit.config].prepare_seconds_per_row * (data.train[unit.partition].rows or 0)
         yield Judged(unit.kind, unit.config, seconds, unit.seconds)
 
 

@@ -249,7 +249,7 @@ class Sweep:
     def _notes(self, found: ProfilingResults, plan: Plan) -> Iterator[str]:
         from regatta.plan.strategy.plan_tree import PackNode
 
-        outcome = found.outcome
+        outcome = found.models
         if outcome.failed:
             first = next(iter(outcome.failed.values()))
             failing = count(len(outcome.failed), "configuration")
@@ -277,33 +277,35 @@ class Sweep:
 
         found, _ = self._profile()
         wanted = forecast(self.search, self.goal).items()
-        epochs = {config: asked.epochs for config, asked in wanted if config not in found.outcome.failed}
-        work = HopWorkload(epochs, len(self.dataset.train), len(self.dataset.eval), found.outcome.estimates)
+        epochs = {config: asked.epochs for config, asked in wanted if config not in found.models.failed}
+        work = HopWorkload(epochs, len(self.dataset.train), len(self.dataset.eval), found.models.estimates)
         return what_if(work, workers, self.rule, self.goal.seed)
 
     def _profile(self, progress: bool = False) -> tuple[ProfilingResults, RunStrategy]:
         """Profile the configurations, and choose a strategy from the results."""
         from regatta.engine.planning.planner import available_workers
+        from regatta.engine.profiling.models import ProfilingRequest
         from regatta.engine.profiling.session import ProfilingSession
         from regatta.engine.workers import open_pool
 
         cluster, planner, configs = self.cluster.sized(len(self.dataset.train)), self._planner(), self.configs()
         wanted = forecast(self.search, self.goal)
-        session = ProfilingSession(self.dataset, self.goal, configs, wanted, planner, cluster, self._profiles(cluster))
-        with tempfile.TemporaryDirectory(prefix="regatta-pilot-") as folder:
+        request = ProfilingRequest(self.dataset, self.goal, configs, self._profiles(cluster))
+        session = ProfilingSession(request, wanted, planner, cluster)
+        with tempfile.TemporaryDirectory(prefix="regatta-profiling-") as folder:
             setup = self._setup(Path(folder))
             pool = open_pool(cluster, setup)
-            found = session.known(pool)
+            found = session.cached_results(pool)
             if found is None:
                 if progress:
                     from regatta.cli import ui
 
                     ui.message(f"training a few batches of {count(len(configs), 'configuration')}")
                 try:
-                    found = session.try_out(pool, setup.logs / MEETINGS)
+                    found = session.run(pool, setup.logs / MEETINGS)
                 finally:
                     pool.close()
-        return found, planner.decide(found, wanted, available_workers(pool, cluster, found.outcome))
+        return found, planner.decide(found, wanted, available_workers(pool, cluster, found.models))
 
     def _profiles(self, cluster: Cluster) -> ProfileCache | None:
         """The profiles of the same functions, data and devices in the repository, if there is one."""

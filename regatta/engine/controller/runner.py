@@ -52,6 +52,7 @@ from regatta.engine.planning.packer import Orders, Packer
 from regatta.engine.planning.planner import Planner
 from regatta.engine.planning.replanner import Replanner
 from regatta.engine.profiling.cache import ProfileCache
+from regatta.engine.profiling.models import ProfilingRequest
 from regatta.engine.profiling.session import RunProfiler
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError
@@ -101,7 +102,6 @@ class Runner:
         self._rule = rule
         self._orders = orders
         self._search = search
-        self._profiles = profiles
         self._packer = Packer(orders)
         self._scheduled = ScheduledModels()
         self._replanner = Replanner(
@@ -114,7 +114,13 @@ class Runner:
         self._hinted: set[str] = set()  # workers that know what probably comes next
         self._callers: queue.SimpleQueue[RequestNotice | JoiningWorker] = queue.SimpleQueue()
         self._watchdog = Watchdog(lambda: self._pool.wake(), unit_limit)
-        self._profiler = RunProfiler(pool, dataset, goal, self._run_log, self._watchdog, lambda: self._interrupted)
+        self._profiler = RunProfiler(
+            ProfilingRequest(dataset, goal, cache=profiles),
+            self._replanner,
+            self._run_log,
+            self._watchdog,
+            lambda: self._interrupted,
+        )
         self._interrupted = False
         self._looping = False
         self._started = time.time()
@@ -194,14 +200,14 @@ class Runner:
             self._declare(trial)
         lines = [line for line, _ in history]
         self._scheduled.count_packs_from(line["pack"] for line in lines if line.get("pack") is not None)
-        found = self._profiler.run(self._trials, lines, asked, self._replanner, self._profiles)
-        self._estimates = found.outcome.estimates
-        self._largest = max((result.state_bytes for result in found.outcome.results.values()), default=0)
+        found = self._profiler.run(self._trials, lines, asked)
+        self._estimates = found.models.estimates
+        self._largest = max((profile.state_bytes for profile in found.models.profiles.values()), default=0)
         self._seat(self._replanner.begin(found, asked, lines))
         if history:
             self._where.clear_away(self.record)
         self._want([trial for trial in self._trials if not trial.scheduled])
-        for failure in found.outcome.failed.values():
+        for failure in found.models.failed.values():
             self._fail(failure)
         self._enlist()
 

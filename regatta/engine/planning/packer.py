@@ -1,4 +1,4 @@
-"""Which trials are trained side by side, as the plan says of their builds."""
+"""Puts trials of one build into packs, as large as the plan says."""
 
 from __future__ import annotations
 
@@ -14,55 +14,53 @@ from regatta.plan.strategy.form_packs import (
     form_packs,
 )
 
-Orders: TypeAlias = Callable[
-    [str, int], Mapping[int, Sequence[int]] | None
-]  # of a configuration, up to an epoch: epoch -> partitions in order
+# The partitions by epoch that a configuration visits in order, up to an epoch; None where the scheduler decides.
+Orders: TypeAlias = Callable[[str, int], Mapping[int, Sequence[int]] | None]
 
 
 class Packer:
     """Forms packs of at most as many members as the plan says."""
 
     def __init__(self, orders: Orders) -> None:
-        self.sizes: Mapping[str, int] = {}  # by the build of members
+        self.sizes: Mapping[str, int] = {}  # of the largest pack, by the build of its members
         self.rates: Mapping[str, PackRate] = {}
         self.builds = Builds()
         self._orders = orders
 
-    def form(self, places: Mapping[Trial, Progress], idle: int) -> list[list[Trial]]:
-        """The trials in scheduled, at least as many as there are idle workers."""
-        trials = {trial.id: trial for trial in places}
-        candidates = [self._candidate(trial, far) for trial, far in places.items()]
-        groups = form_packs(candidates, self.sizes, idle)
-        return [[trials[name] for name in names] for names in groups]
+    def form(self, progress: Mapping[Trial, Progress], idle: int) -> list[list[Trial]]:
+        """The trials in packs or singly: at least as many models as there are idle workers."""
+        trials = {trial.id: trial for trial in progress}
+        candidates = [self._candidate(trial, done) for trial, done in progress.items()]
+        return [[trials[name] for name in names] for names in form_packs(candidates, self.sizes, idle)]
+
+    def _candidate(self, trial: Trial, done: Progress) -> PackCandidate:
+        """Members of a pack are of one build, have made equal progress, and have the same units left."""
+        packable = not trial.alone and not trial.stopped
+        alike = (done, trial.epochs, trial.most, repr(self._orders(trial.id, trial.epochs)))
+        return PackCandidate(trial.id, self.builds.build_of(trial.id, trial.values) if packable else "", alike)
 
     def fits(self, model: ScheduledModel) -> bool:
-        """Whether a model is not larger than the plan has it; models on different ways cannot be put together."""
-        first = model.trials[0]
-        return len(model.trials) <= max(1, self.sizes.get(self.builds.of(first.id, first.values), 1))
+        """Whether a scheduled model has no more members than the plan says."""
+        return len(model.trials) <= max(1, self.sizes.get(self._build(model), 1))
 
     def gain(self, model: ScheduledModel) -> float:
-        """So many times as fast as one after another its trials are expected to be."""
-        rate = self._rate(model)
+        """How many times as fast as one after another the members are expected to train."""
+        rate = self.rates.get(self._build(model))
         return 1.0 if rate is None else rate.gain_of(len(model.trials))
 
     def fixed(self, model: ScheduledModel) -> float:
-        """Seconds of a unit that each trial takes to be put among the others."""
-        rate = self._rate(model)
+        """Seconds of a unit that each member takes to be put into the pack."""
+        rate = self.rates.get(self._build(model))
         return 0.0 if rate is None or not model.is_pack else rate.fixed
 
     def describe(self, model: ScheduledModel) -> str:
-        text, rate = f"{model.name}: {len(model.trials)} configurations are trained side by side", self._rate(model)
+        text = f"{model.name}: {len(model.trials)} configurations are trained side by side"
+        rate = self.rates.get(self._build(model))
         if rate is not None:
             gain = f"their steps about {self.gain(model):.1f}x as fast as one after another"
             text += f", {gain} ({rate.gain:.1f}x measured with {rate.members})"
         return f"{text}."
 
-    def _candidate(self, trial: Trial, far: Progress) -> PackCandidate:
-        """What goes together is of one build, at one place, and has the same way before it."""
-        fit = not trial.alone and not trial.stopped
-        alike = (far, trial.epochs, trial.most, repr(self._orders(trial.id, trial.epochs)))
-        return PackCandidate(trial.id, self.builds.of(trial.id, trial.values) if fit else "", alike)
-
-    def _rate(self, model: ScheduledModel) -> PackRate | None:
+    def _build(self, model: ScheduledModel) -> str:
         first = model.trials[0]
-        return self.rates.get(self.builds.of(first.id, first.values))
+        return self.builds.build_of(first.id, first.values)

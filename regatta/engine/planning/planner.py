@@ -1,4 +1,4 @@
-"""The plan of a run: made of what pilots measured, and made again when units prove it wrong."""
+"""Makes the plan of a run from profiling results, and notices when units prove the plan wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.errors import RegattaError
 from regatta.journal.journal import Record
 from regatta.plan.strategy.choose import (
-    EFFORT,
+    MAX_SIMULATED_UNITS,
     Constraints,
     Numerics,
     choose,
@@ -27,7 +27,6 @@ from regatta.plan.strategy.costs import (
     estimate,
     load_and_chain,
 )
-from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import Plan
 from regatta.plan.strategy.workload import (
@@ -38,46 +37,46 @@ from regatta.plan.strategy.workload import (
 )
 from regatta.search.base import Train
 
-UNIT_SECONDS = 0.002  # from the end of a unit to the beginning of the next
-START = 2.0  # seconds until a process is there that prepares data, where that is not known
-PLAYED = 40.0  # units that may be played to compare plans, for each second that the run will take
-LEAST_PLAYED = 200
-CHAIN_BOUND = 1.05  # a model's way is so much longer than a worker's work: then groups may pay
-DRIFT = math.log(1.4)  # units that stray so far from their estimates call for another plan
-ENOUGH = 8  # units, and two of each worker, before that is said; twice as many after each plan
-SWITCH = 1.1  # another plan must be so many times as fast as the present one
+UNIT_SECONDS = 0.002  # from the end of a unit to the start of the next
+DEFAULT_START_SECONDS = 2.0  # until a new process can preprocess data, where that was not measured
+SIMULATED_UNITS_PER_SECOND = 40.0  # units that may be simulated to compare plans, for each second of the run
+MIN_SIMULATED_UNITS = 200
+GROUPS_CHAIN_FACTOR = 1.05  # groups may pay where a model takes this much longer than a worker has work
+MAX_DRIFT = math.log(1.4)  # units that stray further from their estimates call for another plan
+MIN_UNITS = 8  # and two of each worker, before a plan is called wrong; twice as many after each plan
+MIN_SPEEDUP = 1.1  # of another plan over the present one
 
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a sweep leaves to the plan (None), and what it asks for."""
+    """What the sweep fixes, and what it leaves to the plan (None)."""
 
     pack: int | bool | None = None
     share: bool | None = None
     group: int | None = None
     numerics: Numerics = "exact"
 
-    def forced(self) -> Constraints:
+    def constraints(self) -> Constraints:
         return Constraints(self.pack, self.group, self.share)
 
-    def kept_to(self, decision: RunStrategy, pool: WorkerPool) -> RunStrategy:
-        """What an earlier controller decided, as far as it is what is asked for now, and can be done with this pool."""
-        needed = sum(team.width * team.groups for team in decision.teams) or decision.width
+    def apply_to(self, strategy: RunStrategy, pool: WorkerPool) -> RunStrategy:
+        """The strategy of an earlier controller, as far as it agrees with these options and this pool."""
+        needed = sum(team.width * team.groups for team in strategy.teams) or strategy.width
         spare = len(pool.workers) - needed
-        narrowest = min((team.width for team in decision.teams), default=len(pool.workers) + 1)  # more would idle
+        narrowest = min((team.width for team in strategy.teams), default=len(pool.workers) + 1)  # more would idle
         fits = self.numerics == "fast" and pool.groupable and 0 <= spare < narrowest
-        width = self.group or (decision.width if fits else 1)
-        teams = decision.teams if fits and self.group is None else ()
-        share = decision.share if self.share is None else self.share
-        packs = {} if self.pack is False else decision.packs
-        return replace(decision, width=width, share=share, packs=packs, teams=teams)
+        width = self.group or (strategy.width if fits else 1)
+        teams = strategy.teams if fits and self.group is None else ()
+        share = strategy.share if self.share is None else self.share
+        packs = {} if self.pack is False else strategy.packs
+        return replace(strategy, width=width, share=share, packs=packs, teams=teams)
 
 
 @dataclass(frozen=True)
 class RunStrategy:
-    """How a run is trained: the width of groups, whether data is shared, the most members of packs by build.
+    """How a run is trained: width of groups, sharing, largest packs by build, and the plan that explains it.
 
-    With teams, groups are of several widths, the largest of which is `width`.
+    With teams, groups have several widths, and `width` is the largest.
     """
 
     width: int = 1
@@ -86,20 +85,23 @@ class RunStrategy:
     plan: Plan | None = None
     teams: tuple[Team, ...] = ()
 
-    def same_way(self, other: RunStrategy) -> bool:
+    def same_strategy(self, other: RunStrategy) -> bool:
         return self.same_groups(other) and (self.share, dict(self.packs)) == (other.share, dict(other.packs))
 
     def same_groups(self, other: RunStrategy) -> bool:
         return (self.width, self.teams) == (other.width, other.teams)
 
+    def without_groups(self) -> RunStrategy:
+        return replace(self, width=1, teams=(), plan=None)
+
     def to_record(self) -> dict[str, Any]:
-        told = None if self.plan is None else self.plan.to_json()
+        plan = None if self.plan is None else self.plan.to_json()
         teams = [asdict(team) for team in self.teams]
-        return {"width": self.width, "share": self.share, "packs": dict(self.packs), "teams": teams, "plan": told}
+        return {"width": self.width, "share": self.share, "packs": dict(self.packs), "teams": teams, "plan": plan}
 
     @classmethod
-    def recalled(cls, history: Iterable[Record]) -> RunStrategy | None:
-        """The last one in a journal."""
+    def from_journal(cls, history: Iterable[Record]) -> RunStrategy | None:
+        """The last strategy in a journal."""
         lines = [line for line in history if line["event"] == "plan"]
         if not lines:
             return None
@@ -111,192 +113,219 @@ class RunStrategy:
 
 @dataclass(frozen=True)
 class AvailableWorkers:
-    """The workers that a plan is for: how many, with how many threads each, and what they can do."""
+    """The workers that a plan is for: their number, threads and memory, and what they can do."""
 
     workers: int
     threads: int = 1
     here: bool = True  # on this machine, whose cores are known
     packs: bool = True
     groups: bool = True
-    memory: float = math.inf
-    start: float = START  # seconds until a process is there that prepares data
+    memory: float = math.inf  # bytes of a device for each worker
+    start_seconds: float = DEFAULT_START_SECONDS  # until a new process can preprocess data
+
+    def spare_cores(self) -> int:
+        """Cores of this machine that no worker computes on, for each worker."""
+        if not self.here:
+            return 0
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return max(0, cores - self.workers * self.threads) // self.workers
 
 
-def available_workers(pool: WorkerPool, cluster: Cluster, outcome: ModelProfiles) -> AvailableWorkers:
-    """The workers of a pool, each of a group counted; what those that are there say of themselves holds for all."""
-    ready, infos = outcome.ready, [event.info for event in outcome.ready.values()]
-    start = START if outcome.start_seconds is None else outcome.start_seconds
-    memory = math.inf if outcome.memory is None else outcome.memory
-    groups = len(ready) if cluster.kind == "ray" and ready else len(pool.workers) - len(outcome.lost)
-    groups = 1 if cluster.kind == "inline" else groups  # they take turns
-    width = max((int(info.get("width", 1)) for info in infos), default=cluster.group or 1)
+def available_workers(pool: WorkerPool, cluster: Cluster, models: ModelProfiles) -> AvailableWorkers:
+    """The workers of a pool, counting each member of a group. What the ready ones report holds for all."""
+    width = max((int(event.info.get("width", 1)) for event in models.ready.values()), default=cluster.group or 1)
+    groups = len(pool.workers) - len(models.lost)
+    if cluster.kind == "ray" and models.ready:
+        groups = len(models.ready)
+    elif cluster.kind == "inline":
+        groups = 1  # inline workers take turns
     return AvailableWorkers(
-        groups * width, cluster.threads or 1, cluster.kind != "ray", pool.packs, pool.groupable, memory, start=start
+        groups * width,
+        threads=cluster.threads or 1,
+        here=cluster.kind != "ray",
+        packs=pool.packs,
+        groups=pool.groupable,
+        memory=math.inf if models.memory is None else models.memory,
+        start_seconds=DEFAULT_START_SECONDS if models.start_seconds is None else models.start_seconds,
     )
 
 
 class Planner:
-    """Decides how a run is trained, and watches whether it goes as it was estimated."""
+    """Decides how a run is trained, and compares its units with their estimates."""
 
     def __init__(self, dataset: Dataset, options: PlanOptions) -> None:
         self._dataset, self.options = dataset, options
-        self._drift = {False: _Drift(), True: _Drift()}  # of models by themselves, and of packs
-        self._plans = 0  # that were made again
+        self._drift = {False: _Drift(), True: _Drift()}  # of single models, and of packs
+        self._replans = 0
 
-    def decide(self, findings: ProfilingResults, wanted: Mapping[str, Train], force: AvailableWorkers) -> RunStrategy:
-        """The best way to train what is wanted."""
-        profile = self.profile(findings, wanted)
+    def decide(self, results: ProfilingResults, wanted: Mapping[str, Train], workers: AvailableWorkers) -> RunStrategy:
+        """The fastest strategy to train what is wanted."""
+        profile = self.profile(results, wanted)
         if not profile.known():
-            return RunStrategy(self.options.group or 1, bool(self.options.share))
-        return _decision(profile, *self._choose(profile, force))
+            return self.default_strategy()
+        return _run_strategy(profile, *self._choose(profile, workers))
+
+    def default_strategy(self) -> RunStrategy:
+        """The strategy without a plan: the options, and hopping for the rest."""
+        return RunStrategy(self.options.group or 1, bool(self.options.share))
 
     def revise(
-        self, findings: ProfilingResults, left: Mapping[str, Train], force: AvailableWorkers, present: RunStrategy
+        self,
+        results: ProfilingResults,
+        left: Mapping[str, Train],
+        workers: AvailableWorkers,
+        present: RunStrategy,
     ) -> RunStrategy:
-        """The best way to go on; the present one, unless another is clearly faster, for changing costs something.
+        """The strategy to go on with. Changing costs something, so another one must be clearly faster.
 
-        Packs may be taken apart; models that are on their way one by one are not put together.
+        Packs may be taken apart, but models that train singly are not packed.
         """
-        profile = replace(self.profile(findings, left), largest=present.packs)
+        profile = replace(self.profile(results, left), largest_packs=present.packs)
         if not profile.known():
             return present
-        now = profile.choice(present.packs, present.width, present.share, present.teams)
-        force = replace(force, start=0.0) if present.share else force  # what shares is there
+        current = profile.strategy(present.packs, present.width, present.share, present.teams)
+        if present.share:
+            workers = replace(workers, start_seconds=0.0)  # the preprocess workers are running
         try:
-            chosen, plan = self._choose(profile, force)
-            goes_on = self._plan_of(now, replace(profile, packs_forced=True), force)  # though they may not pay any more
+            chosen, plan = self._choose(profile, workers)
+            # The present packs must be in the estimate, even if they do not pay any more.
+            current_plan = self._plan_of(current, replace(profile, packs_forced=True), workers)
         except (ArithmeticError, ValueError, RegattaError):
-            return present  # of a model that came later nothing may be known
-        if chosen == now or goes_on.estimate.seconds < SWITCH * plan.estimate.seconds:
-            return replace(present, plan=goes_on)
-        return _decision(profile, chosen, plan)
+            return present  # a model that came later may not be profiled
+        if chosen == current or current_plan.estimate.seconds < MIN_SPEEDUP * plan.estimate.seconds:
+            return replace(present, plan=current_plan)
+        return _run_strategy(profile, chosen, plan)
 
-    def _plan_of(self, choice: Strategy, profile: SweepProfile, force: AvailableWorkers) -> Plan:
-        """The plan with that choice and no other."""
-        site = self.site(force, profile)
-        only = (lambda work, site, forced: iter([choice]),)
-        forced = Constraints() if choice.teams else Constraints(width=choice.width)
-        plan = choose(profile.work(), site, numerics="fast", forced=forced, rules=only)[1]
+    def _plan_of(self, strategy: Strategy, profile: SweepProfile, workers: AvailableWorkers) -> Plan:
+        """The plan of this one strategy."""
+        only = (lambda work, cluster, constraints: iter([strategy]),)
+        constraints = Constraints() if strategy.teams else Constraints(width=strategy.width)
+        cluster = self.cluster_spec(workers, profile)
+        plan = choose(profile.work(), cluster, numerics="fast", constraints=constraints, rules=only)[1]
         return replace(plan, why="as before")
 
-    def _choose(self, profile: SweepProfile, force: AvailableWorkers) -> tuple[Strategy, Plan]:
-        work, site = profile.work(), self.site(force, profile)
-        effort = int(PLAYED * estimate(work, site, Strategy()).seconds)
-        forced = self.options.forced()
+    def _choose(self, profile: SweepProfile, workers: AvailableWorkers) -> tuple[Strategy, Plan]:
+        work, cluster = profile.work(), self.cluster_spec(workers, profile)
+        units = int(SIMULATED_UNITS_PER_SECOND * estimate(work, cluster, Strategy()).seconds)
+        constraints = self.options.constraints()
         chosen, plan = choose(
-            work, site, numerics=self.options.numerics, forced=forced, effort=min(max(effort, LEAST_PLAYED), EFFORT)
+            work,
+            cluster,
+            numerics=self.options.numerics,
+            constraints=constraints,
+            max_units=min(max(units, MIN_SIMULATED_UNITS), MAX_SIMULATED_UNITS),
         )
-        unpacked = profile.why_not_packed() if forced.pack is None and force.packs else None
-        unshared = profile.why_not_shared() if forced.share is None else None
+        unpacked = profile.why_not_packed() if constraints.pack is None and workers.packs else None
+        unshared = profile.why_not_shared() if constraints.share is None else None
         return chosen, replace(plan, rejected=(*plan.rejected, *filter(None, (unpacked, unshared))))
 
-    def groups_may_pay(self, findings: ProfilingResults, wanted: Mapping[str, Train], force: AvailableWorkers) -> bool:
-        """Whether it is worth finding out what exchanges cost: models take longer than workers have work."""
-        free = self.options.numerics == "fast" and self.options.group is None and not self._dataset.availability
-        if not (free and force.groups and force.workers > 1):
+    def groups_may_pay(self, results: ProfilingResults, wanted: Mapping[str, Train], workers: AvailableWorkers) -> bool:
+        """Whether to measure what groups cost: they may pay where a model takes longer than workers have work."""
+        allowed = self.options.numerics == "fast" and self.options.group is None and not self._dataset.availability
+        if not (allowed and workers.groups and workers.workers > 1):
             return False
-        profile = self.profile(findings, wanted)
+        profile = self.profile(results, wanted)
         if not profile.known() or not any(model.build for model in profile.models.values()):
             return False
-        load, chain = load_and_chain(profile.work(), self.site(force, profile), Strategy())
-        return chain > CHAIN_BOUND * load
+        load, chain = load_and_chain(profile.work(), self.cluster_spec(workers, profile), Strategy())
+        return chain > GROUPS_CHAIN_FACTOR * load
 
-    def profile(self, findings: ProfilingResults, wanted: Mapping[str, Train]) -> SweepProfile:
-        width = self.options.group or 1  # then pilots were measured in groups: what groups exchange is in it
-        links = findings.links
-        if width > 1:
-            links = {findings.build(name, asked.config): Communication(0.0) for name, asked in wanted.items()}
+    def profile(self, results: ProfilingResults, wanted: Mapping[str, Train]) -> SweepProfile:
+        """The profiles of the wanted models, as `plan` takes them."""
+        width = self.options.group or 1
+        communication: Mapping[str, Communication] = results.communication
+        if width > 1:  # the models were profiled in groups, so their times include the communication
+            builds = (results.build_of(name, asked.config) for name, asked in wanted.items())
+            communication = dict.fromkeys(builds, Communication(0.0))
         models = {
             name: ProfiledModel(
-                asked.epochs, asked.config, self._measured(findings, name, width), findings.build(name, asked.config)
+                asked.epochs, asked.config, self._costs(results, name, width), results.build_of(name, asked.config)
             )
             for name, asked in wanted.items()
-            if asked.epochs > 0 and name not in findings.outcome.failed
+            if asked.epochs > 0 and name not in results.models.failed
         }
-        slower = self._drift[True].since_first() - self._drift[False].since_first()
-        rates = {build: _corrected(rate, math.exp(slower)) for build, rate in findings.rates.items()}
-        sharable = not any(result.unsharable for result in findings.outcome.results.values())
+        # Packs gain as much less as their units have been slower than those of single models.
+        slower = math.exp(self._drift[True].mean - self._drift[False].mean)
+        rates = {build: replace(rate, gain=max(rate.gain / slower, 1e-3)) for build, rate in results.pack_rates.items()}
+        sharable = not any(profile.unsharable for profile in results.models.profiles.values())
         return SweepProfile(
-            models, rates, links, packs_forced=bool(self.options.pack), sharable=sharable or bool(self.options.share)
+            models,
+            rates,
+            communication,
+            packs_forced=bool(self.options.pack),
+            sharable=sharable or bool(self.options.share),
         )
 
-    def site(self, force: AvailableWorkers, profile: SweepProfile) -> ClusterSpec:
-        peaks = [model.measured.peak_bytes for model in profile.models.values() if model.measured is not None]
-        start = 0.0 if self.options.share else force.start  # what is asked for is started beside the workers
+    def _costs(self, results: ProfilingResults, name: str, width: int) -> ModelCosts | None:
+        profile = results.models.profiles.get(name)
+        if profile is None:
+            return None
+        estimates, eval_units = results.models.estimates, len(self._dataset.eval)
+        learned, rows = estimates.profile(name), estimates.rows("train")
+        evaluate = learned.eval * estimates.rows("eval") + (learned.fixed + UNIT_SECONDS) * eval_units
+        return ModelCosts(
+            train=learned.train * rows * width,
+            evaluate=evaluate * width,
+            fixed=learned.fixed,
+            prepare=learned.prepare * rows,
+            state_bytes=profile.state_bytes,
+            peak_bytes=profile.peak_bytes,
+            build=profile.build,
+            fetch=min(learned.fixed, profile.eval_fixed_seconds or 0.0),
+        )
+
+    def cluster_spec(self, workers: AvailableWorkers, profile: SweepProfile) -> ClusterSpec:
+        peaks = [model.costs.peak_bytes for model in profile.models.values() if model.costs is not None]
         return ClusterSpec(
-            force.workers, memory=max([force.memory, *peaks]), unit=UNIT_SECONDS, cores=_free_cores(force),
-            share_start=start, partitions=len(self._dataset.train), evals=len(self._dataset.eval),
-        )  # fmt: skip
+            workers.workers,
+            memory=max([workers.memory, *peaks]),
+            unit=UNIT_SECONDS,
+            cores=workers.spare_cores(),
+            share_start=0.0 if self.options.share else workers.start_seconds,  # if asked for, starts with the workers
+            partitions=len(self._dataset.train),
+            evals=len(self._dataset.eval),
+        )
 
-    # -- watching ----------------------------------------------------------------------------------------
-
-    def observe(self, surprise: float, packed: bool) -> None:
-        """A training unit took so much longer than estimated, as a logarithm."""
-        self._drift[packed].take(surprise)
+    def observe(self, log_error: float, packed: bool) -> None:
+        """A training unit is done; `log_error` is the logarithm of its real over its estimated time."""
+        self._drift[packed].add(log_error)
 
     def reason_to_replan(self, workers: int) -> str:
-        """Why the plan should be made again; empty as long as it holds."""
+        """Why units prove the plan wrong; empty as long as it holds."""
         for packed, drift in self._drift.items():
-            if drift.count >= max(ENOUGH, 2 * workers) * 2**self._plans and abs(drift.since_plan()) > DRIFT:
+            if drift.units >= max(MIN_UNITS, 2 * workers) * 2**self._replans and abs(drift.since_plan()) > MAX_DRIFT:
                 what = "units of packs" if packed else "units"
-                when = "at the last plan" if self._plans else "estimated"
+                when = "at the last plan" if self._replans else "estimated"
                 return f"{what} take {math.exp(drift.since_plan()):.2f} times as long as {when}"
         return ""
 
     def on_replanned(self) -> None:
-        """A plan was made with what is known now."""
-        self._plans += 1
+        """A plan was made with the present estimates."""
+        self._replans += 1
         for drift in self._drift.values():
-            drift.settle()
-
-    def _measured(self, findings: ProfilingResults, name: str, width: int) -> ModelCosts | None:
-        result = findings.outcome.results.get(name)
-        if result is None:
-            return None
-        estimates, parts = findings.outcome.estimates, len(self._dataset.eval)
-        pilot, rows = estimates.profile(name), estimates.rows("train")
-        evaluate = pilot.eval * estimates.rows("eval") + (pilot.fixed + UNIT_SECONDS) * parts
-        return ModelCosts(
-            train=pilot.train * rows * width, evaluate=evaluate * width,
-            fixed=pilot.fixed, prepare=pilot.prepare * rows, state_bytes=result.state_bytes,
-            peak_bytes=result.peak_bytes, build=result.build,
-            fetch=min(pilot.fixed, result.eval_fixed_seconds or 0.0),
-        )  # fmt: skip
+            drift.on_replanned()
 
 
-def _decision(profile: SweepProfile, chosen: Strategy, plan: Plan) -> RunStrategy:
+def _run_strategy(profile: SweepProfile, chosen: Strategy, plan: Plan) -> RunStrategy:
     return RunStrategy(chosen.width, chosen.share, profile.pack_sizes(chosen), plan, profile.teams(chosen))
 
 
 class _Drift:
-    """How far units stray from their estimates: a mean of logarithms that forgets."""
+    """How far units stray from their estimates: a running mean of logarithms that forgets old units."""
 
     def __init__(self) -> None:
-        self.count = 0  # since the plan was made
-        self._seen, self._mean, self._planned = 0, 0.0, 0.0
+        self.mean = 0.0
+        self.units = 0  # since the plan was made
+        self._all_units = 0
+        self._mean_at_plan = 0.0
 
-    def take(self, surprise: float) -> None:
-        self.count += 1
-        self._seen += 1
-        self._mean += (surprise - self._mean) / min(self._seen, 2 * ENOUGH)
-
-    def since_first(self) -> float:
-        return self._mean
+    def add(self, log_error: float) -> None:
+        self.units += 1
+        self._all_units += 1
+        self.mean += (log_error - self.mean) / min(self._all_units, 2 * MIN_UNITS)
 
     def since_plan(self) -> float:
-        return self._mean - self._planned
+        return self.mean - self._mean_at_plan
 
-    def settle(self) -> None:
-        self._planned, self.count = self._mean, 0
-
-
-def _corrected(rate: PackRate, slower: float) -> PackRate:
-    return replace(rate, gain=max(rate.gain / slower, 1e-3))
-
-
-def _free_cores(force: AvailableWorkers) -> int:
-    """Of each worker, cores of this machine that no worker computes on."""
-    if not force.here:
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, cores - force.workers * force.threads) // force.workers
+    def on_replanned(self) -> None:
+        self._mean_at_plan, self.units = self.mean, 0

@@ -1,8 +1,8 @@
-"""What pilots found out in earlier runs and explanations, so that the next ones need not find it out again.
+"""The profiles of earlier runs and plans, so that later ones need not measure again.
 
-    <repository>/profiles/<key>.json      one for each sweep's functions, kind of data, devices and versions
+    <repository>/profiles/<key>.json      one file for each combination of functions, kind of data, devices and versions
 
-A file that is damaged, or of another version, is as good as none, and is replaced.
+A file that is damaged, or of another version, counts as missing and is replaced.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from regatta.errors import RegattaError
 from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate
 
 VERSION = 2
-FILES = 256  # those not used for longest go first
-CONFIGS = 1000  # of one file, the newest
-MOST = 1e15  # of bytes, rows or seconds: no pilot has found more
-BEYOND = 2.0  # numbers that are so many times as large as any that was seen are tried
-ALIKE = 1.5  # configurations of one structure tell of another if their times differ by no more than this factor
+MAX_FILES = 256  # the least recently used are deleted first
+MAX_CONFIGS = 1000  # in one file; the newest stay
+MAX_NUMBER = 1e15  # bytes, rows or seconds: a larger number in a file is damage
+EXTRAPOLATION = 2.0  # a number further outside the known values than this factor is measured
+MAX_SPREAD = 1.5  # configurations of one build stand for another if their times differ by at most this factor
 _PACKAGES = {
     "torch": ("torch",),
     "keras": ("keras", "tensorflow", "tensorflow-cpu"),
@@ -45,79 +45,80 @@ Values = Mapping[str, Scalar]
 
 
 @dataclass(frozen=True)
-class Known:
-    """A configuration that was tried, and the seconds that this took."""
+class CachedProfile:
+    """The profile of a configuration, and the seconds that it took to measure."""
 
     values: Values
-    pilot: ModelProfile
+    profile: ModelProfile
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class CachedPackRate:
-    """A pack that was tried."""
+    """The rate of a pack, and the configurations that were its members."""
 
     rate: PackRate
-    configs: tuple[str, ...]  # its members
+    configs: tuple[str, ...]
 
 
 @dataclass
 class ProfileCache:
-    """The profile of one key."""
+    """The profiles under one key."""
 
     path: Path
-    configs: dict[str, Known] = field(default_factory=dict)  # by id
+    configs: dict[str, CachedProfile] = field(default_factory=dict)  # by id
     packs: dict[str, CachedPackRate] = field(default_factory=dict)  # by build
     ratios: dict[str, float] = field(default_factory=dict)  # of communication to computation in groups, by build
-    start_seconds: float | None = None  # until a process is there that prepares data
+    start_seconds: float | None = None  # until a new process can preprocess data
     memory: float | None = None  # bytes of a device for each worker
-    _builds: tuple[Builds, dict[str, list[Known]]] | None = None
+    _builds: tuple[Builds, dict[str, list[CachedProfile]]] | None = None
 
     @classmethod
     def open(cls, folder: Path, key: str) -> ProfileCache:
-        """What the folder knows under a key, which may be nothing; the folder need not be there."""
+        """The profiles that the folder holds under a key. There may be none, and the folder need not exist."""
         found = cls(folder / f"{key}.json")
         found._read()
-        with contextlib.suppress(OSError):  # nothing to touch, or nothing that may be touched
+        with contextlib.suppress(OSError):  # the file is missing, or read-only
             os.utime(found.path)
         return found
 
     def find(self, values: Values) -> ModelProfile | None:
-        """What was measured of a configuration, or else of one that is built like it."""
-        known = self.configs.get(config_id(values)) or self._like(values)
-        return None if known is None else known.pilot
+        """The profile of a configuration, or else of one that costs the same."""
+        known = self.configs.get(config_id(values)) or self._find_similar(values)
+        return None if known is None else known.profile
 
     def spent(self, configs: Iterable[str]) -> float:
-        """The seconds that pilots of these configurations took."""
+        """The seconds that it took to measure these configurations."""
         return sum(self.configs[config].seconds for config in configs if config in self.configs)
 
     def rates(self) -> dict[str, PackRate]:
-        """What was measured of packs, by build."""
+        """The pack rates by build."""
         return {build: known.rate for build, known in self.packs.items()}
 
     def rate(self, build: str, members: Sequence[str]) -> PackRate | None:
-        """What was measured of packs of a build, if it was of as many members as are to be tried now."""
+        """The rate of packs of a build, if it was measured with at least as many members."""
         known = self.packs.get(build)
         if known is None or known.rate.members < len(members):
             return None
-        same = bool(members) and set(members) <= set(known.configs)
-        return known.rate if same or build != ANY_CUDA_BUILD else None
+        # All models on a GPU have the same build, so there the rate holds only for the same members.
+        same_members = bool(members) and set(members) <= set(known.configs)
+        return known.rate if same_members or build != ANY_CUDA_BUILD else None
 
-    def keep(
+    def add(
         self,
-        configs: Iterable[Known] = (),
+        configs: Iterable[CachedProfile] = (),
         packs: Mapping[str, CachedPackRate] | None = None,
         ratios: Mapping[str, float] | None = None,
         start_seconds: float | None = None,
         memory: float | None = None,
     ) -> None:
-        """Remember what was measured; a folder that cannot be written to keeps nothing, and nobody is worse off."""
+        """Add what was measured. In a folder that cannot be written to, nothing is kept."""
         new = {config_id(known.values): known for known in configs}
         if not (new or packs or ratios):
             return
         self._read()  # another run may have written since
         self.configs = {**{name: known for name, known in self.configs.items() if name not in new}, **new}
-        self.configs = dict(list(self.configs.items())[-CONFIGS:])
+        self.configs = dict(list(self.configs.items())[-MAX_CONFIGS:])
         self.packs.update(packs or {})
         self.ratios.update(ratios or {})
         self.start_seconds = self.start_seconds if start_seconds is None else start_seconds
@@ -125,29 +126,29 @@ class ProfileCache:
         self._builds = None
         with contextlib.suppress(OSError):
             self._write()
-            _forget_oldest(self.path.parent)
+            _delete_oldest(self.path.parent)
 
-    def _like(self, values: Values) -> Known | None:
-        """Of equal decisive values; what else differs must be known not to matter, to the build nor to the time."""
-        builds, kinds = self._builds or self._learnt()
-        alike = kinds.get(builds.of(config_id(values), values), [])
+    def _find_similar(self, values: Values) -> CachedProfile | None:
+        """A profile of the same build, if the values that differ are known to change neither build nor time."""
+        builds, by_build = self._builds or self._learn_builds()
+        alike = by_build.get(builds.build_of(config_id(values), values), [])
         varied = {name for name in values if len({repr(known.values.get(name)) for known in alike}) > 1}
-        near = [known for known in alike if _same_but_for(known.values, values, varied)]
+        near = [known for known in alike if _equal_except(known.values, values, varied)]
         if not all(_is_near(values[name], [known.values.get(name) for known in near]) for name in varied):
             return None
-        times = [known.pilot.train_seconds_per_row for known in near]
-        if not times or max(times) > ALIKE * min(times):
+        times = [known.profile.train_seconds_per_row for known in near]
+        if not times or max(times) > MAX_SPREAD * min(times):
             return None
-        return sorted(near, key=lambda known: known.pilot.train_seconds_per_row)[len(near) // 2]
+        return sorted(near, key=lambda known: known.profile.train_seconds_per_row)[len(near) // 2]
 
-    def _learnt(self) -> tuple[Builds, dict[str, list[Known]]]:
-        """The builds of all that are known, and who is of which; once, for it takes its time."""
-        builds, kinds = Builds(), dict[str, list[Known]]()
+    def _learn_builds(self) -> tuple[Builds, dict[str, list[CachedProfile]]]:
+        """The builds of all cached configurations, and the profiles of each build; kept, because it takes a while."""
+        builds, by_build = Builds(), dict[str, list[CachedProfile]]()
         for name, known in self.configs.items():
-            if known.pilot.build not in ("", ANY_CUDA_BUILD):
-                builds.learn(name, known.values, known.pilot.build)
-                kinds.setdefault(known.pilot.build, []).append(known)
-        self._builds = builds, kinds
+            if known.profile.build not in ("", ANY_CUDA_BUILD):
+                builds.learn(name, known.values, known.profile.build)
+                by_build.setdefault(known.profile.build, []).append(known)
+        self._builds = builds, by_build
         return self._builds
 
     def _read(self) -> None:
@@ -155,21 +156,24 @@ class ProfileCache:
             found = json.loads(self.path.read_bytes())
             if found["version"] != VERSION:
                 return
-            configs = [_known(line) for line in found["configs"]]
-            packs = {line["build"]: _known_rate(line) for line in found["packs"]}
+            configs = [_read_profile(line) for line in found["configs"]]
+            packs = {line["build"]: _read_rate(line) for line in found["packs"]}
             ratios = {str(build): _number(ratio) for build, ratio in found.get("ratios", {}).items()}
             start, memory = (
                 None if found.get(name) is None else _number(found[name]) for name in ("start_seconds", "memory")
             )
             named = {config_id(known.values): known for known in configs}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, RegattaError):
-            return  # not there, not ours, or damaged
+            return  # missing, of another program, or damaged
         self.configs, self.packs, self.ratios, self._builds = named, packs, ratios, None
         self.start_seconds, self.memory = start, memory
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        configs = [{**asdict(known), "values": dict(known.values)} for known in self.configs.values()]
+        configs = [
+            {"values": dict(known.values), "pilot": asdict(known.profile), "seconds": known.seconds}
+            for known in self.configs.values()
+        ]
         packs = [{"build": build, **asdict(known)} for build, known in self.packs.items()]
         others = {"ratios": self.ratios, "start_seconds": self.start_seconds, "memory": self.memory}
         text = json.dumps({"version": VERSION, "configs": configs, "packs": packs, **others})
@@ -177,45 +181,47 @@ class ProfileCache:
             written.write_text(text)
 
 
-def _forget_oldest(folder: Path) -> None:
+def _delete_oldest(folder: Path) -> None:
     files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-FILES]:
+    for path in files[:-MAX_FILES]:
         path.unlink(missing_ok=True)
 
 
-def _same_but_for(values: Values, others: Values, names: set[str]) -> bool:
+def _equal_except(values: Values, others: Values, names: set[str]) -> bool:
     return all(repr(values.get(name)) == repr(others.get(name)) for name in (values.keys() | others.keys()) - names)
 
 
-def _is_near(value: object, seen: Sequence[object]) -> bool:
-    """Whether a value is one of those that were seen, or a number among them or not far outside."""
-    numbers = [abs(float(other)) for other in seen if isinstance(other, int | float) and not isinstance(other, bool)]
-    if isinstance(value, bool) or not isinstance(value, int | float) or len(numbers) < len(seen):
-        return any(repr(value) == repr(other) for other in seen)
-    return min(numbers, default=1.0) / BEYOND <= abs(value) <= max(numbers, default=0.0) * BEYOND
+def _is_near(value: object, known: Sequence[object]) -> bool:
+    """Whether a value is among the known ones; for numbers, whether it is between them or not far outside."""
+    numbers = [abs(float(other)) for other in known if isinstance(other, int | float) and not isinstance(other, bool)]
+    if isinstance(value, bool) or not isinstance(value, int | float) or len(numbers) < len(known):
+        return any(repr(value) == repr(other) for other in known)
+    return min(numbers, default=1.0) / EXTRAPOLATION <= abs(value) <= max(numbers, default=0.0) * EXTRAPOLATION
 
 
-def _known(line: Mapping[str, Any]) -> Known:
+def _read_profile(line: Mapping[str, Any]) -> CachedProfile:
     found = line["pilot"]
-    pilot = ModelProfile(**{name: _plain(name, found[name]) for name in found.keys() & _FIELDS})
-    return Known({str(name): value for name, value in line["values"].items()}, pilot, _number(line["seconds"]))
+    profile = ModelProfile(**{name: _checked(name, found[name]) for name in found.keys() & _FIELDS})
+    return CachedProfile(
+        {str(name): value for name, value in line["values"].items()}, profile, _number(line["seconds"])
+    )
 
 
-def _known_rate(line: Mapping[str, Any]) -> CachedPackRate:
+def _read_rate(line: Mapping[str, Any]) -> CachedPackRate:
     rate = line["rate"]
     found = PackRate(int(_number(rate["members"])), _number(rate["gain"]), str(rate["reason"]), _number(rate["fixed"]))
     if found.gain <= 0:
-        raise ValueError(f"A gain of {found.gain}.")
+        raise ValueError(f"a gain of {found.gain}")
     return CachedPackRate(found, tuple(map(str, line["configs"])))
 
 
 _FIELDS = {part.name for part in fields(ModelProfile)}
-_WORDS, _LISTS, _COUNTS = ("build",), ("metrics", "forgotten"), ("train_rows", "eval_rows", "state_bytes", "peak_bytes")
+_TEXTS, _LISTS, _COUNTS = ("build",), ("metrics", "forgotten"), ("train_rows", "eval_rows", "state_bytes", "peak_bytes")
 
 
-def _plain(name: str, value: Any) -> Any:
-    """A field of a pilot as it was written; anything else is a ValueError."""
-    if name in _WORDS:
+def _checked(name: str, value: Any) -> Any:
+    """A field of a profile as it was written; anything else is a ValueError."""
+    if name in _TEXTS:
         return str(value)
     if name == "unsharable":
         return bool(value)
@@ -227,15 +233,15 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
-        raise ValueError(f"{value!r} is no number from 0 to {MOST:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+        raise ValueError(f"{value!r} is not a number from 0 to {MAX_NUMBER:g}")
     return float(value)
 
 
 def profile_key(codes: Sequence[object], dataset: Dataset, framework: str, cluster: Cluster) -> str:
-    """The same for sweeps whose models take the same time: by functions, kind of data, devices and versions.
+    """A key that is equal for sweeps whose models cost the same: by functions, kind of data, devices and versions.
 
-    `codes` are those of the sweep's functions (`code_identity.describe_code`), `cluster` is sized.
+    `codes` identify the code of the sweep's functions, and `cluster` has its number of workers.
     """
     columns = [(column.name, column.dtype, tuple(column.shape)) for column in dataset.columns]
     unknown = [_size(part.path) for part in (*dataset.train, *dataset.eval) if part.rows is None]
@@ -248,7 +254,7 @@ def profile_key(codes: Sequence[object], dataset: Dataset, framework: str, clust
 
 
 def _size(path: Path) -> int | None:
-    """Of a file whose rows nobody knows before it is read."""
+    """The size of a file, which stands for its rows where they are not known before it is read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -256,13 +262,10 @@ def _size(path: Path) -> int | None:
 
 
 def device_names(device: str) -> list[str]:
-    """The processor of this machine and, unless only that is used, its GPUs; without asking a framework."""
+    """The processor of this machine and, unless the device is "cpu", its GPUs; does not import a framework."""
     cards = [] if device == "cpu" else sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    return [_processor(), *(_line(card, "Model") for card in cards)]
-
-
-def _processor() -> str:
-    return _line(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
+    processor = _line(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
+    return [processor, *(_line(card, "Model") for card in cards)]
 
 
 def _line(path: Path, name: str) -> str:

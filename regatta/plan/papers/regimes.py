@@ -55,7 +55,7 @@ class Regime:
         kinds = (_kind(size, models, self.epochs) for size, models in ((self.size, self.models), *self.beside))
         return Workload(tuple(kinds), DataCosts.shared(prepare, seconds, 1e9))
 
-    def site(self) -> ClusterSpec:
+    def cluster(self) -> ClusterSpec:
         return ClusterSpec(self.workers, EACH, 16e9, unit=0.005, bandwidth=1e9, cores=self.cores, share_start=1.0)
 
 
@@ -82,15 +82,15 @@ def mixed(workers: Sequence[int] = WORKERS[::2]) -> Iterator[Regime]:
 STRATEGIES = ("hop", "pack", "group", "share")
 
 
-def single(work: Workload, site: ClusterSpec, strategy: str) -> Strategy:
+def single(work: Workload, cluster: ClusterSpec, strategy: str) -> Strategy:
     """A strategy by itself, with its best parameters by the formulas."""
     match strategy:
         case "hop":
             return Strategy()
         case "pack":
-            return Strategy(best_packs(work, site, share=False)[0])
+            return Strategy(best_packs(work, cluster, share=False)[0])
         case "group":
-            return Strategy(width=best_widths(work, site, share=False)[0])
+            return Strategy(width=best_widths(work, cluster, share=False)[0])
         case "share":
             return Strategy(share=True)
     raise UsageError(f"There is no strategy {strategy!r}.", candidates=nearest(strategy, STRATEGIES))
@@ -98,12 +98,12 @@ def single(work: Workload, site: ClusterSpec, strategy: str) -> Strategy:
 
 def compare(regime: Regime, rules: Sequence[Rule] = RULES) -> dict[str, float]:
     """Mean makespans of the strategies by themselves, and of the planner's choice, by these rules, as `plan`."""
-    work, site = regime.work(), regime.site()
+    work, cluster = regime.work(), regime.cluster()
     seeds = SEEDS if work.models * regime.workers <= LARGE else SEEDS[:1]
-    choices = {strategy: single(work, site, strategy) for strategy in STRATEGIES}
-    choices["plan"] = choose(work, site, numerics="fast", rules=rules)[0]
+    choices = {strategy: single(work, cluster, strategy) for strategy in STRATEGIES}
+    choices["plan"] = choose(work, cluster, numerics="fast", rules=rules)[0]
     played = {
-        choice: fmean(simulate_strategy(work, site, choice, TRUTH, seed) for seed in seeds)
+        choice: fmean(simulate_strategy(work, cluster, choice, TRUTH, seed) for seed in seeds)
         for choice in choices.values()
     }
     return {name: played[choice] for name, choice in choices.items()}

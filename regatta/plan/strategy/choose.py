@@ -1,8 +1,8 @@
-"""Which way to train a sweep: every rule offers its best choice, the fastest wins, and the simplest of those that tie.
+"""Chooses the strategy for a sweep: every rule offers its best, the fastest wins, and the simplest of those that tie.
 
-A rule is a plain function from the work and the site to choices. Formulas compare them; those that come close are then
-played by the real scheduler, as long as that is quick. Groups give weights that differ by rounding, so they are only
-taken where that is allowed. Any choice can be forced; what remains free is chosen around it.
+A rule is a plain function from the workload and the cluster to strategies. Formulas compare them. Those that come close
+are then simulated with the real scheduler, as long as that is quick. Groups give weights that differ by rounding, so
+they are only chosen where that is allowed. A sweep can fix any part of the strategy; the rest is chosen around it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from regatta.plan.strategy.costs import (
     Workload,
     estimate,
     evaluations,
-    fits,
     load_and_chain,
-    units,
+    unit_costs,
+    why_impossible,
 )
 from regatta.plan.strategy.plan_tree import (
     Estimate,
@@ -43,89 +43,91 @@ from regatta.plan.strategy.plan_tree import (
 from regatta.plan.strategy.simulate import Noise, count_units, simulate_strategy
 from regatta.plan.strategy.sizes import best_packs, best_teams, best_widths
 
-TIE = 0.02  # a plan must be faster than a simpler one by more than this
-CLOSE = 1.5  # what is not slower than that by the formula is played
-PLAYS = 2  # with other noise each time
-EFFORT = 20_000  # units that may be played: a second or so
-SLACKS = (1.0, 2.0, 4.0)  # how many times the longest chain of packs goes into the load of a worker
-WIDTHS = 3  # of groups that are looked at further
-USUAL = Noise()
-BEYOND = 1.05  # that much slower is said as a factor
+TIE = 0.02  # a strategy must be faster than a simpler one by more than this
+CLOSE = 1.5  # strategies that the formula has slower than this factor are not simulated
+SIMULATIONS = 2  # of each strategy, with different noise
+MAX_SIMULATED_UNITS = 20_000  # about a second
+SLACKS = (1.0, 2.0, 4.0)  # how many times the longest chain of packs fits into the load of a worker
+MAX_WIDTHS = 3  # of groups that are compared
+DEFAULT_NOISE = Noise()
+SLOWER_FACTOR = 1.05  # from here on a factor says how much slower a strategy is, not a percentage
 
 Numerics = Literal["exact", "fast"]
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What is not to be chosen: packs (True, False, or at most so many members), the width of groups, sharing."""
+    """What is fixed: packs (True, False, or the largest size), the width of groups, sharing; None is free."""
 
     pack: int | bool | None = None
     width: int | None = None
     share: bool | None = None
 
-    def allows(self, choice: Strategy, kinds: Sequence[ModelKind]) -> bool:
+    def allow(self, strategy: Strategy, kinds: Sequence[ModelKind]) -> bool:
         return (
-            self._allows_packs(choice, kinds)
-            and (self.width is None or (self.width == choice.width and not choice.teams))
-            and self.share in (None, choice.share)
+            self._allow_packs(strategy, kinds)
+            and (self.width is None or (self.width == strategy.width and not strategy.teams))
+            and self.share in (None, strategy.share)
         )
 
-    def sizes(self, kinds: Sequence[ModelKind]) -> tuple[int, ...] | None:
-        """Those of packs, where they are forced."""
+    def pack_sizes(self, kinds: Sequence[ModelKind]) -> tuple[int, ...] | None:
+        """The sizes of packs by kind, where they are fixed."""
         if self.pack is None or self.pack is True:
             return None
         return tuple(min(int(self.pack) or 1, kind.models) if kind.packed else 1 for kind in kinds)
 
-    def _allows_packs(self, choice: Strategy, kinds: Sequence[ModelKind]) -> bool:
+    def _allow_packs(self, strategy: Strategy, kinds: Sequence[ModelKind]) -> bool:
         if self.pack is True:
-            return choice.packs_any or not any(kind.packed and kind.models > 1 for kind in kinds)
-        sizes = self.sizes(kinds)
-        return sizes is None or (choice.packs or (1,) * len(kinds)) == sizes
+            return strategy.packs_any or not any(kind.packed and kind.models > 1 for kind in kinds)
+        sizes = self.pack_sizes(kinds)
+        return sizes is None or (strategy.packs or (1,) * len(kinds)) == sizes
 
 
 Rule = Callable[[Workload, ClusterSpec, Constraints], Iterator[Strategy]]
 
 
-def hop(work: Workload, site: ClusterSpec, forced: Constraints) -> Iterator[Strategy]:
+def hop(work: Workload, cluster: ClusterSpec, constraints: Constraints) -> Iterator[Strategy]:
     yield Strategy()
 
 
-def pack(work: Workload, site: ClusterSpec, forced: Constraints) -> Iterator[Strategy]:
-    yield from (Strategy(sizes) for sizes in _packings(work, site, forced, share=False))
+def pack(work: Workload, cluster: ClusterSpec, constraints: Constraints) -> Iterator[Strategy]:
+    yield from (Strategy(sizes) for sizes in _pack_sizes(work, cluster, constraints, share=False))
 
 
-def group(work: Workload, site: ClusterSpec, forced: Constraints) -> Iterator[Strategy]:
-    yield from (Strategy(width=width) for width in _widths(work, site, forced, share=False))
+def group(work: Workload, cluster: ClusterSpec, constraints: Constraints) -> Iterator[Strategy]:
+    yield from (Strategy(width=width) for width in _widths(work, cluster, constraints, share=False))
 
 
-def team(work: Workload, site: ClusterSpec, forced: Constraints) -> Iterator[Strategy]:
-    """Groups of several widths, for kinds that differ; where it was measured what they cost."""
-    if len(work.kinds) > 1 and site.workers > 2 and any(kind.communication is not None for kind in work.kinds):
-        yield from best_teams(work, site, WIDTHS)
+def team(work: Workload, cluster: ClusterSpec, constraints: Constraints) -> Iterator[Strategy]:
+    """Groups of several widths for kinds that differ, where the cost of groups was measured."""
+    if len(work.kinds) > 1 and cluster.workers > 2 and any(kind.communication is not None for kind in work.kinds):
+        yield from best_teams(work, cluster, MAX_WIDTHS)
 
 
-def share(work: Workload, site: ClusterSpec, forced: Constraints) -> Iterator[Strategy]:
-    """The others with shared data; packs and widths are then others than without."""
-    if (work.data.prepare > 0 and work.data.sharable) or forced.share:
+def share(work: Workload, cluster: ClusterSpec, constraints: Constraints) -> Iterator[Strategy]:
+    """The others with shared data, which changes the best sizes and widths."""
+    if (work.data.prepare > 0 and work.data.sharable) or constraints.share:
         yield Strategy(share=True)
-        yield from (Strategy(sizes, share=True) for sizes in _packings(work, site, forced, share=True))
-        yield from (Strategy(width=width, share=True) for width in _widths(work, site, forced, share=True))
+        yield from (Strategy(sizes, share=True) for sizes in _pack_sizes(work, cluster, constraints, share=True))
+        yield from (Strategy(width=width, share=True) for width in _widths(work, cluster, constraints, share=True))
 
 
-def _packings(work: Workload, site: ClusterSpec, forced: Constraints, share: bool) -> Iterator[tuple[int, ...]]:
-    """The best sizes if there were no noise, and smaller ones, with which nobody has to wait for another."""
-    sizes = forced.sizes(work.kinds)
+def _pack_sizes(
+    work: Workload, cluster: ClusterSpec, constraints: Constraints, share: bool
+) -> Iterator[tuple[int, ...]]:
+    """The best sizes if times did not vary, and smaller ones, with which packs wait less for each other."""
+    sizes = constraints.pack_sizes(work.kinds)
     if sizes is not None:
         yield sizes
         return
-    found = best_packs(work, site, share, SLACKS)
+    found = best_packs(work, cluster, share, SLACKS)
     yield from found
-    if forced.pack and not any(size > 1 for sizes in found for size in sizes):  # they pay nowhere, and are asked for
+    if constraints.pack and not any(size > 1 for sizes in found for size in sizes):  # packs do not pay, but must be
         yield tuple(min(len(kind.curve), kind.models) for kind in work.kinds)
 
 
-def _widths(work: Workload, site: ClusterSpec, forced: Constraints, share: bool) -> list[int]:
-    return [forced.width] if forced.width else best_widths(work, site, share, WIDTHS)
+def _widths(work: Workload, cluster: ClusterSpec, constraints: Constraints, share: bool) -> list[int]:
+    return [constraints.width] if constraints.width else best_widths(work, cluster, share, MAX_WIDTHS)
 
 
 RULES: tuple[Rule, ...] = (hop, pack, group, team, share)
@@ -133,210 +135,229 @@ RULES: tuple[Rule, ...] = (hop, pack, group, team, share)
 
 def choose(
     work: Workload,
-    site: ClusterSpec,
+    cluster: ClusterSpec,
     *,
     numerics: Numerics = "exact",
-    forced: Constraints | None = None,
+    constraints: Constraints | None = None,
     rules: Sequence[Rule] = RULES,
-    strays: Noise = USUAL,
-    effort: int = EFFORT,
+    noise: Noise = DEFAULT_NOISE,
+    max_units: int = MAX_SIMULATED_UNITS,
 ) -> tuple[Strategy, Plan]:
-    """The choice, and the plan that explains it. `effort` is how many units may be played to compare what is close."""
+    """The strategy, and the plan that explains it. At most `max_units` are simulated to compare close strategies."""
     if not work.kinds:
         raise UsageError("There are no models to plan for.")
-    wishes = forced or Constraints()
-    offered = dict.fromkeys(_tidy(choice) for rule in rules for choice in rule(work, site, wishes))
-    refused = {choice: _refusal(work, site, choice, numerics, wishes) for choice in offered}
-    estimates = {choice: estimate(work, site, choice) for choice in offered if not refused[choice]}
+    constraints = constraints or Constraints()
+    offers = (offer for rule in rules for offer in rule(work, cluster, constraints))
+    offered = dict.fromkeys(offer if offer.packs_any else replace(offer, packs=()) for offer in offers)
+    refused = {offer: _why_refused(work, cluster, offer, numerics, constraints) for offer in offered}
+    estimates = {offer: estimate(work, cluster, offer) for offer in offered if not refused[offer]}
     if not estimates:
-        reasons = "; ".join(f"{choice.name}: {why}" for choice, why in refused.items())
+        reasons = "; ".join(f"{offer.name}: {why}" for offer, why in refused.items())
         raise UsageError(f"No plan is possible. {reasons}.", hint="Force less, or allow numerics='fast'.")
-    estimates |= _played(work, site, estimates, strays, effort)
+    estimates |= _simulate_close(work, cluster, estimates, noise, max_units)
     chosen = _simplest(estimates)
     rejected = [
-        RejectedStrategy(c.name, _why_not(e, c, chosen, estimates), e) for c, e in estimates.items() if c != chosen
+        RejectedStrategy(other.name, _why_rejected(found, other, chosen, estimates), found)
+        for other, found in estimates.items()
+        if other != chosen
     ]
-    rejected += [RejectedStrategy(choice.name, why) for choice, why in refused.items() if why]
-    plan = _explained(work, site, chosen, estimates, _told_once(chosen, rejected))
-    asked = chosen.packs_any if wishes.pack else (wishes.width or 1) > 1 or wishes.share or len(estimates) == 1
-    asked = asked and wishes != Constraints()
-    return chosen, replace(plan, why="as was asked for") if asked else plan
+    rejected += [RejectedStrategy(offer.name, why) for offer, why in refused.items() if why]
+    plan = _explain(work, cluster, chosen, estimates, _merge_rejected(chosen, rejected))
+    if constraints.pack:
+        asked_for = chosen.packs_any
+    else:
+        asked_for = (constraints.width or 1) > 1 or bool(constraints.share) or len(estimates) == 1
+    if asked_for and constraints != Constraints():
+        plan = replace(plan, why="as was asked for")
+    return chosen, plan
 
 
-def _told_once(chosen: Strategy, rejected: Sequence[RejectedStrategy]) -> tuple[RejectedStrategy, ...]:
-    """Of those that have one name, the fastest; those that cannot be for one reason, together."""
-    found: dict[str, RejectedStrategy] = {}
-    reasons: dict[str, list[str]] = {}
+def _why_refused(
+    work: Workload, cluster: ClusterSpec, strategy: Strategy, numerics: Numerics, constraints: Constraints
+) -> str:
+    if not constraints.allow(strategy, work.kinds):
+        return "something else was asked for"
+    if strategy.width > 1 and constraints.width is None:
+        unmeasured = any(kind.communication is None for kind in work.kinds)
+        single_workers = replace(strategy, width=1, teams=())
+        least, plain = (estimate(work, cluster, way).seconds for way in (strategy, single_workers))
+        if unmeasured and least >= plain:  # an estimate counts nothing for communication that was not measured
+            return "no faster than hopping, even if gradients were exchanged in no time"
+        if numerics == "exact":
+            return "not exact: gradients are summed in another order; numerics='fast' allows it"
+    return why_impossible(work, cluster, strategy)
+
+
+def _simulate_close(
+    work: Workload, cluster: ClusterSpec, estimates: dict[Strategy, Estimate], noise: Noise, max_units: int
+) -> dict[Strategy, Estimate]:
+    """The estimates of strategies that come close to the fastest, corrected by simulations.
+
+    The fastest by the formulas are simulated, as many as `max_units` allow. The others that come close are assumed to
+    be as much slower than their formulas as those are on average.
+    """
+    limit = min(found.seconds for found in estimates.values()) * CLOSE
+    close = sorted((s for s, found in estimates.items() if found.seconds <= limit), key=lambda s: estimates[s].seconds)
+    units = accumulate(SIMULATIONS * count_units(work, cluster, strategy) for strategy in close)
+    simulated = [strategy for strategy, needed in zip(close, units, strict=True) if needed <= max_units]
+    if len(simulated) < 2:
+        return {}
+    means = {
+        strategy: fmean(simulate_strategy(work, cluster, strategy, noise, seed) for seed in range(1, SIMULATIONS + 1))
+        for strategy in simulated
+    }
+    slower = fmean(mean / estimates[strategy].seconds for strategy, mean in means.items())
+    seconds = {strategy: means.get(strategy, slower * estimates[strategy].seconds) for strategy in close}
+    return {strategy: replace(estimates[strategy], seconds=took) for strategy, took in seconds.items()}
+
+
+def _simplest(estimates: dict[Strategy, Estimate]) -> Strategy:
+    """The simplest of the strategies that tie with the fastest."""
+    limit = min(found.seconds for found in estimates.values()) * (1 + TIE)
+    fast = [strategy for strategy, found in estimates.items() if found.seconds <= limit]
+    return min(fast, key=lambda strategy: (strategy.complexity, estimates[strategy].seconds))
+
+
+def _why_rejected(found: Estimate, strategy: Strategy, chosen: Strategy, estimates: dict[Strategy, Estimate]) -> str:
+    ratio = found.seconds / estimates[chosen].seconds
+    if ratio >= SLOWER_FACTOR:
+        return f"{ratio:.2f} times as long"
+    if strategy.complexity > chosen.complexity:
+        if ratio < 1:
+            return f"no more than {TIE:.0%} faster, and more complicated"
+        return "more complicated, and no faster"
+    return f"{ratio - 1:.1%} slower"
+
+
+def _merge_rejected(chosen: Strategy, rejected: Sequence[RejectedStrategy]) -> tuple[RejectedStrategy, ...]:
+    """One line for each name, with the fastest of its strategies; impossible ones with the same reason in one line."""
+    fastest: dict[str, RejectedStrategy] = {}
+    impossible: dict[str, list[str]] = {}
     for other in rejected:
         if other.estimate is None:
-            reasons.setdefault(other.why, []).append(other.name)
-        elif other.name not in found or other.estimate.seconds < _seconds(found[other.name]):
-            found[other.name] = other
-    told = [other for name, other in found.items() if name != chosen.name]
-    return (*told, *(RejectedStrategy(", ".join(dict.fromkeys(names)), why) for why, names in reasons.items()))
+            impossible.setdefault(other.why, []).append(other.name)
+        elif other.name not in fastest or other.estimate.seconds < _seconds(fastest[other.name]):
+            fastest[other.name] = other
+    merged = [other for name, other in fastest.items() if name != chosen.name]
+    return (*merged, *(RejectedStrategy(", ".join(dict.fromkeys(names)), why) for why, names in impossible.items()))
 
 
 def _seconds(other: RejectedStrategy) -> float:
     return math.inf if other.estimate is None else other.estimate.seconds
 
 
-def _played(
-    work: Workload, site: ClusterSpec, estimates: dict[Strategy, Estimate], strays: Noise, effort: int
-) -> dict[Strategy, Estimate]:
-    """What may be the best after all, with the times of plays: the best by the formulas, as many as may be played.
-
-    The others that come close are taken to be as much slower than their formulas as those are on average.
-    """
-    limit = min(found.seconds for found in estimates.values()) * CLOSE
-    close = sorted((c for c, found in estimates.items() if found.seconds <= limit), key=lambda c: estimates[c].seconds)
-    units = accumulate(PLAYS * count_units(work, site, choice) for choice in close)
-    playable = [choice for choice, needed in zip(close, units, strict=True) if needed <= effort]
-    if len(playable) < 2:
-        return {}
-    means = {c: fmean(simulate_strategy(work, site, c, strays, seed) for seed in range(1, PLAYS + 1)) for c in playable}
-    slower = fmean(mean / estimates[choice].seconds for choice, mean in means.items())
-    seconds = {choice: means.get(choice, slower * estimates[choice].seconds) for choice in close}
-    return {choice: replace(estimates[choice], seconds=taken) for choice, taken in seconds.items()}
+# -- the plan that explains the choice ---------------------------------------------------------------
 
 
-def _tidy(choice: Strategy) -> Strategy:
-    return choice if choice.packs_any else replace(choice, packs=())
-
-
-def _refusal(work: Workload, site: ClusterSpec, choice: Strategy, numerics: Numerics, forced: Constraints) -> str:
-    if not forced.allows(choice, work.kinds):
-        return "something else was asked for"
-    if choice.width > 1 and forced.width is None:
-        unknown = any(kind.communication is None for kind in work.kinds)
-        least, plain = (estimate(work, site, way).seconds for way in (choice, replace(choice, width=1, teams=())))
-        if unknown and least >= plain:  # nothing is counted for exchanges that were not measured
-            return "no faster than hopping, even if gradients were exchanged in no time"
-        if numerics == "exact":
-            return "not exact: gradients are summed in another order; numerics='fast' allows it"
-    return fits(work, site, choice)
-
-
-def _simplest(estimates: dict[Strategy, Estimate]) -> Strategy:
-    limit = min(found.seconds for found in estimates.values()) * (1 + TIE)
-    good = [choice for choice, found in estimates.items() if found.seconds <= limit]
-    return min(good, key=lambda choice: (choice.complexity, estimates[choice].seconds))
-
-
-def _why_not(found: Estimate, choice: Strategy, chosen: Strategy, estimates: dict[Strategy, Estimate]) -> str:
-    ratio = found.seconds / estimates[chosen].seconds
-    if ratio >= BEYOND:
-        return f"{ratio:.2f} times as long"
-    if choice.complexity > chosen.complexity:
-        return (
-            f"no more than {TIE:.0%} faster, and more complicated" if ratio < 1 else "more complicated, and no faster"
-        )
-    return f"{ratio - 1:.1%} slower"
-
-
-def _explained(
+def _explain(
     work: Workload,
-    site: ClusterSpec,
+    cluster: ClusterSpec,
     chosen: Strategy,
     estimates: dict[Strategy, Estimate],
     rejected: tuple[RejectedStrategy, ...],
 ) -> Plan:
     found = estimates[chosen]
-    bound, by = lower_bound(work, site)
-    others = [choice for choice in estimates if choice != chosen]
-    plain = estimates.get(Strategy())
-    why = (
-        "as simple as it gets, and nothing else was possible"
-        if not others
-        else "as simple as it gets, and nothing is faster"
-    )
-    if chosen != Strategy() and plain:
-        why = f"{plain.seconds / found.seconds:.2f} times as fast as plain hopping"
-    busy = min(load_and_chain(work, site, chosen)[0] / found.seconds, 1.0)
-    return Plan(chosen.name, why, _root(work, site, chosen, found), bound, by, busy, rejected)
+    bound, bound_by = lower_bound(work, cluster)
+    hopping = estimates.get(Strategy())
+    if chosen != Strategy() and hopping:
+        why = f"{hopping.seconds / found.seconds:.2f} times as fast as plain hopping"
+    elif len(estimates) == 1:
+        why = "as simple as it gets, and nothing else was possible"
+    else:
+        why = "as simple as it gets, and nothing is faster"
+    busy = min(load_and_chain(work, cluster, chosen)[0] / found.seconds, 1.0)
+    return Plan(chosen.name, why, _root(work, cluster, chosen, found), bound, bound_by, busy, rejected)
 
 
-def _root(work: Workload, site: ClusterSpec, chosen: Strategy, found: Estimate) -> HopNode:
+def _root(work: Workload, cluster: ClusterSpec, chosen: Strategy, found: Estimate) -> HopNode:
     epochs = sum(kind.models * kind.epochs for kind in work.kinds)
-    counts, busy = 0.0, 0.0
-    for kinds, its, way in chosen.parts(work, site):
-        part, of_units = work.only(kinds), units(work.only(kinds), its, way)
-        alone = np.array([way.size(index) == 1 for index in range(len(kinds))])
-        each = part.counts * part.epochs * of_units.parts * alone
-        counts, busy = counts + float(each.sum()), busy + float((each * of_units.seconds).sum())
-    parts = tuple(_parts(work, site, chosen, found))
-    mean = busy / counts if counts else 0.0
-    return HopNode(work.models, epochs, site.workers, site.parts(chosen), found, parts, int(counts), mean)
-
-
-def _parts(work: Workload, site: ClusterSpec, chosen: Strategy, found: Estimate) -> Iterator[PlanPart]:
-    yield from _packs(work, site, chosen)
-    yield from _groups(work, site, chosen, found)
-    if chosen.share:
-        once = work.data.prepare * work.longest / site.workers
-        took = Estimate(once / site.cores if site.cores else once)
-        yield ShareNode(site.cores, work.data.prepare, work.data.bytes, took)
-    judged, busy, seconds = 0, 0.0, 0.0
-    for kinds, its, way in chosen.parts(work, site):
+    units, seconds = 0.0, 0.0  # of models in no pack
+    for kinds, workers, own in chosen.by_team(work, cluster):
         part = work.only(kinds)
-        judged += sum(k.models * k.epochs for k in part.kinds if k.evaluate) * (its.evals or its.workers // way.width)
-        took_all = float((evaluations(part, its, way) * part.counts * part.epochs).sum())
-        busy, seconds = busy + took_all, seconds + took_all / way.width
-    if judged:
-        yield EvaluateNode(judged, Estimate(busy / site.workers), seconds / judged)
+        costs = unit_costs(part, workers, own)
+        unpacked = np.array([own.pack_size(index) == 1 for index in range(len(kinds))])
+        units_by_kind = part.counts * part.epochs * costs.partitions * unpacked
+        units += float(units_by_kind.sum())
+        seconds += float((units_by_kind * costs.seconds).sum())
+    parts = tuple(_parts(work, cluster, chosen, found))
+    partitions = cluster.partition_count(chosen)
+    mean = seconds / units if units else 0.0
+    return HopNode(work.models, epochs, cluster.workers, partitions, found, parts, int(units), mean)
 
 
-def _packs(work: Workload, site: ClusterSpec, chosen: Strategy) -> Iterator[PackNode]:
+def _parts(work: Workload, cluster: ClusterSpec, chosen: Strategy, found: Estimate) -> Iterator[PlanPart]:
+    yield from _packs(work, cluster, chosen)
+    yield from _groups(work, cluster, chosen, found)
+    if chosen.share:
+        prepare = work.data.prepare * work.max_epochs / cluster.workers
+        took = Estimate(prepare / cluster.cores if cluster.cores else prepare)
+        yield ShareNode(cluster.cores, work.data.prepare, work.data.bytes, took)
+    units, worker_seconds, unit_seconds = 0, 0.0, 0.0
+    for kinds, workers, own in chosen.by_team(work, cluster):
+        part = work.only(kinds)
+        evaluated_epochs = sum(kind.models * kind.epochs for kind in part.kinds if kind.evaluate)
+        units += evaluated_epochs * (workers.evals or workers.workers // own.width)
+        seconds = float((evaluations(part, workers, own) * part.counts * part.epochs).sum())
+        worker_seconds, unit_seconds = worker_seconds + seconds, unit_seconds + seconds / own.width
+    if units:
+        yield EvaluateNode(units, Estimate(worker_seconds / cluster.workers), unit_seconds / units)
+
+
+def _packs(work: Workload, cluster: ClusterSpec, chosen: Strategy) -> Iterator[PackNode]:
     if not chosen.packs_any:
         return
-    of_units = units(work, site, chosen)
+    costs = unit_costs(work, cluster, chosen)
     for index, kind in enumerate(work.kinds):
-        size = chosen.size(index)
+        size = chosen.pack_size(index)
         if size > 1:
-            took = estimate(Workload((kind,), work.data), site, Strategy((size,), share=chosen.share))
+            took = estimate(Workload((kind,), work.data), cluster, Strategy((size,), share=chosen.share))
             packs = -(-kind.models // size)
-            every = packs * kind.epochs * of_units.parts
-            yield PackNode(kind.name, kind.models, packs, size, took, every, float(of_units.seconds[index]))
+            units = packs * kind.epochs * costs.partitions
+            yield PackNode(kind.name, kind.models, packs, size, took, units, float(costs.seconds[index]))
 
 
-def _groups(work: Workload, site: ClusterSpec, chosen: Strategy, found: Estimate) -> Iterator[GroupNode]:
-    """One for each team; nothing to be said where all workers are by themselves."""
+def _groups(work: Workload, cluster: ClusterSpec, chosen: Strategy, found: Estimate) -> Iterator[GroupNode]:
+    """A node for each team; none where each worker trains by itself."""
     if chosen.width == 1:
         return
-    idle = site.workers - sum(its.workers // way.width * way.width for _, its, way in chosen.parts(work, site))
-    for kinds, its, way in chosen.parts(work, site):
-        nodes = -(-way.width // site.each) if site.each else 1
-        names = ", ".join(f"{count(work.kinds[k].models, 'model')} {work.kinds[k].name}" for k in kinds)
-        took = estimate(work.only(kinds), its, way)
-        took = replace(took, seconds=min(took.seconds, found.seconds))  # the whole may have been played
-        yield GroupNode(its.workers // way.width, way.width, nodes, idle, took, names if chosen.teams else "")
-        idle = 0  # said once
+    teams = list(chosen.by_team(work, cluster))
+    idle = cluster.workers - sum(workers.workers // own.width * own.width for _, workers, own in teams)
+    for kinds, workers, own in teams:
+        nodes = -(-own.width // cluster.per_node) if cluster.per_node else 1
+        names = ", ".join(f"{count(work.kinds[kind].models, 'model')} {work.kinds[kind].name}" for kind in kinds)
+        took = estimate(work.only(kinds), workers, own)
+        took = replace(took, seconds=min(took.seconds, found.seconds))  # the whole may have been simulated
+        yield GroupNode(workers.workers // own.width, own.width, nodes, idle, took, names if chosen.teams else "")
+        idle = 0  # only the first node says it
 
 
-def lower_bound(work: Workload, site: ClusterSpec) -> tuple[float, str]:
-    """No choice ends before this: all cores busy at the cheapest rate of each kind, or one model at its widest."""
-    fewest = site.partitions or 1  # units of an epoch
-    load = (
-        sum(k.models * k.epochs * (_least(k, site) + (k.fixed - k.fetch) * fewest) for k in work.kinds) / site.workers
-    )
-    prepared = work.data.prepare * work.longest / site.workers  # once for all models at the very least
-    load = max(load, (load + prepared) / (1 + site.cores))
-    chains = {k.name: k.epochs * (k.seconds * _fastest(k, site) + (k.fixed - k.fetch) * fewest) for k in work.kinds}
+def lower_bound(work: Workload, cluster: ClusterSpec) -> tuple[float, str]:
+    """Seconds that no strategy can beat, and what sets the bound.
+
+    Either all workers are busy at the cheapest rate of each kind, or one model is trained by its fastest group.
+    """
+    partitions = cluster.partitions or 1
+    fixed = {kind.name: (kind.fixed - kind.fetch) * partitions for kind in work.kinds}  # seconds of an epoch
+    load = sum(k.models * k.epochs * (_cheapest_epoch(k, cluster) + fixed[k.name]) for k in work.kinds)
+    load /= cluster.workers
+    prepare = work.data.prepare * work.max_epochs / cluster.workers  # at least once for all models
+    load = max(load, (load + prepare) / (1 + cluster.cores))
+    chains = {k.name: k.epochs * (k.seconds * _fastest_group(k, cluster) + fixed[k.name]) for k in work.kinds}
     slowest = max(chains, key=lambda name: chains[name])
     return (load, "all workers") if load >= chains[slowest] else (chains[slowest], f"a model {slowest}")
 
 
-def _least(kind: ModelKind, site: ClusterSpec) -> float:
-    """Seconds of a worker that an epoch of one model takes at the very least."""
-    together = kind.curve[: kind.models]
-    return kind.seconds * float((together / np.arange(1, len(together) + 1)).min()) + max(
-        kind.evaluate - kind.fetch * (site.evals or site.workers), 0.0
-    )
+def _cheapest_epoch(kind: ModelKind, cluster: ClusterSpec) -> float:
+    """The least worker seconds that an epoch of one model takes, with the best pack."""
+    curve = kind.curve[: kind.models]
+    train = kind.seconds * float((curve / np.arange(1, len(curve) + 1)).min())
+    return train + max(kind.evaluate - kind.fetch * (cluster.evals or cluster.workers), 0.0)
 
 
-def _fastest(kind: ModelKind, site: ClusterSpec) -> float:
-    """An epoch by the best group, over one on one worker: the widest, the widest inside a node, or none at all."""
+def _fastest_group(kind: ModelKind, cluster: ClusterSpec) -> float:
+    """The time of an epoch by the best group over that by one worker: of all workers, of one node, or of one."""
     if kind.communication is None:
         return 1.0
-    inside = min(kind.communication.each or site.workers, site.workers)
-    widths = {1, inside, min(inside + 1, site.workers), site.workers}
+    inside = min(kind.communication.per_node or cluster.workers, cluster.workers)
+    widths = {1, inside, min(inside + 1, cluster.workers), cluster.workers}
     return min((1 + kind.communication.ratio(width)) / width for width in widths)

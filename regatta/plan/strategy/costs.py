@@ -1,9 +1,10 @@
-"""What hopping, packs, groups and sharing cost, each alone and together: plain functions of what was measured.
+"""What hopping, packs, groups and sharing cost, alone and combined: pure functions of what was measured.
 
-A choice says how many models of each kind go into a pack, how many workers form a group, and whether prepared data is
-shared. Its time is the larger of what the groups have to do and what the longest model has to go through, because the
-hop scheduler comes within a few thousandths of that. Kinds that differ much may want groups of different widths: then
-the workers are in teams, each with groups of one width and kinds of its own, and the last team to end counts.
+A strategy says how many models of each kind form a pack, how many workers form a group, and whether preprocessed data
+is shared. Its time is the larger of two sums: the work that each group has to do (the load), and the units that the
+longest model has to go through (the chain). The hop scheduler comes within a few thousandths of that. Kinds that differ
+much may need groups of different widths. The workers are then in teams, each with one width and its own kinds, and the
+run ends with the last team.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from regatta.plan.strategy.plan_tree import Estimate
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-TIGHT = 0.08  # what is lost where the load of a worker and the chain of a model are equal, as plays show
+WAITING = 0.08  # share of time lost where load and chain are equal, as simulations show
 
 
 @dataclass(frozen=True)
 class ModelKind:
-    """Models that are alike, as measured on one worker: seconds are of an epoch over all data."""
+    """Models that are alike, as measured on one worker; seconds are of one epoch over all data."""
 
     name: str
     models: int
@@ -36,30 +37,33 @@ class ModelKind:
     evaluate: float = 0.0
     state_bytes: float = 0.0
     peak_bytes: float = 0.0
-    packed: Mapping[int, float] = field(default_factory=dict)  # seconds of so many together over those of one
-    communication: Communication | None = None  # None: it cannot be trained by a group
-    fixed: float = 0.0  # seconds of a unit to fetch its state and to leave the new one
-    pack_fixed: float = 0.0  # and, in a pack, to put it among the others
-    fetch: float = 0.0  # of both, and of an evaluation, what a pack need not do that stays where it is
+    packed: Mapping[int, float] = field(default_factory=dict)  # by size, seconds of a pack over those of one model
+    communication: Communication | None = None  # None: a group cannot train it
+    fixed: float = 0.0  # seconds of a unit to fetch the state and to save the new one
+    pack_fixed: float = 0.0  # further seconds of a unit to put the model into a pack
+    fetch: float = 0.0  # seconds of `fixed`, and of an evaluation, that a pack saves if it stays on its worker
 
     def __post_init__(self) -> None:
         if self.models < 1 or self.epochs < 1 or self.seconds <= 0:
-            raise UsageError(f"{self.name}: {self.models} models, {self.epochs} epochs of {self.seconds} s: none is 0.")
+            raise UsageError(
+                f"{self.name}: {self.models} models, {self.epochs} epochs of {self.seconds} s: all must be above zero."
+            )
 
     @cached_property
     def curve(self) -> Floats:
-        """The seconds of a pack over those of one model, by its size from 1; straight between what was measured."""
+        """Seconds of a pack over those of one model, by size from 1: linear between the measured sizes."""
         known = {1: 1.0, **self.packed}
         sizes = sorted(known)
         return np.interp(np.arange(1, sizes[-1] + 1), sizes, [known[size] for size in sizes])
 
 
-READ_PREPARED, READ_TRAINED = 0.02, 0.01  # reading what others prepared, of the time to prepare and to train on it
+# Reading data that another process preprocessed costs these shares of the time to preprocess it and to train on it.
+READ_PREPARED, READ_TRAINED = 0.02, 0.01
 
 
 @dataclass(frozen=True)
 class DataCosts:
-    """What the models read: seconds to prepare an epoch of it on one core, and to read it prepared by others."""
+    """The data of an epoch: seconds to preprocess it on one core, and to read it when another process did so."""
 
     prepare: float = 0.0
     read: float = 0.0
@@ -68,41 +72,41 @@ class DataCosts:
 
     @classmethod
     def shared(cls, prepare: float, train: float, bytes: float = 0.0) -> DataCosts:
-        """With the usual price of reading: to map it takes its time, and rows out of another's memory come slower."""
+        """With the usual cost of reading: blocks must be mapped, and rows in shared memory are slower to read."""
         return cls(prepare, READ_PREPARED * prepare + READ_TRAINED * train, bytes)
 
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """Workers, what a unit costs beside its training, and how the data is cut."""
+    """The workers, what a unit costs besides training, and the number of partitions."""
 
     workers: int
-    each: int = 0  # workers of a node; 0: all on one
+    per_node: int = 0  # workers of a node; 0: all are on one
     memory: float = float("inf")  # bytes of a device
     unit: float = 0.0  # seconds to begin and end a unit
-    bandwidth: float = float("inf")  # bytes a second, for states that hop
-    cores: int = 0  # of each worker, free for preparing data; 0: the trainers' own cores do it
-    share_start: float = 0.0  # seconds to start what shares
-    cache: float = float("inf")  # bytes for prepared data
+    bandwidth: float = float("inf")  # bytes per second, for states that hop
+    cores: int = 0  # for each worker, free for preprocessing; 0: the workers preprocess themselves
+    share_start: float = 0.0  # seconds to start the processes that preprocess shared data
+    cache: float = float("inf")  # bytes for preprocessed data
     partitions: int = 0  # to train on; 0: as many as there are workers, or groups of them
-    evals: int = 0  # to evaluate on; the same
+    evals: int = 0  # partitions to evaluate on; 0 means the same
 
-    def parts(self, choice: Strategy) -> int:
-        return self.partitions or self.workers // choice.width
+    def partition_count(self, strategy: Strategy) -> int:
+        return self.partitions or self.workers // strategy.width
 
     @property
     def widths(self) -> list[int]:
-        """Of groups; of those that make the same number of groups, the widest."""
+        """The widths of groups; where several give the same number of groups, the widest."""
         return sorted({self.workers // groups for groups in range(1, self.workers + 1)})
 
     def __post_init__(self) -> None:
         if self.workers < 1:
-            raise UsageError(f"A plan for {self.workers} workers: there must be one at least.")
+            raise UsageError(f"A plan for {self.workers} workers: there must be at least one.")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Kinds of models and the data that they read; the figures of all kinds as arrays."""
+    """The kinds of models and their data; the numbers of all kinds as arrays."""
 
     kinds: tuple[ModelKind, ...]
     data: DataCosts = DataCosts()
@@ -153,24 +157,24 @@ class Workload:
         return np.array([kind.fetch for kind in self.kinds], dtype=float)
 
     @cached_property
-    def longest(self) -> int:
+    def max_epochs(self) -> int:
         return max(kind.epochs for kind in self.kinds)
 
-    def together(self, members: Ints) -> Floats:
-        """Seconds of packs with so many members over those of one model."""
+    def pack_factors(self, members: Ints) -> Floats:
+        """By kind, seconds of a pack with this many members over those of one model."""
         found: Floats = self.curves[np.arange(len(self.kinds)), members - 1]
         return found
 
     @cached_property
     def curves(self) -> Floats:
-        """By kind and size, as `ModelKind.curve`; infinite where nothing was measured."""
+        """`ModelKind.curve` of each kind, by size; infinite where nothing was measured."""
         longest = max(len(kind.curve) for kind in self.kinds)
         return np.array(
             [np.pad(kind.curve, (0, longest - len(kind.curve)), constant_values=np.inf) for kind in self.kinds]
         )
 
     def ratios(self, width: int) -> Floats:
-        """Communication over computation in groups of this width; zero where it was not measured."""
+        """By kind, communication over computation in groups of this width; zero where it was not measured."""
         if width == 1:
             return np.zeros(len(self.kinds))
         links = (kind.communication for kind in self.kinds)
@@ -179,7 +183,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class KindTeam:
-    """Some of the workers, in groups of one width, and the kinds of models, by number, that only they train."""
+    """Workers in groups of one width, and the numbers of the kinds that only they train."""
 
     width: int
     groups: int
@@ -192,10 +196,10 @@ class KindTeam:
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to do it. `packs` are the sizes by kind; empty: nobody is packed. Without teams, all are in one."""
+    """One way to train the workload. Without `teams`, all groups have one width."""
 
-    packs: tuple[int, ...] = ()
-    width: int = 1  # the largest, where teams have several
+    packs: tuple[int, ...] = ()  # sizes by kind; empty: no model is packed
+    width: int = 1  # of groups; the largest of all teams
     share: bool = False
     teams: tuple[KindTeam, ...] = ()
 
@@ -218,145 +222,142 @@ class Strategy:
 
     @property
     def complexity(self) -> int:
-        """How much there is to it beyond hopping; groups count twice, because they are not exact."""
+        """How much it adds to plain hopping; groups count twice, because they are not exact."""
         return self.packs_any + 2 * (self.width > 1) + self.share + bool(self.teams)
 
-    def size(self, kind: int) -> int:
+    def pack_size(self, kind: int) -> int:
         return self.packs[kind] if self.packs else 1
 
-    def parts(self, work: Workload, site: ClusterSpec) -> Iterator[tuple[Sequence[int], ClusterSpec, Strategy]]:
-        """What goes on side by side: of each team its kinds, its workers and its way; else, the whole as it is."""
+    def by_team(self, work: Workload, cluster: ClusterSpec) -> Iterator[tuple[Sequence[int], ClusterSpec, Strategy]]:
+        """The kinds, the workers and the strategy of each team, or of all where there are no teams."""
         if not self.teams:
-            yield range(len(work.kinds)), site, self
+            yield range(len(work.kinds)), cluster, self
         for team in self.teams:
             if team.kinds:
-                yield team.kinds, replace(site, workers=team.workers), Strategy(width=team.width, share=self.share)
+                workers = replace(cluster, workers=team.workers)
+                yield team.kinds, workers, Strategy(width=team.width, share=self.share)
 
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """The units of a choice, by kind: how many packs there are, and the seconds of one unit of a pack."""
+    """The units of a strategy, by kind: the number of packs, and the seconds of one unit of a pack."""
 
     groups: int
-    parts: int  # partitions that an epoch goes through
+    partitions: int
     packs: Floats
-    seconds: Floats  # the mean of the packs of a kind
-    longest: Floats  # the largest of them
-    prepare: float  # of a partition, when it is shared
+    seconds: Floats  # the mean over the packs of a kind
+    longest: Floats  # of the largest pack of a kind
+    prepare: float  # seconds to preprocess a partition, when it is shared
 
     @property
-    def each(self) -> float:
-        """Partitions that a group goes through in an epoch."""
-        return self.parts / self.groups
+    def partitions_per_group(self) -> float:
+        return self.partitions / self.groups
 
 
-def units(work: Workload, site: ClusterSpec, choice: Strategy) -> UnitCosts:
-    groups, parts = site.workers // choice.width, site.parts(choice)
-    share = 1 / (parts * choice.width)  # of an epoch that one worker reads in a unit
-    sizes = np.array(choice.packs or (1,) * len(work.kinds))
+def unit_costs(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> UnitCosts:
+    groups, partitions = cluster.workers // strategy.width, cluster.partition_count(strategy)
+    share = 1 / (partitions * strategy.width)  # of an epoch that one worker trains on in a unit
+    sizes = np.array(strategy.packs or (1,) * len(work.kinds))
     packs = -(-work.counts // sizes)
-    small, wide = np.divmod(work.counts, packs)  # so many packs have one more
-    longest = unit_seconds(work, site, choice, small + (wide > 0), share)
-    shortest = unit_seconds(work, site, choice, small, share)
-    mean = (longest * wide + shortest * (packs - wide)) / packs
-    prepare = work.data.prepare / parts / max(site.cores, 1) if choice.share else 0.0
-    return UnitCosts(groups, parts, packs.astype(float), mean, longest, prepare)
+    small, larger = np.divmod(work.counts, packs)  # `larger` packs have one member more
+    longest = unit_seconds(work, cluster, strategy, small + (larger > 0), share)
+    shortest = unit_seconds(work, cluster, strategy, small, share)
+    mean = (longest * larger + shortest * (packs - larger)) / packs
+    prepare = work.data.prepare / partitions / max(cluster.cores, 1) if strategy.share else 0.0
+    return UnitCosts(groups, partitions, packs.astype(float), mean, longest, prepare)
 
 
 def pack_sizes(models: int, size: int) -> list[int]:
-    """As few packs of at most this size as there must be, all as large as one another or one less."""
+    """The sizes of as few packs as possible of at most this size; they differ by at most one."""
     packs = -(-models // size)
-    small, wide = divmod(models, packs)
-    return [small + 1] * wide + [small] * (packs - wide)
+    small, larger = divmod(models, packs)
+    return [small + 1] * larger + [small] * (packs - larger)
 
 
 def unit_seconds(
-    work: Workload, site: ClusterSpec, choice: Strategy, members: Ints, share: float, slower: float = 1.0
+    work: Workload, cluster: ClusterSpec, strategy: Strategy, members: Ints, share: float, slower: float = 1.0
 ) -> Floats:
-    """By kind, a unit of a pack with so many members, each worker reading this share of the data.
+    """By kind, the seconds of a unit of a pack with this many members; each worker trains on `share` of an epoch.
 
-    `slower` is a factor on the training alone, for models that are not quite as their kind.
+    `slower` is a factor on the training alone, for models that differ from their kind.
     """
-    train = work.seconds * slower * work.together(members) * (1 + work.ratios(choice.width)) * share
-    stays = site.workers == choice.width  # there is nowhere to hop to
+    train = work.seconds * slower * work.pack_factors(members) * (1 + work.ratios(strategy.width)) * share
+    stays = cluster.workers == strategy.width  # there is only one group, so no model hops
     fixed = np.where(members > 1, work.fixed + (-work.fetches if stays else work.pack_fixed), work.fixed)
-    around = site.unit + members * (fixed + work.states / site.bandwidth)
-    whole = share * choice.width  # each of a group has all rows of a partition, and trains on its part of them
-    if choice.share:
+    around = cluster.unit + members * (fixed + work.states / cluster.bandwidth)
+    whole = share * strategy.width  # each member of a group reads all rows of a partition, and trains on some of them
+    if strategy.share:
         return train + work.data.read * whole + around
     prepare = work.data.prepare * whole
-    return (np.maximum(train, prepare / site.cores) if site.cores else train + prepare) + around
+    return (np.maximum(train, prepare / cluster.cores) if cluster.cores else train + prepare) + around
 
 
-def estimate(work: Workload, site: ClusterSpec, choice: Strategy) -> Estimate:
-    if choice.teams:
-        ends = [estimate(work.only(kinds), its, way) for kinds, its, way in choice.parts(work, site)]
+def estimate(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> Estimate:
+    if strategy.teams:
+        ends = [estimate(work.only(kinds), team, own) for kinds, team, own in strategy.by_team(work, cluster)]
         memory, moved = max(end.memory for end in ends), sum(end.moved for end in ends)
         return Estimate(max(end.seconds for end in ends), memory, moved, exact=False)
-    found = units(work, site, choice)
-    load, chain = load_and_chain(work, site, choice)
-    start = site.share_start if choice.share else 0.0
-    fetched = found.parts + (site.evals or found.groups) * (work.evaluations > 0)  # times an epoch
-    stays = found.groups == found.packs.sum() == 1  # a model, or a pack, that has its worker to itself
+    costs = unit_costs(work, cluster, strategy)
+    load, chain = load_and_chain(work, cluster, strategy)
+    # Times vary, so there is some waiting where load and chain are close.
+    distance = abs(math.log2(load / chain))
+    can_wait = min(costs.groups, float(costs.packs.sum())) > 1
+    seconds = max(load, chain) * (1 + WAITING * max(1 - distance, 0.0) * can_wait)
+    start = cluster.share_start if strategy.share else 0.0
+    fetched = costs.partitions + (cluster.evals or costs.groups) * (work.evaluations > 0)  # states, in an epoch
+    stays = costs.groups == costs.packs.sum() == 1  # one model, or one pack, on one worker
     moved = 0.0 if stays else float((work.states * work.counts * work.epochs * fetched).sum())
-    return Estimate(start + _end_of(load, chain, found), _memory(work, choice), moved, choice.width == 1)
+    return Estimate(start + seconds, _memory(work, strategy), moved, strategy.width == 1)
 
 
-def load_and_chain(work: Workload, site: ClusterSpec, choice: Strategy) -> tuple[float, float]:
-    """Seconds that each worker is busy if all share the work evenly, and those that the longest model goes through."""
-    if choice.teams:
+def load_and_chain(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> tuple[float, float]:
+    """Seconds that each worker is busy if the work is spread evenly, and seconds that the longest model takes."""
+    if strategy.teams:
         parts = [
-            (its.workers, *load_and_chain(work.only(kinds), its, way)) for kinds, its, way in choice.parts(work, site)
+            (team.workers, *load_and_chain(work.only(kinds), team, own))
+            for kinds, team, own in strategy.by_team(work, cluster)
         ]
-        return sum(workers * load for workers, load, _ in parts) / site.workers, max(chain for _, _, chain in parts)
-    found = units(work, site, choice)
-    evaluate = evaluations(work, site, choice) * work.counts / (found.groups * choice.width)
-    load = float(((found.packs * found.seconds * found.each + evaluate) * work.epochs).sum())
-    chain = float((found.longest * work.epochs).max() * found.parts)
-    return _prepared(found, site, work.longest, load, chain) if choice.share else (load, chain)
+        return sum(workers * load for workers, load, _ in parts) / cluster.workers, max(chain for _, _, chain in parts)
+    costs = unit_costs(work, cluster, strategy)
+    evaluate = evaluations(work, cluster, strategy) * work.counts / (costs.groups * strategy.width)
+    load = float(((costs.packs * costs.seconds * costs.partitions_per_group + evaluate) * work.epochs).sum())
+    chain = float((costs.longest * work.epochs).max() * costs.partitions)
+    if not strategy.share:
+        return load, chain
+    prepare = costs.prepare * costs.partitions_per_group * work.max_epochs
+    if cluster.cores:  # preprocessing runs beside the training
+        return max(load, prepare) + costs.prepare, max(chain, prepare) + costs.prepare
+    # Otherwise the first worker that needs a partition preprocesses it.
+    return load + prepare, chain + prepare * costs.groups / min(float(costs.packs.sum()), costs.groups)
 
 
-def evaluations(work: Workload, site: ClusterSpec, choice: Strategy) -> Floats:
+def evaluations(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> Floats:
     """By kind, the seconds of all evaluations of an epoch."""
-    stays = np.array(choice.packs or (1,)) > 1 if site.workers == choice.width else np.array([False])
-    saved = work.fetches * (site.evals or site.workers // choice.width) * stays
+    packed = np.array(strategy.packs or (1,)) > 1
+    stays = packed if cluster.workers == strategy.width else np.array([False])
+    saved = work.fetches * (cluster.evals or cluster.workers // strategy.width) * stays
     return np.maximum(work.evaluations - saved, 0.0)
 
 
-def _end_of(load: float, chain: float, found: UnitCosts) -> float:
-    """The larger of both, and some waiting where they are near each other, because times stray."""
-    apart = abs(math.log2(load / chain))
-    waits = min(found.groups, float(found.packs.sum())) > 1
-    return max(load, chain) * (1 + TIGHT * max(1 - apart, 0.0) * waits)
+def _memory(work: Workload, strategy: Strategy) -> float:
+    return float((work.peaks * np.array(strategy.packs or (1,))).max())
 
 
-def _memory(work: Workload, choice: Strategy) -> float:
-    return float((work.peaks * np.array(choice.packs or (1,))).max())
-
-
-def _prepared(found: UnitCosts, site: ClusterSpec, epochs: int, load: float, chain: float) -> tuple[float, float]:
-    """Load and chain with the preparation: beside the training on cores of its own, else by who comes first."""
-    packs = float(found.packs.sum())
-    once = found.prepare * found.each * epochs
-    if site.cores:
-        return max(load, once) + found.prepare, max(chain, once) + found.prepare
-    return load + once, chain + once * found.groups / min(packs, found.groups)
-
-
-def fits(work: Workload, site: ClusterSpec, choice: Strategy) -> str:
-    """Why a choice cannot be; empty when it can."""
-    for kinds, _, way in choice.parts(work, site):
+def why_impossible(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> str:
+    """Why a strategy cannot be used; empty when it can."""
+    for kinds, _, own in strategy.by_team(work, cluster):
         untried = [work.kinds[index].name for index in kinds if work.kinds[index].communication is None]
-        if way.width > 1 and untried:
+        if own.width > 1 and untried:
             return f"{untried[0]} was not tried in a group"
     for index, kind in enumerate(work.kinds):
-        if choice.size(index) > len(kind.curve):
-            return f"packs of {kind.name} were measured up to {len(kind.curve)}, not {choice.size(index)}"
-    if choice.width > site.workers:
-        return f"there are {site.workers} workers"
-    needed = _memory(work, choice)
-    if needed > site.memory:
-        return f"needs {needed:.3g} bytes of a device that has {site.memory:.3g}"
-    if choice.share and work.data.bytes / site.workers > site.cache:
-        return f"{work.data.bytes / site.workers:.3g} bytes of prepared data a worker; the cache has {site.cache:.3g}"
+        if strategy.pack_size(index) > len(kind.curve):
+            return f"packs of {kind.name} were measured up to {len(kind.curve)}, not {strategy.pack_size(index)}"
+    if strategy.width > cluster.workers:
+        return f"there are {cluster.workers} workers"
+    needed = _memory(work, strategy)
+    if needed > cluster.memory:
+        return f"needs {needed:.3g} bytes of a device that has {cluster.memory:.3g}"
+    bytes_per_worker = work.data.bytes / cluster.workers
+    if strategy.share and bytes_per_worker > cluster.cache:
+        return f"{bytes_per_worker:.3g} bytes of preprocessed data per worker; the cache has {cluster.cache:.3g}"
     return ""

@@ -1,6 +1,6 @@
-"""A plan as data: few kinds of nodes, each with what it is expected to take, and what was rejected, with reasons.
+"""A plan as a tree of nodes, each with its estimate, and the rejected strategies with reasons.
 
-A unit's seconds are those that a worker, or a group, is busy with it; a node's are those of the whole run.
+Seconds of a unit are those for which a worker, or a group, is busy with it. Seconds of a node are of the whole run.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from regatta.format import count, seconds, size
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds of the whole run, bytes on the fullest device, bytes that go from worker to worker, and exactness."""
+    """Seconds of the whole run, bytes on the fullest device, bytes that move between workers, and exactness."""
 
     seconds: float
     memory: float = 0.0
     moved: float = 0.0
-    exact: bool = True  # bit for bit what each model is alone; else up to rounding
+    exact: bool = True  # each model is bit for bit as if trained alone; else equal up to rounding
 
 
 @dataclass(frozen=True, slots=True)
 class PackNode:
-    """Models of a kind that take their steps together, so many to a device."""
+    """Models of a kind that are trained in packs."""
 
     kind: str
     models: int
@@ -38,22 +38,22 @@ class PackNode:
 
 @dataclass(frozen=True, slots=True)
 class GroupNode:
-    """Workers that train one model together, data-parallel, with the batch size of one."""
+    """Groups of workers that train one model data-parallel, with the batch size of one worker."""
 
     groups: int
     width: int
-    nodes: int  # that a group lies on
+    nodes: int  # that a group spans
     idle: int  # workers left over
     estimate: Estimate
-    models: str = ""  # that are trained here and nowhere else; empty where all are
+    models: str = ""  # that only these groups train; empty where they train all
 
 
 @dataclass(frozen=True, slots=True)
 class ShareNode:
-    """Data that is prepared once for all models, in processes of its own."""
+    """Data that is preprocessed once for all models."""
 
-    processes: int  # of each worker, on cores that no trainer needs
-    prepared: float  # seconds for an epoch of data
+    processes: int  # for each worker, on spare cores
+    prepared: float  # seconds to preprocess an epoch of data
     bytes: float
     estimate: Estimate
 
@@ -67,7 +67,7 @@ class EvaluateNode:
 
 @dataclass(frozen=True, slots=True)
 class HopNode:
-    """The whole of it: models, packs or not, that hop over workers, groups or not."""
+    """The root: models or packs that hop over workers or groups."""
 
     models: int
     epochs: int  # of all models together
@@ -75,7 +75,7 @@ class HopNode:
     partitions: int
     estimate: Estimate
     parts: tuple[PlanPart, ...] = ()
-    units: int = 0  # of models that are in no pack
+    units: int = 0  # of models in no pack
     unit: float = 0.0  # seconds, on average
 
 
@@ -94,19 +94,19 @@ _NAMES = {node: name for name, node in _PARTS.items()}
 class RejectedStrategy:
     name: str
     why: str
-    estimate: Estimate | None = None  # None where it cannot be done at all
+    estimate: Estimate | None = None  # None: the strategy is not possible
 
 
 @dataclass(frozen=True)
 class Plan:
-    name: str  # as alternatives are named: "hop", "packs of 8 + share"
+    name: str  # of its strategy, such as "hop" or "packs of 8 + share"
     why: str
     root: HopNode
     bound: float  # seconds that no plan can beat
     bound_by: str
-    utilisation: float  # of the devices, at best
+    utilisation: float  # of the workers
     rejected: tuple[RejectedStrategy, ...]
-    notes: tuple[str, ...] = ()  # what else people should know
+    notes: tuple[str, ...] = ()  # further lines of the text
 
     @property
     def estimate(self) -> Estimate:
@@ -127,22 +127,24 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Plan:
-        """A plan as a journal tells it; what an older one told besides is passed over."""
-        root = {name: value for name, value in told["root"].items() if name in HopNode.__dataclass_fields__}
-        parts = tuple(_part(part) for part in root.pop("parts"))
-        rejected = tuple(RejectedStrategy(r["name"], r["why"], _estimate(r["estimate"])) for r in told["rejected"])
-        fields = {name: told[name] for name in ("name", "why", "bound", "bound_by", "utilisation")}
-        estimate = Estimate(**root.pop("estimate"))
-        notes = tuple(told.get("notes", ()))
-        return cls(root=HopNode(estimate=estimate, parts=parts, **root), rejected=rejected, notes=notes, **fields)
+    def from_json(cls, fields: Mapping[str, Any]) -> Plan:
+        """The plan in a journal. Fields that only older versions wrote are ignored."""
+        root = {name: value for name, value in fields["root"].items() if name in HopNode.__dataclass_fields__}
+        root["estimate"] = Estimate(**root["estimate"])
+        root["parts"] = tuple(_part_from_json(part) for part in root["parts"])
+        rejected = [
+            RejectedStrategy(r["name"], r["why"], None if r["estimate"] is None else Estimate(**r["estimate"]))
+            for r in fields["rejected"]
+        ]
+        own = {name: fields[name] for name in ("name", "why", "bound", "bound_by", "utilisation")}
+        return cls(root=HopNode(**root), rejected=tuple(rejected), notes=tuple(fields.get("notes", ())), **own)
 
     def text(self) -> str:
-        """The tree for people."""
+        """The plan as text."""
         return "\n".join([f"{self.name}: {self.why}", *self._tree(), *self._figures(), *self._others(), *self.notes])
 
     def _tree(self) -> list[str]:
-        rows = [(describe_root(self.root), brief(self.root.estimate))]
+        rows = [(describe_root(self.root), describe_estimate(self.root.estimate))]
         rows += [(f"├─ {describe(part)}", seconds(part.estimate.seconds)) for part in self.root.parts]
         if len(rows) > 1:
             rows[-1] = rows[-1][0].replace("├", "└", 1), rows[-1][1]
@@ -163,14 +165,10 @@ class Plan:
             yield f"  {other.name.ljust(wide)}  {took}{other.why}"
 
 
-def _part(told: Mapping[str, Any]) -> PlanPart:
-    kind = _PARTS[told["node"]]
-    fields = {name: value for name, value in told.items() if name in kind.__dataclass_fields__ and name != "estimate"}
-    return kind(estimate=Estimate(**told["estimate"]), **fields)
-
-
-def _estimate(told: Mapping[str, Any] | None) -> Estimate | None:
-    return None if told is None else Estimate(**told)
+def _part_from_json(fields: Mapping[str, Any]) -> PlanPart:
+    node = _PARTS[fields["node"]]
+    own = {name: value for name, value in fields.items() if name in node.__dataclass_fields__}
+    return node(**{**own, "estimate": Estimate(**fields["estimate"])})
 
 
 def describe_root(root: HopNode) -> str:
@@ -183,29 +181,29 @@ def describe_root(root: HopNode) -> str:
 def describe(part: PlanPart) -> str:
     match part:
         case PackNode():
-            least, most = part.models // part.packs, -(-part.models // part.packs)  # as near to each other as can be
+            least, most = part.models // part.packs, -(-part.models // part.packs)
             sizes = str(most) if least == most else f"{least} or {most}"
             return f"pack     {count(part.models, 'model')} {part.kind} in {count(part.packs, 'pack')} of {sizes}"
         case GroupNode():
             spare = f", {part.idle} idle" if part.idle else ""
             nodes = "inside a node" if part.nodes == 1 else f"over {part.nodes} nodes"
-            where = f"{part.groups} of {count(part.width, 'worker')} {nodes}" if part.width > 1 else _alone(part.groups)
+            where = f"{part.groups} of {count(part.width, 'worker')} {nodes}"
+            if part.width == 1:
+                where = "1 worker by itself" if part.groups == 1 else f"{part.groups} workers by themselves"
             return f"group    {where}{f' for {part.models}' if part.models else ''}{spare}"
         case ShareNode():
-            where = count(part.processes, "process", "processes") + " a worker" if part.processes else "by the trainers"
-            return f"share    {seconds(part.prepared)} of preparation an epoch, once for all models, {where}"
+            where = "by the workers"
+            if part.processes:
+                where = count(part.processes, "process", "processes") + " per worker"
+            return f"share    {seconds(part.prepared)} of preprocessing per epoch, once for all models, {where}"
         case EvaluateNode():
             return f"evaluate {count(part.units, 'unit')}"
 
 
-def _alone(workers: int) -> str:
-    return "1 worker by itself" if workers == 1 else f"{workers} workers by themselves"
-
-
-def brief(estimate: Estimate) -> str:
+def describe_estimate(estimate: Estimate) -> str:
     words = [seconds(estimate.seconds)]
     if estimate.memory:
-        words.append(f"{size(estimate.memory)} a device")
+        words.append(f"{size(estimate.memory)} per device")
     if estimate.moved:
         words.append(f"{size(estimate.moved)} moved")
     return ", ".join([*words, "exact" if estimate.exact else "up to rounding"])

@@ -1,4 +1,4 @@
-"""The same work on other numbers of workers: each is driven through a simulated run by the hop scheduler."""
+"""Predicts a workload on other numbers of workers by simulating the hop scheduler."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from regatta.plan.schedule.simulate import simulate, spread_partitions
 
 @dataclass(frozen=True)
 class HopWorkload:
-    """What is to be trained: models with their epochs, on so many partitions, with these estimated times."""
+    """The models with their epochs, the number of partitions, and the estimated times."""
 
     epochs: Mapping[str, int]
     partitions: int
     eval_partitions: int
     times: Times
 
-    def hopper(self, holdings: HeldPartitions, rule: str, seed: int) -> Hopper:
+    def hopper(self, held: HeldPartitions, rule: str, seed: int) -> Hopper:
         hopper = Hopper(self.partitions, self.eval_partitions, estimates=self.times, rule=rule, seed=seed)
-        for worker, (train, held_out) in holdings.items():
-            hopper.add_worker(worker, train, held_out)
+        for worker, (train, evals) in held.items():
+            hopper.add_worker(worker, train, evals)
         for model, epochs in self.epochs.items():
             hopper.add_model(model, epochs)
         return hopper
 
 
 def what_if(work: HopWorkload, workers: Sequence[int], rule: str = "auto", seed: int = 0) -> list[dict[str, Any]]:
-    """The same workload on other numbers of workers of the same kind, by hops."""
-    alone = _row(work, 1, rule, seed)["makespan"]
+    """A row for each number of workers, with models that hop; the workers are all of one kind."""
+    one_worker = _row(work, 1, rule, seed)["makespan"]
     rows = [_row(work, count, rule, seed) for count in workers]
-    return [{**row, "speedup": alone / row["makespan"] if row["makespan"] else 1.0} for row in rows]
+    return [{**row, "speedup": one_worker / row["makespan"] if row["makespan"] else 1.0} for row in rows]
 
 
 def _row(work: HopWorkload, workers: int, rule: str, seed: int) -> dict[str, Any]:
-    holdings = spread_partitions(work.partitions, workers, work.eval_partitions)
-    schedule = simulate(work.hopper(holdings, rule, seed), work.times, learn=False)
-    bound = lower_bound(work.times, holdings, work.epochs, work.partitions, work.eval_partitions)
+    held = spread_partitions(work.partitions, workers, work.eval_partitions)
+    schedule = simulate(work.hopper(held, rule, seed), work.times, learn=False)
+    bound = lower_bound(work.times, held, work.epochs, work.partitions, work.eval_partitions)
     return {
         "workers": workers,
         "makespan": schedule.makespan,

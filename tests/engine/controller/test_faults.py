@@ -25,10 +25,11 @@ from recipes import eval_fn, loss_fn, model_fn, small_data
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
 from regatta.engine.messages import Recipe, WorkerSetup
-from regatta.engine.profiling.models import profile_models
+from regatta.engine.profiling.models import ProfilingHooks, ProfilingRequest, profile_models
 from regatta.engine.workers import open_pool
 from regatta.errors import RegattaError
 from regatta.journal.journal import read_journal
+from regatta.search.base import Goal
 
 EPOCHS = 2
 
@@ -131,12 +132,13 @@ def test_a_pilot_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) 
     data, setup = setup_of(tmp_path)
     pool = open_pool(Cluster.local(1, threads=1).sized(4), setup)
     configs = {"deadly": values(fails="death", epoch_steps=0), "good": values()}
+    request = ProfilingRequest(data, Goal("loss", "min", 1, 0), configs)
     heard: list[str] = []
     try:
-        outcome = profile_models(pool, data, configs, 1, "loss", lambda event: heard.append(type(event).__name__))
+        outcome = profile_models(pool, request, ProfilingHooks(lambda event: heard.append(type(event).__name__)))
     finally:
         pool.close()
-    assert set(outcome.results) == {"good"}
+    assert set(outcome.profiles) == {"good"}
     assert outcome.failed == {}
     assert set(outcome.ready) == {"w0"}
     assert heard.count("WorkerLost") == 1
@@ -145,9 +147,10 @@ def test_a_pilot_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) 
 def test_pilots_that_all_kill_their_workers_end_the_run(tmp_path: Path) -> None:
     data, setup = setup_of(tmp_path)
     pool = open_pool(Cluster.local(1, threads=1).sized(4), setup)
+    configs = {"deadly": values(fails="death", epoch_steps=0)}
     try:
         with pytest.raises(RegattaError, match="Workers die while they try the first batches: w0 exited with code 3"):
-            profile_models(pool, data, {"deadly": values(fails="death", epoch_steps=0)}, 1, "loss")
+            profile_models(pool, ProfilingRequest(data, Goal("loss", "min", 1, 0), configs))
     finally:
         pool.close()
 

@@ -1,4 +1,4 @@
-"""A run follows one plan: what it says is done, what was estimated stands beside what came of it, and it can change."""
+"""A run follows its plan, its times are compared with the estimates, and the plan can change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RATES = [0.1, 0.05, 0.02, 0.01]
 
 
 class Tiring(nn.Module):
-    """Takes longer and longer: by its own count of steps, which its state holds."""
+    """Becomes slower after some steps, which its state counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def hashes(run: Run) -> dict[tuple[str, int, int], str | None]:
     return {(u.config, u.epoch, u.partition): u.hash for u in run.record.units if u.kind == "train"}
 
 
-def test_a_run_has_a_plan_and_can_be_compared_with_it(data: Dataset, tmp_path: Path) -> None:
+def test_a_run_is_compared_with_its_plan(data: Dataset, tmp_path: Path) -> None:
     run = launched(data, tmp_path, search.grid(lr=RATES, batch_size=[8]), pack=False)
     (line,) = [line for line in plans(run) if not line["reason"]]
     assert (line["width"], line["share"], line["plan"]["name"]) == (1, False, "hop")
@@ -119,7 +119,7 @@ def test_a_run_without_a_plan_cannot_be_compared(data: Dataset, tmp_path: Path) 
         analyze(run.record)
 
 
-def test_what_is_explained_is_what_is_asked_for(data: Dataset, tmp_path: Path) -> None:
+def test_explain_keeps_to_the_options(data: Dataset, tmp_path: Path) -> None:
     space = search.grid(lr=RATES, batch_size=[8])
     assert swept(data, tmp_path, space, pack=False).explain().name == "hop"
     plan = swept(data, tmp_path, space, pack=2).explain()
@@ -136,24 +136,23 @@ def test_packs_have_at_most_as_many_members_as_asked_for(data: Dataset, tmp_path
 
 
 @pytest.mark.parametrize(("pack", "numerics"), [(-1, "exact"), ("yes", "exact"), (None, "quick")])
-def test_wishes_that_make_no_sense(data: Dataset, tmp_path: Path, pack: Any, numerics: Any) -> None:
+def test_invalid_options(data: Dataset, tmp_path: Path, pack: Any, numerics: Any) -> None:
     with pytest.raises(UsageError, match="it must be"):
         swept(data, tmp_path, search.grid(lr=RATES, batch_size=[8]), pack=pack, numerics=numerics)
 
 
 @pytest.mark.parametrize(("sleeps", "shares"), [(0.25, True), (0.0, False)])
-def test_dear_preparation_is_shared_and_free_is_not(
+def test_expensive_preprocessing_is_shared_and_free_is_not(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps: float, shares: bool
 ) -> None:
-    def soon(*given: Any) -> AvailableWorkers:
-        return replace(
-            available_workers(*given), start=1.0
-        )  # on a busy machine it takes longer than all there is to share
+    def quick_start(*given: Any) -> AvailableWorkers:
+        # On a busy machine a start takes longer than all the preprocessing.
+        return replace(available_workers(*given), start_seconds=1.0)
 
-    monkeypatch.setattr("regatta.engine.planning.replanner.available_workers", soon)
-    dear = partial(transforms.noisy, sleeps=sleeps)
+    monkeypatch.setattr("regatta.engine.planning.replanner.available_workers", quick_start)
+    slow = partial(transforms.noisy, sleeps=sleeps)
     run = launched(
-        data, tmp_path, search.grid(lr=RATES, batch_size=[8]), transform_fn=dear, cluster=PAIR, epochs=4, pack=False
+        data, tmp_path, search.grid(lr=RATES, batch_size=[8]), transform_fn=slow, cluster=PAIR, epochs=4, pack=False
     )
     first = plans(run)[0]
     assert first["share"] is shares
@@ -169,12 +168,12 @@ def test_one_model_gets_a_group_only_where_rounding_is_allowed(tmp_path: Path) -
     run = launched(data, tmp_path, space, cluster=PAIR, numerics="fast")
     (tried,) = [line for line in read_journal(run.folder / "journal.jsonl") if line["event"] == "groups"]
     width = plans(run)[0]["width"]
-    if not 0.6 < tried["ratio"] < 1.2:  # on a busy machine it is what it is
+    if not 0.6 < tried["ratio"] < 1.2:  # on a busy machine it may be close to either
         assert width == (2 if tried["ratio"] < 1 else 1)
     assert next(unit.width for unit in run.record.units if unit.kind == "train") == width
     again = swept(data, tmp_path, space, cluster=PAIR, numerics="fast").explain()
     assert again.name == plans(run)[0]["plan"]["name"]
-    assert any("no profiling" in note for note in again.notes)  # of groups neither
+    assert any("no profiling" in note for note in again.notes)  # groups neither
     assert run.replay().ok
 
 
@@ -183,33 +182,33 @@ def test_units_that_take_longer_than_estimated_call_for_another_plan(data: Datas
     run = launched(data, tmp_path, space, pack=False, epochs=9)
     later = [line for line in plans(run) if line["reason"]]
     assert later and "times as long as estimated" in later[0]["reason"]
-    assert later[0]["changed"] is False  # there is no other way
+    assert later[0]["changed"] is False  # there is no other strategy
     assert analyze(run.record).later[0].reason == later[0]["reason"]
-    assert len(later) < 8  # it is not planned all the time
+    assert len(later) < 8  # it does not replan all the time
 
 
 class Scripted(Planner):
-    """Decides as it is told: one decision after another, whatever was measured."""
+    """Returns the strategies of a script, whatever was measured."""
 
     def __init__(self, planner: Planner, script: list[Callable[[ProfilingResults], RunStrategy]]) -> None:
         super().__init__(planner._dataset, planner.options)
-        self.script, self.heard = script, 0
+        self.script, self.units = script, 0
 
-    def decide(self, findings: ProfilingResults, wanted: Mapping[str, Train], force: AvailableWorkers) -> RunStrategy:
-        return self.script.pop(0)(findings)
+    def decide(self, results: ProfilingResults, wanted: Mapping[str, Train], workers: AvailableWorkers) -> RunStrategy:
+        return self.script.pop(0)(results)
 
     def revise(
-        self, findings: ProfilingResults, left: Mapping[str, Train], force: AvailableWorkers, present: RunStrategy
+        self, results: ProfilingResults, left: Mapping[str, Train], workers: AvailableWorkers, present: RunStrategy
     ) -> RunStrategy:
-        return self.script.pop(0)(findings) if self.script else present
+        return self.script.pop(0)(results) if self.script else present
 
-    def observe(self, surprise: float, packed: bool) -> None:
-        self.heard += 1
+    def observe(self, log_error: float, packed: bool) -> None:
+        self.units += 1
 
     def reason_to_replan(self, workers: int) -> str:
-        if self.heard < 5 or not self.script:
+        if self.units < 5 or not self.script:
             return ""
-        self.heard = 0
+        self.units = 0
         return "the script says so"
 
 
@@ -218,14 +217,14 @@ def scripted(
 ) -> Run:
     planner = Scripted(sweep._planner(), script)
     monkeypatch.setattr(sweep, "_planner", lambda: planner)
-    monkeypatch.setattr(sweep, "_packed", lambda: b"")  # nobody resumes it
+    monkeypatch.setattr(sweep, "_packed", lambda: b"")  # it is not resumed
     run = sweep.launch(progress=False, resume=False)
     assert not script
     return run
 
 
 def of_size(size: int) -> Callable[[ProfilingResults], RunStrategy]:
-    return lambda found: RunStrategy(packs={result.build: size for result in found.outcome.results.values()})
+    return lambda found: RunStrategy(packs={profile.build: size for profile in found.models.profiles.values()})
 
 
 @pytest.mark.parametrize("cluster", [INLINE, pytest.param(PAIR, marks=pytest.mark.slow)], ids=["inline", "processes"])
@@ -236,17 +235,17 @@ def test_packs_are_taken_apart_to_the_same_bits(
     sweep = swept(data, tmp_path, space, cluster=cluster, epochs=6)
     run = scripted(sweep, monkeypatch, [of_size(4), of_size(2), of_size(1)])
     assert run.record.status == "done"
-    assert pack_members(run) == {1, 2}  # two workers: no pack of four to begin with
+    assert pack_members(run) == {1, 2}  # two workers: a pack of four would leave one idle
     assert all(config.epoch == 6 for config in run.record.configs.values())
     monkeypatch.undo()
     assert replay(swept(data, tmp_path, space, cluster=cluster, epochs=6), run.record).ok
 
 
-def test_workers_go_into_groups_and_out_of_them(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_form_groups_and_leave_them(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = search.grid(lr=RATES[:2], batch_size=[8])
     sweep = swept(data, tmp_path, space, cluster=PAIR, epochs=5, numerics="fast")
-    ways = [lambda found: RunStrategy(1), lambda found: RunStrategy(2), lambda found: RunStrategy(1)]
-    run = scripted(sweep, monkeypatch, list(ways))
+    strategies = [lambda found: RunStrategy(1), lambda found: RunStrategy(2), lambda found: RunStrategy(1)]
+    run = scripted(sweep, monkeypatch, list(strategies))
     assert run.record.status == "done"
     widths = [unit.width for unit in run.record.units if unit.kind == "train"]
     assert set(widths) == {1, 2} and (widths[0], widths[-1]) == (1, 1)
@@ -261,8 +260,8 @@ MIXED = [{"lr": rate, "batch_size": 8} for rate in RATES[:3]]
 
 
 def teamed(long: int, found: ProfilingResults) -> RunStrategy:
-    """The first configurations by a group of two, the others by one worker."""
-    names = sorted(found.outcome.results)
+    """A group of two trains the first configurations, one worker the others."""
+    names = sorted(found.models.profiles)
     return RunStrategy(2, teams=(Team(2, 1, tuple(names[:long])), Team(1, 1, tuple(names[long:]))))
 
 
@@ -290,8 +289,8 @@ def test_models_have_groups_of_different_widths_at_once(
 
 
 @pytest.mark.slow
-def test_models_go_from_team_to_team(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between epochs or within one: each goes on from its state, and nothing is done twice."""
+def test_models_change_teams(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between epochs or within one: each model continues from its state, and no unit is done twice."""
     space = search.configs(MIXED)
     sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=4, numerics="fast")
     run = scripted(sweep, monkeypatch, [lambda found: RunStrategy(1), partial(teamed, 1), partial(teamed, 2)])
@@ -303,9 +302,7 @@ def test_models_go_from_team_to_team(data: Dataset, tmp_path: Path, monkeypatch:
     assert replay(swept(data, tmp_path, space, cluster=TRIO, epochs=4), run.record).ok
 
 
-def test_teams_are_there_again_when_a_run_is_resumed(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_has_its_teams_again(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = search.configs([{**config, "sleeps": 1e-3} for config in MIXED])
     sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=2, numerics="fast")
     planner = Scripted(sweep._planner(), [partial(teamed, 1)])
@@ -356,17 +353,17 @@ def frail(data: Dataset, folder: Path, monkeypatch: pytest.MonkeyPatch, cluster:
 
 
 @pytest.mark.parametrize(
-    "way",
+    "strategy",
     [lambda found: RunStrategy(1), pytest.param(partial(teamed, 1), marks=pytest.mark.slow)],
     ids=["hop", "teams"],
 )
-def test_a_worker_that_is_lost_for_good_during_pilots(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: Callable[[ProfilingResults], RunStrategy]
+def test_a_worker_is_lost_for_good_during_profiling(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Callable[[ProfilingResults], RunStrategy]
 ) -> None:
-    """What it would hold is held by others, who are in no groups."""
+    """The other workers take over its partitions and form no groups."""
     sweep = frail(data, tmp_path, monkeypatch, TRIO, 2)
     (tmp_path / "mark").touch()
-    monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [way]))
+    monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [strategy]))
     record = sweep.execute(new_folder(ensure_repository(tmp_path) / "runs", None, "two"))
     assert record.status == "done"
     units = [unit for unit in record.units if unit.kind == "train"]
@@ -380,10 +377,10 @@ def test_a_worker_that_is_lost_for_good_during_pilots(
 def test_a_planned_group_that_will_not_come_back_is_given_up(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster
 ) -> None:
-    """Who is left of it trains by himself what there is to train, though nobody is left of its team."""
+    """The worker that is left of the group trains by itself, even if no group of its team is left."""
     mark, sweep = tmp_path / "mark", frail(data, tmp_path, monkeypatch, cluster, 1 + (cluster is TRIO))
-    way = partial(teamed, 1) if cluster is TRIO else lambda found: RunStrategy(2)
-    monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [way]))
+    strategy = partial(teamed, 1) if cluster is TRIO else lambda found: RunStrategy(2)
+    monkeypatch.setattr(sweep, "_planner", partial(Scripted, sweep._planner(), [strategy]))
 
     def kill(record: Any, line: Mapping[str, Any]) -> None:
         if line["event"] == "unit" and line["worker"] == "g0" and not mark.exists():
@@ -400,23 +397,23 @@ def test_a_planned_group_that_will_not_come_back_is_given_up(
     assert any("will not come back" in text for _, text in record.notes)
 
 
-def test_what_exchanges_cost_is_learned_from_the_units_of_groups(
+def test_units_of_groups_correct_the_cost_of_communication(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pilot was quite wrong: the next plan is made with what was seen, and no model is taken to be slower for it."""
-    pilots: list[float] = []
+    """Profiling was quite wrong: the next plan uses the units, and no model counts as slower for it."""
+    profiled: list[float] = []
 
     def misled(found: ProfilingResults) -> RunStrategy:
-        (result,) = found.outcome.results.values()
-        found.links[result.build] = Communication(50.0)
-        pilots.append(result.train_seconds_per_row)
+        (profile,) = found.models.profiles.values()
+        found.communication[profile.build] = Communication(50.0)
+        profiled.append(profile.train_seconds_per_row)
         return RunStrategy(2)
 
     def learned(found: ProfilingResults) -> RunStrategy:
-        (link,) = found.links.values()
+        (link,) = found.communication.values()
         assert 0 < link.inside < 25
-        (config,) = found.outcome.results
-        assert 0.2 < found.outcome.estimates.profile(config).train / pilots[0] < 5
+        (config,) = found.models.profiles
+        assert 0.2 < found.models.estimates.profile(config).train / profiled[0] < 5
         return RunStrategy(2)
 
     space = search.configs([{"lr": 0.1, "batch_size": 8, "sleeps": 1e-3}])
@@ -424,10 +421,8 @@ def test_what_exchanges_cost_is_learned_from_the_units_of_groups(
     assert scripted(sweep, monkeypatch, [misled, learned]).record.status == "done"
 
 
-def test_a_worker_that_dies_while_groups_are_to_be_formed(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There is nobody to form them with: it stays as it is, and nothing is lost."""
+def test_a_worker_dies_before_groups_are_formed(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No groups can be formed: the workers stay single, and nothing is lost."""
     sweep = swept(data, tmp_path, search.grid(lr=RATES[:2], batch_size=[8], sleeps=[2e-3]), cluster=PAIR, epochs=3)
     planner = Scripted(sweep._planner(), [lambda found: RunStrategy(1), lambda found: RunStrategy(2)])
     monkeypatch.setattr(sweep, "_planner", lambda: planner)
@@ -442,10 +437,10 @@ def test_a_worker_that_dies_while_groups_are_to_be_formed(
     assert sum(unit.kind == "train" for unit in record.units) == 2 * 3 * len(data.train)
 
 
-def test_what_a_planned_group_cannot_train_is_trained_by_one_worker(
+def test_one_worker_trains_what_a_planned_group_cannot(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss of a batch must be a mean over its rows to be shared out; nobody asked for that to be done."""
+    """A group can only train with a loss that is a mean over rows. The sweep did not ask for groups."""
     space = search.configs([{"lr": rate, "batch_size": 8, "loss": "sum"} for rate in (0.001, 0.002)])
     four = Cluster.local(4, threads=1, device="cpu")  # both fail at once
     run = scripted(
@@ -456,10 +451,10 @@ def test_what_a_planned_group_cannot_train_is_trained_by_one_worker(
     assert any("a group of workers failed" in text for _, text in run.record.notes)
 
 
-def test_a_model_that_fails_by_itself_is_not_blamed_on_groups(
+def test_the_failure_of_one_worker_is_not_blamed_on_groups(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was trained by one worker, beside a group."""
+    """One worker trains the failing model, beside a group."""
     space = search.configs([{**MIXED[0], "sleeps": 1e-3}, {**MIXED[1], "tires": True, "fails": True}])
     sweep = swept(data, tmp_path, space, cluster=TRIO, epochs=5, numerics="fast")
     names = {bool(values.get("fails")): name for name, values in sweep.configs().items()}
@@ -470,7 +465,7 @@ def test_a_model_that_fails_by_itself_is_not_blamed_on_groups(
 
 
 def test_a_resumed_run_keeps_to_its_plan(data: Dataset, tmp_path: Path) -> None:
-    """It is interrupted after some units; the journal says how it is trained, and no pilot is needed."""
+    """After an interruption the journal holds the strategy, and no profiling is needed."""
     sweep = swept(data, tmp_path, search.grid(lr=RATES, batch_size=[8], sleeps=[1e-4]), pack=2, epochs=4)
     counted: list[str] = []
 

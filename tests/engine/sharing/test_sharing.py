@@ -397,7 +397,7 @@ def test_workers_tell_how_soon_a_maker_would_be_there(opened: Any) -> None:
                 outcome.on_worker_up(event)
         seconds = [event.info["maker_seconds"] for event in outcome.ready.values()]
         assert 0 < min(seconds) < time.perf_counter() - begin
-        assert available_workers(pool, LOCAL, outcome).start == min(seconds)
+        assert available_workers(pool, LOCAL, outcome).start_seconds == min(seconds)
     finally:
         pool.close()
 

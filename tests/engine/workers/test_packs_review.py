@@ -186,6 +186,6 @@ def test_few_pilots_do_not_make_a_learning_rate_decisive() -> None:
     builds = Builds()
     builds.learn("a", {"lr": 0.1, "batch_size": 8, "hidden": 16}, "small")
     builds.learn("b", {"lr": 0.2, "batch_size": 64, "hidden": 16}, "large")
-    assert builds.of("c", {"lr": 0.2, "batch_size": 8, "hidden": 16}) == "small"
-    assert builds.of("d", {"lr": 0.3, "batch_size": 64, "hidden": 16}) == "large"
-    assert builds.of("e", {"lr": 0.1, "batch_size": 32, "hidden": 16}) == ""
+    assert builds.build_of("c", {"lr": 0.2, "batch_size": 8, "hidden": 16}) == "small"
+    assert builds.build_of("d", {"lr": 0.3, "batch_size": 64, "hidden": 16}) == "large"
+    assert builds.build_of("e", {"lr": 0.1, "batch_size": 32, "hidden": 16}) == ""

@@ -84,8 +84,10 @@ def test_sharing_prepares_once_an_epoch_and_reads_for_each_model() -> None:
 @pytest.mark.parametrize("cores", [0, 2])
 def test_the_formula_is_near_what_the_scheduler_comes_to(choice: Strategy, cores: int) -> None:
     kind = ModelKind("a", 32, 2, 40.0, 2.0, 1e6, 1e6, {8: 3.0}, Communication(0.3))
-    work, site = Workload((kind,), DataCosts(20.0, 1.0)), ClusterSpec(4, unit=0.01, bandwidth=1e8, cores=cores)
-    assert estimate(work, site, choice).seconds == pytest.approx(simulate_strategy(work, site, choice, STILL), rel=0.08)
+    work, cluster = Workload((kind,), DataCosts(20.0, 1.0)), ClusterSpec(4, unit=0.01, bandwidth=1e8, cores=cores)
+    assert estimate(work, cluster, choice).seconds == pytest.approx(
+        simulate_strategy(work, cluster, choice, STILL), rel=0.08
+    )
 
 
 def test_tiny_models_are_packed_and_exactly_so() -> None:
@@ -97,11 +99,11 @@ def test_tiny_models_are_packed_and_exactly_so() -> None:
 
 
 def test_large_models_get_groups_only_where_rounding_is_allowed() -> None:
-    work, site = Workload((LARGE,)), ClusterSpec(8)
-    exact, plan = choose(work, site)
+    work, cluster = Workload((LARGE,)), ClusterSpec(8)
+    exact, plan = choose(work, cluster)
     assert exact == Strategy()
     assert any("numerics='fast'" in other.why for other in plan.rejected)
-    fast, plan = choose(work, site, numerics="fast", strays=STILL)
+    fast, plan = choose(work, cluster, numerics="fast", noise=STILL)
     assert fast.width == 4
     (part,) = plan.root.parts
     assert isinstance(part, GroupNode) and (part.groups, part.width, part.nodes, part.idle) == (2, 4, 1, 0)
@@ -109,16 +111,16 @@ def test_large_models_get_groups_only_where_rounding_is_allowed() -> None:
 
 def test_dear_preparation_is_shared_and_cheap_is_not() -> None:
     kinds = (ModelKind("a", 8, 2, 10.0),)
-    site = ClusterSpec(2, share_start=1.0)
-    dear, plan = choose(Workload(kinds, DataCosts(prepare=30.0, read=0.5)), site)
+    cluster = ClusterSpec(2, share_start=1.0)
+    dear, plan = choose(Workload(kinds, DataCosts(prepare=30.0, read=0.5)), cluster)
     assert dear.share and isinstance(plan.root.parts[0], ShareNode)
-    cheap, _ = choose(Workload(kinds, DataCosts(prepare=0.05, read=0.5)), site)
+    cheap, _ = choose(Workload(kinds, DataCosts(prepare=0.05, read=0.5)), cluster)
     assert not cheap.share
 
 
 def test_as_simple_as_it_gets_wins_ties() -> None:
     """Packs that are one percent faster are not worth it."""
-    chosen, plan = choose(Workload((ModelKind("a", 16, 1, 10.0, packed={2: 1.98}),)), ClusterSpec(1), strays=STILL)
+    chosen, plan = choose(Workload((ModelKind("a", 16, 1, 10.0, packed={2: 1.98}),)), ClusterSpec(1), noise=STILL)
     assert chosen == Strategy()
     assert "as simple as it gets" in plan.why
 
@@ -137,13 +139,13 @@ def test_packs_keep_to_the_memory_of_a_device() -> None:
 
 
 def test_any_choice_can_be_forced() -> None:
-    work, site = Workload((replace(TINY, communication=Communication(5.0)),), DataCosts(1.0, 0.1)), ClusterSpec(4)
-    assert choose(work, site, forced=Constraints(pack=1))[0].packs == ()
-    assert choose(work, site, forced=Constraints(pack=4))[0].packs == (4,)
-    assert choose(work, site, forced=Constraints(width=2))[0].width == 2
-    assert choose(work, site, forced=Constraints(share=True))[0].share
+    work, cluster = Workload((replace(TINY, communication=Communication(5.0)),), DataCosts(1.0, 0.1)), ClusterSpec(4)
+    assert choose(work, cluster, constraints=Constraints(pack=1))[0].packs == ()
+    assert choose(work, cluster, constraints=Constraints(pack=4))[0].packs == (4,)
+    assert choose(work, cluster, constraints=Constraints(width=2))[0].width == 2
+    assert choose(work, cluster, constraints=Constraints(share=True))[0].share
     with pytest.raises(UsageError, match="measured up to 8, not 16"):
-        choose(work, site, forced=Constraints(pack=16))
+        choose(work, cluster, constraints=Constraints(pack=16))
 
 
 def test_evaluation_has_its_node_and_its_time() -> None:
@@ -155,7 +157,7 @@ def test_evaluation_has_its_node_and_its_time() -> None:
 
 def test_a_plan_is_text_for_people_and_json_for_programs() -> None:
     work = Workload((TINY,), DataCosts(prepare=30.0, read=0.5, bytes=1e9))
-    _, plan = choose(work, ClusterSpec(2, each=2))
+    _, plan = choose(work, ClusterSpec(2, per_node=2))
     text = plan.text()
     assert text.splitlines()[1].startswith("hop       32 models, 64 epochs in all, over 2 partitions on 2 workers")
     assert "instead of\n" in text and "exact" in text and "device hours" in text
@@ -167,10 +169,10 @@ def test_a_plan_is_text_for_people_and_json_for_programs() -> None:
 
 def test_no_choice_is_faster_than_the_bound() -> None:
     for regime in grid((1, 4, 32), (1, 4)):
-        work, site = regime.work(), regime.site()
-        bound = lower_bound(work, site)[0]
+        work, cluster = regime.work(), regime.cluster()
+        bound = lower_bound(work, cluster)[0]
         for strategy in STRATEGIES:
-            assert estimate(work, site, single(work, site, strategy)).seconds >= bound * (1 - 1e-9)
+            assert estimate(work, cluster, single(work, cluster, strategy)).seconds >= bound * (1 - 1e-9)
 
 
 def test_widths_that_waste_no_worker_without_need() -> None:
@@ -208,7 +210,7 @@ def test_suites_by_name() -> None:
 
 
 def test_work_that_makes_no_sense() -> None:
-    with pytest.raises(UsageError, match="none is 0"):
+    with pytest.raises(UsageError, match="all must be above zero"):
         ModelKind("a", 0, 1, 1.0)
     with pytest.raises(UsageError, match="no models"):
         choose(Workload(()), ClusterSpec(1))
@@ -225,12 +227,12 @@ QUICK = ModelKind("quick", 8, 2, 10.0, communication=Communication(3.0))
 
 def test_a_long_model_has_a_group_while_short_ones_hop() -> None:
     """On four workers: hopping takes the 200 s of the long one; in groups of two, the short ones exchange too much."""
-    work, site = Workload((QUICK, SLOW)), ClusterSpec(4)
-    (best,) = best_teams(work, site)
+    work, cluster = Workload((QUICK, SLOW)), ClusterSpec(4)
+    (best,) = best_teams(work, cluster)
     assert best.teams == (KindTeam(2, 1, (1,)), KindTeam(1, 2, (0,)))
     assert best.name == "groups of 2 and 1"
-    assert estimate(work, site, best).seconds == pytest.approx(200 * 1.2 / 2, rel=0.05)
-    chosen, plan = choose(work, site, numerics="fast")
+    assert estimate(work, cluster, best).seconds == pytest.approx(200 * 1.2 / 2, rel=0.05)
+    chosen, plan = choose(work, cluster, numerics="fast")
     assert chosen == best and not plan.estimate.exact
     wide, narrow = [part for part in plan.root.parts if isinstance(part, GroupNode)]
     assert (wide.groups, wide.width, wide.models) == (1, 2, "1 model slow")
@@ -244,7 +246,9 @@ def test_teams_are_not_taken_where_they_do_not_pay_or_are_not_allowed() -> None:
     alike = Workload((replace(SLOW, name="a", models=4), replace(SLOW, name="b", models=4)))
     assert not choose(alike, ClusterSpec(4), numerics="fast")[0].teams
     assert choose(Workload((QUICK, SLOW)), ClusterSpec(4))[0] == Strategy()
-    assert not choose(Workload((QUICK, SLOW)), ClusterSpec(4), numerics="fast", forced=Constraints(width=2))[0].teams
+    assert not choose(Workload((QUICK, SLOW)), ClusterSpec(4), numerics="fast", constraints=Constraints(width=2))[
+        0
+    ].teams
     assert not choose(Workload((QUICK, replace(SLOW, communication=None))), ClusterSpec(4), numerics="fast")[0].teams
 
 
@@ -272,16 +276,18 @@ def test_kinds_that_were_not_tried_in_groups_stay_out_of_them() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_every_kind_has_one_team_and_no_worker_is_in_two(kinds: list[ModelKind], workers: int) -> None:
-    work, site = Workload(tuple(kinds)), ClusterSpec(workers, unit=0.01)
-    for choice in best_teams(work, site, 3):
+    work, cluster = Workload(tuple(kinds)), ClusterSpec(workers, unit=0.01)
+    for choice in best_teams(work, cluster, 3):
         assert sorted(kind for team in choice.teams for kind in team.kinds) == list(range(len(kinds)))
         assert sum(team.workers for team in choice.teams) <= workers
         assert len({team.width for team in choice.teams}) == len(choice.teams) > 1
         assert all(team.groups >= 1 for team in choice.teams)
-        assert estimate(work, site, choice).seconds >= lower_bound(work, site)[0] * (1 - 1e-9)
+        assert estimate(work, cluster, choice).seconds >= lower_bound(work, cluster)[0] * (1 - 1e-9)
 
 
 def test_what_is_estimated_of_teams_is_what_comes_of_them() -> None:
-    work, site = Workload((QUICK, SLOW)), ClusterSpec(4, unit=0.01, partitions=4)
-    (best,) = best_teams(work, site)
-    assert simulate_strategy(work, site, best, STILL) == pytest.approx(estimate(work, site, best).seconds, rel=0.08)
+    work, cluster = Workload((QUICK, SLOW)), ClusterSpec(4, unit=0.01, partitions=4)
+    (best,) = best_teams(work, cluster)
+    assert simulate_strategy(work, cluster, best, STILL) == pytest.approx(
+        estimate(work, cluster, best).seconds, rel=0.08
+    )

@@ -1,4 +1,4 @@
-"""Plans in words, as pairs of files: what was measured (JSON), and what people are told of the plan for it (text).
+"""Plans as text, in pairs of files: measurements (JSON), and the text of the plan for them.
 
 A new text is made by hand from `python tests/plan/strategy/test_explain.py NAME`.
 """
@@ -30,66 +30,65 @@ PLANS = FIXTURES / "plan"
 def profiled(given: dict[str, Any]) -> SweepProfile:
     models = {}
     for number, kind in enumerate(given["models"]):
-        measured = ModelCosts(**{k: v for k, v in kind.items() if k not in ("count", "values", "epochs")})
+        costs = ModelCosts(**{k: v for k, v in kind.items() if k not in ("count", "values", "epochs")})
         for index in range(kind["count"]):
             values = {**kind["values"], "lr": 0.1 / (index + 1)}
-            models[f"m{number}-{index}"] = ProfiledModel(kind["epochs"], values, measured, measured.build)
+            models[f"m{number}-{index}"] = ProfiledModel(kind["epochs"], values, costs, costs.build)
     rates = {build: PackRate(**rate) for build, rate in given.get("rates", {}).items()}
-    links = {build: Communication(ratio) for build, ratio in given.get("links", {}).items()}
-    return SweepProfile(models, rates, links, packs_forced=bool(given.get("forced", {}).get("pack")))
+    communication = {build: Communication(ratio) for build, ratio in given.get("communication", {}).items()}
+    forced = bool(given.get("constraints", {}).get("pack"))
+    return SweepProfile(models, rates, communication, packs_forced=forced)
 
 
 def explained(name: str) -> Plan:
     given = json.loads((PLANS / f"{name}.json").read_text())
-    forced = Constraints(**given.get("forced", {}))
-    work, site = profiled(given).work(), ClusterSpec(**given["site"])
-    return choose(work, site, numerics=given.get("numerics", "exact"), forced=forced)[1]
+    constraints = Constraints(**given.get("constraints", {}))
+    work, cluster = profiled(given).work(), ClusterSpec(**given["cluster"])
+    return choose(work, cluster, numerics=given.get("numerics", "exact"), constraints=constraints)[1]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in PLANS.glob("*.json")))
-def test_the_plan_in_words(name: str) -> None:
+def test_the_text_of_the_plan(name: str) -> None:
     plan = explained(name)
     assert plan.text() + "\n" == (PLANS / f"{name}.txt").read_text()
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_models_of_one_build_that_take_much_longer_are_another_kind() -> None:
-    """Else a plan would promise less than the longest of them takes."""
+    """Otherwise a plan would promise less than the slowest of them takes."""
     seconds = {"a": 1.0, "b": 1.4, "c": 1.1, "slow": 9.0, "slower": 15.0}
-    tried = {name: ProfiledModel(2, {"name": name}, ModelCosts(took, build="b"), "b") for name, took in seconds.items()}
-    profile = SweepProfile({**tried, "untried": ProfiledModel(2, {}, None, "b")})
-    assert profile.alike() == [["a", "b", "c", "untried"], ["slow", "slower"]]
+    profiled_models = {
+        name: ProfiledModel(2, {"name": name}, ModelCosts(took, build="b"), "b") for name, took in seconds.items()
+    }
+    profile = SweepProfile({**profiled_models, "unprofiled": ProfiledModel(2, {}, None, "b")})
+    assert profile.alike() == [["a", "b", "c", "unprofiled"], ["slow", "slower"]]
     assert [kind.seconds for kind in profile.work().kinds] == pytest.approx([3.5 / 3, 12.0])
 
 
-def test_models_of_one_build_and_as_many_epochs_are_one_kind() -> None:
-    measured = ModelCosts(2.0, build="b")
+def test_models_of_one_build_with_equally_many_epochs_are_one_kind() -> None:
+    costs = ModelCosts(2.0, build="b")
     profile = SweepProfile(
         {
-            "one": ProfiledModel(3, {"lr": 1}, measured, "b"),
-            "two": ProfiledModel(3, {"lr": 2}, None, "b"),  # not tried, of the same build
+            "one": ProfiledModel(3, {"lr": 1}, costs, "b"),
+            "two": ProfiledModel(3, {"lr": 2}, None, "b"),  # not profiled, of the same build
             "long": ProfiledModel(9, {"lr": 3}, None, "b"),
             "other": ProfiledModel(3, {"lr": 4}, ModelCosts(8.0)),
             "unknown": ProfiledModel(3, {"lr": 5}),
         }
     )
     assert profile.alike() == [["one", "two"], ["long"], ["other"], ["unknown"]]
-    assert [kind.seconds for kind in profile.work().kinds] == [
-        2.0,
-        2.0,
-        8.0,
-        5.0,
-    ]  # the mean of all, if nothing is known
+    seconds = [kind.seconds for kind in profile.work().kinds]
+    assert seconds == [2.0, 2.0, 8.0, 5.0]  # the mean of all, if nothing is known
 
 
 def test_sizes_of_packs_go_from_kinds_to_builds_and_back() -> None:
-    given = json.loads((PLANS / "packs_for_some.json").read_text())
+    given = json.loads((PLANS / "packs_of_some_kinds.json").read_text())
     profile = profiled(given)
-    chosen, _ = choose(profile.work(), ClusterSpec(**given["site"]))
+    chosen, _ = choose(profile.work(), ClusterSpec(**given["cluster"]))
     sizes = profile.pack_sizes(chosen)
     assert sizes["tiny"] > 1 == sizes["large"]
-    assert profile.choice(sizes, 1, False) == chosen
-    assert profile.choice({"tiny": 64}, 2, True) == Strategy((32, 1), 2, True)  # there are no more of them
+    assert profile.strategy(sizes, 1, False) == chosen
+    assert profile.strategy({"tiny": 64}, 2, True) == Strategy((32, 1), 2, True)  # there are only 32
 
 
 def test_kinds_are_named_by_what_tells_them_apart() -> None:
@@ -100,17 +99,17 @@ def test_kinds_are_named_by_what_tells_them_apart() -> None:
     assert len(set(kind_names([[{"x": 1}], [{"x": 1}]]))) == 2
 
 
+def test_unknown_fields_of_an_older_journal_are_ignored() -> None:
+    plan = explained("one_large_and_many_small_models")
+    fields = plan.to_json()
+    fields["root"]["rule"] = ""
+    for part in fields["root"]["parts"]:
+        part["since"] = "long ago"
+    assert Plan.from_json(fields) == plan
+    for part in fields["root"]["parts"]:
+        part.pop("models", None)
+    assert Plan.from_json(fields).name == plan.name
+
+
 if __name__ == "__main__":
     print(explained(sys.argv[1]).text())
-
-
-def test_what_an_older_journal_tells_besides_is_passed_over() -> None:
-    plan = explained("one_long_beside_short_ones")
-    told = plan.to_json()
-    told["root"]["rule"] = ""
-    for part in told["root"]["parts"]:
-        part["since"] = "long ago"
-    assert Plan.from_json(told) == plan
-    for part in told["root"]["parts"]:
-        part.pop("models", None)
-    assert Plan.from_json(told).name == plan.name

@@ -72,15 +72,15 @@ def test_everybody_is_in_one_pack_that_is_not_too_large(builds: list[str], idle:
 
 def test_a_build_is_guessed_by_the_values_that_decide_it() -> None:
     builds = Builds()
-    assert builds.of("new", {"width": 8}) == ""
+    assert builds.build_of("new", {"width": 8}) == ""
     for number, (width, lr) in enumerate([(8, 0.1), (8, 0.2), (16, 0.3), (16, 0.4)]):
         builds.learn(f"m{number}", {"width": width, "lr": lr, "seed": 1}, f"of {width}")
-    assert builds.of("m0", {"width": 8, "lr": 0.1, "seed": 1}) == "of 8"
-    assert builds.of("new", {"width": 16, "lr": 0.9, "seed": 7}) == "of 16"
-    assert builds.of("strange", {"width": 32, "lr": 0.9, "seed": 7}) == ""
+    assert builds.build_of("m0", {"width": 8, "lr": 0.1, "seed": 1}) == "of 8"
+    assert builds.build_of("new", {"width": 16, "lr": 0.9, "seed": 7}) == "of 16"
+    assert builds.build_of("strange", {"width": 32, "lr": 0.9, "seed": 7}) == ""
 
 
 def test_one_build_is_everybodys() -> None:
     builds = Builds()
     builds.learn("m", {"lr": 0.1}, "only")
-    assert builds.of("new", {"lr": 0.7}) == "only"
+    assert builds.build_of("new", {"lr": 0.7}) == "only"
