@@ -1,4 +1,4 @@
-"""Functions that prepare data, for the tests of sharing; NumPy alone, so that processes are up quickly."""
+"""Functions that preprocess data, for the tests of sharing; they need only NumPy, so that processes start fast."""
 
 from __future__ import annotations
 
@@ -14,34 +14,49 @@ import numpy as np
 WIDTH = 6
 
 
-def tell(log: Path, *words: object) -> None:
-    """A line of its own, whoever else writes at the same time."""
+def write_line(log: Path, *words: object) -> None:
+    """Append a line in one write, because other processes write at the same time."""
     line = " ".join(map(str, (os.getpid(), *words))) + "\n"
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(file, line.encode())
     os.close(file)
 
 
-def told(log: Path) -> list[list[str]]:
+def logged_lines(log: Path) -> list[list[str]]:
     return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
 
 
 def noisy(batch: Any, seed: int, log: Path | None = None, sleeps: float = 0.0) -> Any:
-    """Noise from all three places that random numbers come from."""
+    """Adds noise from NumPy's two generators and from Python's."""
     import random
 
     x, y = batch
     if log is not None:
-        tell(log, seed)
+        write_line(log, seed)
     time.sleep(sleeps)
     noise = np.random.default_rng(seed).normal(size=x.shape) + np.random.normal() + random.random()
     return (x + 0.1 * noise).astype(np.float32), y
 
 
+class SlowToStart:
+    """`noisy`, but it takes a process half a second to unpickle it, like a function with large imports."""
+
+    def __call__(self, batch: Any, seed: int) -> Any:
+        return noisy(batch, seed)
+
+    def __reduce__(self) -> Any:
+        return _unpickle_slowly, ()
+
+
+def _unpickle_slowly() -> SlowToStart:
+    time.sleep(0.5)
+    return SlowToStart()
+
+
 def read_noted(path: Path, log: Path) -> Any:
     from regatta.data import read_partition
 
-    tell(log, path.name)
+    write_line(log, path.name)
     return tuple(np.array(part) for part in read_partition(path))
 
 

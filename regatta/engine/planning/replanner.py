@@ -101,7 +101,7 @@ class Replanner:
         if not self.pool.groupable or strategy.width == 1:
             return self._ready
         ready = self._form_groups()
-        if isinstance(self.pool, GroupPool) and not any(map(self.pool.is_deserted, self.teams())):
+        if isinstance(self.pool, GroupPool) and not any(map(self.pool.all_lost, self.teams())):
             return ready
         self._dissolve_groups()  # a worker was lost meanwhile
         self._write(strategy.without_groups(), "not all workers are there")
@@ -139,7 +139,7 @@ class Replanner:
             return
         if self.pool is self._single_pool:
             self._lost.add(worker)
-        elif isinstance(self.pool, GroupPool) and any(map(self.pool.is_deserted, self.teams())):
+        elif isinstance(self.pool, GroupPool) and any(map(self.pool.all_lost, self.teams())):
             self._give_up_groups(f"{worker} will not come back")  # the rest of its group can train singly
 
     def teams(self) -> list[tuple[str, ...]]:
@@ -266,13 +266,13 @@ class Replanner:
 
     def _form_groups(self) -> dict[str, WorkerReady]:
         widths = [team.width for team in self._strategy.teams for _ in range(team.groups)]
-        self.pool = GroupPool(self._single_pool, widths or self._strategy.width, self.rendezvous, patient=True)
+        self.pool = GroupPool(self._single_pool, widths or self._strategy.width, self.rendezvous, wait_for_workers=True)
         awaited = () if self.cluster.kind == "ray" else self._single_pool.workers  # Ray may not have room for all
         events = self.pool.adopt(self._ready, awaited)
         return {event.worker: event for event in events if isinstance(event, WorkerReady)}
 
     def _dissolve_groups(self) -> None:
         if isinstance(self.pool, GroupPool) and self.pool is not self._single_pool:
-            self._lost |= self.pool.gone()
+            self._lost |= self.pool.lost_workers()
             self._ready = self.pool.release()
             self.pool = self._single_pool

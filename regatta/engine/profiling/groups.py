@@ -48,17 +48,17 @@ def profile_groups(
         if name is None:
             break  # no group could be formed
         groups.submit(name, Task("pilot", config, request.configs[config], 0, train[name][0]))
-        hooks.on_begin(groups.first_of(name))  # ending that worker ends the group
+        hooks.on_begin(groups.first_member(name))  # ending that worker ends the group
         answer = _await_answer(groups, name, hooks.between)
         if isinstance(answer, TaskDone) and answer.profile is not None:
             alone = max(models.profiles[config].train_seconds_per_row, 1e-12)
             ratio = max(0.0, WIDTH * answer.profile.train_seconds_per_row / alone - 1)
             found[build], measured[build] = Communication(ratio), ratio
             answer = replace(answer, profile=None, group_profile=GroupProfile(build, WIDTH, ratio))
-        hooks.on_event(replace(answer, worker=groups.first_of(name)))
+        hooks.on_event(replace(answer, worker=groups.first_member(name)))
         if isinstance(answer, WorkerLost):
             break
-    models.lost |= groups.gone()
+    models.lost |= groups.lost_workers()
     models.ready = groups.release()
     if request.cache is not None:
         request.cache.add(ratios=measured)

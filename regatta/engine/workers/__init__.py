@@ -1,14 +1,17 @@
-"""Where units run. A pool takes tasks for named workers and gives back events; it decides nothing.
+"""Where units run. A pool takes tasks for named workers and returns events; it decides nothing.
 
-base.py      the protocol that every pool keeps (regatta.testing.workers tests it)
-trainer.py   what a worker does with a task: the same code in every pool
-inline.py    in this process, one task after another: the reference
-process.py   a process per worker; states hop through mapped files
-groups.py    workers of another pool in groups: a group is one worker to whoever gives it tasks
-seating.py   who is in a group with whom
-group_member.py what a worker does otherwise in a group than alone
-ray.py       an actor per worker on a Ray cluster (ray_actor.py is the actor); states hop as object references
-ray_maker.py actors that prepare data for all workers of a Ray cluster; ray_blocks.py is what they leave in its store
+base.py            the protocol of a pool (regatta.testing.workers tests it)
+inline.py          workers in this process, one task after another: the reference
+process.py         a process for each worker; states hop through mapped files
+worker_main.py     what such a process runs
+start_process.py   starts processes, by forking where that is possible
+fork_server.py     the controller's side of a process from which workers are forked
+fork_template.py   that process
+groups.py          groups of workers of another pool; to the controller, a group is one worker
+form_groups.py     which workers form a group
+joining.py         a worker that joins a run by itself
+training/          what happens inside a unit, the same in every pool
+ray/               an actor for each worker on a Ray cluster
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from regatta.paths import MEETINGS
 
 
 def open_pool(cluster: Cluster, setup: WorkerSetup, widths: Callable[[Task], int] | None = None) -> WorkerPool:
-    """The workers of a cluster, not yet started; `widths` says of a task how many of a group do it, if not all."""
+    """The workers of a cluster, not started yet; `widths` gives the number of members that run a task, if not all."""
     if cluster.kind == "inline":
         from regatta.engine.workers.inline import InlinePool
 
@@ -36,7 +39,7 @@ def open_pool(cluster: Cluster, setup: WorkerSetup, widths: Callable[[Task], int
     if isinstance(setup.recipe_or_pickle, Recipe):  # otherwise the workers find out
         check_groupable(setup.recipe_or_pickle, width, setup.recipe_or_pickle.framework)
     pool, grows = _open_workers(cluster, setup), cluster.kind == "ray"
-    return GroupPool(pool, width, setup.logs / MEETINGS, widths, patient=grows)
+    return GroupPool(pool, width, setup.logs / MEETINGS, widths, wait_for_workers=grows)
 
 
 def _open_workers(cluster: Cluster, setup: WorkerSetup) -> WorkerPool:

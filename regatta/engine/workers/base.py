@@ -12,48 +12,48 @@ from regatta.engine.messages import Event, Task
 
 
 class WorkerPool(Protocol):
-    """Workers by name. Tasks go in, events come out; a worker that dies is said to be lost and started again.
+    """Workers by name. Tasks go in, events come out; a worker that dies is reported as lost, and started again.
 
-    Workers that join get names of their own; `workers` are those that the run began with.
+    `workers` are those that the run began with; workers that join later get other names.
     """
 
     workers: tuple[str, ...]
     packs: bool  # whether a task may have `packed_with`
-    groupable: bool  # whether groups can be made of its workers while they are there
+    groupable: bool  # whether its running workers can form groups
 
     def start(self) -> None:
-        """Bring the workers up; each says `WorkerReady` when it can take a task."""
+        """Start the workers; each one sends `WorkerReady` when it can take a task."""
 
     def share(self, yes: bool) -> None:
-        """Whether data is prepared once for all from now on, where it can be."""
+        """Share preprocessed data among workers from now on, or not, where the pool can."""
 
     def submit(self, worker: str, task: Task) -> None:
         """Give an idle worker its task."""
 
     def prefetch(self, worker: str, state: Path) -> None:
-        """Tell a busy worker which state it will probably need next; being wrong costs only the reading."""
+        """Tell a busy worker which state it will probably need next; a wrong guess costs only the reading."""
 
     def forget(self, state: Path) -> None:
-        """Nobody will ask for this state again; may be called from another thread."""
+        """No task will begin with this state any more; may be called from another thread."""
 
     def end(self, worker: str, reason: str) -> None:
-        """Kill a worker whose task takes too long; it is lost for that reason."""
+        """Kill a worker whose task takes too long; the reason is that of its loss."""
 
     def admit(self, connection: Connection[Any, Any], wishes: dict[str, Any]) -> None:
-        """Let a worker join that came by itself, or tell it why not."""
+        """Let a worker join the run, or refuse it with a reason."""
 
     def events(self) -> list[Event]:
-        """Wait until something happened, and say what. Empty only when `wake` was called."""
+        """Wait for events, and return them; the list is empty only after `wake`."""
 
     def wake(self) -> None:
         """Make `events` return now; may be called from another thread."""
 
     def close(self) -> None:
-        """End the workers, at once; what they were doing is lost."""
+        """End the workers at once; their present tasks are lost."""
 
 
 def refuse(connection: Connection[Any, Any], reason: str) -> None:
-    """Tell a worker that wants to join that it cannot."""
+    """Refuse a worker that wants to join."""
     with contextlib.suppress(OSError):  # it is gone already
         connection.send_bytes(json.dumps({"refused": reason}).encode())
     connection.close()

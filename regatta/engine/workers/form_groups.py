@@ -1,4 +1,4 @@
-"""Who is in a group with whom: those of one node first, for they exchange faster."""
+"""Which workers form a group: preferably workers of one node, because they exchange data faster."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections.abc import Mapping
 
 
 def form_groups(nodes: Mapping[str, str], width: int) -> list[tuple[str, ...]]:
-    """Workers, whose nodes are given, in groups of so many; who is left over is in none."""
-    lots: dict[str, list[str]] = {}
-    for worker in sorted(nodes, key=_natural):
-        lots.setdefault(nodes[worker], []).append(worker)
+    """Groups of `width` workers, whose nodes are given; workers that are left over are in no group."""
+    by_node: dict[str, list[str]] = {}
+    for worker in sorted(nodes, key=_by_number):
+        by_node.setdefault(nodes[worker], []).append(worker)
     groups = []
-    while sum(map(len, lots.values())) >= width:
-        groups.append(_taken(list(lots.values()), width))
-    return sorted(groups, key=lambda group: _natural(group[0]))
+    while sum(map(len, by_node.values())) >= width:
+        groups.append(_take_group(list(by_node.values()), width))
+    return sorted(groups, key=lambda group: _by_number(group[0]))
 
 
-def _taken(lots: list[list[str]], width: int) -> tuple[str, ...]:
-    """A group over as few nodes as can be, out of the smallest lots that do."""
-    found: list[str] = []
-    while len(found) < width:
-        need = width - len(found)
-        enough = [lot for lot in lots if len(lot) >= need]
-        lot = min(enough, key=len) if enough else max(lots, key=len)
-        found += lot[:need]
-        del lot[:need]
-    return tuple(found)
+def _take_group(nodes: list[list[str]], width: int) -> tuple[str, ...]:
+    """Take a group from as few nodes as possible, and from the smallest nodes that are enough."""
+    group: list[str] = []
+    while len(group) < width:
+        missing = width - len(group)
+        enough = [workers for workers in nodes if len(workers) >= missing]
+        chosen = min(enough, key=len) if enough else max(nodes, key=len)
+        group += chosen[:missing]
+        del chosen[:missing]
+    return tuple(group)
 
 
-def _natural(worker: str) -> tuple[int, str]:
+def _by_number(worker: str) -> tuple[int, str]:
+    """Sorts w2 before w10."""
     return len(worker), worker

@@ -1,4 +1,4 @@
-"""A worker that comes by itself: the controller of a run lets it in, and it trains like those that were started."""
+"""A worker that joins a run: once the controller has admitted it, it trains like the other workers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from regatta.errors import ConflictError
 
 
 def join(folder: Path, device: str | None, joined: Callable[[str], None]) -> None:
-    """Train units of the run of this folder until it ends; `joined` is told the worker's name."""
+    """Train units of the run in this folder until it ends; `joined` is called with the worker's name."""
     path = read_door(folder)["path"]
     with knock(folder) as connection:
         connection.send_bytes(json.dumps({"kind": "worker", "device": device}).encode())
         reply = json.loads(connection.recv_bytes())
         if "welcome" not in reply:
-            raise ConflictError(f"Nobody can join {folder.name}. {reply.get('refused', '')}")
+            raise ConflictError(f"No worker can join {folder.name}. {reply.get('refused', '')}")
         process = start_joining_worker(connection, reply["threads"], path)
     joined(reply["welcome"])
     try:

@@ -24,7 +24,7 @@ import recipes
 import transforms
 from processes import children, is_running
 from recipes import small_data
-from transforms import linear_fn, noisy, squares, told
+from transforms import linear_fn, logged_lines, noisy, squares
 
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import derive_seed
@@ -91,7 +91,7 @@ def test_shared_or_not_the_bits_are_the_same_and_blocks_are_made_once(data: Data
     for name, share, cluster in (("shared", True, LOCAL), ("own", False, LOCAL), ("inline", None, Cluster.inline(2))):
         log = tmp_path / f"{name}.log"
         run = sweep(data, tmp_path / name, share, partial(noisy, log=log), cluster).launch(progress=False)
-        found[name], made[name] = hashes(run), Counter(seed for _, seed in told(log))
+        found[name], made[name] = hashes(run), Counter(seed for _, seed in logged_lines(log))
     wanted = seeds(data, range(1, EPOCHS + 1))
     assert len(found["own"]) == len(CONFIGS) * EPOCHS * len(data.train)
     assert found["shared"] == found["own"] == found["inline"]
@@ -125,7 +125,7 @@ def test_what_is_read_is_shared_as_well(data: Dataset, tmp_path: Path) -> None:
     log = tmp_path / "reads"
     read = partial(transforms.read_noted, log=log)
     run = sweep(data, tmp_path / "shared", True, input_fn=read).launch(progress=False)
-    assert Counter(name for _, name in told(log)) == {part.path.name: 1 for part in (*data.train, *data.eval)}
+    assert Counter(name for _, name in logged_lines(log)) == {part.path.name: 1 for part in (*data.train, *data.eval)}
     assert hashes(run) == hashes(sweep(data, tmp_path / "own", False, cluster=Cluster.inline()).launch(progress=False))
 
 
@@ -171,9 +171,9 @@ def test_nothing_outlives_a_controller_that_is_killed(tmp_path: Path) -> None:
     paths = os.pathsep.join(sys.path)
     controller = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": paths})
     wanted = {str(derive_seed(0, "transform", 2, 0, 0))}
-    wait_for(lambda: wanted & {seed for _, seed in told(tmp_path / "made")})
+    wait_for(lambda: wanted & {seed for _, seed in logged_lines(tmp_path / "made")})
     family = children(controller.pid)
-    makers = {int(pid) for pid, seed in told(tmp_path / "made") if seed in wanted}
+    makers = {int(pid) for pid, seed in logged_lines(tmp_path / "made") if seed in wanted}
     assert makers < family
     controller.kill()
     controller.wait()
@@ -341,9 +341,9 @@ def test_a_maker_that_hangs_is_ended_with_the_reader_that_waited(opened: Any, tm
     from regatta.engine.sharing.wire import send
 
     send(waits, {"want": KEYS[0], "models": ["m0"]})
-    wait_for(lambda: told(log))
+    wait_for(lambda: logged_lines(log))
     waits.close()
-    wait_for(lambda: not is_running(int(told(log)[0][0])))
+    wait_for(lambda: not is_running(int(logged_lines(log)[0][0])))
 
 
 def test_there_are_as_many_makers_as_are_waited_for(opened: Any) -> None:
@@ -358,7 +358,7 @@ def test_there_are_as_many_makers_as_are_waited_for(opened: Any) -> None:
 
 def test_two_that_wait_for_the_first_maker_do_not_make_it_two(opened: Any) -> None:
     """Blocks are made sooner than another maker would be up; that the first had to start does not count."""
-    desk = opened(most=2)
+    desk = opened(transforms.SlowToStart(), most=2)
     readers = [desk.reader(name) for name in ("r0", "r1")]
     with ThreadPoolExecutor(2) as both:
         found = list(both.map(lambda reader, key: reader.get(key, ["m0"]), readers, KEYS))

@@ -85,9 +85,9 @@ class Script:
 class Stage:
     """Groups of two over such a pool."""
 
-    def __init__(self, folder: Path, workers: int = 4, patient: bool = True) -> None:
+    def __init__(self, folder: Path, workers: int = 4, wait_for_workers: bool = True) -> None:
         self.script = Script(workers)
-        self.pool = GroupPool(self.script, 2, folder / "meetings", patient=patient)
+        self.pool = GroupPool(self.script, 2, folder / "meetings", wait_for_workers=wait_for_workers)
         self.pool.start()
 
     def hear(self, *events: Event) -> list[Event]:
@@ -267,7 +267,7 @@ def test_a_state_that_one_member_cannot_have_gives_the_task_back(stage: Stage) -
 
 
 def test_nobody_is_left(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, workers=4, patient=False)
+    stage = Stage(tmp_path, workers=4, wait_for_workers=False)
     stage.enter(w0="a", w1="a", w2="a", w3="a")
     for worker, other in (("w0", "w1"), ("w2", "w3")):
         assert len(stage.hear(WorkerLost(worker, "fell apart", for_good=True))) == 1
@@ -280,7 +280,7 @@ def test_nobody_is_left(tmp_path: Path) -> None:
 
 
 def test_of_one_worker_that_is_there_no_group_is_made(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, patient=False)
+    stage = Stage(tmp_path, wait_for_workers=False)
     (vacant, _) = stage.pool.adopt({"w0": ready("w0", "a")})
     assert vacant == WorkerLost("g0", "has no members: w0 stays idle", for_good=True)
     assert stage.pool.release().keys() == {"w0"}

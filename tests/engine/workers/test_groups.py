@@ -243,7 +243,7 @@ def test_failures_in_one_member_are_those_of_the_configuration(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four models that can be trained, on two groups, beside some that cannot."""
-    monkeypatch.setattr(groups, "GRACE", 2.0)
+    monkeypatch.setattr(groups, "GROUP_ANSWER_TIMEOUT_S", 2.0)
     good = [{"kind": kind, "batch_size": SIZES.get(kind, 7)} for kind in ("adam", "momentum", "norm", "dropout")]
     bad = [{"kind": "numpy" if fails == "numpy" else "adam", "batch_size": 7, "fails": fails} for fails in FAILURES]
     cluster = Cluster.local(4, threads=1, device="cpu", group=2)
@@ -306,7 +306,7 @@ def test_groups_are_sized_by_cores_and_partitions(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"train_fn": train_fn, "loss_fn": None}, "cannot share out among them what train_fn does"),
+        ({"train_fn": train_fn, "loss_fn": None}, "cannot divide the work of train_fn among them"),
         ({"framework": "numpy"}, "cannot train a model of numpy"),
     ],
 )

@@ -16,7 +16,7 @@ import transforms
 from processes import is_running, soon
 from ray_cluster import RayNodes
 from recipes import small_data
-from transforms import linear_fn, noisy, squares, told
+from transforms import linear_fn, logged_lines, noisy, squares
 
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import derive_seed
@@ -71,11 +71,11 @@ def test_shared_on_ray_or_done_alone_the_bits_are_the_same(data: Dataset, tmp_pa
     alone = sweep(data, tmp_path / "inline", noisy, Cluster.inline(), share=False).launch(progress=False)
     assert hashes(run) == hashes(alone) and len(set(hashes(run).values())) == len(CONFIGS) * EPOCHS * 2
 
-    made = Counter(seed for _, seed in told(log))
+    made = Counter(seed for _, seed in logged_lines(log))
     assert {made[seed] for seed in seeds(data, range(1, EPOCHS + 1))} == {1}
-    assert Counter(name for _, name in told(reads)) == {part.path.name: 1 for part in (*data.train, *data.eval)}
+    assert Counter(name for _, name in logged_lines(reads)) == {part.path.name: 1 for part in (*data.train, *data.eval)}
     workers = {worker.info["pid"] for worker in run.record.workers.values()}
-    makers = {int(pid) for pid, seed in told(log) if seed in seeds(data, range(1, EPOCHS + 1))}
+    makers = {int(pid) for pid, seed in logged_lines(log) if seed in seeds(data, range(1, EPOCHS + 1))}
     assert makers.isdisjoint(workers)
     assert soon(lambda: not any(map(is_running, makers | workers)), 30.0)
 
@@ -260,8 +260,8 @@ def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNo
     desk = next(filter(None, (made_at(goes) for _ in range(10))))
     nodes.remove(goes)
     found, _ = call(desk.reader("r1", stays), "get", KEYS[0], ["m1"])
-    made = Counter(seed for _, seed in told(log))
-    read = Counter(name for _, name in told(reads))
+    made = Counter(seed for _, seed in logged_lines(log))
+    read = Counter(name for _, name in logged_lines(reads))
     assert made[str(derive_seed(0, "transform", 1, 0, 0))] == read[desk.setup.train[0].name] == 2
     assert equal(found, desk.right(KEYS[0]))
 
