@@ -238,9 +238,9 @@ class Run:
         join(self.folder, device, joined)
 
     def _requests_wait(self) -> bool:
-        from regatta.engine.controller.control_server import waiting
+        from regatta.engine.controller.control_server import count_waiting
 
-        return waiting(self.folder) > 0
+        return count_waiting(self.folder) > 0
 
     def _ask(self, verb: str, config: str | Mapping[str, Scalar], **more: Any) -> dict[str, Any]:
         from regatta.engine.controller.control_server import ask

@@ -37,6 +37,7 @@ from regatta.data.order import permutation
 from regatta.data.sharing import Sharing, sharing_of
 from regatta.engine.archiver import Archiver
 from regatta.engine.controller.runner import Runner
+from regatta.engine.controller.settings import RunSettings
 from regatta.engine.messages import (
     Recipe,
     SharingPlan,
@@ -335,7 +336,7 @@ class Sweep:
         from regatta.engine.workers import open_pool
 
         cluster = self.cluster.sized(len(self.dataset.train))
-        runner = Runner(
+        settings = RunSettings(
             folder=folder,
             header=lambda: self._header(folder.name, cluster),
             dataset=self.dataset,
@@ -344,12 +345,13 @@ class Sweep:
             pool=open_pool(cluster, self._setup(folder), **({} if widths is None else {"widths": widths})),
             rule=self.rule,
             orders=self._visits if orders is None else lambda config, epochs: orders.get(config),
-            unit_limit=self.unit_limit,
+            unit_limit_s=self.unit_limit,
             planner=self._planner(),
             cluster=cluster,
             profiles=self._profiles(cluster),
             listeners=listeners,
         )
+        runner = Runner(settings)
         began(runner)
         return runner.run()
 

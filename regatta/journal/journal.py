@@ -68,7 +68,7 @@ class Journal:
         self._thread = threading.Thread(target=self._flush, name="journal", daemon=True)
         self._thread.start()
 
-    def append(self, event: str, then: Callable[[], None] | None = None, **fields: Any) -> Record:
+    def append(self, event: str, then: Callable[[], None] | None = None, /, **fields: Any) -> Record:
         """Write one record; another thread calls `then` when the record is durable."""
         if event not in EVENTS:
             raise ValueError(f"{event!r} is not a kind of journal record.")

@@ -20,8 +20,8 @@ from recipes import plain_fn, plain_loss, small_data
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.code_identity import describe_code
 from regatta.configuration import config_id
-from regatta.engine.controller.control_server import ask, knock
-from regatta.engine.controller.runner import Runner
+from regatta.engine.controller.control_server import ControlServer, ask, connect
+from regatta.engine.controller.event_loop import EventLoop
 from regatta.engine.controller.trials import Trials
 from regatta.errors import RegattaError
 from regatta.journal.journal import Journal, Record
@@ -131,9 +131,9 @@ def test_a_clone_that_the_search_asks_for_later_is_heard_of() -> None:
             trials.replay_record(request("clone", first.id, values=other, warm=False, epochs=1, parent_epoch=None))
             line = {"event": "failed", "config": clone, "epoch": 1} if fails else report(clone, 1, 0.1)
             trials.replay_record(line)
-        assert not any(trials[clone].searched for clone in clones)
+        assert not any(trials[clone].search_epochs for clone in clones)
         trials.replay_record(report(first.id, 1, 0.5))
-        assert all(trials[clone].searched for clone in clones), "one after another, for none had to be waited for"
+        assert all(trials[clone].search_epochs for clone in clones), "one after another, for none had to be waited for"
         assert sum(trial.epochs == 4 for trial in trials) == 1, "of three in a rung one goes on"
 
 
@@ -184,7 +184,7 @@ def test_a_guest_that_is_gone_before_it_is_refused(tmp_path: Path) -> None:
     try:
         assert soon(lambda: (run.folder / "door.json").exists(), 30)
         for _ in range(3):
-            connection = knock(run.folder)
+            connection = connect(run.folder)
             connection.send_bytes(b'{"kind": "worker"}')
             connection.close()
         config = next(iter(run.record.configs))
@@ -195,16 +195,16 @@ def test_a_guest_that_is_gone_before_it_is_refused(tmp_path: Path) -> None:
 
 
 def test_whoever_comes_when_the_run_has_ended_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late, loop = [], Runner._loop
+    late, run_loop = [], EventLoop.run
 
-    def loop_and_be_visited(self: Runner) -> None:
-        loop(self)
+    def run_and_be_visited(self: EventLoop, control: ControlServer) -> None:
+        run_loop(self, control)
         for kind in ("request", "worker"):
-            late.append(knock(self._folder))
+            late.append(connect(self._settings.folder))
             late[-1].send_bytes(json.dumps({"kind": kind}).encode())
-        assert soon(lambda: self._callers.qsize() == 2)
+        assert soon(lambda: control._callers.qsize() == 2)
 
-    monkeypatch.setattr(Runner, "_loop", loop_and_be_visited)
+    monkeypatch.setattr(EventLoop, "run", run_and_be_visited)
     run = plain_sweep(tmp_path, search.grid(lr=[0.1], batch_size=[7]), epochs=1).launch(progress=False)
     assert run.record.status == "done"
     with pytest.raises(EOFError):

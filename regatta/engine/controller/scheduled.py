@@ -88,9 +88,9 @@ class ScheduledModels:
         if trial not in self._waiting:
             self._waiting.append(trial)
 
-    def take_ready(self) -> list[Trial]:
+    def take_ready(self, all_units_count: Callable[[Trial], bool]) -> list[Trial]:
         """The waiting trials that can be put into a model now; they wait no longer."""
-        found = [trial for trial in self._waiting if self._is_free(trial)]
+        found = [trial for trial in self._waiting if all_units_count(trial) and self._is_free(trial)]
         self._waiting = [trial for trial in self._waiting if trial not in found]
         return found
 
@@ -134,4 +134,4 @@ class ScheduledModels:
     def _is_free(self, trial: Trial) -> bool:
         model = self._by_trial.get(trial.id)
         running = any(trial in trials for trials in self.running.values())
-        return not trial.pending and not running and (model is None or trial not in model.all_trials())
+        return not running and (model is None or trial not in model.all_trials())

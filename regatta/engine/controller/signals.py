@@ -1,4 +1,4 @@
-"""Ctrl-C, and the signal by which machines ask for it."""
+"""Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruptible(halt: Callable[[], None]) -> Iterator[None]:
-    """A scope in which the first signal calls `halt` and the next one ends everything at once.
+    """In this scope the first signal calls `halt`, and the next one raises KeyboardInterrupt.
 
-    An exception in the midst of a conversation with a worker would garble it. Only the main thread hears signals; what
-    is ignored, as under nohup, stays ignored.
+    An exception in the middle of a message to a worker would corrupt the connection. Only the main thread receives
+    signals. A signal that is ignored, as under nohup, stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = 0
+    received = 0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        heard += 1
-        if heard > 1:
+        nonlocal received
+        received += 1
+        if received > 1:
             raise KeyboardInterrupt
         halt()
 

@@ -1,7 +1,7 @@
-"""The way of each configuration through a run: what is wanted of it, how far it is, what waits to be written.
+"""The training of each configuration: what is wanted of it and how far it is.
 
-`Trials` is told what the search and people want, in the order of the journal: once while it happens, and again, from
-the journal, when a run is resumed. The same calls in the same order lead to the same trials.
+`Trials` applies what the search and users want, in the order of the journal: once while it happens, and again from the
+journal when a run is resumed. The same calls in the same order give the same trials.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from regatta.configuration import Scalar, config_id
 from regatta.errors import RegattaError
@@ -19,51 +18,39 @@ from regatta.journal.record import ConfigRecord, UnitRecord
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 
 
-@dataclass
-class PendingRecord:
-    """A record that waits for its turn in the journal."""
-
-    event: str
-    fields: dict[str, Any]
-    ready: bool = True  # not before its state is durable
-    spent: Path | None = None  # the state that nobody needs once this is durable
-    before: tuple[Path | None, int] = (None, 0)  # the trial's state and visits, should it never count
-
-
 @dataclass(eq=False)
 class Trial:
-    """The way of one configuration through the run."""
+    """The training of one configuration in a run."""
 
     id: str
     values: Mapping[str, Scalar]
-    epochs: int
-    most: int = 0  # epochs that the search may come to want
+    epochs: int  # wanted by the search or by users, whichever is more
+    most: int = 0  # epochs that the search may want later
     parent: str | None = None
-    parent_epoch: int | None = None  # it begins with the parent's state after that epoch; None: afresh
-    searched: int = 0  # epochs that the search wants: what people want beyond is none of its business
-    asked: int = 0  # epochs that people want
+    parent_epoch: int | None = None  # it starts from the parent's state after that epoch; None: from a new model
+    search_epochs: int = 0  # wanted by the search, which does not hear of later epochs
+    user_epochs: int = 0  # wanted by users
     stopped: bool = False
     failed: bool = False
-    written_off: bool = False  # the search was told that nothing more will come
-    unheard: list[Report] = field(default_factory=list)  # of epochs that the search did not want yet
-    origin: Path | None = None  # the parent's state, as long as it has none of its own
+    closed: bool = False  # the search knows that no more reports will come
+    held_back: list[Report] = field(default_factory=list)  # of epochs that the search has not asked for yet
+    initial_state: Path | None = None  # the parent's state, until the trial has one of its own
     state: Path | None = None  # the newest that can be read
-    visits: int = 0  # of the present epoch
-    pending: deque[PendingRecord] = field(default_factory=deque)
-    kills: int = 0  # workers lost since it last got on
+    visits: int = 0  # units of the present epoch
+    workers_lost: int = 0  # while training this trial, since its last finished unit
     scheduled: bool = False
-    alone: bool = False  # not in a pack: one that it was in took a worker with it
+    alone: bool = False  # never in a pack: a worker was lost while training a pack with it
     warned: bool = False
 
 
 class Trials:
-    """The trials of a run, and the search that asks for most of them."""
+    """The trials of a run, and the search that asks for them."""
 
     def __init__(self, search: Search, goal: Goal) -> None:
         self._search = search
         self._goal = goal
         self._trials: dict[str, Trial] = {}
-        self._reported: dict[str, int] = {}  # the last epoch of which was told
+        self._reported: dict[str, int] = {}  # the last epoch of each trial
 
     def __getitem__(self, config: str) -> Trial:
         return self._trials[config]
@@ -75,10 +62,10 @@ class Trials:
         return iter(self._trials.values())
 
     def start(self) -> list[Trial]:
-        return self._take(self._search.start(self._goal))
+        return self._apply(self._search.start(self._goal))
 
     def replay_record(self, line: Record) -> None:
-        """Take in a record of the journal as it was taken in when it was written."""
+        """Apply a record of the journal as it was applied when it was written."""
         event = line["event"]
         if event == "report":
             metrics = {name: float(value) for name, value in line["metrics"].items()}
@@ -91,59 +78,59 @@ class Trials:
     def report(
         self, config: str, epoch: int, metrics: Mapping[str, float], elapsed: float, device_seconds: float
     ) -> list[Trial]:
-        """An epoch counts; the trials that the search changes for it."""
+        """An epoch counts. Returns the trials that the search changes because of it."""
         trial = self._trials[config]
-        if trial.failed:  # in a later epoch, while this one was still judged
+        if trial.failed:  # in a later epoch, while this one was still being evaluated
             return []
         self._reported[config] = max(epoch, self._reported.get(config, 0))
-        trial.unheard.append(Report(config, trial.values, epoch, metrics, False, elapsed, device_seconds))
-        return self._take(self._catch_up(trial))
+        trial.held_back.append(Report(config, trial.values, epoch, metrics, False, elapsed, device_seconds))
+        return self._apply(self._report_to_search(trial))
 
     def fail(self, config: str, epoch: int) -> list[Trial]:
-        """Nothing more will come of it."""
+        """A trial has failed. Returns the trials that the search changes because of it."""
         trial = self._trials[config]
         trial.failed = True
-        return self._write_off(trial, epoch)
+        return self._close(trial, epoch)
 
     def apply_request(self, request: Record) -> list[Trial]:
-        """Do what people asked for, which was checked."""
+        """Do what a user asked for; the request was checked before."""
         trial = self._trials[request["config"]]
         if request["verb"] == "stop":
             trial.stopped = True
-            return [trial, *self._write_off(trial, self._reported.get(trial.id, 0))]
+            return [trial, *self._close(trial, self._reported.get(trial.id, 0))]
         if request["verb"] == "clone":
             name, epochs = config_id(request["values"]), request["epochs"]
-            clone = Trial(name, request["values"], epochs, 0, trial.id, request["parent_epoch"], asked=epochs)
+            clone = Trial(name, request["values"], epochs, 0, trial.id, request["parent_epoch"], user_epochs=epochs)
             self._trials[name] = clone
             return [clone]
         trial.stopped = False
-        trial.epochs = trial.asked = request["epochs"]
+        trial.epochs = trial.user_epochs = request["epochs"]
         return [trial]
 
-    def _write_off(self, trial: Trial, epoch: int) -> list[Trial]:
-        """A rung or a generation must not wait for what will never come."""
-        if trial.written_off or not trial.searched:
+    def _close(self, trial: Trial, epoch: int) -> list[Trial]:
+        """Tell the search that no more reports will come: a rung must not wait for them."""
+        if trial.closed or not trial.search_epochs:
             return []
-        trial.written_off = True
-        return self._take(self._search.hear(Report(trial.id, trial.values, epoch, {}, failed=True)))
+        trial.closed = True
+        return self._apply(self._search.hear(Report(trial.id, trial.values, epoch, {}, failed=True)))
 
-    def _take(self, actions: Iterable[Action]) -> list[Trial]:
-        """Act, and on what the search answers to what is known of these trials already."""
-        changed, open_actions = [], deque(actions)
-        while open_actions:
-            action = open_actions.popleft()
+    def _apply(self, actions: Iterable[Action]) -> list[Trial]:
+        """Apply actions of the search, and those with which it answers reports that were held back."""
+        changed, queue = [], deque(actions)
+        while queue:
+            action = queue.popleft()
             changed.append(self._stop(action) if isinstance(action, Stop) else self._train(action))
-            open_actions.extend(self._catch_up(changed[-1]))
+            queue.extend(self._report_to_search(changed[-1]))
         return changed
 
-    def _catch_up(self, trial: Trial) -> list[Action]:
-        """Tell the search what it wants to know: people may have had a trial trained before it asked."""
-        if trial.written_off or not trial.searched:
+    def _report_to_search(self, trial: Trial) -> list[Action]:
+        """Report the epochs that the search asked for; users may have had more trained."""
+        if trial.closed or not trial.search_epochs:
             return []
-        due = [report for report in trial.unheard if report.epoch <= trial.searched]
-        trial.unheard = [report for report in trial.unheard if report.epoch > trial.searched]
+        due = [report for report in trial.held_back if report.epoch <= trial.search_epochs]
+        trial.held_back = [report for report in trial.held_back if report.epoch > trial.search_epochs]
         if trial.failed:
-            trial.written_off = True
+            trial.closed = True
             due.append(Report(trial.id, trial.values, self._reported.get(trial.id, 0), {}, failed=True))
         return [action for report in due for action in self._search.hear(report)]
 
@@ -157,22 +144,22 @@ class Trials:
         trial = self._trials.get(name)
         if trial is None:
             trial = self._trials[name] = Trial(name, action.config, action.epochs, parent=action.parent)
-            trial.parent_epoch = None if action.parent is None else self._state_of(action.parent)
-        trial.searched, trial.most = action.epochs, action.most
-        trial.epochs = max(trial.searched, trial.asked)
+            trial.parent_epoch = None if action.parent is None else self._last_epoch(action.parent)
+        trial.search_epochs, trial.most = action.epochs, action.most
+        trial.epochs = max(trial.search_epochs, trial.user_epochs)
         trial.stopped = False
-        trial.written_off &= trial.failed
+        trial.closed &= trial.failed
         return trial
 
-    def _state_of(self, parent: str) -> int:
-        """The last epoch of a parent that counts: what its children begin with."""
+    def _last_epoch(self, parent: str) -> int:
+        """The last epoch of a parent that counts: its children start from that state."""
         if parent not in self._reported:
-            raise RegattaError(f"The search wants a child of {parent}, of which no epoch is trained yet.")
+            raise RegattaError(f"The search wants a child of {parent}, but no epoch of {parent} is trained yet.")
         return self._reported[parent]
 
 
 def summary(config: ConfigRecord, epoch: int) -> dict[str, float]:
-    """The metrics of an epoch: means over its units, weighted by rows; the same whatever came first."""
+    """The metrics of an epoch: means over its units, weighted by rows, whatever the order of the units."""
     units = [unit for unit in config.units if unit.epoch == epoch]
     sums: dict[str, tuple[float, int]] = {}
     for unit in sorted(units, key=lambda unit: (unit.kind, unit.partition)):
@@ -184,27 +171,27 @@ def summary(config: ConfigRecord, epoch: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a configuration is by what counts: whole epochs, what of the next, and evaluations still due."""
+    """How far a configuration is, by the units that count."""
 
-    epochs: int
-    visited: tuple[int, ...]
-    evals: tuple[tuple[int, int], ...]  # epoch, partition
-    reports: tuple[int, ...]  # epochs whose units are all there, but not their report
+    epochs: int  # that are trained on all partitions
+    visited: tuple[int, ...]  # partitions of the next epoch
+    evals: tuple[tuple[int, int], ...]  # evaluations that are missing: epoch, partition
+    reports: tuple[int, ...]  # epochs that have all units but no report
 
 
 def progress(config: ConfigRecord, partitions: int, eval_partitions: int) -> Progress:
     trained: dict[int, list[UnitRecord]] = {}
-    judged: set[tuple[int, int]] = set()
+    evaluated: set[tuple[int, int]] = set()
     for unit in config.units:
         if unit.kind == "train":
             trained.setdefault(unit.epoch, []).append(unit)
         elif unit.kind == "eval":
-            judged.add((unit.epoch, unit.partition))
+            evaluated.add((unit.epoch, unit.partition))
     epochs = 0
     while len(trained.get(epochs + 1, ())) == partitions:
         epochs += 1
     visited = tuple(unit.partition for unit in trained.get(epochs + 1, ()))
     unreported = [epoch for epoch in range(1, epochs + 1) if epoch not in config.reports]
-    due = {epoch: [p for p in range(eval_partitions) if (epoch, p) not in judged] for epoch in unreported}
+    due = {epoch: [p for p in range(eval_partitions) if (epoch, p) not in evaluated] for epoch in unreported}
     evals = tuple((epoch, partition) for epoch, missing in due.items() for partition in missing)
     return Progress(epochs, visited, evals, tuple(epoch for epoch, missing in due.items() if not missing))

@@ -120,7 +120,7 @@ class RunProfiler:
         configs = {trial.id: trial.values for trial in trials if not trial.failed and not trial.stopped}
         replanner, request = self._replanner, replace(self._request, configs=configs)
         session = ProfilingSession(request, wanted, replanner.planner, replanner.cluster)
-        hooks = ProfilingHooks(self._on_event, partial(self._watchdog.begin, units=FIRST_UNITS), self._between)
+        hooks = ProfilingHooks(self._on_event, partial(self._watchdog.start_unit, units=FIRST_UNITS), self._between)
         self.under_way = True
         try:
             results = session.run(self._pool, replanner.rendezvous, hooks)
@@ -136,10 +136,10 @@ class RunProfiler:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, TaskDone | TaskFailed | WorkerLost):
-            self._watchdog.end(event.worker)
+            self._watchdog.end_unit(event.worker)
         if isinstance(event, TaskDone) and event.profile is not None:
             self._write("pilot", event, **to_fields(event.profile))
-            self._run_log.warn_of_forgotten(event.task.config, event.profile.forgotten)
+            self._run_log.warn_of_unsaved(event.task.config, event.profile.forgotten)
         elif isinstance(event, TaskDone) and event.pack_profile is not None:
             self._measured_packs.add(event.pack_profile.build)
             self._write("packs", event, **vars(event.pack_profile))

@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from regatta.engine.controller.control_server import knock, read_door
+from regatta.engine.controller.control_server import connect, read_address
 from regatta.engine.workers.worker_main import start_joining_worker
 from regatta.errors import ConflictError
 
 
 def join(folder: Path, device: str | None, joined: Callable[[str], None]) -> None:
     """Train units of the run in this folder until it ends; `joined` is called with the worker's name."""
-    path = read_door(folder)["path"]
-    with knock(folder) as connection:
+    path = read_address(folder)["path"]
+    with connect(folder) as connection:
         connection.send_bytes(json.dumps({"kind": "worker", "device": device}).encode())
         reply = json.loads(connection.recv_bytes())
         if "welcome" not in reply:

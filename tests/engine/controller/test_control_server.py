@@ -275,7 +275,7 @@ def _check_pause(disk: Path) -> None:
 
 
 def test_no_controller_no_answer(tmp_path: Path) -> None:
-    from regatta.engine.controller.control_server import knock
+    from regatta.engine.controller.control_server import connect
 
     with pytest.raises(NotFoundError, match="No controller"):
-        knock(tmp_path)
+        connect(tmp_path)

@@ -165,7 +165,7 @@ def test_who_only_waits_to_be_judged_is_not_forgotten() -> None:
     pack.trials = [going]
     going.failed = True
     scheduled.disband(pack)
-    assert scheduled.take_ready() == [done]
+    assert scheduled.take_ready(lambda trial: True) == [done]
     pack.end_epoch(2, [done])  # what ran when it was disbanded
     assert done not in pack.all_trials()
 
