@@ -17,7 +17,7 @@ from pack_models import TINY, adam, batches_on_device, loaded, timed
 from report import Bar, report
 
 import regatta.pack
-from regatta.pack.member_state import changing, first_difference
+from regatta.pack.member_state import changing_tensors, first_difference
 
 MEMBERS, STEPS, TURNS = 32, 50, 15
 ALONE = {1: "one after another, 1 thread", 2: "one after another, 2 threads"}
@@ -77,7 +77,9 @@ def main() -> None:
     seconds = {what: statistics.median(turn[what] for turn in turns) for what in turns[0]}
     ratios = sorted(min(turn[ALONE[1]], turn[ALONE[2]]) / turn[PACK] for turn in turns)
     alone = plain_loop(members[0].taken)
-    different = sum(first_difference(changing(m), theirs) is not None for m, theirs in zip(members, alone, strict=True))
+    different = sum(
+        first_difference(changing_tensors(m), theirs) is not None for m, theirs in zip(members, alone, strict=True)
+    )
     best = min(seconds[ALONE[1]], seconds[ALONE[2]])
     rows = [[what, 1e3 * value, best / value] for what, value in seconds.items()]
     bars = [

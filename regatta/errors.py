@@ -2,12 +2,12 @@
 
     RegattaError                 exit code 1
     ├── UsageError               2   a wrong argument, configuration, function or data set
-    │   ├── DataError            2   a partition that is missing, cut off or unlike the others
+    │   ├── DataError            2   a partition that is missing, cut off or different from the others
     │   └── MissingExtraError    2   an optional dependency that is not installed
     ├── NotFoundError            3   no repository, run or configuration of that name
-    ├── ConflictError            4   the name is taken, the run is held by another controller
-    ├── DiskError                1   a disk that is full or fails: the fault of no configuration
-    └── CorruptError             1   a file of ours that does not check out
+    ├── ConflictError            4   the name is taken, or another controller holds the run
+    ├── DiskError                1   a disk that is full or fails, which is not a configuration's fault
+    └── CorruptError             1   a file of Regatta's that fails its checks
         └── NewerVersionError    1   a file that a newer version of Regatta has written
 
 Each says what was received, where, and what to do about it.
@@ -86,7 +86,7 @@ class NewerVersionError(CorruptError):
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
-    """The known names most like a misspelt one, nearest first."""
+    """The known names that are most similar to a misspelt one, best first."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
     found = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
     return tuple(by_folded[match] for match in found)

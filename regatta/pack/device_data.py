@@ -1,4 +1,4 @@
-"""The data of a pack: on the device once, for all members, at an address that captured steps can rely on."""
+"""The data of a pack: on the device once for all members, at an address that captured steps can rely on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regatta.errors import UsageError
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """Arrays and tensors of a tree of tuples, lists and dicts as tensors on the device."""
+    """Convert the arrays and tensors in a tree of tuples, lists and dicts to tensors on the device."""
     if isinstance(data, tuple | list):
         return tuple(to_device(part, device) for part in data)
     if isinstance(data, dict):
@@ -32,28 +32,28 @@ def tensors(data: Any) -> Iterator[torch.Tensor]:
             yield from tensors(part)
 
 
-def rows(data: Any) -> int:
+def count_rows(data: Any) -> int:
     counts = {len(tensor) for tensor in tensors(data)}
     if len(counts) != 1:
         raise UsageError(f"The parts of the data have different numbers of rows: {sorted(counts)}.")
     return counts.pop()
 
 
-def take(data: Any, indices: torch.Tensor) -> Any:
+def take_rows(data: Any, indices: torch.Tensor) -> Any:
     """The rows of every part of the data."""
-    return mapped(data, lambda part: part.index_select(0, indices))
+    return map_tensors(data, lambda part: part.index_select(0, indices))
 
 
-def mapped(data: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+def map_tensors(data: Any, function: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(data, tuple):
-        return tuple(mapped(part, function) for part in data)
+        return tuple(map_tensors(part, function) for part in data)
     if isinstance(data, dict):
-        return {name: mapped(part, function) for name, part in data.items()}
+        return {name: map_tensors(part, function) for name, part in data.items()}
     return function(data)
 
 
-class Resident:
-    """What is on the device now. `generation` changes when captured steps would read from the wrong place."""
+class DeviceData:
+    """The data that is on the device now. `generation` changes when captured steps would read a wrong address."""
 
     def __init__(self, device: torch.device, transform: Callable[[Any], Any] | None) -> None:
         self.device = device
@@ -65,34 +65,34 @@ class Resident:
         self._owned = False
 
     def place(self, source: Any) -> None:
-        """Bring data to the device, unless it is there: copied once, prepared once."""
+        """Copy data to the device and transform it once, unless it is there already."""
         if source is self._source:
             return
         placed = to_device(source, self.device)
         if self.transform is not None:
             placed = to_device(self.transform(placed), self.device)
-        self._source, self.rows = source, rows(placed)
+        self._source, self.rows = source, count_rows(placed)
         if self._owned and self._fits(placed):
             for mine, new in zip(tensors(self.data), tensors(placed), strict=True):
                 mine[: self.rows].copy_(new)
             return
-        # the first data set is used where it lies; from the second on there is a buffer of our own to copy into
+        # the first data set is used in place; from the second on there is a buffer to copy into
         self._owned = self.data is not None
-        self.data = mapped(placed, torch.clone) if self._owned else placed
+        self.data = map_tensors(placed, torch.clone) if self._owned else placed
         self.generation += 1
 
     def _fits(self, placed: Any) -> bool:
         mine, new = list(tensors(self.data)), list(tensors(placed))
-        alike = len(mine) == len(new) and _shape_of_tree(self.data) == _shape_of_tree(placed)
+        alike = len(mine) == len(new) and _tree_structure(self.data) == _tree_structure(placed)
         return alike and all(
             a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and len(a) >= len(b)
             for a, b in zip(mine, new, strict=True)
         )
 
 
-def _shape_of_tree(data: Any) -> Any:
+def _tree_structure(data: Any) -> Any:
     if isinstance(data, tuple):
-        return tuple(_shape_of_tree(part) for part in data)
+        return tuple(_tree_structure(part) for part in data)
     if isinstance(data, dict):
-        return {name: _shape_of_tree(part) for name, part in data.items()}
+        return {name: _tree_structure(part) for name, part in data.items()}
     return None

@@ -1,6 +1,6 @@
-"""Which members are built alike: all that decides what a step computes, except the values of its tensors.
+"""Which members have the same structure: everything that decides what a step computes, except tensor values.
 
-What cannot be compared counts as different, so that two members never share a fingerprint by mistake.
+Objects that cannot be compared count as different, so two members never share a fingerprint by mistake.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 if TYPE_CHECKING:
     from regatta.pack.member import Member
 
-_INNARDS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_MODULE_INTERNALS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def fingerprint(member: Member) -> tuple[Any, ...]:
-    """Architecture, loss function, batch size and kind of optimizer; equal for members that one stack could hold."""
+    """Architecture, loss function, batch size and optimizer class; equal for members that one stack could hold."""
     return (
-        *shape_of_work(member),
+        *step_signature(member),
         tuple(sorted((k, _key(v)) for k, v in member.optimizer.param_groups[0].items() if isinstance(v, bool | None))),
         member.clip_norm is not None,
         member.scaler is not None,
@@ -29,16 +29,16 @@ def fingerprint(member: Member) -> tuple[Any, ...]:
     )
 
 
-def shape_of_work(member: Member) -> tuple[Any, ...]:
-    """What a step costs: the same for members that differ in hyperparameters only."""
+def step_signature(member: Member) -> tuple[Any, ...]:
+    """A key for the cost of a step, equal for members that differ only in hyperparameters."""
     optimizer = type(member.optimizer).__qualname__
     return structure(member.model), _key(member.loss_fn), member.batch_size, optimizer
 
 
 def structure(module: torch.nn.Module) -> tuple[Any, ...]:
-    """The build of a module: classes, attributes, shapes."""
+    """The structure of a module: classes, attributes, shapes."""
     kind = type(module)
-    own = {name: value for name, value in vars(module).items() if name not in _INNARDS}
+    own = {name: value for name, value in vars(module).items() if name not in _MODULE_INTERNALS}
     return (
         f"{kind.__module__}.{kind.__qualname__}",
         id(kind),
@@ -56,7 +56,7 @@ def _tensor(tensor: torch.Tensor | None) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """A comparable stand-in for an attribute; an object that has none stands for itself alone."""
+    """A comparable key for an attribute; an object without one is equal only to itself."""
     if isinstance(value, _SCALARS):
         return type(value).__name__, repr(value)
     if isinstance(value, tuple | list):
@@ -71,6 +71,6 @@ def _key(value: Any) -> Any:
 
 
 def _function(function: types.FunctionType) -> Any:
-    """Two closures of one function are alike when what they hold is."""
+    """Two closures of one function are equal if the values that they hold are equal."""
     held = [cell.cell_contents for cell in function.__closure__ or ()]
     return "function", id(function.__code__), _key(function.__defaults__), _key(function.__kwdefaults__), _key(held)

@@ -1,4 +1,4 @@
-"""One model in a pack: its place in the data, its losses, its figures."""
+"""One model in a pack: its position in the data, its losses, its measured costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from regatta.pack.fingerprint import shape_of_work, structure
+from regatta.pack.fingerprint import step_signature, structure
 from regatta.pack.randomness import Randomness
 
 Indices = npt.NDArray[np.int64]
@@ -37,11 +37,11 @@ class Amount:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a member costs, as measured: alone, and in the group that it last trained in."""
+    """The measured costs of a member: alone, and in the group that it last trained in."""
 
     state_bytes: int = 0  # parameters, buffers and optimizer
-    peak_bytes: int = 0  # what a step takes beside them
-    alone_seconds: float = float("nan")  # one step by itself
+    peak_bytes: int = 0  # additional memory of a step
+    alone_seconds: float = float("nan")  # one step alone
     packed_seconds: float = float("nan")  # its share of a step of the group
     samples_per_second: float = float("nan")
 
@@ -60,12 +60,12 @@ class Member:
     config: Mapping[str, Any] | None = None
     schedule: Any = None  # a learning-rate schedule that advances with each step
     clip_norm: float | None = None
-    scaler: Any = None  # a torch.amp.GradScaler of its own
+    scaler: Any = None  # its own torch.amp.GradScaler
     limit: int | None = None  # steps after which it is done
 
     epoch: int = 0
-    batch: int = 0  # batches taken of this epoch
-    taken: int = 0  # steps taken in all
+    batch: int = 0  # batches of this epoch that are done
+    taken: int = 0  # steps taken in total
     tier: str = "new"
     reason: str = "not trained yet"
     error: BaseException | None = None
@@ -73,15 +73,15 @@ class Member:
 
     _log: list[tuple[torch.Tensor, list[int]]] = field(default_factory=list)
     _since: int = 0  # where the last call of `train` begins in the log
-    _of_epoch: tuple[int, int, list[Indices]] | None = None
+    _epoch_batches: tuple[int, int, list[Indices]] | None = None
 
     def __repr__(self) -> str:
         return f"Member({self.name!r}, {self.tier}, {self.taken} steps)"
 
     @functools.cached_property
     def kind(self) -> Hashable:
-        """What a step of it costs: the same for members that differ in hyperparameters only."""
-        return shape_of_work(self)
+        """A key for the cost of a step, equal for members that differ only in hyperparameters."""
+        return step_signature(self)
 
     @functools.cached_property
     def architecture(self) -> Hashable:
@@ -89,7 +89,7 @@ class Member:
 
     @property
     def done(self) -> bool:
-        """Whether it will take no further step: it failed, or has reached its limit."""
+        """Whether it takes no further steps, because it failed or has reached its limit."""
         return self.error is not None or (self.limit is not None and self.taken >= self.limit)
 
     @property
@@ -100,7 +100,7 @@ class Member:
 
     @property
     def mean_loss(self) -> float:
-        """The mean over the rows of the last call of `train`, summed step by step as a plain loop does."""
+        """The mean over the rows of the last call of `train`, summed step by step as in a plain loop."""
         total, seen = 0.0, 0
         for losses, sizes in self._log[self._since :]:
             for loss, size in zip(losses.tolist(), sizes, strict=True):
@@ -118,22 +118,22 @@ class Member:
         self.randomness.seed(seed)
 
     def start_again(self, seed: int) -> None:
-        """A unit begins: its random streams, the order of its batches and its losses start again."""
+        """Begin a unit: reset its random streams, the order of its batches and its losses."""
         self.reseed(seed)
-        self._of_epoch = None
+        self._epoch_batches = None
         self._log.clear()
 
     def begin(self) -> None:
-        """A call of `train` begins: losses are counted from here."""
+        """Begin a call of `train`: `mean_loss` counts from here."""
         self._since = len(self._log)
         self.model.train()
 
-    def note(self, losses: torch.Tensor, sizes: list[int]) -> None:
-        """Keep the losses of some steps, as a tensor that may still be on its way."""
+    def add_losses(self, losses: torch.Tensor, sizes: list[int]) -> None:
+        """Keep the losses of some steps, as a tensor that the device may still be computing."""
         self._log.append((losses, sizes))
 
     def upcoming(self, rows: int, amount: Amount) -> list[Indices]:
-        """The batches that are next, without taking them."""
+        """The next batches, without taking them."""
         found: list[Indices] = []
         epoch, batch, samples, epochs = self.epoch, self.batch, 0, 0
         while not amount.reached(len(found), samples, epochs) and not self._limited(len(found)):
@@ -149,7 +149,7 @@ class Member:
         return found
 
     def _countable(self, amount: Amount, planned: int) -> int:
-        """How many further batches can be taken before it is asked again whether that is enough."""
+        """How many more batches can be added before `Amount.reached` must be checked again."""
         most = [1 << 62]
         if amount.samples is not None:
             most.append(1)
@@ -171,10 +171,10 @@ class Member:
         return self.error is not None or (self.limit is not None and self.taken + planned >= self.limit)
 
     def _batches(self, rows: int, epoch: int) -> list[Indices]:
-        if self._of_epoch is None or self._of_epoch[:2] != (rows, epoch):
+        if self._epoch_batches is None or self._epoch_batches[:2] != (rows, epoch):
             batches = [np.asarray(batch, np.int64) for batch in self.order(rows, epoch)]
-            self._of_epoch = rows, epoch, batches
-        return self._of_epoch[2]
+            self._epoch_batches = rows, epoch, batches
+        return self._epoch_batches[2]
 
 
-Work = dict[Member, deque[Indices]]  # the batches that each member has still to take in a call of `train`
+Work = dict[Member, deque[Indices]]  # the batches that each member still has to take in a call of `train`

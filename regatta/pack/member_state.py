@@ -1,4 +1,4 @@
-"""All tensors that a step of a member may change: found, copied, put back in place, compared bit for bit."""
+"""All tensors that a step of a member may change: find them, copy them, write them back, compare them bit for bit."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ if TYPE_CHECKING:
     from regatta.pack.member import Member
 
 
-def changing(member: Member) -> dict[str, torch.Tensor]:
-    """Every parameter, buffer and optimizer tensor by name; also those that a state_dict leaves out."""
+def changing_tensors(member: Member) -> dict[str, torch.Tensor]:
+    """Every parameter, buffer and optimizer tensor by name, including those that a state_dict leaves out."""
     found: dict[str, torch.Tensor] = dict(member.model.named_parameters())
     found |= dict(member.model.named_buffers())
     names: dict[Any, str] = {parameter: name for name, parameter in member.model.named_parameters()}
     for parameter, values in member.optimizer.state.items():
-        found |= dict(_named(values, f"optimizer/{names.get(parameter, 'shared')}"))
+        found |= dict(_walk_tensors(values, f"optimizer/{names.get(parameter, 'shared')}"))
     for number, group in enumerate(member.optimizer.param_groups):
-        found |= dict(_named({k: v for k, v in group.items() if k != "params"}, f"group{number}"))
+        found |= dict(_walk_tensors({k: v for k, v in group.items() if k != "params"}, f"group{number}"))
     if member.scaler is not None:
-        found |= dict(_named(vars(member.scaler), "scaler"))
+        found |= dict(_walk_tensors(vars(member.scaler), "scaler"))
     return found
 
 
-def _named(tree: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk_tensors(tree: Any, place: str) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(tree, torch.Tensor):
         yield place, tree
     elif isinstance(tree, dict):
         for name, part in tree.items():
-            yield from _named(part, f"{place}/{name}")
+            yield from _walk_tensors(part, f"{place}/{name}")
     elif isinstance(tree, list | tuple):
         for number, part in enumerate(tree):
-            yield from _named(part, f"{place}/{number}")
+            yield from _walk_tensors(part, f"{place}/{number}")
 
 
-def copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def copy_tensors(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def put_back(tensors: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
-    """Write a copy back where it came from: addresses stay, as captured steps need them."""
+def write_back(tensors: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
+    """Write copies back in place, because captured steps need the addresses."""
     with torch.no_grad():
         for name, value in saved.items():
             tensors[name].copy_(value)
@@ -66,62 +66,62 @@ def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
 
 
 def plain_values(model: torch.nn.Module) -> dict[str, Any]:
-    """Numbers and texts that modules keep beside their tensors, by themselves or in lists and the like."""
+    """Numbers and strings in the attributes of modules, directly or in lists, sets and dicts."""
     return {
-        f"{prefix}.{name}".lstrip("."): tuple(value.items()) if isinstance(value, dict) else _still(value)
+        f"{prefix}.{name}".lstrip("."): tuple(value.items()) if isinstance(value, dict) else _freeze(value)
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
-        if _plain(value)
+        if _is_plain(value)
     }
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else (value,)
     return all(isinstance(part, bool | int | float | str) for part in parts)
 
 
-def _still(value: Any) -> Any:
-    """A copy of a list or set: the module's own will change."""
+def _freeze(value: Any) -> Any:
+    """An immutable copy of a list or set, because the module may change its own."""
     return tuple(value) if isinstance(value, list | set) else value
 
 
-def portable(member: Member) -> dict[str, Any]:
-    """What `free` gives: ordinary state_dicts with tensors of their own, and the place in the data."""
+def export_member(member: Member) -> dict[str, Any]:
+    """The result of `free`: ordinary state_dicts with their own tensors, and the position in the data."""
     saved = member.model.state_dict(keep_vars=True)
     buffers = member.model.named_buffers(remove_duplicate=False)
     state: dict[str, Any] = {
-        "model": _own(member.model.state_dict()),
+        "model": _clone_tree(member.model.state_dict()),
         "buffers": {name: buffer.detach().clone() for name, buffer in buffers if name not in saved},
-        "optimizer": _own(member.optimizer.state_dict()),
+        "optimizer": _clone_tree(member.optimizer.state_dict()),
         "epoch": member.epoch,
         "batch": member.batch,
         "steps": member.taken,
     }
     if member.schedule is not None:
-        state["schedule"] = _own(member.schedule.state_dict())
+        state["schedule"] = _clone_tree(member.schedule.state_dict())
     if member.scaler is not None:
         state["scaler"] = member.scaler.state_dict()
     return state
 
 
-def _own(tree: Any) -> Any:
+def _clone_tree(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return tree.detach().clone()
     if isinstance(tree, dict):
-        return type(tree)({name: _own(part) for name, part in tree.items()})
-    return type(tree)(_own(part) for part in tree) if isinstance(tree, list | tuple) else tree
+        return type(tree)({name: _clone_tree(part) for name, part in tree.items()})
+    return type(tree)(_clone_tree(part) for part in tree) if isinstance(tree, list | tuple) else tree
 
 
-def restore(member: Member, state: dict[str, Any]) -> None:
-    """Go on from what `free` gave."""
+def restore_member(member: Member, state: dict[str, Any]) -> None:
+    """Restore a member from the result of `free`."""
     member.model.load_state_dict(state["model"])
     present = dict(member.model.named_buffers(remove_duplicate=False))
     with torch.no_grad():
         for name, value in state["buffers"].items():
             present[name].copy_(value)
-    member.optimizer.load_state_dict(_own(state["optimizer"]))
+    member.optimizer.load_state_dict(_clone_tree(state["optimizer"]))
     if member.schedule is not None:
-        member.schedule.load_state_dict(_own(state["schedule"]))
+        member.schedule.load_state_dict(_clone_tree(state["schedule"]))
     if member.scaler is not None:
         member.scaler.load_state_dict(state["scaler"])
     member.epoch, member.batch, member.taken = state["epoch"], state["batch"], state["steps"]

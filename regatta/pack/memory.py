@@ -1,4 +1,4 @@
-"""What a member needs on the device, and what fits together."""
+"""How much memory a member needs on the device, and which members fit together."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from regatta.pack.member_state import changing
+from regatta.pack.member_state import changing_tensors
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
 
 T = TypeVar("T")
-SLACK = 1.15  # a captured step keeps its memory in whole segments
+MEMORY_SLACK = 1.15  # factor: a captured step keeps its memory in whole segments
 
 
 @contextmanager
-def weighed(member: Member, device: torch.device) -> Iterator[None]:
-    """Note what the step inside takes: the state of the member, and its peak beside that."""
+def measure_memory(member: Member, device: torch.device) -> Iterator[None]:
+    """Measure the memory of the step inside: the state of the member, and the additional peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     yield
     peak = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
-    size = sum(tensor.nbytes for tensor in changing(member).values())
+    size = sum(tensor.nbytes for tensor in changing_tensors(member).values())
     member.figures = replace(member.figures, state_bytes=size, peak_bytes=max(peak, member.figures.peak_bytes))
 
 
-def waves(items: Sequence[T], need: Callable[[T], int], limit: int) -> list[list[T]]:
-    """Cut a sequence into groups that fit; an item that is too large for the limit has a group of its own."""
+def split_into_waves(items: Sequence[T], need: Callable[[T], int], limit: int) -> list[list[T]]:
+    """Split a sequence into groups that fit. An item that exceeds the limit gets its own group."""
     found: list[list[T]] = []
     room = 0
     for item in items:
-        size = int(need(item) * SLACK)
+        size = int(need(item) * MEMORY_SLACK)
         if not found or size > room:
             found.append([])
             room = limit
@@ -44,8 +44,8 @@ def waves(items: Sequence[T], need: Callable[[T], int], limit: int) -> list[list
     return found
 
 
-def room(device: torch.device, limit: int | None) -> int:
-    """Bytes that steps may take: what is free, or what the limit leaves."""
+def available_bytes(device: torch.device, limit: int | None) -> int:
+    """The bytes that steps may use: the free memory, or the rest of the limit."""
     if device.type != "cuda":
         return limit if limit is not None else 1 << 62
     free, _ = torch.cuda.mem_get_info(device)

@@ -13,15 +13,15 @@ import torch
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.pack.cuda_graphs.capture import CudaGraphs, Graphs
-from regatta.pack.cuda_graphs.graph_tier import Captured
+from regatta.pack.cuda_graphs.graph_tier import GraphTier
 from regatta.pack.cuda_graphs.optimizers import capturable
-from regatta.pack.device_data import Resident
-from regatta.pack.loop_tier import Alone
+from regatta.pack.device_data import DeviceData
+from regatta.pack.loop_tier import LoopTier
 from regatta.pack.member import Amount, Figures, Indices, Member, Order, Work
-from regatta.pack.member_state import portable, restore
+from regatta.pack.member_state import export_member, restore_member
 from regatta.pack.randomness import Randomness
 from regatta.pack.rates import Rates
-from regatta.pack.stacked.stacked_tier import Stacks
+from regatta.pack.stacked.stacked_tier import StackedTier
 
 Tier = Literal["fused", "graph", "alone"]
 ALL: tuple[Tier, ...] = ("fused", "graph", "alone")
@@ -29,7 +29,7 @@ ALL: tuple[Tier, ...] = ("fused", "graph", "alone")
 
 @dataclass(frozen=True)
 class Placement:
-    """How a member is trained, and why so."""
+    """How a member is trained, and why."""
 
     name: str
     tier: str
@@ -45,8 +45,8 @@ class Pack:
         pack.train((x, y), epochs=1)
         member.losses, pack.free(member)
 
-    Members may differ in everything, come and go between calls of `train`, and are each trained exactly as alone,
-    unless `numerics="fast"` allows stacked kernels that round differently.
+    Members may differ in everything and may be loaded and freed between calls of `train`. Each is trained exactly as
+    alone, unless `numerics="fast"` allows stacked kernels that round differently.
     """
 
     def __init__(
@@ -72,15 +72,17 @@ class Pack:
         self.device = _device(device)
         self.numerics, self.tiers, self.seed, self.memory_limit = numerics, tuple(tiers), seed, memory_limit
         self.rates = rates if rates is not None else Rates()
-        self.resident = Resident(self.device, transform)
+        self.device_data = DeviceData(self.device, transform)
         on_gpu = self.device.type == "cuda" and "graph" in tiers
         self.graphs = graphs if graphs is not None else CudaGraphs(self.device) if on_gpu else None
         self.members: list[Member] = []
-        self.captured = Captured(self.resident, self.rates, self.graphs, memory_limit)
-        self.alone = Alone(self.resident, self.captured.release)
+        self.graph_tier = GraphTier(self.device_data, self.rates, self.graphs, memory_limit)
+        self.loop_tier = LoopTier(self.device_data, self.graph_tier.make_room)
         stackable = "fused" in tiers and (self.device.type != "cuda" or numerics == "fast")
         captures = self.graphs if self.device.type == "cuda" else None
-        self.stacks = Stacks(self.resident, self.rates, self.alone, numerics == "exact", captures, stackable)
+        self.stacked_tier = StackedTier(
+            self.device_data, self.rates, self.loop_tier, numerics == "exact", captures, stackable
+        )
 
     def load(
         self,
@@ -99,15 +101,15 @@ class Pack:
         state: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> Member:
-        """Take a model in; it trains from the next call of `train` on, and goes on from `state` if that is given.
+        """Add a model. It trains from the next call of `train` on, and continues from `state` if that is given.
 
-        `loss_fn(model, batch)` gets `config` as a third argument where there is one. `schedule` advances with every
-        step. `seed` starts the member's own random streams. `order(rows, epoch)` gives the batches of an epoch; without
-        it, all members follow one permutation. `clip_norm` and `scaler` (a GradScaler) are the member's own. `steps` is
-        a limit.
+        `loss_fn(model, batch)` gets `config` as a third argument if there is one. `schedule` advances with every step.
+        `seed` starts the member's own random streams. `order(rows, epoch)` returns the batches of an epoch; without it,
+        all members use the same permutation. `clip_norm` and `scaler` (a GradScaler) apply to this member. `steps` is a
+        limit.
         """
         if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size!r}; it is a whole number from 1.")
+            raise UsageError(f"batch_size is {batch_size!r}; it must be a whole number from 1.")
         _check_parts(model, optimizer)
         name = name if name is not None else f"member-{len(self.members)}"
         if any(member.name == name for member in self.members):
@@ -121,21 +123,21 @@ class Pack:
             name, model, optimizer, loss_fn, batch_size, order, randomness, config, schedule, clip_norm, scaler, steps
         )
         if state is not None:
-            restore(member, state)
+            restore_member(member, state)
         if self.graphs is not None:
             capturable(optimizer, schedule is not None)
         self.members.append(member)
         return member
 
     def free(self, member: Member | str) -> dict[str, Any]:
-        """Let a member go: its whole state, with tensors of its own; the others stay as they are."""
+        """Remove a member and return its whole state, with its own tensors. The others are not affected."""
         found = next((m for m in self.members if m is member or m.name == member), None)
         if found is None:
             raise NotFoundError(f"There is no member {getattr(member, 'name', member)!r} in the pack.")
-        self.stacks.let_go(found)
-        self.captured.let_go(found)
+        self.stacked_tier.remove_member(found)
+        self.graph_tier.remove_member(found)
         self.members.remove(found)
-        return portable(found)
+        return export_member(found)
 
     def train(
         self,
@@ -145,50 +147,52 @@ class Pack:
         samples: int | Mapping[Member, int] | None = None,
         epochs: int | Mapping[Member, int] | None = None,
     ) -> None:
-        """Train members: so many steps, samples or epochs each; `epochs=1` goes to the end of the present one.
+        """Train each member for a number of steps, samples or epochs; `epochs=1` goes to the end of the current one.
 
-        A number holds for all members; a mapping says how much for whom, and the others rest. The call returns when all
-        work has been handed to the device; reading losses waits for it.
+        A number applies to all members. A mapping gives a number for each of its members, and the others do not train.
+        The call returns when all work has been submitted to the device; reading losses waits for it.
         """
         amounts = self._amounts(steps=steps, samples=samples, epochs=epochs)
-        self.resident.place(data)
-        self.captured.keep_present()
-        work: Work = {m: deque(m.upcoming(self.resident.rows, amount)) for m, amount in amounts.items() if not m.done}
+        self.device_data.place(data)
+        self.graph_tier.drop_outdated()
+        work: Work = {
+            m: deque(m.upcoming(self.device_data.rows, amount)) for m, amount in amounts.items() if not m.done
+        }
         for member in work:
             member.begin()
         with self._settings():
-            self.alone.introduce(work)
-            self.stacks.run(work)
-            self.captured.run(work)
-            self.alone.run(work, self._why_alone)
+            self.loop_tier.take_first_steps(work)
+            self.stacked_tier.run(work)
+            self.graph_tier.run(work)
+            self.loop_tier.run(work, self._why_alone)
 
     def plan(self) -> list[Placement]:
         """How each member is trained, why, and what was measured."""
         return [Placement(m.name, m.tier, m.reason, m.figures) for m in self.members]
 
     def _amounts(self, **given: int | Mapping[Member, int] | None) -> dict[Member, Amount]:
-        said = {unit: value for unit, value in given.items() if value is not None}
-        if len(said) != 1:
+        amounts = {unit: value for unit, value in given.items() if value is not None}
+        if len(amounts) != 1:
             raise UsageError("Say how much to train with exactly one of steps, samples and epochs.")
-        ((unit, value),) = said.items()
+        ((unit, value),) = amounts.items()
         if not isinstance(value, Mapping):
             return {member: Amount(**{unit: value}) for member in self.members}
-        strange = [member.name for member in value if member not in self.members]
-        if strange:
-            raise NotFoundError(f"There is no member {strange[0]!r} in the pack.")
+        unknown = [member.name for member in value if member not in self.members]
+        if unknown:
+            raise NotFoundError(f"There is no member {unknown[0]!r} in the pack.")
         return {member: Amount(**{unit: count}) for member, count in value.items()}
 
     def _why_alone(self, member: Member) -> str:
-        refused = self.stacks.why_not(member)
+        refused = self.stacked_tier.why_not(member)
         if refused is not None:
             return f"do not pack: {refused}"
         if self.graphs is not None:
             return "too few steps to capture"
-        return "no other member is built alike" if self.stacks.allowed else "no graphs on this device"
+        return "no other member is built alike" if self.stacked_tier.allowed else "no graphs on this device"
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
-        """Kernels that give the same bits each time, where exactness was asked for."""
+        """Use deterministic kernels where `numerics` is "exact"."""
         cudnn = torch.backends.cudnn
         before = cudnn.deterministic, cudnn.benchmark
         if self.numerics == "exact":
@@ -216,10 +220,10 @@ def _device(device: str | torch.device) -> torch.device:
 
 def _check_parts(model: object, optimizer: object) -> None:
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"load got {type(model).__name__} as a model, where a torch.nn.Module belongs.")
+        raise UsageError(f"load got {type(model).__name__} as a model; it must be a torch.nn.Module.")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"load got {type(optimizer).__name__} as an optimizer, where a torch.optim.Optimizer belongs.")
+        raise UsageError(f"load got {type(optimizer).__name__} as an optimizer; it must be a torch.optim.Optimizer.")
     owned = {id(p) for p in model.parameters()}
-    strange = sum(id(p) not in owned for group in optimizer.param_groups for p in group["params"])
-    if strange:
-        raise UsageError(f"The optimizer holds {strange} parameters that are not the model's.")
+    foreign = sum(id(p) not in owned for group in optimizer.param_groups for p in group["params"])
+    if foreign:
+        raise UsageError(f"The optimizer holds {foreign} parameters that are not the model's.")

@@ -12,14 +12,14 @@ import torch
 
 
 class Randomness:
-    """The state of all random generators as one member sees them; `active` makes them the process's own."""
+    """The states of all random generators of one member; `active` puts them into the process's generators."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self.device = device
         self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Begin again, as `random.seed`, `numpy.random.seed` and `torch.manual_seed` do."""
+        """Seed all streams, as `random.seed`, `numpy.random.seed` and `torch.manual_seed` do."""
         self.python: Any = random.Random(seed).getstate()
         self.numpy: Any = np.random.RandomState(seed % 2**32).get_state()
         self.host = torch.Generator()
@@ -47,7 +47,7 @@ class Randomness:
 
     @contextmanager
     def active_on_device(self) -> Iterator[None]:
-        """The device's default generator counts in this member's state: a graph captured inside goes on with it."""
+        """The device's default generator uses this member's state, also in graphs that are captured inside."""
         if self.on_device is None:
             yield
             return
@@ -60,7 +60,7 @@ class Randomness:
             default.graphsafe_set_state(before)
 
     def mark(self) -> tuple[Any, ...]:
-        """Where all streams stand, to compare or to go back to."""
+        """The positions of all streams, to compare with or to go back to."""
         offset = None if self.on_device is None else self.on_device.get_state().clone()
         return self.python, self.numpy, self.host.get_state().clone(), offset
 
@@ -76,7 +76,7 @@ class Randomness:
         return not same or not torch.equal(self.host.get_state(), since[2])
 
     def differs(self, mark: tuple[Any, ...]) -> bool:
-        """Whether any stream stands elsewhere than at a mark."""
+        """Whether any stream differs from a mark."""
         moved = self.on_device is not None and not torch.equal(self.on_device.get_state(), mark[3])
         return moved or self.drew_on_host(mark)
 
@@ -87,5 +87,5 @@ class Randomness:
 
 
 def _comparable(state: Any) -> tuple[Any, ...]:
-    """NumPy's state without its array, which would be compared element by element."""
+    """NumPy's state with its array as bytes, because arrays are compared element by element."""
     return state[0], state[1].tobytes(), *state[2:]

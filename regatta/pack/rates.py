@@ -1,4 +1,4 @@
-"""What was measured, remembered by the fingerprint of what was measured."""
+"""Measured times of packs, by the fingerprint of their members."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Measured:
+class PackTiming:
     """Seconds for one tick of every member of a group: together, and one after another."""
 
     together: float
     in_turn: float
-    joint: bool = False  # as one graph; otherwise each on its own stream
+    joint: bool = False  # as one graph; otherwise each member on its own stream
     members: int = 0
-    steps: int = 0  # in all, in that time: members with small batches take several
+    steps: int = 0  # in total in that time; members with small batches take several
 
     @property
     def pays(self) -> bool:
@@ -27,19 +27,19 @@ class Measured:
 
 @dataclass
 class Rates:
-    """Measurements of groups; share one among the packs of a process, and equal groups are measured once."""
+    """Measured times of groups. Packs that share one object measure equal groups only once."""
 
-    known: dict[Hashable, Measured] = field(default_factory=dict)
+    known: dict[Hashable, PackTiming] = field(default_factory=dict)
 
-    def get(self, key: Hashable) -> Measured | None:
+    def get(self, key: Hashable) -> PackTiming | None:
         return self.known.get(key)
 
-    def put(self, key: Hashable, measured: Measured) -> Measured:
+    def put(self, key: Hashable, measured: PackTiming) -> PackTiming:
         self.known[key] = measured
         return measured
 
     def points(self, kind: str = "") -> dict[tuple[str, int], float]:
-        """What a step of n members takes, as measured so far on steps that counted; for `grouping.measured_seconds`."""
+        """The seconds of a step of n members, as measured so far; for `pack_grouping.measured_seconds`."""
         found = {}
         for measured in self.known.values():
             if measured.steps:

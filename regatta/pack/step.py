@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def take_step(member: Member, batch: Any) -> torch.Tensor:
-    """Forward, backward, clipping, update; the loss before it, detached. The schedule is the caller's."""
+    """Forward, backward, clipping, update. Returns the detached loss. The caller advances the schedule."""
     optimizer = member.optimizer
     if needs_closure(optimizer):
         return check_loss(optimizer.step(lambda: _gradients(member, batch))).detach()  # type: ignore[arg-type, return-value]
@@ -32,7 +32,7 @@ def take_step(member: Member, batch: Any) -> torch.Tensor:
 
 
 def call_loss(member: Member, model: Any, batch: Any) -> Any:
-    """`loss_fn(model, batch)`; with the configuration as its third argument where the member has one."""
+    """Call `loss_fn(model, batch)`, with the configuration as third argument if the member has one."""
     return member.loss_fn(model, batch) if member.config is None else member.loss_fn(model, batch, member.config)
 
 
@@ -57,7 +57,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
 def check_loss(loss: Any, needs_gradient: bool = False) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.")
+        raise UsageError(f"loss_fn returned {found}; it must return one number, as a tensor.")
     if needs_gradient and not loss.requires_grad:
         raise UsageError("loss_fn returned a loss without a gradient.", hint="Do not detach it or use no_grad inside.")
     return loss.reshape(())

@@ -100,7 +100,7 @@ class FakeGraphs:
     def stream(self) -> object:
         return object()
 
-    def on(self, stream: object) -> contextlib.AbstractContextManager[None]:
+    def on_stream(self, stream: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def fork(self, streams: Iterable[object]) -> None: ...
@@ -113,18 +113,20 @@ class FakeGraphs:
         self.captured += 1
         return Replayed(step)
 
-    def burst(self, parts: Sequence[tuple[Any, Any, int]], rounds: int) -> None:
+    def replay_many(self, parts: Sequence[tuple[Any, Any, int]], rounds: int) -> None:
         for _ in range(rounds):
             for _, step, count in parts:
                 for _ in range(count):
                     step.replay()
 
-    def name(self, stream: object) -> int:
+    def stream_id(self, stream: object) -> int:
         return id(stream)
 
-    def joint(self, branches: Sequence[Sequence[tuple[Any, int]]]) -> Any:
+    def join_steps(self, branches: Sequence[Sequence[tuple[Any, int]]]) -> Any:
         self.joined += 1
-        return Replayed(lambda: self.burst([(None, step, count) for branch in branches for step, count in branch], 1))
+        return Replayed(
+            lambda: self.replay_many([(None, step, count) for branch in branches for step, count in branch], 1)
+        )
 
 
 def graph_pack(graphs: FakeGraphs | None = None, **options: Any) -> Pack:

@@ -16,7 +16,7 @@ from locations import ROOT
 from torch import nn
 
 from regatta.pack import Pack, Rates
-from regatta.pack.rates import Measured
+from regatta.pack.rates import PackTiming
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 cases: Any = importlib.import_module("pack_exactness")
@@ -40,20 +40,20 @@ def deterministic() -> Any:
 class Always(Rates):
     """A measurement that is known from the start."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: PackTiming) -> None:
         super().__init__()
         self.measured = measured
 
-    def get(self, key: Any) -> Measured:
+    def get(self, key: Any) -> PackTiming:
         return self.measured
 
 
 @pytest.mark.parametrize(
     "measured",
-    [None, Measured(1.0, 2.0), Measured(1.0, 2.0, joint=True), Measured(2.0, 1.0)],
+    [None, PackTiming(1.0, 2.0), PackTiming(1.0, 2.0, joint=True), PackTiming(2.0, 1.0)],
     ids=["measured", "streams", "joint", "in turn"],
 )
-def test_ten_mixed_members_equal_the_plain_loop(measured: Measured | None) -> None:
+def test_ten_mixed_members_equal_the_plain_loop(measured: PackTiming | None) -> None:
     pack = Pack("cuda", rates=Rates() if measured is None else Always(measured))
     given = cases.data("cuda")
     torch.cuda.synchronize()
@@ -121,7 +121,7 @@ def test_members_that_do_not_fit_together_take_turns(known: bool) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert [m.error for m in members] == [None] * 8
-    assert len(pack.captured.tracks) < 8
+    assert len(pack.graph_tier.tracks) < 8
     for seed, member in enumerate(members):
         parts = wide(seed)
         for rows in order(cases.ROWS, 0):

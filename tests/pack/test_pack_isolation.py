@@ -26,7 +26,7 @@ from torch import nn
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.pack import Pack, Rates
-from regatta.pack.rates import Measured
+from regatta.pack.rates import PackTiming
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -157,10 +157,10 @@ def test_a_member_freed_from_graphs_leaves_the_others_as_they_are() -> None:
     pack, given = graph_pack(), data()
     members = [pack.load(*adam(mlp(i, width=8 + i)), loss_fn, 5 + i, seed=i) for i in range(4)]
     pack.train(given, steps=25)
-    tracks = dict(pack.captured.tracks)
+    tracks = dict(pack.graph_tier.tracks)
     state = pack.free(members[1])
     pack.train(given, steps=25)
-    assert pack.captured.tracks == {m: track for m, track in tracks.items() if m is not members[1]}
+    assert pack.graph_tier.tracks == {m: track for m, track in tracks.items() if m is not members[1]}
     assert state["steps"] == members[1].taken == 25
     for i, steps in enumerate((50, 25, 50, 50)):
         batches = [b for epoch in epochs_of(members[i], 3) for b in epoch][:steps]
@@ -170,8 +170,8 @@ def test_a_member_freed_from_graphs_leaves_the_others_as_they_are() -> None:
 
 def test_joint_graphs_are_kept_for_the_next_call_and_go_with_their_members() -> None:
     class Joint(Rates):
-        def get(self, key: Any) -> Measured:
-            return Measured(together=1.0, in_turn=2.0, joint=True)
+        def get(self, key: Any) -> PackTiming:
+            return PackTiming(together=1.0, in_turn=2.0, joint=True)
 
     graphs, given = FakeGraphs(), data()
     pack = graph_pack(graphs, rates=Joint())
@@ -179,7 +179,7 @@ def test_joint_graphs_are_kept_for_the_next_call_and_go_with_their_members() -> 
     for _ in range(3):
         pack.train(given, epochs=1)
     assert graphs.joined == 1
-    step = weakref.ref(pack.captured.tracks[members[0]].replays()[0])
+    step = weakref.ref(pack.graph_tier.tracks[members[0]].replays()[0])
     pack.free(members[0])
     gc.collect()
     assert step() is None  # nor the memory that it works on
@@ -196,7 +196,7 @@ def test_members_with_different_activations_are_never_one_stack() -> None:
     members = [pack.load(*adam(mlp(i, kind)), loss_fn, 16) for i, kind in enumerate(kinds)]
     pack.train(data(), epochs=2)
     assert {m.tier for m in members} == {"fused"}
-    assert sorted(len(stack.members) for stack, _ in pack.stacks.standing) == [2, 2]
+    assert sorted(len(stack.members) for stack, _ in pack.stacked_tier.proven) == [2, 2]
     for i, kind in enumerate(kinds):
         trainee, _ = trained_alone(adam(mlp(i, kind)), epochs_of(members[i], 2), 0)
         assert_same(members[i], trainee)
@@ -207,7 +207,7 @@ def test_out_of_memory_splits_a_group_and_goes_on() -> None:
         """Room for two graphs at a time."""
 
         def capture(self, stream: object, step: Any) -> Any:
-            if len(pack.captured.tracks) >= 2:
+            if len(pack.graph_tier.tracks) >= 2:
                 raise torch.OutOfMemoryError("no room")
             return super().capture(stream, step)
 
@@ -238,7 +238,7 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs() -> None:
     for member in members:
         member.figures = replace(member.figures, peak_bytes=100)
     pack.train(data(), epochs=2)
-    assert len(pack.captured.tracks) == 2  # two waves of two, and the first one has made room
+    assert len(pack.graph_tier.tracks) == 2  # two waves of two, and the first one has made room
     for i, member in enumerate(members):
         trainee, _ = trained_alone(sgd(mlp(i, width=8 + i)), [member.order(150, 0), member.order(150, 1)], 0)
         assert_same(member, trainee)
@@ -303,8 +303,8 @@ def test_a_capture_that_computes_something_else_is_found_out() -> None:
 
 def test_do_not_pack_is_an_answer() -> None:
     class Slow(Rates):
-        def get(self, key: Any) -> Measured:
-            return Measured(together=2.0, in_turn=1.0)
+        def get(self, key: Any) -> PackTiming:
+            return PackTiming(together=2.0, in_turn=1.0)
 
     pack = graph_pack(rates=Slow())
     members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 16) for i in range(3)]

@@ -1,4 +1,4 @@
-"""What may be computed on a stack, what may not, and what makes members alike."""
+"""What may be computed on a stack, what may not, and what makes members group_alike."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from regatta.pack.fingerprint import fingerprint
 from regatta.pack.stacked.stack import Stack
 from regatta.pack.stacked.tensors import (
     NotStackable,
-    _sums_as_known,
-    base_of,
+    _sum_order_is_known,
     stacked,
+    underlying,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +42,7 @@ SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", SAME)
 def test_a_rule_gives_each_member_what_it_gets_alone(name: str) -> None:
     x = torch.randn(3, 4, 2, 5)
-    found = base_of(SAME[name](stacked(x.clone())))
+    found = underlying(SAME[name](stacked(x.clone())))
     for one, alone in zip(found, x, strict=True):
         assert torch.equal(one, SAME[name](alone))
 
@@ -68,7 +68,7 @@ def test_what_has_no_rule_is_refused(function: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40, 64, 130, 300])
 def test_losses_are_summed_in_the_order_of_one_member(count: int) -> None:
-    assert _sums_as_known(count)
+    assert _sum_order_is_known(count)
 
 
 def test_ignored_targets_count_as_alone() -> None:
@@ -124,7 +124,7 @@ def test_a_stack_that_was_forced_on_unlike_members_is_found_out() -> None:
     pack.train(data(), steps=1)
     stack = Stack(pair)
     batches = [[member.order(150, 0)[k] for member in pair] for k in (1, 2)]
-    assert not stack.prove(pack.resident, batches).equal
+    assert not stack.prove(pack.device_data, batches).equal
 
 
 class Gate(nn.Module):

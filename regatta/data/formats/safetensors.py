@@ -1,6 +1,6 @@
 """Safetensors: a length, a JSON header, then raw arrays, which are mapped into memory and not copied.
 
-The library has no reader that maps without copying, so only the header is read and arrays look at the file.
+The library cannot map a file without copying, so this module reads the header and maps the arrays itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from regatta.data.formats import StoredColumn, dtype_name
 from regatta.errors import DataError
 from regatta.safetensors_io import Header, HeaderError, TensorEntry, read_header
 
-# Our one entry in the metadata, itself JSON: {"columns": their order, which writers of the format do not keep,
-# "dataset": fingerprint}. One, because the library writes several in an order that changes from file to file.
+# The one entry in the metadata, itself JSON: {"columns": their order, which the format does not keep,
+# "dataset": fingerprint}. There is only one, because the library writes several entries in a random order.
 METADATA_KEY = "regatta"
 _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
@@ -45,7 +45,7 @@ def read(path: Path) -> tuple[npt.NDArray[np.generic], ...]:
 
 
 def notes(path: Path) -> dict[str, Any]:
-    """What our writer noted in the header, even of a file whose data is cut off; empty for files of others."""
+    """The notes in the header of a file that Regatta wrote, even if its data is cut off; otherwise empty."""
     try:
         return _notes(read_header(path), path)
     except HeaderError as error:
@@ -53,7 +53,7 @@ def notes(path: Path) -> dict[str, Any]:
 
 
 def tensors(path: Path) -> list[MappedTensor]:
-    """What the header lists, in the order of the columns, after checking it against the size of the file."""
+    """The tensors of the header, in the order of the columns, after checking them against the file's size."""
     try:
         header = read_header(path)
         found = {entry.name: _tensor(entry, header.size, path) for entry in header.tensors()}
@@ -78,7 +78,7 @@ def _tensor(entry: TensorEntry, start: int, path: Path) -> MappedTensor:
 
 
 def _column_order(found: dict[str, MappedTensor], noted: dict[str, Any], path: Path) -> list[str]:
-    """As noted; else x, y, the numbered ones, then the others by name."""
+    """The order in the notes; without notes x, y, the numbered columns, then the others by name."""
     if "columns" not in noted:
         return sorted(found, key=_default_position)
     order = noted["columns"]
@@ -109,10 +109,10 @@ def _notes(header: Header, path: Path) -> dict[str, Any]:
 def _map_array(path: Path, tensor: MappedTensor) -> npt.NDArray[np.generic]:
     if 0 in tensor.shape:
         return np.zeros(tensor.shape, tensor.dtype)
-    # Private, though nobody should write: a tensor made of it can, and of a read-only mapping the process would die.
+    # A private mapping: a tensor made from the array may write to it, and a read-only mapping would kill the process.
     array = np.memmap(path, tensor.dtype, "c", tensor.offset, tensor.shape).view(np.ndarray)
     array.flags.writeable = False
-    return array if array.flags.aligned else array.copy()  # frameworks do not take misaligned arrays
+    return array if array.flags.aligned else array.copy()  # frameworks do not accept misaligned arrays
 
 
 def _broken(path: Path, reason: str) -> DataError:

@@ -1,4 +1,4 @@
-"""The graph tier: each member's step is captured, proven, and replayed beside the others.
+"""The graph tier: each member's step is captured, proven exact, and replayed concurrently with the others.
 
 graph_tier.py   captures and replays steps, in waves that fit into memory
 capture.py      capture and replay, and the side streams

@@ -1,4 +1,4 @@
-"""Capture and replay of steps, and the side streams they run on."""
+"""Capture and replay of steps, and the side streams on which they run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from regatta.pack.cuda_graphs.joint import Joint, runtime
+from regatta.pack.cuda_graphs.joint import JointGraph, runtime
 
 
 class Replay(Protocol):
@@ -21,16 +21,16 @@ class Replay(Protocol):
 
 
 class Graphs(Protocol):
-    """What the graph tier needs of a device."""
+    """The device operations that the graph tier needs."""
 
     def stream(self) -> Any:
-        """A side stream with memory of its own."""
+        """A side stream with its own memory."""
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         """Work inside goes to that stream."""
 
     def fork(self, streams: Iterable[Any]) -> None:
-        """Side streams wait for what the current stream has been given."""
+        """Side streams wait for the work that was submitted to the current stream."""
 
     def join(self, streams: Iterable[Any]) -> None:
         """The current stream waits for the side streams."""
@@ -38,21 +38,21 @@ class Graphs(Protocol):
     def capture(self, stream: Any, step: Callable[[], None]) -> Replay:
         """Record a step without running it."""
 
-    def burst(self, parts: Sequence[tuple[Any, Replay, int]], rounds: int) -> None:
-        """Replay steps on their streams, each so many times a round, with as little beside it as can be."""
+    def replay_many(self, parts: Sequence[tuple[Any, Replay, int]], rounds: int) -> None:
+        """Replay steps on their streams, each `count` times per round, with as little overhead as possible."""
 
-    def name(self, stream: Any) -> Hashable:
-        """The same for two streams that are one: there are fewer than one may ask for."""
+    def stream_id(self, stream: Any) -> Hashable:
+        """The id of the underlying stream: two stream objects may share one."""
 
-    def joint(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
+    def join_steps(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
         """Steps as branches of one graph; None where that is not possible."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything."""
+        """Wait until the device has finished all work."""
 
 
 class CudaGraphs:
-    """CUDA graphs: one per member, replayed side by side on streams."""
+    """CUDA graphs: one per member, replayed concurrently on streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,7 +61,7 @@ class CudaGraphs:
     def stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def on(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
+    def on_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
 
     def fork(self, streams: Iterable[torch.cuda.Stream]) -> None:
@@ -75,7 +75,7 @@ class CudaGraphs:
             current.wait_stream(stream)
 
     def capture(self, stream: torch.cuda.Stream, step: Callable[[], None]) -> Replay:
-        # graphs that run side by side may not share memory, so each has a pool of its own
+        # graphs that run concurrently may not share memory, so each has its own pool
         keeps = self._runtime is not None
         graph = torch.cuda.CUDAGraph(keep_graph=True) if keeps else torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
@@ -84,7 +84,7 @@ class CudaGraphs:
             try:
                 step()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # a broken capture says so a second time
+                with contextlib.suppress(RuntimeError):  # a broken capture raises again here
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -92,7 +92,7 @@ class CudaGraphs:
             graph.instantiate()
         return graph
 
-    def burst(self, parts: Sequence[tuple[torch.cuda.Stream, Replay, int]], rounds: int) -> None:
+    def replay_many(self, parts: Sequence[tuple[torch.cuda.Stream, Replay, int]], rounds: int) -> None:
         calls = [(stream, step.replay, count) for stream, step, count in parts]
         current = torch.cuda.current_stream(self.device)
         try:
@@ -104,11 +104,11 @@ class CudaGraphs:
         finally:
             torch.cuda.set_stream(current)
 
-    def name(self, stream: torch.cuda.Stream) -> Hashable:
+    def stream_id(self, stream: torch.cuda.Stream) -> Hashable:
         return int(stream.cuda_stream)
 
-    def joint(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
-        return None if self._runtime is None else Joint(self._runtime, branches, self.device)
+    def join_steps(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
+        return None if self._runtime is None else JointGraph(self._runtime, branches, self.device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -116,7 +116,7 @@ class CudaGraphs:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection inside: the end of another graph is not allowed while one is captured."""
+    """No garbage collection inside, because no graph may be destroyed while another is captured."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The graph tier: each member's step is captured, proven, and replayed beside those of the others."""
+"""The graph tier: each member's step is captured, proven exact, and replayed concurrently with the others."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ import torch
 
 from regatta.pack import memory, ticks
 from regatta.pack.cuda_graphs.capture import Graphs
-from regatta.pack.cuda_graphs.proof import PROOF, CannotCapture, graph_track
-from regatta.pack.device_data import Resident
-from regatta.pack.loop_tier import own_fault, stop
+from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, graph_track
+from regatta.pack.device_data import DeviceData
+from regatta.pack.loop_tier import mark_failed, stop_on_error
 from regatta.pack.member import Indices, Member, Work
-from regatta.pack.rates import Measured, Rates
+from regatta.pack.rates import PackTiming, Rates
 from regatta.pack.track import Track
 
-WORTH_CAPTURE = 8  # steps below which a graph does not pay for itself
+MIN_STEPS_TO_CAPTURE = 8  # with fewer steps, a graph does not pay
 
 
 @dataclass
-class Captured:
-    """The captured members of a pack; `limit` is the memory that they may take, in bytes."""
+class GraphTier:
+    """The captured members of a pack; `limit` is the memory in bytes that they may use."""
 
-    resident: Resident
+    device_data: DeviceData
     rates: Rates
     graphs: Graphs | None
     limit: int | None
 
     def __post_init__(self) -> None:
         self.tracks: dict[Member, Track] = {}
-        self._joints = ticks.Joints()
+        self._joints = ticks.JointGraphCache()
 
     def run(self, work: Work) -> None:
-        """Members under graphs, in waves that fit into memory; a wave that does not fit after all is halved."""
+        """Train members by graphs, in waves that fit into memory. A wave that does not fit after all is halved."""
         if self.graphs is None:
             return
         wanted = [m for m, batches in work.items() if self._worth_it(m, batches)]
-        room = memory.room(self.resident.device, self.limit)
-        waves = deque(memory.waves(wanted, lambda m: m.figures.peak_bytes, room))
+        room = memory.available_bytes(self.device_data.device, self.limit)
+        waves = deque(memory.split_into_waves(wanted, lambda m: m.figures.peak_bytes, room))
         several = len(waves) > 1
         while waves:
             wave = waves.popleft()
             if several:
-                self.release(but=wave)
-            if self._captured(wave, work, self.graphs):
+                self.make_room(but=wave)
+            if self._capture_wave(wave, work, self.graphs):
                 self._run_wave(wave, work, self.graphs)
                 continue
             several = True
@@ -54,48 +54,48 @@ class Captured:
                 waves.extendleft((wave[half:], wave[:half]))
             else:
                 waves.appendleft(wave)
-            self.release()  # here the error and what its traceback holds are gone
+            self.make_room()  # only here, when the error's traceback no longer holds memory
 
-    def let_go(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         track = self.tracks.pop(member, None)
         if track is not None:
             self._joints.forget(track)
             track.close()
 
     def keep(self, members: Sequence[Member]) -> None:
-        """Give up all other graphs; their members may be captured again."""
+        """Drop all other graphs; their members may be captured again."""
         for member in [m for m in self.tracks if m not in members]:
-            self.let_go(member)
+            self.remove_member(member)
             member.tier = "alone" if member.tier == "graph" else member.tier
 
-    def keep_present(self) -> None:
-        """Give up graphs that read from where the data no longer is."""
-        self.keep([m for m, track in self.tracks.items() if track.generation == self.resident.generation])
+    def drop_outdated(self) -> None:
+        """Drop graphs that read the data from an outdated address."""
+        self.keep([m for m, track in self.tracks.items() if track.generation == self.device_data.generation])
 
-    def release(self, but: Sequence[Member] = ()) -> bool:
-        """Make room: give up graphs, and the memory that they held; whether there were any."""
+    def make_room(self, but: Sequence[Member] = ()) -> bool:
+        """Drop graphs and free their memory; returns whether there were any."""
         had = any(member not in but for member in self.tracks)
         self.keep(but)
-        if self.resident.device.type == "cuda":
-            torch.cuda.synchronize(self.resident.device)
+        if self.device_data.device.type == "cuda":
+            torch.cuda.synchronize(self.device_data.device)
             torch.cuda.empty_cache()
         return had
 
     def _worth_it(self, member: Member, batches: Sequence[Indices]) -> bool:
         if member in self.tracks:
             return bool(batches) and member.error is None
-        ahead = [len(batches[k]) for k in range(min(len(batches), PROOF + 1))]
-        whole = len(ahead) > PROOF and set(ahead) == {member.batch_size}
-        return member.error is None and member.tier == "alone" and whole and len(batches) >= WORTH_CAPTURE
+        ahead = [len(batches[k]) for k in range(min(len(batches), PROOF_STEPS + 1))]
+        whole = len(ahead) > PROOF_STEPS and set(ahead) == {member.batch_size}
+        return member.error is None and member.tier == "alone" and whole and len(batches) >= MIN_STEPS_TO_CAPTURE
 
-    def _captured(self, wave: Sequence[Member], work: Work, graphs: Graphs) -> bool:
-        """Whether all members of a wave are captured, or cannot be; not when memory runs out."""
+    def _capture_wave(self, wave: Sequence[Member], work: Work, graphs: Graphs) -> bool:
+        """Capture the members of a wave; returns False when memory runs out."""
         for member in wave:
             if member in self.tracks or member.error is not None:
                 continue
-            with own_fault(member):
+            with stop_on_error(member):
                 self._capture(member, work[member], graphs)
-            failure: BaseException | None = vars(member)["error"]  # which the scope above may have set
+            failure: BaseException | None = vars(member)["error"]  # `stop_on_error` may have set it
             crowded = len(wave) > 1 or bool(self.tracks)
             if isinstance(failure, torch.OutOfMemoryError) and crowded:
                 member.error, member.tier = None, "alone"
@@ -105,7 +105,9 @@ class Captured:
     def _capture(self, member: Member, batches: deque[Indices], graphs: Graphs) -> None:
         taken = member.taken
         try:
-            self.tracks[member] = graph_track(member, self.resident, graphs, [batches[k] for k in range(1 + PROOF)])
+            self.tracks[member] = graph_track(
+                member, self.device_data, graphs, [batches[k] for k in range(1 + PROOF_STEPS)]
+            )
             member.tier, member.reason = "graph", "exact: a captured step equals the step alone"
         except CannotCapture as error:
             member.tier, member.reason = "held back", str(error)
@@ -119,18 +121,18 @@ class Captured:
             batches = work[track.members[0]]
             track.work.extend([rows] for rows in batches)
             batches.clear()
-        measured = ticks.run(tracks, graphs, self.rates, self._joints, self._failed)
+        measured = ticks.run_tracks(tracks, graphs, self.rates, self._joints, self._failed)
         if measured is not None:
             _explain(tracks, measured)
 
     def _failed(self, track: Track, error: Exception) -> None:
         track.drop()
         for member in track.members:
-            stop(member, error)
-            self.let_go(member)
+            mark_failed(member, error)
+            self.remove_member(member)
 
 
-def _explain(tracks: Sequence[Track], measured: Measured) -> None:
+def _explain(tracks: Sequence[Track], measured: PackTiming) -> None:
     found = f"{len(tracks)} side by side: {measured.ratio:.1f}x of one after another under graphs"
     text = found if measured.pays else f"do not pack: {found}"
     for track in tracks:

@@ -1,7 +1,7 @@
-"""Captured steps joined into one CUDA graph: one launch for a whole tick, the members as branches side by side.
+"""Captured steps joined into one CUDA graph: one launch for a whole tick, with the members as parallel branches.
 
-PyTorch replays graphs one by one. The CUDA runtime, which PyTorch has loaded, makes a graph out of others; it is asked
-directly, and where it cannot be, members are replayed on streams.
+PyTorch replays graphs one by one. The CUDA runtime, which PyTorch has loaded, can build a graph from others, so this
+module calls it directly. Where that is not possible, members are replayed on streams.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def runtime() -> ctypes.CDLL | None:
         return None
 
 
-class Joint:
-    """One graph of captured steps, each repeated as often as it says: branches side by side, a branch in its order."""
+class JointGraph:
+    """One graph of captured steps with repetitions: branches run in parallel, the steps of a branch in order."""
 
     def __init__(
         self, library: ctypes.CDLL, branches: Sequence[Sequence[tuple[Any, int]]], device: torch.device
     ) -> None:
         self._library, self._device = library, device
-        self._branches = [list(branch) for branch in branches]  # the steps hold the memory that the graph works on
+        self._branches = [list(branch) for branch in branches]  # the steps own the memory that the graph uses
         self._graph, self._launchable = _Pointer(), _Pointer()
         self._check(library.cudaGraphCreate(ctypes.byref(self._graph), ctypes.c_uint(0)))
         for branch in self._branches:
@@ -55,7 +55,7 @@ class Joint:
 
     def _check(self, code: int) -> None:
         if code:
-            raise RuntimeError(f"The CUDA runtime answered with error {code}.")
+            raise RuntimeError(f"The CUDA runtime returned error {code}.")
 
     def __del__(self) -> None:
         if self._launchable:

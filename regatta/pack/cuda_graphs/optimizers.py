@@ -1,7 +1,7 @@
 """Optimizers in the form that a CUDA graph can hold: counters and, for schedules, learning rates on the device.
 
-The capturable form of an optimizer may round differently from its ordinary form, so the promise of a pack is about
-the same form: packed equals alone for an optimizer that `capturable` has prepared.
+The capturable form of an optimizer may round differently from its ordinary form. So a pack promises equality for the
+same form: packed equals alone for an optimizer that `capturable` has prepared.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # one kernel, and a loss scaler needs no wait
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # one kernel, and a loss scaler need not wait
 
 
 def capturable(optimizer: torch.optim.Optimizer, schedule: bool = False) -> torch.optim.Optimizer:
-    """Prepare an optimizer, in place, for capture; `schedule` says that its learning rates will change.
+    """Prepare an optimizer for capture, in place; `schedule` says that its learning rates will change.
 
-    Parameters on the CPU need no preparation and get none. What the caller chose by name (foreach, fused) stays.
+    Parameters on the CPU need no preparation. Settings that the caller chose (foreach, fused) stay.
     """
     if not all(p.is_cuda for group in optimizer.param_groups for p in group["params"]):
         return optimizer
@@ -54,8 +54,8 @@ def _counters_to_device(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["step"] = step.to(parameter.device)
 
 
-def unsuited(optimizer: torch.optim.Optimizer, schedule: bool) -> str | None:
-    """Why an optimizer cannot be captured, as far as its settings tell; a trial tells the rest."""
+def why_not_capturable(optimizer: torch.optim.Optimizer, schedule: bool) -> str | None:
+    """Why an optimizer cannot be captured, judged by its settings; a test capture finds the other reasons."""
     for group in optimizer.param_groups:
         on_gpu = any(parameter.is_cuda for parameter in group["params"])
         if on_gpu and group.get("capturable") is False and not group.get("fused"):
@@ -68,7 +68,7 @@ def unsuited(optimizer: torch.optim.Optimizer, schedule: bool) -> str | None:
 
 
 def host_counters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Step counters that live on the host beside parameters on a device: a replayed step does not count there."""
+    """Step counters on the host for parameters on a device: a replayed step does not advance them."""
     return [
         value
         for parameter, state in optimizer.state.items()
@@ -79,10 +79,10 @@ def host_counters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 class RatePreview:
-    """The learning rates of the steps to come: the schedule is stepped ahead, on the host.
+    """The learning rates of the next steps: the schedule is advanced in advance, on the host.
 
-    A schedule computes with the numbers that it finds in the parameter groups. Single-precision arithmetic on the host
-    rounds as on the device, so a rate that is a tensor gives the same values from a copy on the host.
+    A schedule computes with the numbers in the parameter groups. Single-precision arithmetic rounds the same on the
+    host and on the device, so a rate that is a tensor gives the same values from a copy on the host.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
@@ -106,7 +106,7 @@ class RatePreview:
         return torch.tensor(found, dtype=torch.float64)
 
     def rewind(self, taken: int) -> None:
-        """Of the steps last asked for, only so many were taken."""
+        """Go back: only `taken` of the last requested steps were taken."""
         state, self._host = self._before
         self.schedule.load_state_dict(state)
         self.next(taken)
@@ -118,7 +118,7 @@ class RatePreview:
 
 
 def set_rate(group: dict[str, Any], rate: Any) -> None:
-    """In place where the rate is a tensor: a captured step reads it there."""
+    """Set a learning rate; in place if it is a tensor, because a captured step reads it there."""
     if isinstance(group["lr"], torch.Tensor):
         group["lr"].copy_(torch.as_tensor(rate))
     else:

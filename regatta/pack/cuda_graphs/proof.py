@@ -1,6 +1,6 @@
-"""A captured step is trusted once it has been compared, bit for bit, with the same step taken alone.
+"""A captured step is used only after it was compared, bit for bit, with the same step taken alone.
 
-The steps that it is tried out on count, so that trying costs little: what is kept is what was taken alone.
+The steps of the comparison count, so it costs little: the results of the steps taken alone are kept.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from collections.abc import Sequence
 import torch
 
 from regatta.pack.cuda_graphs.capture import Graphs
-from regatta.pack.cuda_graphs.optimizers import unsuited
-from regatta.pack.device_data import Resident, take
+from regatta.pack.cuda_graphs.optimizers import why_not_capturable
+from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.member import Indices, Member
 from regatta.pack.member_state import (
-    changing,
-    copied,
+    changing_tensors,
+    copy_tensors,
     first_difference,
     plain_values,
-    put_back,
+    write_back,
 )
 from regatta.pack.step import needs_closure, take_step
 from regatta.pack.track import Track
 
-PROOF = 2  # steps that are taken both ways; a number that was wrongly fixed shows in the second
+PROOF_STEPS = 2  # steps that are taken both ways; a value that was wrongly made constant shows in the second
 
 
 class CannotCapture(Exception):
-    """A member's step cannot be captured; says why."""
+    """A member's step cannot be captured; the message says why."""
 
 
-def graph_track(member: Member, resident: Resident, graphs: Graphs, batches: Sequence[Indices]) -> Track:
-    """Capture a member's step and prove it on PROOF + 1 steps, all of which count; raises CannotCapture."""
-    reason = _unsuited(member)
+def graph_track(member: Member, device_data: DeviceData, graphs: Graphs, batches: Sequence[Indices]) -> Track:
+    """Capture a member's step and prove it on PROOF_STEPS + 1 steps, which all count. Raises CannotCapture."""
+    reason = _why_not_capturable(member)
     if reason is not None:
         raise CannotCapture(reason)
-    track = Track([member], resident, graphs)
-    graphs.fork([track.stream])  # the member's first step may still be under way
+    track = Track([member], device_data, graphs)
+    graphs.fork([track.stream])  # the member's first step may still be running
     try:
-        with graphs.on(track.stream):
+        with graphs.on_stream(track.stream):
             _probe(track, batches[0])
-            track.work.extend([rows] for rows in batches[1 : 1 + PROOF])
+            track.work.extend([rows] for rows in batches[1 : 1 + PROOF_STEPS])
             different = _prove(track)
             track.finish()
     except BaseException:
@@ -56,17 +56,17 @@ def graph_track(member: Member, resident: Resident, graphs: Graphs, batches: Seq
     return track
 
 
-def _unsuited(member: Member) -> str | None:
+def _why_not_capturable(member: Member) -> str | None:
     if needs_closure(member.optimizer):
         return f"{type(member.optimizer).__name__} evaluates the loss by itself"
-    return unsuited(member.optimizer, member.schedule is not None)
+    return why_not_capturable(member.optimizer, member.schedule is not None)
 
 
 def _probe(track: Track, rows: Indices) -> None:
-    """One step as usual, watched for what a graph cannot hold: waiting for the device, and state on the host."""
+    """Take one step without a graph, and look for waits for the device and state on the host."""
     member = track.members[0]
     mark, plain = member.randomness.mark(), plain_values(member.model)
-    waits = _waits(member, track.resident, rows)
+    waits = _waits(member, track.device_data, rows)
     if waits:
         raise CannotCapture(f"its step waits for the device: {waits}")
     if member.randomness.drew_on_host(mark):
@@ -76,52 +76,52 @@ def _probe(track: Track, rows: Indices) -> None:
         raise CannotCapture(f"its step changes {changed[0]} of the module, which is not a tensor")
 
 
-def _waits(member: Member, resident: Resident, rows: Indices) -> str:
-    indices = torch.from_numpy(rows).to(resident.device)
+def _waits(member: Member, device_data: DeviceData, rows: Indices) -> str:
+    indices = torch.from_numpy(rows).to(device_data.device)
     with member.randomness.active(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if resident.device.type == "cuda":
+        if device_data.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("warn")
         try:
-            loss = take_step(member, take(resident.data, indices))
+            loss = take_step(member, take_rows(device_data.data, indices))
         finally:
-            if resident.device.type == "cuda":
+            if device_data.device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
     if member.schedule is not None:
         member.schedule.step()
-    member.note(loss.double().reshape(1), [len(rows)])
-    member.advance(resident.rows, 1)
+    member.add_losses(loss.double().reshape(1), [len(rows)])
+    member.advance(device_data.rows, 1)
     found = [str(warning.message) for warning in caught if "called a synchroniz" in str(warning.message)]
     return found[0].splitlines()[0] if found else ""
 
 
 def _prove(track: Track) -> str | None:
-    """Replay steps, go back, take them as usual; the name of a tensor that came out differently, or None."""
+    """Replay steps, go back, and take them without a graph. Returns the name of a tensor that differs, or None."""
     member, lane = track.members[0], track.ready()
     try:
         lane.capture()
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # PyTorch raises many kinds, and a member's own code any
-        _take_as_usual(track)
+    except Exception as error:  # PyTorch and the member's own code may raise anything
+        _take_without_graph(track)
         raise CannotCapture(f"its step cannot be captured: {_first_line(error)}") from error
-    tensors, mark = changing(member), member.randomness.mark()
-    before = copied(tensors)
+    tensors, mark = changing_tensors(member), member.randomness.mark()
+    before = copy_tensors(tensors)
     assert lane.replay is not None
     for _ in range(lane.filled):
         lane.replay.replay()
     track.draws = member.randomness.differs(mark)
-    replayed, losses = copied(tensors), lane.losses[: lane.filled].clone()
-    put_back(tensors, before)
+    replayed, losses = copy_tensors(tensors), lane.losses[: lane.filled].clone()
+    write_back(tensors, before)
     member.randomness.go_back(mark)
     lane.cursor.zero_()
-    _take_as_usual(track)
+    _take_without_graph(track)
     same = torch.equal(lane.losses[: lane.filled].view(torch.int64), losses.view(torch.int64))
     return first_difference(_on_device(tensors, track), _on_device(replayed, track)) if same else "the loss"
 
 
-def _take_as_usual(track: Track) -> None:
-    """The steps laid out, without a graph."""
+def _take_without_graph(track: Track) -> None:
+    """Take the prepared steps without a graph."""
     lane = track.ready()
     with track.members[0].randomness.active():
         for _ in range(lane.filled):
@@ -130,8 +130,8 @@ def _take_as_usual(track: Track) -> None:
 
 
 def _on_device(tensors: dict[str, torch.Tensor], track: Track) -> dict[str, torch.Tensor]:
-    """Counters on the host are not part of a graph."""
-    return {name: tensor for name, tensor in tensors.items() if tensor.device.type == track.resident.device.type}
+    """The tensors on the device: counters on the host are not part of a graph."""
+    return {name: tensor for name, tensor in tensors.items() if tensor.device.type == track.device_data.device.type}
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""Members of one architecture in one memory, stepped together.
+"""Members of one architecture in one buffer, stepped together.
 
-Each member's parameters and optimizer states become views of a row of a flat buffer, so that the members stay ordinary
-modules with ordinary optimizers: a step of one of them alone and a step of the stack work on the same numbers.
+Each member's parameters and optimizer states become views of a row of a flat buffer. So the members stay ordinary
+modules with ordinary optimizers: a step of one member alone and a step of the stack use the same memory.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any, NamedTuple
 import torch
 
 from regatta.pack.cuda_graphs.optimizers import RatePreview, set_rate
-from regatta.pack.device_data import Resident, mapped, take
+from regatta.pack.device_data import DeviceData, map_tensors, take_rows
 from regatta.pack.member import Indices, Member
 from regatta.pack.member_state import plain_values, same_bits
 from regatta.pack.stacked import updates
 from regatta.pack.stacked.tensors import (
     NotStackable,
-    base_of,
-    drawing,
+    drawing_masks,
     leaf,
-    plainly,
     stacked,
+    underlying,
+    without_rules,
 )
 from regatta.pack.step import call_loss, take_step
 
-ALIGNMENT = 16  # numbers of four bytes to a line of the cache: products round by how their operands lie
+ALIGNMENT = 16  # four-byte numbers in a cache line: the rounding of products depends on the alignment of operands
 
 
-class Recorded(Mapping[str, Any]):
-    """A configuration that remembers what was read of it."""
+class RecordingConfig(Mapping[str, Any]):
+    """A configuration that records which of its values were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values_, self.read = values, set[str]()
@@ -50,27 +50,27 @@ class Recorded(Mapping[str, Any]):
         return len(self.values_)
 
 
-def shadow(module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
-    """A module of the same build, and of the same attributes, that computes with other tensors."""
-    return _shadow(module, tensors, {})
+def copy_with_tensors(module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
+    """A copy of a module, with the same attributes, that computes with other tensors."""
+    return _copy_module(module, tensors, {})
 
 
-def _shadow(
+def _copy_module(
     module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor], made: dict[int, torch.nn.Module]
 ) -> torch.nn.Module:
     if id(module) not in made:
         made[id(module)] = twin = copy.copy(module)
         parameters = {name: None if p is None else tensors[p] for name, p in module._parameters.items()}
-        parts = {name: None if m is None else _shadow(m, tensors, made) for name, m in module._modules.items()}
-        # not by attribute: a module insists on parameters there
+        parts = {name: None if m is None else _copy_module(m, tensors, made) for name, m in module._modules.items()}
+        # set in __dict__, because a module accepts only parameters as attributes
         twin.__dict__["_parameters"], twin.__dict__["_modules"] = parameters, parts
-        # what it collects is not for the member, which takes the same steps by itself when they are proven
+        # lists that the copy appends to must not be the member's, which takes the same steps itself in a proof
         twin.__dict__.update({k: copy.copy(v) for k, v in vars(twin).items() if isinstance(v, list | set | dict)})
     return made[id(module)]
 
 
 class Proof(NamedTuple):
-    """Whether stacked steps equal those alone; the losses alone, by member; the seconds of a step alone."""
+    """Whether stacked steps equal steps alone, the losses alone by member, and the seconds of a step alone."""
 
     equal: bool
     losses: list[torch.Tensor]
@@ -78,42 +78,42 @@ class Proof(NamedTuple):
 
 
 class Stack:
-    """A group of members as one; raises NotStackable where that cannot be."""
+    """A group of members that step together; raises NotStackable where that is not possible."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
         first = self.members[0]
-        reason = _unsuited(self.members)
+        reason = _why_not_stackable(self.members)
         if reason is not None:
             raise NotStackable(reason)
         self.shapes = [parameter.shape for parameter in first.model.parameters()]
         self.offsets, self.width = _layout(self.shapes)
         self.device = next(first.model.parameters()).device
-        self.params = self._adopted([[p.data for p in m.model.parameters()] for m in self.members])
-        self.states = {name: self._adopted(self._state(name)) for name in self._state_names()}
+        self.params = self._copy_to_rows([[p.data for p in m.model.parameters()] for m in self.members])
+        self.states = {name: self._copy_to_rows(self._state(name)) for name in self._state_names()}
         self.pads = self._pads()
-        steps = [_steps_of(member) for member in self.members]
+        steps = [_steps_taken(member) for member in self.members]
         self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states, steps)
-        self._point()
+        self._make_views()
         self.leaves = [leaf(self._cut(self.params, k)) for k in range(len(self.shapes))]
-        self.model = shadow(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)))
+        self.model = copy_with_tensors(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)))
         self.grads = torch.empty_like(self.params)
         self.ones = torch.ones(len(self.members), dtype=self.params.dtype, device=self.device)
-        self.config = Recorded(first.config) if first.config is not None else None
+        self.config = RecordingConfig(first.config) if first.config is not None else None
         clips = [member.clip_norm for member in self.members if member.clip_norm is not None]
         self.clip_norms = torch.tensor(clips, dtype=self.params.dtype, device=self.device)
-        self._drawn: list[torch.Tensor] = []  # where random streams stood before a step drew from them
+        self._drawn: list[torch.Tensor] = []  # states of random streams before a step drew from them
         self.proven: dict[int, bool] = {}
 
     def body(self, batch: Any, rates: torch.Tensor | None) -> torch.Tensor:
-        """One step of all members on a batch that holds their rows one after another."""
+        """One step of all members, on a batch that holds their rows one after another."""
         count = len(self.members)
-        apart = mapped(batch, lambda part: stacked(part.view(count, -1, *part.shape[1:])))
-        with self._undone_if_it_raises(), drawing(self._draw), self._watched(self.members[0]):
-            losses = base_of(call_loss(self.members[0], self.model, apart))
+        apart = map_tensors(batch, lambda part: stacked(part.view(count, -1, *part.shape[1:])))
+        with self._rewind_on_error(), drawing_masks(self._draw), self._check_config_reads(self.members[0]):
+            losses = underlying(call_loss(self.members[0], self.model, apart))
             if losses.shape != (count,):
                 raise NotStackable(f"the loss has the shape {tuple(losses.shape[1:])} instead of one number")
-            with plainly():
+            with without_rules():
                 grads = self._flat(torch.autograd.grad(losses, self.leaves, self.ones))
         with torch.no_grad():
             if len(self.clip_norms):
@@ -122,8 +122,8 @@ class Stack:
         return losses
 
     @contextlib.contextmanager
-    def _undone_if_it_raises(self) -> Iterator[None]:
-        """Members will take the step one by one, with the random numbers that it drew, and see whose fault it is."""
+    def _rewind_on_error(self) -> Iterator[None]:
+        """Rewind the random streams, so that members can repeat the step alone and show which one fails."""
         self._drawn.clear()
         try:
             yield
@@ -136,7 +136,7 @@ class Stack:
             raise NotStackable(f"the stacked step raises {type(error).__name__}: {lines[0]}") from error
 
     def _clip(self, grads: torch.Tensor) -> None:
-        """On the CPU by the very function that a step alone uses, member by member."""
+        """On the CPU, clip member by member with the function that a step alone uses."""
         if grads.is_cuda:
             norms = torch.linalg.vector_norm(grads, dim=1)
             grads.mul_(torch.clamp(self.clip_norms / (norms + 1e-6), max=1.0).unsqueeze(1))
@@ -151,10 +151,10 @@ class Stack:
             for parameter in parameters:
                 parameter.grad = None
 
-    def prove(self, resident: Resident, batches: Sequence[Sequence[Indices]]) -> Proof:
-        """Take steps as a stack, go back, and take them member by member; whether every bit agrees.
+    def prove(self, device_data: DeviceData, batches: Sequence[Sequence[Indices]]) -> Proof:
+        """Take steps as a stack, go back, and take them member by member, to see whether every bit agrees.
 
-        The steps taken alone are the ones that count.
+        The steps taken alone are kept.
         """
         self.sync()
         tensors = [self.params, *self.states.values()]
@@ -163,8 +163,8 @@ class Stack:
         previews = [RatePreview(m.optimizer, m.schedule) for m in self.members if m.schedule is not None]
         rates = torch.stack([p.next(len(batches)) for p in previews], 1).to(self.device) if previews else None
         try:
-            together = self._together(resident, batches, rates)
-        finally:  # it may have ended halfway
+            together = self._together(device_data, batches, rates)
+        finally:  # also if it raised an error halfway
             after, ends = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
@@ -173,7 +173,7 @@ class Stack:
             self.update.steps, self.update.shared_step = steps, shared
         self.update.count(len(batches))
         start = time.perf_counter()
-        alone = [self._alone(number, resident, batches, rates) for number in range(len(self.members))]
+        alone = [self._alone(number, device_data, batches, rates) for number in range(len(self.members))]
         seconds = (time.perf_counter() - start) / len(batches) / len(self.members)
         for preview in previews:
             preview.finish()
@@ -183,25 +183,25 @@ class Stack:
         self.proven[len(batches[0][0])] = equal
         return Proof(equal, alone, seconds)
 
-    def recount(self, steps: int) -> None:
-        """Members took steps alone, on this very memory: only the counters are to be brought up."""
+    def count_steps(self, steps: int) -> None:
+        """Count steps that members took alone in the stack's memory."""
         self.update.count(steps)
 
     def _together(
-        self, resident: Resident, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
+        self, device_data: DeviceData, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
     ) -> list[torch.Tensor]:
-        """The losses, one tensor per member; a module that counts on the side is found out."""
+        """The losses, one tensor per member; raises NotStackable if a module changes its own attributes."""
         found, plain = [], plain_values(self.model)
         for step, parts in enumerate(batches):
             rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
-            found.append(self.body(take(resident.data, rows), None if rates is None else rates[step]).detach())
+            found.append(self.body(take_rows(device_data.data, rows), None if rates is None else rates[step]).detach())
         changed = [name for name, value in plain_values(self.model).items() if plain.get(name) != value]
         if changed:
             raise NotStackable(f"a step changes {changed[0]} of the module, which is not a tensor")
         return list(torch.stack(found, 1).unbind())
 
     def _alone(
-        self, number: int, resident: Resident, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
+        self, number: int, device_data: DeviceData, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
     ) -> torch.Tensor:
         member, losses = self.members[number], []
         with member.randomness.active():
@@ -209,12 +209,12 @@ class Stack:
                 if rates is not None:
                     set_rate(member.optimizer.param_groups[0], float(rates[step, number, 0]))
                 rows = torch.from_numpy(parts[number]).to(self.device)
-                losses.append(take_step(member, take(resident.data, rows)))
+                losses.append(take_step(member, take_rows(device_data.data, rows)))
         return torch.stack(losses)
 
     @contextlib.contextmanager
-    def _watched(self, first: Member) -> Iterator[None]:
-        """What the loss function reads of the configuration must be the same for all members."""
+    def _check_config_reads(self, first: Member) -> Iterator[None]:
+        """The values of the configuration that the loss function reads must be the same for all members."""
         if self.config is None:
             yield
             return
@@ -238,14 +238,14 @@ class Stack:
         return noise
 
     def sync(self) -> None:
-        """Bring what members keep on the host up to date: their step counters."""
+        """Update the members' step counters on the host."""
         for member, steps in zip(self.members, self.update.steps.view(-1).tolist(), strict=True):
             for state in member.optimizer.state.values():
                 if "step" in state:
                     state["step"].fill_(steps)
 
     def release(self) -> None:
-        """Give every member memory of its own again."""
+        """Give every member its own memory again."""
         self.sync()
         for member in self.members:
             for parameter in member.model.parameters():
@@ -254,7 +254,7 @@ class Stack:
                 for name in self.states:
                     state[name] = state[name].clone()
 
-    def _adopted(self, values: list[list[torch.Tensor]]) -> torch.Tensor:
+    def _copy_to_rows(self, values: list[list[torch.Tensor]]) -> torch.Tensor:
         """Copy one tensor list per member into rows of a flat buffer."""
         like = values[0][0]
         flat = torch.zeros(len(values), self.width, dtype=like.dtype, device=like.device)
@@ -263,7 +263,7 @@ class Stack:
                 row[offset : offset + part.numel()].copy_(part.reshape(-1))
         return flat
 
-    def _point(self) -> None:
+    def _make_views(self) -> None:
         """Make the members' tensors views of their rows."""
         for number, member in enumerate(self.members):
             for k, parameter in enumerate(member.model.parameters()):
@@ -309,12 +309,12 @@ def _layout(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _steps_of(member: Member) -> float:
+def _steps_taken(member: Member) -> float:
     found = [float(state["step"]) for state in member.optimizer.state.values() if "step" in state]
     return found[0] if found else 0.0
 
 
-def _unsuited(members: Sequence[Member]) -> str | None:
+def _why_not_stackable(members: Sequence[Member]) -> str | None:
     first = members[0]
     if first.scaler is not None:
         return "loss scaling has no stacked form"
@@ -328,4 +328,4 @@ def _unsuited(members: Sequence[Member]) -> str | None:
     held = {id(p) for group in first.optimizer.param_groups for p in group["params"]}
     if held != {id(p) for p in parameters}:
         return "an optimizer that holds only some parameters has no stacked form"
-    return updates.unsuited([m.optimizer for m in members])
+    return updates.why_not_stackable([m.optimizer for m in members])

@@ -1,10 +1,10 @@
-"""Tensors that hold one value per member, and what may be computed with them.
+"""Tensors that hold one value per member, and the operations on them.
 
-To the code of a model a `Stacked` looks like the tensor of one member: it has that member's shape. Below, the members
-lie along a first dimension, and an operation runs once for all of them. Only operations with a rule here are known to
-treat members apart; any other raises `NotStackable`, and the members are trained another way. A rule computes what
-the operation computes alone, in the same order of roundings where that is known; whether the bits agree is tried out
-for each group before it is used.
+To the code of a model, a `Stacked` looks like the tensor of one member: it has that member's shape. Underneath, the
+members lie along a first dimension, and an operation runs once for all of them. Only operations with a rule here are
+known to keep members apart. Any other operation raises `NotStackable`, and the members are trained in another way. A
+rule computes the same result as the operation alone, in the same order of roundings where that is known. Each group is
+tested for equal bits before its stack is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 
 class NotStackable(Exception):
-    """There is no stacked form of what a model computes."""
+    """A model's computation has no stacked form."""
 
 
 class Stacked(torch.Tensor):
@@ -31,29 +31,29 @@ class Stacked(torch.Tensor):
         rule = RULES.get(func)
         if rule is None:
             raise NotStackable(f"{getattr(func, '__qualname__', None) or func} has no stacked form")
-        with plainly():
+        with without_rules():
             return rule(*args, **kwargs) if kwargs else rule(*args)
 
 
-def plainly() -> AbstractContextManager[Any]:
-    """Inside, stacked tensors are what they are below: rules run so."""
+def without_rules() -> AbstractContextManager[Any]:
+    """Inside, stacked tensors behave like the tensors underneath. Rules run this way."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def stacked(base: torch.Tensor) -> Stacked:
-    """The very tensor, seen by member from now on: another one would be a step more for autograd to go back."""
+    """Turn the tensor itself into a stacked one: a new tensor would add a step to autograd's backward pass."""
     base.__class__ = Stacked
     return base  # type: ignore[return-value]
 
 
 def leaf(base: torch.Tensor) -> Stacked:
-    """A stacked tensor that shares the memory of another and takes gradients of its own."""
+    """A stacked tensor that shares the memory of another and has its own gradients."""
     return stacked(base.detach().requires_grad_())
 
 
-def base_of(value: torch.Tensor) -> torch.Tensor:
-    """What lies below, for those outside of rules."""
-    with plainly():
+def underlying(value: torch.Tensor) -> torch.Tensor:
+    """The tensor underneath, for code outside of rules."""
+    with without_rules():
         return value.as_subclass(torch.Tensor)
 
 
@@ -62,8 +62,8 @@ _draw: list[Draw] = []
 
 
 @contextmanager
-def drawing(draw: Draw) -> Iterator[None]:
-    """Inside, dropout draws its masks by `draw(like, keep)`, for each member from its own stream."""
+def drawing_masks(draw: Draw) -> Iterator[None]:
+    """Inside, dropout draws its masks with `draw(like, keep)`, for each member from its own stream."""
     _draw.append(draw)
     try:
         yield
@@ -72,7 +72,7 @@ def drawing(draw: Draw) -> Iterator[None]:
 
 
 class _Linear(torch.autograd.Function):
-    """F.linear for each member; products and their operands are laid out as one member's backward has them."""
+    """F.linear for each member; products and their operands have the memory layout of one member's backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -93,7 +93,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """The mean of F.cross_entropy for each member: its two halves, log_softmax and nll_loss, in one."""
+    """The mean of F.cross_entropy for each member: log_softmax and nll_loss in one function."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, target: torch.Tensor, ignored: int) -> torch.Tensor:
@@ -126,10 +126,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _mean_as_alone(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     count = target.shape[1]
-    if not _sums_as_known(count):
+    if not _sum_order_is_known(count):
         return _means_in_turn(scores, target)
-    losses = _summed_as_alone(scores.gather(2, target.unsqueeze(2)).squeeze(2)).div_(float(count))
-    if math.isnan(float(losses.sum())):  # which of several NaN a sum hands on is not known
+    losses = _sum_as_alone(scores.gather(2, target.unsqueeze(2)).squeeze(2)).div_(float(count))
+    if math.isnan(float(losses.sum())):  # it is not known which of several NaNs a sum propagates
         for number in losses.isnan().nonzero().view(-1).tolist():
             losses[number] = F.nll_loss(scores[number], target[number])
     return losses
@@ -140,11 +140,11 @@ def _means_in_turn(scores: torch.Tensor, target: torch.Tensor, ignored: int = -1
     return torch.stack([F.nll_loss(one, rows, ignore_index=ignored) for one, rows in pairs])
 
 
-def _summed_as_alone(picked: torch.Tensor) -> torch.Tensor:
+def _sum_as_alone(picked: torch.Tensor) -> torch.Tensor:
     """Minus the sum of each row, rounded in the order of F.nll_loss on the CPU.
 
-    That adds up in cascades, by sixteens at least, as a sum of whole blocks of columns does; but its first cascade
-    ends with the first element, which is therefore added last.
+    That function sums in cascades of at least sixteen, like a sum over whole blocks of columns. Its first cascade ends
+    with the first element, so that element is added last.
     """
     members, count = picked.shape
     columns = picked.new_zeros(count, -(-members // _BLOCK) * _BLOCK)
@@ -156,11 +156,11 @@ _BLOCK = 64  # columns that PyTorch sums side by side: four of the widest regist
 
 
 @functools.cache
-def _sums_as_known(count: int) -> bool:
-    """Whether this PyTorch sums as `_summed_as_alone` does, tried out on random numbers."""
+def _sum_order_is_known(count: int) -> bool:
+    """Whether this PyTorch sums in the order of `_sum_as_alone`, tested on random numbers."""
     scores = torch.randn(64, count, 3, generator=torch.Generator().manual_seed(count)).log_softmax(2)
     target = torch.zeros(64, count, dtype=torch.int64)
-    found = _summed_as_alone(scores[:, :, 0]) / float(count)
+    found = _sum_as_alone(scores[:, :, 0]) / float(count)
     return torch.equal(found, _means_in_turn(scores, target))
 
 
@@ -225,7 +225,7 @@ def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = Fals
 
 
 def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
-    """The rule of an operation on single elements: the same operation on all members."""
+    """The rule for an elementwise operation: the same operation on all members."""
 
     def rule(*args: Any, **kwargs: Any) -> Stacked:
         if kwargs.get("inplace"):
@@ -236,7 +236,7 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked
 
 
 def _aligned(args: Sequence[Any]) -> list[Any]:
-    """Operands with members first and the dimensions of one member to the right, as broadcasting wants them."""
+    """Align operands for broadcasting: members first, the dimensions of one member to the right."""
     depth = max(arg.dim() for arg in args if isinstance(arg, Stacked))
     found = []
     for arg in args:
@@ -250,7 +250,7 @@ def _aligned(args: Sequence[Any]) -> list[Any]:
 
 
 def _reduced(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Stacked]:
-    """The rule of a sum or mean over everything: for each member by itself, in its own order of roundings."""
+    """The rule for a sum or mean over all elements: for each member alone, in its own order of roundings."""
 
     def rule(x: Any, *args: Any, **kwargs: Any) -> Stacked:
         if args or kwargs:
@@ -261,18 +261,21 @@ def _reduced(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., 
 
 
 def _in_turn(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
-    """The rule of what has no stacked kernel that rounds alike: member by member, and the rest of the step stacked."""
+    """The rule for operations without a stacked kernel of equal rounding: they run member by member."""
 
     def rule(*args: Any, **kwargs: Any) -> Stacked:
         given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Stacked)]
         if kwargs.get("inplace") or given[0].is_cuda:
             raise NotStackable(f"{function.__name__} has no stacked form there")
 
-        def of(value: Any, number: int) -> Any:
+        def member_value(value: Any, number: int) -> Any:
             return value[number] if isinstance(value, Stacked) else value
 
         parts = [
-            function(*(of(arg, number) for arg in args), **{name: of(arg, number) for name, arg in kwargs.items()})
+            function(
+                *(member_value(arg, number) for arg in args),
+                **{name: member_value(arg, number) for name, arg in kwargs.items()},
+            )
             for number in range(given[0].shape[0])
         ]
         return stacked(torch.stack(parts))

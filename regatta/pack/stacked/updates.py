@@ -1,7 +1,7 @@
 """Optimizer updates over a stack: the operations of torch.optim's plain loop, in its order, with a value per member.
 
-A hyperparameter that all members share stays a number and goes through the very operation that the loop uses. One that
-differs becomes a column, and the operation is spelled so that it rounds in the same places.
+A hyperparameter that all members share stays a number and goes through the same operation as in the loop. One that
+differs becomes a column, and the operation is written so that it rounds in the same places.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REFUSED = ("amsgrad", "maximize", "differentiable", "lr_decay", "centered")
 _SHARED = ("nesterov", "dampening", "decoupled_weight_decay")
 
 
-def unsuited(optimizers: Optimizers) -> str | None:
+def why_not_stackable(optimizers: Optimizers) -> str | None:
     """Why there is no stacked form of these optimizers, or None."""
     kinds = {type(optimizer) for optimizer in optimizers}
     if len(kinds) > 1 or not kinds <= STATES.keys():
@@ -53,12 +53,12 @@ class Update:
         self.params, self.states = params, states
         self.steps = torch.tensor(steps, dtype=torch.float64, device=params.device).unsqueeze(1)
         self.shared_step = steps[0] if len(set(steps)) == 1 and not params.is_cuda else None
-        self._scratch = torch.empty_like(params), torch.empty_like(params)  # fresh memory costs more than the sums
+        self._scratch = torch.empty_like(params), torch.empty_like(params)  # allocation costs more than the sums
         self._values: dict[str, Any] = {}
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the hyperparameters: a number where all members agree, else a column on the device."""
+        """Read the hyperparameters: a number where all members agree, otherwise a column on the device."""
         for name in _NUMBERS:
             if name in self.groups[0]:
                 self._set(name, [float(group[name]) for group in self.groups])
@@ -74,7 +74,7 @@ class Update:
             raise NotStackable("weight decay for some members only has no stacked form")
         column = torch.tensor(numbers, dtype=torch.float64, device=self.params.device).unsqueeze(1)
         if isinstance(self._values.get(name), torch.Tensor):
-            self._values[name].copy_(column)  # where captured steps read it
+            self._values[name].copy_(column)  # in place, because captured steps read it there
         else:
             self._values[name] = column
 
@@ -95,22 +95,22 @@ class Update:
         }[self.kind](grads, lr)
 
     def _sgd(self, grads: torch.Tensor, lr: Any) -> None:
-        grads = self._decayed(grads)
+        grads = self._with_weight_decay(grads)
         momentum = self._values["momentum"]
-        if _present(momentum):
+        if _is_used(momentum):
             buffer, group = self.states["momentum_buffer"], self.groups[0]
             buffer.mul_(self._cast(momentum)).add_(grads, alpha=1 - group["dampening"])
-            grads = _added(grads, buffer, momentum, self._cast) if group["nesterov"] else buffer
+            grads = _add_scaled(grads, buffer, momentum, self._cast) if group["nesterov"] else buffer
         _add_(self.params, grads, -lr, self._cast)
 
     def _adam(self, grads: torch.Tensor, lr: Any) -> None:
         group = self.groups[0]
         if self.kind is torch.optim.AdamW or group.get("decoupled_weight_decay"):
             decay = self._values["weight_decay"]
-            if _present(decay):
+            if _is_used(decay):
                 self.params.mul_(self._cast(1 - lr * decay))
         else:
-            grads = self._decayed(grads)
+            grads = self._with_weight_decay(grads)
         beta1, beta2 = self._values["beta1"], self._values["beta2"]
         mean, square = self.states["exp_avg"], self.states["exp_avg_sq"]
         mean.lerp_(grads, self._cast(1 - beta1))
@@ -123,18 +123,18 @@ class Update:
         self._move(mean, denominator, -(lr / first))
 
     def _adagrad(self, grads: torch.Tensor, lr: Any) -> None:
-        grads = self._decayed(grads)
+        grads = self._with_weight_decay(grads)
         total = self.states["sum"]
         total.addcmul_(grads, grads, value=1)
         root = torch.sqrt(total, out=self._scratch[0]).add_(self._cast(self._values["eps"]))
         self._move(grads, root, -lr)
 
     def _rmsprop(self, grads: torch.Tensor, lr: Any) -> None:
-        grads = self._decayed(grads)
+        grads = self._with_weight_decay(grads)
         square, momentum = self.states["square_avg"], self._values["momentum"]
         self._average_squares(square, grads, self._values["alpha"])
         root = torch.sqrt(square, out=self._scratch[0]).add_(self._cast(self._values["eps"]))
-        if not _present(momentum):
+        if not _is_used(momentum):
             self._move(grads, root, -lr)
             return
         buffer = self.states["momentum_buffer"]
@@ -154,22 +154,22 @@ class Update:
         else:
             self.params.addcdiv_(torch.mul(direction, self._cast(factor), out=self._scratch[1]), divisor)
 
-    def _decayed(self, grads: torch.Tensor) -> torch.Tensor:
+    def _with_weight_decay(self, grads: torch.Tensor) -> torch.Tensor:
         decay = self._values["weight_decay"]
-        if not _present(decay):
+        if not _is_used(decay):
             return grads
-        return _added(grads, self.params, decay, self._cast)
+        return _add_scaled(grads, self.params, decay, self._cast)
 
     def _cast(self, value: Any) -> Any:
-        """Columns are computed in double precision, as the loop's numbers are, and rounded when they meet tensors."""
+        """Columns are computed in double precision, like the loop's numbers, and rounded when combined with tensors."""
         return value.to(self.params.dtype) if isinstance(value, torch.Tensor) else value
 
 
-def _present(value: Any) -> bool:
+def _is_used(value: Any) -> bool:
     return not isinstance(value, float) or value != 0.0
 
 
-def _added(one: torch.Tensor, other: torch.Tensor, factor: Any, cast: Any) -> torch.Tensor:
+def _add_scaled(one: torch.Tensor, other: torch.Tensor, factor: Any, cast: Any) -> torch.Tensor:
     if isinstance(factor, float):
         return one.add(other, alpha=factor)
     return torch.addcmul(one, other, cast(factor))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regatta.pack.memory import waves
+from regatta.pack.memory import split_into_waves
 from regatta.plan.papers.pack_grouping import (
     PackingCandidate,
     at_random,
@@ -89,7 +89,7 @@ def test_times_between_and_beyond_measured_sizes(n: int, seconds: float) -> None
 
 
 def test_waves_fill_the_room() -> None:
-    assert waves([100, 100, 100, 900, 50], lambda size: size, 250) == [[100, 100], [100], [900], [50]]
+    assert split_into_waves([100, 100, 100, 900, 50], lambda size: size, 250) == [[100, 100], [100], [900], [50]]
 
 
 def test_grouping_imports_no_framework() -> None:
