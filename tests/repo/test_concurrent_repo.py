@@ -18,7 +18,7 @@ import pytest
 from crash_drill import run_drill
 
 from regatta.repo import Repo
-from regatta.testing.kills import PromiseLog, read_notes, snapshot_of
+from regatta.testing.kills import PromiseLog, read_log, snapshot_of
 from regatta.testing.store import bits_of
 
 HERE = Path(__file__).parent
@@ -107,7 +107,7 @@ def test_committers_that_are_killed_at_random(memory: Path) -> None:
         assert all(os.WIFSIGNALED(os.waitpid(child, 0)[1]) for child in children), "nobody ended by itself"
     with Repo.at(memory / "repo") as repo:
         assert repo.fsck("deep").clean
-        promised = [(writer, *note) for writer in (0, 1) for note in read_notes(memory / f"notes-{writer}")]
+        promised = [(writer, *note) for writer in (0, 1) for note in read_log(memory / f"notes-{writer}")]
         assert promised
         for writer, version, number in promised:
             values = {key: bits_of(value) for key, value in repo.load(version).items()}
