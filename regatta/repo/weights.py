@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from regatta.errors import CorruptError, DataError, NotFoundError, UsageError, nearest
-from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.manifest import Manifest, ManifestEntry
 from regatta.store.format.planes import leading
-from regatta.store.format.tensor_id import RawTensor, as_tensor, word_count
+from regatta.store.format.tensor_id import RawTensor, as_tensor
 from regatta.store.slices import PartialTensor
 from regatta.store.snapshot import write_safetensors
 from regatta.store.states.state_archive import (
@@ -158,7 +157,7 @@ class Weights(Mapping[str, Any]):
 
     @property
     def bytes(self) -> int:
-        return sum(_size(member) for member in self.members.values())
+        return sum(member.bytes for member in self.members.values())
 
     def read(self, names: Iterable[str] | None = None, planes: int | None = None) -> dict[str, Any]:
         """All tensors or some, at once; with `planes`, their leading planes and the bounds from these."""
@@ -215,8 +214,3 @@ def _value(tensor: RawTensor, planes: int | None) -> Any:
         tensor.shape if dtype.lanes == 1 else (*tensor.shape, dtype.lanes)
     )
     return PartialTensor(dtype, tensor.shape, min(planes, dtype.planes), words)
-
-
-def _size(member: ManifestEntry) -> int:
-    dtype = dtype_named(member.dtype)
-    return word_count(dtype, member.shape) * dtype.width_bytes

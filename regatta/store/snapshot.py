@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from regatta.durable import replacing
 from regatta.errors import UsageError
 from regatta.safetensors_io import METADATA, encode_header, tensor_entry
-from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.manifest import Manifest
-from regatta.store.format.tensor_id import as_tensor, word_count
+from regatta.store.format.tensor_id import as_tensor
 from regatta.store.slices import PartialTensor
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ def _safetensors_header(manifest: Manifest) -> bytes:
     for name, member in manifest.tensors.items():
         if member.dtype == "C128" or name == METADATA:
             raise UsageError(f"safetensors cannot hold {name!r} of type {member.dtype}.")
-        dtype = dtype_named(member.dtype)
-        start, end = end, end + word_count(dtype, member.shape) * dtype.width_bytes
+        start, end = end, end + member.bytes
         content[name] = tensor_entry(member.dtype, member.shape, start, end)
     return encode_header(content)

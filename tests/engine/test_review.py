@@ -254,9 +254,11 @@ def test_failed_states_are_the_disks_fault_in_units_too(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pilot finds room, the first unit does not."""
+    from contextlib import nullcontext
+
     from regatta.engine.workers.training import trainer
 
-    monkeypatch.setattr(trainer, "temporary", lambda path: Path("/dev/full"))
+    monkeypatch.setattr(trainer, "publishing", lambda path: nullcontext(Path("/dev/full")))
     with pytest.raises(DiskError, match="The state cannot be written"):
         launched(data, [SIZE], tmp_path, name="full")
     run = open_run("full", tmp_path)

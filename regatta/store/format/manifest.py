@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regatta.errors import CorruptError, UsageError
-from regatta.store.format.dtypes import DTYPES
+from regatta.store.format.dtypes import DTYPES, dtype_named
 from regatta.store.format.tensor_id import (
     is_id,
     snapshot_id,
     why_not_name,
     why_not_shape,
+    word_count,
 )
 
 FORMAT = 1
@@ -33,6 +34,12 @@ class ManifestEntry:
     shape: tuple[int, ...]
     scheme: str | None = None
     original: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The size of the tensor itself, however it is encoded."""
+        dtype = dtype_named(self.dtype)
+        return word_count(dtype, self.shape) * dtype.width_bytes
 
 
 @dataclass(frozen=True)

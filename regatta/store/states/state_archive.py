@@ -31,21 +31,19 @@ from regatta.paths import STATES, run_journal, store_beside, store_exists
 from regatta.safetensors_io import LENGTH_BYTES, Header, HeaderError, parse_header, split_header
 from regatta.store.commit import NewSnapshot
 from regatta.store.format.dtypes import dtype_named, floats_of
-from regatta.store.format.manifest import Manifest, ManifestEntry
+from regatta.store.format.manifest import Manifest
 from regatta.store.format.tensor_id import (
     Bits,
     RawTensor,
     as_tensor,
     check_name,
-    word_count,
 )
 from regatta.store.states.state_files import (
     StateFolder,
     model_names,
-    publish,
+    publishing,
     read_weights,
     state_key,
-    temporary,
     writing,
 )
 from regatta.store.store import ParameterStore
@@ -259,28 +257,18 @@ def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
     size = 0
     for name in names:
         group.append(name)
-        size += _size(manifest.tensors[name])
+        size += manifest.tensors[name].bytes
         if size >= _READ_BATCH_BYTES:
             yield group
             group, size = [], 0
     yield group
 
 
-def _size(member: ManifestEntry) -> int:
-    dtype = dtype_named(member.dtype)
-    return word_count(dtype, member.shape) * dtype.width_bytes
-
-
 def _rebuild(store: ParameterStore, snapshot: str, path: Path) -> Path:
     """Restore a state file; it appears only if its hash is right."""
-    written = temporary(path)
     state = RawState(path, "", store.manifest(snapshot).metadata.get("hash", ""))
-    try:
-        with writing(path), written.open("wb") as file:
-            _check_hash(_written(_pieces(store, snapshot), file), state)
-        publish(written, path)
-    finally:
-        written.unlink(missing_ok=True)
+    with writing(path), publishing(path) as written, written.open("wb") as file:
+        _check_hash(_written(_pieces(store, snapshot), file), state)
     return path
 
 
@@ -292,15 +280,11 @@ def _written(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> Iterator[b
 
 def _linked(path: Path, target: Path) -> Path:
     """A hard link to a file, which stays when the first name goes; a copy on file systems without hard links."""
-    link = temporary(target)
-    try:
+    with publishing(target) as link:
         try:
             os.link(path, link)
         except PermissionError:
             shutil.copyfile(path, link)
-        publish(link, target)
-    finally:
-        link.unlink(missing_ok=True)
     return target
 
 

@@ -1,6 +1,6 @@
 """Files of states of models in training: safetensors files, the last state and one per epoch.
 
-The next worker can read a state as soon as `publish` has named it. The state is durable when `make_durable` returns.
+The next worker can read a state after `publishing` has named it. The state is durable when `make_durable` returns.
 The folder of a run:
 
     states/<configuration>/<epoch>-<visits>.safetensors     after that number of partitions of the epoch
@@ -12,7 +12,6 @@ files.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from regatta.durable import fsync_path, temporary_name
+from regatta.durable import fsync_path, replacing
 from regatta.errors import CorruptError, DiskError, NotFoundError
 
 _NAME = re.compile(r"(\d+)-(\d+)\.safetensors")
@@ -60,10 +59,15 @@ def state_key(name: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def temporary(path: Path) -> Path:
-    """A temporary name for a state, in the folder of its final name, which is created."""
+@contextmanager
+def publishing(path: Path) -> Iterator[Path]:
+    """A temporary name to write a state under. When the block ends without an error, other workers may read the state.
+
+    The folder is created. No two writers share a name: a worker that is taken for dead may still write its state.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return temporary_name(path)
+    with replacing(path, durable=False, durable_name=False) as written:
+        yield written
 
 
 @contextmanager
@@ -81,11 +85,6 @@ def writing(path: Path) -> Iterator[None]:
             place=str(path),
             hint="Free some space, or make the folder writable.",
         ) from error
-
-
-def publish(written: Path, path: Path) -> None:
-    """Give a complete state its name: from now on workers may read it."""
-    os.replace(written, path)
 
 
 def make_durable(path: Path) -> tuple[str, int]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,11 @@ from regatta.errors import CorruptError
 from regatta.store.states.state_files import (
     StateFolder,
     make_durable,
-    publish,
+    publishing,
     read_state,
     read_weights,
     state_framework,
     state_metadata,
-    temporary,
 )
 
 
@@ -55,22 +52,23 @@ def test_states_sort_by_number_beyond_the_padding(tmp_path: Path) -> None:
 def test_publishing_shows_a_state_all_at_once(tmp_path: Path) -> None:
     states = StateFolder(tmp_path / "states")
     path = states.path("abc", 1, 1)
-    written = temporary(path)
-    assert written.parent == path.parent
-    assert written.parent.is_dir()
-    written.write_bytes(b"state")
-    assert not states.files("abc")
-    publish(written, path)
+    with publishing(path) as written:
+        assert written.parent == path.parent
+        assert written.parent.is_dir()
+        written.write_bytes(b"state")
+        assert not states.files("abc")
     assert not written.exists()
     assert path.read_bytes() == b"state"
 
 
 def test_two_writers_of_one_state_do_not_share_a_temporary_name(tmp_path: Path) -> None:
     """A worker that is taken for dead may still write while another does its unit again."""
-    code = "import sys, pathlib, regatta.store.states.state_files as s; print(s.temporary(pathlib.Path(sys.argv[1])))"
-    command = [sys.executable, "-c", code, str(tmp_path / "x")]
-    other = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    assert other != str(temporary(tmp_path / "x"))
+    with publishing(tmp_path / "x") as first, publishing(tmp_path / "x") as second:
+        assert first != second
+        first.write_bytes(b"first")
+        second.write_bytes(b"second")
+    assert (tmp_path / "x").read_bytes() == b"first"  # the last to end
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 @pytest.mark.parametrize("content", [b"", b"state", os.urandom(300_000)])

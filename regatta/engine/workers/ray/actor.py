@@ -52,7 +52,7 @@ from regatta.engine.workers.training.unit import UnitCosts
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
 from regatta.frameworks.torch.rendezvous import RendezvousServer
-from regatta.store.states.state_files import publish, temporary, writing
+from regatta.store.states.state_files import publishing, writing
 
 SCRATCH_PREFIX, SCRATCH_LOCK = "regatta-ray-", "lock"
 # The number of threads of an actor for each kind of call.
@@ -103,15 +103,12 @@ class NodeStates:
         with self._locks[local], writing(local):
             if local.exists():
                 return
-            local.parent.mkdir(parents=True, exist_ok=True)
             data = _dereference(self._references.get(local, ()))
             if data is None:
                 self._storage.fetch(local.relative_to(self.folder), local)
             else:
-                written = temporary(local)
-                with written.open("wb", buffering=0) as file:
+                with publishing(local) as written, written.open("wb", buffering=0) as file:
                     file.write(data.data)
-                publish(written, local)
         if local not in self._references:  # it was forgotten meanwhile
             local.unlink(missing_ok=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from regatta.durable import fsync_path
 from regatta.errors import NotFoundError, UsageError
 from regatta.store.states.state_files import (
     make_durable,
-    publish,
-    temporary,
+    publishing,
     writing,
 )
 
@@ -46,8 +44,7 @@ class StateStorage:
     def fetch(self, name: Path, local: Path) -> None:
         """Copy a durable state to this node."""
         source = self._root / name
-        written = temporary(local)
-        with _remove_on_failure(written):
+        with publishing(local) as written:
             try:
                 if self._files is None:
                     shutil.copyfile(source, written)
@@ -55,7 +52,6 @@ class StateStorage:
                     self._files.get_file(str(source), str(written))
             except FileNotFoundError as error:
                 raise NotFoundError("The state is not there.", place=str(source)) from error
-            publish(written, local)
 
     def drop(self, name: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -86,24 +82,11 @@ def _open_file_system(url: str) -> tuple[Any, str]:
 
 
 def _copy(local: Path, target: Path) -> tuple[str, int]:
-    written = temporary(target)
-    written.unlink(missing_ok=True)
-    with _remove_on_failure(written):
+    with publishing(target) as written:
         try:
             os.link(local, written)  # nothing writes to a published state, so two names can share its file
         except OSError:
             shutil.copyfile(local, written)  # usually because it is another disk
         persisted = make_durable(written)  # before it gets its name, under which the controller may drop it
-        publish(written, target)
     fsync_path(target.parent)
     return persisted
-
-
-@contextlib.contextmanager
-def _remove_on_failure(written: Path) -> Iterator[None]:
-    """A scope that removes the file if writing fails: a partial file must not keep a full disk full."""
-    try:
-        yield
-    except BaseException:
-        written.unlink(missing_ok=True)
-        raise

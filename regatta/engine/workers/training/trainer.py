@@ -50,9 +50,8 @@ from regatta.frameworks import (
 )
 from regatta.frameworks.torch.group import PeerFailedError
 from regatta.store.states.state_files import (
-    publish,
+    publishing,
     state_framework,
-    temporary,
     writing,
 )
 
@@ -264,10 +263,8 @@ class Trainer:
 
     def save_state(self, framework: Framework, trainee: Any, path: Path, costs: UnitCosts) -> None:
         start = time.perf_counter()
-        with writing(path):
-            written = temporary(path)
+        with writing(path), publishing(path) as written:
             framework.save(trainee, written)
-            publish(written, path)
         costs.save_seconds = time.perf_counter() - start
 
     @contextlib.contextmanager
