@@ -64,7 +64,7 @@ def push(store: ParameterStore) -> None:
 
 
 def repair(store: ParameterStore) -> None:
-    """One pack that the remote has is damaged, one has vanished; fsck mends both."""
+    """One pack that the remote has is damaged, another has vanished; fsck repairs both."""
     store.push()
     packs = sorted(pack for pack, (_, place, _) in store.index.packs().items() if place & 1)
     store.folder.path(packs[0]).write_bytes(b"damaged")
@@ -74,11 +74,11 @@ def repair(store: ParameterStore) -> None:
 
 
 def problems(folder: Path, finished: bool, operation: Callable[..., None]) -> list[str]:
-    """What is wrong with the store after a death."""
+    """The problems of the store after a kill."""
     found = []
     with opened(folder) as store:
         if operation is repair and not finished:
-            store.fsck("checksums", repair=True)  # what was damaged before may be so still: it has to be mended now
+            store.fsck("checksums", repair=True)  # the interrupted repair may have left damage
         found += store.fsck("deep").problems
         names = {"one": 1, "two": 2, "four": 4, **({"nine": 9} if operation is put and finished else {})}
         for name, number in names.items():

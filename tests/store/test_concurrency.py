@@ -41,7 +41,7 @@ def test_four_processes_write_at_once(tmp_path: Path) -> None:
         for writer, result in enumerate(results):
             assert all(same(store.get(snapshot), snapshot_of(writer, n)) for n, snapshot in enumerate(result[:-1]))
         assert store.fsck("deep").clean
-        # Each started from the same weights: they are there once, whoever was first.
+        # All started from the same weights, which are stored once.
         starts = {store.manifest(snapshot).tensors["start"].id for snapshot in store.snapshots()}
         assert len(starts) == 1
 
@@ -53,7 +53,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
         assert all(same(values, snapshot_of(0, n)) for n, values in enumerate(found))
 
 
-def test_readers_do_not_notice_that_everything_moves(tmp_path: Path) -> None:
+def test_readers_are_not_disturbed_by_reencoding(tmp_path: Path) -> None:
     """While it is read, the store is archived back and forth and collected without any grace."""
     with ParameterStore.open(tmp_path, threads=2, cache_bytes=0) as store, ParameterStore.open(tmp_path) as other:
         ids = [store.put(snapshot_of(0, n), reference=str(n)) for n in range(4)]
@@ -78,7 +78,7 @@ def test_readers_do_not_notice_that_everything_moves(tmp_path: Path) -> None:
         assert all(reads)
 
 
-def test_what_gc_takes_away_meanwhile_is_written_after_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_gc_removes_during_a_commit_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer finds a tensor present; before it publishes, the last that needed the tensor goes."""
     with ParameterStore.open(tmp_path) as store, ParameterStore.open(tmp_path) as other:
         other.put({"shared": np.arange(5000.0)})
@@ -97,7 +97,7 @@ def test_what_gc_takes_away_meanwhile_is_written_after_all(tmp_path: Path, monke
         assert store.fsck("deep").clean
 
 
-def test_a_snapshot_that_goes_while_it_is_put_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_deleted_while_it_is_stored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ParameterStore.open(tmp_path) as store, ParameterStore.open(tmp_path) as other:
         gone = other.put({"w": np.arange(3000.0)})
         manifests, collected = store.index.has_snapshot, []

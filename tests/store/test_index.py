@@ -43,7 +43,7 @@ def link(index: Index, *edges: tuple[int, int | None]) -> None:
             index.store_tensor([(segment(number, base), PACK)])
 
 
-def test_what_is_stored_is_found(index: Index) -> None:
+def test_a_stored_tensor_is_found_with_its_segments(index: Index) -> None:
     with index.transaction():
         index.add_pack("dd" * 32, 10, REMOTE, now=0.0)
         index.store_tensor([(segment(1, 2, 0, 1), PACK), (segment(1, 2, 1, 3), "dd" * 32)])
@@ -54,7 +54,7 @@ def test_what_is_stored_is_found(index: Index) -> None:
         index.stored(tensor(9))
 
 
-def test_chains_end_or_say_why(index: Index) -> None:
+def test_chains_end_or_raise_an_error(index: Index) -> None:
     link(index, (1, 2), (2, 3), (3, None), (4, 5), (5, 4), (6, 7), (8, 8))
     assert [one.tensor for one in index.chain(tensor(1))] == [tensor(1), tensor(2), tensor(3)]
     for number, message in [(4, "cycle"), (8, "cycle"), (6, f"{tensor(7)} of {tensor(6)} is gone")]:
@@ -73,7 +73,7 @@ def keep(index: Index, snapshot: int, *tensors: int, now: float = 0.0, name: str
             index.set_name(name, tensor(snapshot), now)
 
 
-def test_bases_of_what_is_needed_are_needed(index: Index) -> None:
+def test_bases_of_needed_deltas_are_kept(index: Index) -> None:
     link(index, (1, 2), (2, 3), (3, None), (4, 3), (5, 6), (6, 5), (7, None))
     keep(index, 50, 1, name="kept")
     keep(index, 51, 4)
@@ -116,7 +116,7 @@ def test_a_transaction_is_all_or_nothing(index: Index) -> None:
     assert index.tensors() == []
 
 
-def test_a_reader_sees_one_moment(index: Index, tmp_path: Path) -> None:
+def test_a_reader_sees_a_single_moment(index: Index, tmp_path: Path) -> None:
     other = Index(tmp_path / "index.sqlite")
     with index.reading():
         assert index.tensors() == []
@@ -141,7 +141,7 @@ def test_lost_tensors_are_missing_until_stored_again(index: Index) -> None:
 @pytest.mark.parametrize(
     "wrong", [b"", b"\1", segment(2).pack(), segment(1).pack()[:-1], ManifestRecord(tensor(1), 0, 5, 0).pack()]
 )
-def test_records_that_are_not_the_tensors(index: Index, tmp_path: Path, wrong: bytes) -> None:
+def test_records_of_another_tensor_are_refused(index: Index, tmp_path: Path, wrong: bytes) -> None:
     link(index, (1, None))
     with sqlite3.connect(tmp_path / "index.sqlite") as db:
         db.execute("UPDATE segments SET record = ?", (wrong,))
@@ -150,19 +150,19 @@ def test_records_that_are_not_the_tensors(index: Index, tmp_path: Path, wrong: b
         index.stored(tensor(1))
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_an_index_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").write_bytes(b"no database at all" * 100)
     with pytest.raises(CorruptError, match=r"index\.sqlite.*\n.*rebuild"):
         Index(tmp_path / "index.sqlite")
 
 
-def test_a_folder_where_the_file_should_be(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_index_file(tmp_path: Path) -> None:
     (tmp_path / "index.sqlite").mkdir()
     with pytest.raises(RegattaError, match="index"):
         Index(tmp_path / "index.sqlite")
 
 
-def test_shapes_and_tables_come_back(index: Index) -> None:
+def test_stream_tables_are_read_from_the_index(index: Index) -> None:
     link(index, (1, None))
     (part,) = index.stored(tensor(1)).segments
     assert np.array_equal(part.segment.table, segment(1).table)

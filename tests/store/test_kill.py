@@ -1,4 +1,4 @@
-"""Kill -9 at any moment: nothing that was promised is lost, and the store is sound."""
+"""SIGKILL at any moment: nothing that the store promised is lost, and the store is sound."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory, where there is one: what a process leaves behind is the same there, and sooner."""
+    """A folder in memory if possible: a killed process leaves the same files there, and tests are faster."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
         yield Path(folder)
@@ -53,28 +53,28 @@ def test_writers_and_an_archiver_are_killed_at_random(tmp_path: Path) -> None:
     assert result["in_archive"] + result["in_reencode"] + result["in_gc"] > 0
 
 
-def test_a_drill_notices_what_is_missing(tmp_path: Path) -> None:
-    """The drill itself: a pack that vanishes is a problem that it tells of."""
+def test_a_drill_notices_a_missing_pack(tmp_path: Path) -> None:
+    """A test of the drill: it reports a pack that vanished."""
     drill(tmp_path, rounds=1, seed=3)
     for pack in (tmp_path / "store" / "packs").iterdir():
         pack.unlink()
     assert drill(tmp_path, rounds=1, seed=4)["problems"] != []
 
 
-def test_dying_at_some_steps_of_every_operation(memory: Path) -> None:
+def test_kill_every_operation_at_some_steps(memory: Path) -> None:
     for operation, (moments, *problems) in kill_operations(memory, every=13).items():
         assert problems == [], operation
         assert moments > 13, operation
 
 
-def test_dying_at_some_steps_of_keeping_states(memory: Path) -> None:
+def test_kill_the_archiving_of_states_at_some_steps(memory: Path) -> None:
     moments, *problems = run_drill(HERE / "states" / "archive_crash_points.py", memory, every=13)
     assert problems == []
     assert moments > 60
 
 
 @pytest.mark.slow
-def test_dying_at_every_step_of_every_operation(memory: Path) -> None:
+def test_kill_every_operation_at_every_step(memory: Path) -> None:
     for operation, (moments, *problems) in kill_operations(memory, every=1).items():
         assert problems == [], operation
         assert moments > 15, operation

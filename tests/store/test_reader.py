@@ -71,7 +71,7 @@ def test_a_slice_reads_the_chunks_that_hold_it(store: ParameterStore) -> None:
     )
 
 
-def test_as_many_words_as_a_chunk_has_but_of_two(store: ParameterStore) -> None:
+def test_reading_one_chunk_of_words_from_two_chunks(store: ParameterStore) -> None:
     value = weights(1, 2 * CHUNK_WORDS).view(np.uint32)
     tensor = add(store, value)
     for start in (0, 100, CHUNK_WORDS):
@@ -126,7 +126,7 @@ def test_a_delta_read_in_part_needs_part_of_its_base(store: ParameterStore) -> N
     assert bytes_for(store, what=child, planes=1) < 0.2 * whole
 
 
-def test_a_whole_delta_needs_its_whole_base_though_planes_are_asked_for(store: ParameterStore) -> None:
+def test_a_delta_that_is_not_progressive_needs_its_whole_base(store: ParameterStore) -> None:
     """A carry runs through all planes: what is not progressive is read whole, with all below it."""
     base, child = add(store, weights(1)), add(store, weights(2))
     store.reencode({child: (encoding_named("subtract").id, base)})
@@ -144,7 +144,7 @@ def test_the_cache_saves_reading_shared_bases(store: ParameterStore) -> None:
     assert all(np.array_equal(store.get(child), weights(seed)) for seed, child in enumerate(children, 1))
 
 
-def test_a_cache_lets_go_of_the_oldest() -> None:
+def test_a_cache_drops_the_least_recently_used() -> None:
     cache, words = ChunkCache(limit=100), np.zeros(10, np.uint32)
     for number in range(3):
         cache.put(("t", number, None), words)
@@ -177,7 +177,7 @@ def test_a_tensor_larger_than_memory(store: ParameterStore, monkeypatch: pytest.
     assert np.array_equal(store.get(tensor, slices=slice(5, 1000)), weights(1)[5:1000])
 
 
-def test_a_flipped_bit_is_named(store: ParameterStore) -> None:
+def test_the_error_names_the_tensor_with_a_flipped_bit(store: ParameterStore) -> None:
     tensor = add(store, weights(1))
     part = store.index.stored(tensor).segments[0]
     path = store.folder.path(part.pack)

@@ -20,7 +20,7 @@ from regatta.store.store import ParameterStore
 
 
 class CountingFileSystem(MemoryFileSystem):
-    """Files in memory; tells what was asked of it."""
+    """Files in memory; records the requests to it."""
 
     protocol = "counted"
     store: dict[str, Any] = {}  # noqa: RUF012 (as fsspec has it)
@@ -73,7 +73,7 @@ def test_pushed_once(store: ParameterStore) -> None:
     assert {pack for pack, _ in store.remote.packs()} == set(store.index.packs())
 
 
-def test_low_planes_live_elsewhere(store: ParameterStore, tmp_path: Path) -> None:
+def test_low_planes_can_be_only_at_the_remote(store: ParameterStore, tmp_path: Path) -> None:
     snapshot = store.put({"w": weights(), "n": np.arange(5)}, reference="1")
     tensor = store.manifest(snapshot).tensors["w"].id
     whole = store.entry(tensor).stored_bytes
@@ -85,7 +85,7 @@ def test_low_planes_live_elsewhere(store: ParameterStore, tmp_path: Path) -> Non
     on_disk = sum(path.stat().st_size for path in (tmp_path / "here" / "packs").iterdir())
     assert on_disk < 0.45 * whole
     assert store.fsck("deep").clean
-    # What is here needs nobody else.
+    # Local planes need no remote.
     CountingFileSystem.asked.clear()
     CountingFileSystem.away = True
     lower, upper = store.get(tensor, planes=2).bounds
@@ -114,14 +114,14 @@ def test_offloaded_twice_deeper(store: ParameterStore) -> None:
     assert np.array_equal(store.get(snapshot)["w"], weights())
 
 
-def test_what_cannot_be_read_in_part_stays(store: ParameterStore) -> None:
+def test_encodings_that_are_not_progressive_stay_here(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights()}, reference="1")
     store.reencode({store.manifest(snapshot).tensors["w"].id: (encoding_named("pcodec").id, None)})
     assert store.offload([snapshot], keep_planes=1) == 0
     assert places(store) == [LOCAL] * 2
 
 
-def test_types_of_no_more_planes_stay(store: ParameterStore) -> None:
+def test_types_without_further_planes_stay_here(store: ParameterStore) -> None:
     snapshot = store.put({"half": weights().astype(np.float16), "byte": np.arange(2000, dtype=np.uint8)})
     packs = store.index.packs()
     assert store.offload([snapshot], keep_planes=2) == 0
@@ -141,7 +141,7 @@ def test_deltas_are_offloaded_with_their_bases(store: ParameterStore) -> None:
     assert np.array_equal(store.get(child), weights(1) + np.float32(1e-4))
 
 
-def test_brought_back(store: ParameterStore) -> None:
+def test_recalled_packs_are_local_again(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights()}, reference="1")
     store.offload([snapshot], keep_planes=1)
     assert store.recall([snapshot]) == 1
@@ -152,7 +152,7 @@ def test_brought_back(store: ParameterStore) -> None:
     assert store.fsck("deep").clean
 
 
-def test_nothing_is_let_go_before_the_remote_has_it(store: ParameterStore) -> None:
+def test_planes_are_dropped_only_after_the_remote_has_them(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights()}, reference="1")
     CountingFileSystem.writes_wrong = True
     for work in (lambda: store.offload([snapshot], keep_planes=1), store.push):
@@ -176,7 +176,7 @@ def damage_remote(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
-def test_a_remote_that_lost_something(store: ParameterStore, how: str) -> None:
+def test_a_remote_without_a_pack_is_reported(store: ParameterStore, how: str) -> None:
     snapshot = store.put({"w": weights()}, reference="1")
     store.offload([snapshot], keep_planes=1)
     store.gc(grace=0.0)
@@ -193,7 +193,7 @@ def test_a_remote_that_lost_something(store: ParameterStore, how: str) -> None:
     assert store.fsck("deep").clean
 
 
-def test_a_remote_that_is_away_is_no_loss(store: ParameterStore) -> None:
+def test_an_unreachable_remote_is_not_reported_as_loss(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights()}, reference="1")
     store.offload([snapshot], keep_planes=1)
     CountingFileSystem.away = True
@@ -228,7 +228,7 @@ def test_at_least_one_plane_stays(store: ParameterStore) -> None:
         store.offload([store.put({"w": weights()})], keep_planes=0)
 
 
-def test_ranges_that_lie_together_are_asked_for_together(store: ParameterStore) -> None:
+def test_neighbouring_ranges_take_one_request(store: ParameterStore) -> None:
     store.put({"w": weights()})
     store.push()
     remote = store.remote
@@ -244,7 +244,7 @@ def test_ranges_that_lie_together_are_asked_for_together(store: ParameterStore) 
             remote.read(pack, [(at, length)])
 
 
-def test_a_folder_is_a_remote_too(tmp_path: Path) -> None:
+def test_a_local_folder_can_be_a_remote(tmp_path: Path) -> None:
     with ParameterStore.open(tmp_path / "here", remote=str(tmp_path / "there")) as store:
         snapshot = store.put({"w": weights()}, reference="1")
         store.offload([snapshot], keep_planes=2)

@@ -1,4 +1,4 @@
-"""The store against its contract, stored in every way, and against a model that plays at random."""
+"""The store against its contract, in every encoding, and against a random state machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOSSY = ["float16", "bfloat16", "fixed-4", "fixed-12", "uniform-3", "uniform-8",
 
 
 class ArchivedStore(ParameterStore):
-    """Everything in it is stored anew, another way, after each snapshot."""
+    """A store that is re-encoded after each snapshot."""
 
     rng = random.Random(0)
 
@@ -41,7 +41,7 @@ class ArchivedStore(ParameterStore):
 
 
 class OffloadedStore(ParameterStore):
-    """All but the first plane is kept elsewhere."""
+    """A store whose planes, except the first, are at the remote."""
 
     def put(self, tensors: Any, **options: Any) -> str:
         snapshot = super().put(tensors, **options)
@@ -91,14 +91,14 @@ def other_than(store: ParameterStore) -> int:
     return sum(path.stat().st_size for path in store.folder.packs.iterdir())
 
 
-def test_tensors_that_are_there_cost_nothing(store: ParameterStore) -> None:
+def test_existing_tensors_cost_nothing(store: ParameterStore) -> None:
     store.put({"w": weights(), "b": weights(1, 10)})
     before = other_than(store)
     store.put({"w": weights(), "another name": weights()}, metadata={"epoch": "2"})
     assert other_than(store) - before < 1000  # a manifest
 
 
-def test_a_snapshot_that_is_there_writes_nothing(store: ParameterStore) -> None:
+def test_storing_an_existing_snapshot_writes_nothing(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights()})
     before = other_than(store)
     assert store.put({"w": weights()}) == snapshot
@@ -140,7 +140,7 @@ def test_to_safetensors(store: ParameterStore, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*safetensors*")] == ["w.safetensors"]
 
 
-def test_a_snapshot_reads_when_asked(store: ParameterStore) -> None:
+def test_a_snapshot_reads_tensors_on_access(store: ParameterStore) -> None:
     snapshot = store.snapshot(store.put({"a": weights(0), "b": weights(1)}))
     read = store.source.bytes_read["local"]
     assert (list(snapshot), len(snapshot), "a" in snapshot, "c" in snapshot) == (["a", "b"], 2, True, False)
@@ -151,7 +151,7 @@ def test_a_snapshot_reads_when_asked(store: ParameterStore) -> None:
     assert snapshot.partial("b", 2).planes == 2
 
 
-def test_written_in_the_background(store: ParameterStore) -> None:
+def test_snapshots_can_be_stored_in_the_background(store: ParameterStore) -> None:
     value = weights()
     futures = [store.put_async({"w": value + i}, reference=f"epoch/{i}") for i in range(4)]
     value[:] = 0  # the caller may train on
@@ -218,7 +218,7 @@ def test_reencoding_changes_bytes_not_ids(store: ParameterStore) -> None:
 
 
 @delta
-def test_plans_that_cannot_be(store: ParameterStore) -> None:
+def test_impossible_plans_are_refused(store: ParameterStore) -> None:
     a, b, c = series(store, 3)
     short = store.manifest(store.put({"w": weights(0, 10)})).tensors["w"].id
     doubles = store.manifest(store.put({"w": np.zeros(3000)})).tensors["w"].id
@@ -254,7 +254,7 @@ def test_chains_are_bounded(store: ParameterStore) -> None:
     assert [float(store.get(tensor)[0]) for tensor in tensors] == list(range(MAX_CHAIN_LENGTH + 1))
 
 
-def test_a_damaged_tensor_is_not_stored_anew(store: ParameterStore) -> None:
+def test_a_damaged_tensor_is_not_reencoded(store: ParameterStore) -> None:
     tensor = series(store, 1)[0]
     flip(store, tensor)
     with pytest.raises(CorruptError, match=tensor):
@@ -278,14 +278,14 @@ def test_lossy_schemes_say_so(store: ParameterStore, scheme: str) -> None:
         store.reencode({member.original: (encoding_named(scheme).id, None)})
 
 
-def test_a_scheme_has_to_be_one(store: ParameterStore) -> None:
+def test_schemes_and_encodings_are_not_interchangeable(store: ParameterStore) -> None:
     with pytest.raises(UsageError, match="not lossy"):
         store.put({"w": weights()}, scheme="raw")
     with pytest.raises(UsageError):
         store.put({"w": weights()}, encoding="zstd-plains")
 
 
-def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         ParameterStore.open(tmp_path / "none", create=False)
     assert not (tmp_path / "none").exists()
@@ -310,7 +310,7 @@ def flip(store: ParameterStore, tensor: str) -> Path:
 
 
 class Play(RuleBasedStateMachine):
-    """Snapshots come and go, are stored anew and collected; what has a name is always there, bit for bit."""
+    """Snapshots are stored, released, re-encoded and collected; named ones are always there, bit for bit."""
 
     held = Bundle("held")
 

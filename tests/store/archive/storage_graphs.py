@@ -39,7 +39,7 @@ def all_plans(graph: StorageGraph) -> list[StoragePlan]:
 
 
 def chains(versions: int, snapshots: int, matrices: int) -> StorageGraph:
-    """Versions of a model, each tuned from the one before: deltas between neighbours, in two encodings, both ways."""
+    """Versions of a model, each tuned from the previous: deltas between neighbours, two encodings, both directions."""
     edges: list[StorageEdge] = []
     for version, step, matrix in itertools.product(range(versions), range(snapshots), range(matrices)):
         size = 4.0**matrix

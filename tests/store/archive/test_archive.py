@@ -59,7 +59,7 @@ def test_smaller_and_bit_for_bit_the_same(store: ParameterStore) -> None:
     repository.check(store)
 
 
-def test_relatives_are_deltas_and_strangers_are_not(store: ParameterStore) -> None:
+def test_only_related_tensors_become_deltas(store: ParameterStore) -> None:
     repository = Repository(store)
     archive(store, repository.bases)
     hidden = {
@@ -72,8 +72,8 @@ def test_relatives_are_deltas_and_strangers_are_not(store: ParameterStore) -> No
     assert {entry.base for entry in related} - {None} <= {entry.tensor for entry in related}
 
 
-def test_without_lineage_sketches_find_the_relatives(store: ParameterStore) -> None:
-    """Two models whose snapshots were stored by turns: the one before is always a stranger."""
+def test_without_lineage_sketches_find_related_tensors(store: ParameterStore) -> None:
+    """Two models whose snapshots were stored alternately: the previous one is always unrelated."""
     one, two = series(1, 4), series(2, 4)
     for pair in zip(one, two, strict=True):
         for weights in pair:
@@ -115,7 +115,7 @@ def test_budgets_are_kept_by_every_algorithm(store: ParameterStore, scheme: str,
         assert cost.cheapest <= cost.planned <= cost.budget == pytest.approx(2 * cost.cheapest)
 
 
-def test_more_time_means_less_room(store: ParameterStore) -> None:
+def test_a_larger_budget_needs_less_space(store: ParameterStore) -> None:
     repository = Repository(store)
     planned = [archive(store, repository.bases, budget=b, dry_run=True).bytes_planned for b in (1.0, 2.0, 5.0, None)]
     assert planned == sorted(planned, reverse=True)

@@ -70,7 +70,7 @@ class TestThePapersExample:
         assert found.recreation("independent").tolist() == [3, 6]
         assert found.edges()["m4"].source is None
 
-    def test_a_snapshot_as_a_whole_is_worse(self) -> None:
+    def test_last_needs_more_storage_for_the_same_budget(self) -> None:
         """Split over its matrices, as LAST needs it, the same budget costs more."""
         graph = toy()
         assert plan(graph, "last", "independent", by_snapshot(graph, {"s1": 3, "s2": 6})).storage == 31
@@ -114,9 +114,7 @@ class TestProperties:
 
     @settings(max_examples=100, deadline=None)
     @given(graphs(), st.sampled_from(["independent", "parallel"]), st.floats(0, 1.5))
-    def test_there_is_a_plan_or_an_error_with_the_figures(
-        self, graph: StorageGraph, scheme: Planned, factor: float
-    ) -> None:
+    def test_a_plan_or_an_error_with_figures(self, graph: StorageGraph, scheme: Planned, factor: float) -> None:
         cheapest = cheapest_costs(graph, scheme)
         budgets = cheapest * factor
         feasible = any((p.recreation(scheme) <= budgets).all() for p in all_plans(graph))
@@ -202,7 +200,7 @@ class TestLargerGraphs:
         )
 
     def test_access_frequencies_buy_storage_for_the_same_mean_read(self, graph: StorageGraph) -> None:
-        """Last snapshots read a hundred times as often: the mean read is kept and less is stored."""
+        """With last snapshots read a hundred times as often, the mean is kept and less is stored."""
         reads = {name: 100.0 if name.endswith("s5") else 1.0 for name in graph.snapshots}
         often = np.array([reads[name] for name in graph.snapshots])
         even = plan(graph, "pas-mt", "independent", by_factor(graph, "independent", 2))
@@ -222,7 +220,7 @@ class TestLargerGraphs:
         assert unbounded.storage < cut.storage < plan(graph, "spt").storage
 
     def test_remote_edges_are_taken_where_the_budget_allows(self) -> None:
-        """The same delta kept far away costs less here and more time."""
+        """The same delta at the remote costs less storage here and more time."""
         edges = [
             StorageEdge(None, "a", 10, 1, ("planes", "here")),
             StorageEdge(None, "a", 2, 8, ("planes", "remote")),
@@ -242,7 +240,7 @@ class TestRefusals:
         with pytest.raises(UsageError, match="'reusable'"):
             plan(toy(), "pas-mt", "reusable")
 
-    def test_the_cheapest_tree_does_not_pass_for_one_that_keeps_a_budget(self) -> None:
+    def test_the_cheapest_tree_is_refused_if_it_exceeds_a_budget(self) -> None:
         graph = toy()
         with pytest.raises(UsageError, match=r"plan by mst exceeds 1 of 2 budgets, most that of s2: 7\.5 of 6"):
             plan(graph, "mst", "independent", by_snapshot(graph, {"s2": 6}))

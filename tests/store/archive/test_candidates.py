@@ -52,7 +52,7 @@ def manifest(**tensors: str) -> Manifest:
 
 
 class TestLineage:
-    def test_the_one_before_and_the_parents_last(self) -> None:
+    def test_lineage_uses_the_previous_snapshot_and_the_last_of_each_parent(self) -> None:
         found = lineage({"v1": ["a", "b", "c"], "v2": ["d", "e"], "v3": ["f"]}, {"v2": ["v1"], "v3": ["v1", "v2"]})
         assert found == {"b": ["a"], "c": ["b"], "e": ["d", "c"], "d": ["c"], "f": ["c", "e"]}
 
@@ -73,14 +73,14 @@ class TestLineage:
         }
         assert declared_pairs(shelf.matrices, manifests, {"s2": ["s1"]}) == [("b1", "b2")]
 
-    def test_what_is_partly_remote_stays_out(self) -> None:
+    def test_tensors_that_are_partly_remote_are_not_changed(self) -> None:
         shelf = Shelf(a=np.zeros(4, np.float32), b=np.zeros(4, np.float32))
         shelf.matrices["b"] = Matrix("b", F32, 4, StorageOption(1, None), 16, remote=8)
         assert declared_pairs(shelf.matrices, {"1": manifest(x="a"), "2": manifest(x="b")}, {"2": ["1"]}) == []
 
 
 class TestSketches:
-    def test_relatives_find_one_another_among_strangers(self) -> None:
+    def test_sketches_find_related_tensors(self) -> None:
         arrays = {f"stranger{seed}": start(seed)["hidden.weight"] for seed in range(6)}
         arrays["child"] = step({"w": arrays["stranger3"]}, 99)["w"]
         shelf = Shelf(**arrays)
@@ -94,11 +94,11 @@ class TestSketches:
         assert near_pairs(shelf.matrices, shelf.samples, known) == []
         assert near_pairs(shelf.matrices, shelf.samples, []) != []
 
-    def test_only_like_ones_are_compared(self) -> None:
+    def test_only_tensors_of_one_type_and_size_are_compared(self) -> None:
         shelf = Shelf(a=np.ones(300, np.float32), b=np.ones(301, np.float32))
         assert near_pairs(shelf.matrices, shelf.samples, []) == []
 
-    def test_many_of_a_kind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_comparisons_are_limited_to_neighbours(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each is compared with those around it alone, wherever in the list it is."""
         monkeypatch.setattr("regatta.store.archive.candidates.MAX_NEIGHBOURS", 4)
         weights = {f"w{number}": start(number)["out.weight"] for number in range(12)}
@@ -118,7 +118,7 @@ class TestSketches:
 
 class TestEstimates:
     @pytest.mark.parametrize("name", ["zstd-planes", "pcodec"])
-    def test_a_sample_tells_the_size_of_the_whole(self, name: str) -> None:
+    def test_a_sample_estimates_the_size_of_the_whole_tensor(self, name: str) -> None:
         random = np.random.default_rng(3)
         whole = random.normal(0, 0.02, 2**18).astype(np.float32)
         shelf = Shelf(w=whole)
@@ -127,7 +127,7 @@ class TestEstimates:
         assert sum(shelf.estimates.streams(encoding, "w", None)) == pytest.approx(real, rel=0.01)
 
     @pytest.mark.parametrize("name", ["subtract", "subtract-grouped", "subtract-planes"])
-    def test_of_a_delta_too(self, name: str) -> None:
+    def test_a_sample_estimates_the_size_of_a_delta(self, name: str) -> None:
         random = np.random.default_rng(3)
         base = random.normal(0, 0.02, 2**18).astype(np.float32)
         shelf = Shelf(base=base, w=base + random.normal(0, 1e-4, 2**18).astype(np.float32))
@@ -151,7 +151,7 @@ class TestEstimates:
 class TestEdges:
     ARCHIVAL = tuple(encoding_named(name) for name in ("raw", "zstd-planes", "pcodec", "subtract", "subtract-grouped"))
 
-    def test_related_tensors_get_deltas_both_ways_and_strangers_none(self) -> None:
+    def test_related_tensors_get_deltas_in_both_directions_and_others_none(self) -> None:
         one, other = series(1, 2)
         shelf = Shelf(a=one["hidden.weight"], b=other["hidden.weight"], c=start(7)["hidden.weight"])
         edges = candidate_edges(
@@ -164,14 +164,14 @@ class TestEdges:
             assert edge.option.base == edge.source
             assert ENCODINGS[edge.option.encoding].needs_base == (edge.source is not None)
 
-    def test_the_present_way_is_always_there_once(self) -> None:
+    def test_the_present_encoding_is_always_a_candidate(self) -> None:
         shelf = Shelf(a=start(1)["hidden.weight"])
         edges = candidate_edges(shelf.matrices, [], shelf.estimates, EncodingChoice(self.ARCHIVAL))
         kept = [edge for edge in edges if edge.option == StorageOption(1, None)]
         assert len(kept) == 1
         assert kept[0].storage == pytest.approx(shelf.matrices["a"].stored, rel=0.01)
 
-    def test_a_lossy_way_is_kept_if_it_is_smaller(self) -> None:
+    def test_a_lossy_encoding_is_kept_if_it_is_smaller(self) -> None:
         shelf = Shelf(a=start(1)["hidden.weight"])
         lossy = next(encoding for encoding in ENCODINGS.values() if encoding.lossy)
         shelf.matrices["a"] = Matrix("a", F32, shelf.matrices["a"].count, StorageOption(lossy.id, None), 1000)
@@ -198,7 +198,7 @@ class TestEdges:
         assert there.storage < 0.45 * here.storage
         assert there.recreation > here.recreation + SPEEDS.per_request
 
-    def test_dominated_ways_are_left_out(self) -> None:
+    def test_dominated_edges_are_left_out(self) -> None:
         slow = Speeds({(encoding, 4): 1e6 if encoding == 2 else 1e9 for encoding in range(7)})
         shelf = Shelf(a=np.ones(5000, np.float32))  # constant: both make next to nothing of it
         shelf.matrices["a"] = Matrix("a", F32, 5000, StorageOption(0, None), 20000)

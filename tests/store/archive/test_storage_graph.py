@@ -67,14 +67,14 @@ class TestCosts:
         for scheme in ("independent", "parallel", "reusable"):
             assert StoragePlan(graph, tuple(cheapest_tree(graph))).recreation(scheme).tolist() == [0]
 
-    def test_a_cycle_of_deltas_is_no_plan(self) -> None:
+    def test_a_plan_with_a_cycle_of_deltas_is_refused(self) -> None:
         edges = [StorageEdge(None, "a", 9, 1), StorageEdge("a", "b", 1, 1), StorageEdge("b", "a", 1, 1)]
         graph = StorageGraph(edges, {})
         around = StoragePlan(graph, (-1, *[e for n in (1, 2) for e in graph.into[n] if graph.sources[e] != 0]))
         with pytest.raises(CorruptError, match="cycle"):
             _ = around.distances
 
-    def test_an_edge_into_another_matrix_is_no_plan(self) -> None:
+    def test_an_edge_into_another_matrix_is_refused(self) -> None:
         graph = whole_and_delta()
         with pytest.raises(CorruptError, match="stores b by an edge into another"):
             _ = StoragePlan(graph, (-1, 0, 0)).order
@@ -135,10 +135,10 @@ class TestBudgets:
         often = np.array([100, 10, 1])
         assert (often * budgets[:3]).sum() == pytest.approx(2 * (often * cheapest[:3]).sum())
 
-    def test_nothing_is_read(self) -> None:
+    def test_snapshots_that_are_never_read_have_no_budget(self) -> None:
         assert by_access(whole_and_delta(), "independent", 2, {}).tolist() == [math.inf, math.inf]
 
-    def test_a_split_gives_every_matrix_what_it_needs(self) -> None:
+    def test_splitting_a_budget_gives_every_matrix_its_minimum(self) -> None:
         edges = [StorageEdge(None, "small", 1, 5), StorageEdge(None, "large", 9, 5)]
         graph = StorageGraph(edges, {"s": ["small", "large"]})
         small, large = split_by_size(graph, "independent", np.array([12.0]))[1:]
@@ -206,7 +206,7 @@ class TestTrees:
         assert found.storage == 20 + 1 + 5 + 1
         assert found.storage == min(plan.storage for plan in all_plans(graph))
 
-    def test_of_equally_quick_ways_the_cheaper_is_taken(self) -> None:
+    def test_of_equally_quick_edges_the_cheaper_is_taken(self) -> None:
         graph = StorageGraph(
             [StorageEdge(None, "a", 9, 1), StorageEdge(None, "a", 5, 1), StorageEdge(None, "a", 7, 1)], {}
         )

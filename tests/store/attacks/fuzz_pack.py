@@ -1,10 +1,10 @@
-"""A fuzzer over everything that reads what a stranger may have written: packs, records, manifests, streams.
+"""A fuzzer for everything that reads untrusted bytes: packs, records, manifests, streams.
 
     make fuzz                                               a minute of it
     python tests/store/attacks/fuzz_pack.py -max_total_time=600 corpus/
 
-Whatever the bytes are, a reader gives back what they say or raises CorruptError; any other exception, a hang or memory
-without bound is a find. Checksums are put right before a pack is read, or no mutation would come past them.
+For any bytes, a reader returns their content or raises CorruptError. Any other exception, a hang or unbounded memory is
+a bug. Checksums are corrected before a pack is read, because otherwise they would stop every mutation.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def seeds() -> list[bytes]:
 
 
 def main() -> None:
-    import atheris  # in nobody's requirements: `make fuzz` installs it
+    import atheris  # not a requirement: `make fuzz` installs it
 
     for data in seeds():  # every one of them must pass as it is
         one_input(data)

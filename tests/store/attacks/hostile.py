@@ -1,6 +1,6 @@
-"""Pack files by the letter of FORMAT.md, and everything that a stranger could write into them instead.
+"""Pack files as FORMAT.md defines them, and hostile variants of them.
 
-Made without the store's own writer: what is here is what the page says.
+They are made without the store's own writer, from the page alone.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def plain(**lies: Any) -> Callable[[int], Piece]:
 
 
 def bomb(chunks: int) -> Callable[[int], Piece]:
-    """Chunks of zeros: a byte for each plane is a legal way to store 2^18 of them."""
+    """Chunks of zeros: one byte per plane is a legal encoding of 2^18 of them."""
     return tensor([[b"\0"] * chunks] * 4, tensor=A, encoding=ZSTD_PLANES, shape=(chunks * BIG,))
 
 

@@ -29,7 +29,7 @@ MEMORY = 200 * 2**20
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Within time, and within memory: NumPy tells tracemalloc what it takes."""
+    """Limits of time and memory; NumPy reports its memory to tracemalloc."""
     tracemalloc.start()
     began = time.monotonic()
     try:
@@ -118,8 +118,8 @@ def test_the_format_is_what_the_page_says(folder: Path) -> None:
         assert store.fsck("deep").clean
 
 
-def test_what_looks_like_a_pack_and_is_none(folder: Path) -> None:
-    """A pipe would hang whoever opens it, a link would lead elsewhere, a folder is no file."""
+def test_special_files_in_place_of_packs_are_refused(folder: Path) -> None:
+    """A pipe would block its reader, a link would lead elsewhere, a folder is not a file."""
     packs = folder / "packs"
     os.mkfifo(packs / f"{'01' * 32}.pack")
     (packs / f"{'02' * 32}.pack").symlink_to("/dev/zero")
@@ -135,7 +135,7 @@ SEEDS = seeds()
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_any_bytes_give_something_or_an_error(data: st.DataObject) -> None:
+def test_any_bytes_decode_or_raise_an_error(data: st.DataObject) -> None:
     """What the fuzzer does, without it: seeds with some bytes changed, cut out or put in, and any bytes at all."""
     changed = bytearray(data.draw(st.sampled_from(SEEDS) | st.binary(max_size=300)))
     for _ in range(data.draw(st.integers(0, 4))):
@@ -144,7 +144,7 @@ def test_any_bytes_give_something_or_an_error(data: st.DataObject) -> None:
     one_input(bytes(changed))
 
 
-def test_the_fuzzer_gets_behind_the_checksums() -> None:
+def test_the_fuzzer_gets_past_the_checksums() -> None:
     good = ATTACKS["good"].data
     changed = bytearray(good)
     changed[17] ^= 1  # in the tensor's bytes: the streams' checksum and the footer's are wrong now

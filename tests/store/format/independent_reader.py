@@ -1,6 +1,6 @@
-"""A reader of packs as a stranger would write it: from FORMAT.md alone, without a line of the store's own.
+"""A reader of packs written from FORMAT.md alone, without any code of the store.
 
-Slow and trusting; what it gives is what the page says.
+It is slow and checks little; it shows what the page says.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Packs:
         })  # fmt: skip
 
     def words(self, tensor: str) -> Any:
-        """By each way that the packs hold it in: all give the same."""
+        """Decode a tensor from each encoding in the packs; all must agree."""
         ways: dict[tuple[int, str | None], dict[int, dict[str, Any]]] = {}
         for part in self.tensors[tensor]:
             ways.setdefault((part["encoding"], part["base"]), {})[part["first"]] = part

@@ -40,14 +40,14 @@ def byte_arrays():
 
 
 @given(byte_arrays(), st.booleans(), st.booleans())
-def test_bytes_come_back(values, matching: bool, thorough: bool) -> None:
+def test_bytes_survive_encoding(values, matching: bool, thorough: bool) -> None:
     stream = codecs.encode_bytes(values, matching=matching, thorough=thorough)
     assert len(stream) <= len(values)
     assert np.array_equal(codecs.decode_bytes(memoryview(stream), len(values)), values)
 
 
 @given(st.sampled_from(KINDS), st.integers(0, 3000), st.integers(0, 64), st.integers(0, 2**32 - 1), st.booleans())
-def test_values_come_back_bit_for_bit(kind: str, count: int, shift: int, seed: int, quick: bool) -> None:
+def test_values_survive_bit_for_bit(kind: str, count: int, shift: int, seed: int, quick: bool) -> None:
     rng = np.random.default_rng(seed)
     words = np.frombuffer(rng.bytes(8 * count), np.int64) >> min(shift, 63)
     values = words.astype(f"<i{kind[-1]}" if kind[-1] != "1" else "i1").view(kind)
@@ -107,14 +107,14 @@ def test_repeated_passages_are_found_where_they_are_looked_for() -> None:
     assert len(codecs.encode_bytes(np.tile(passage, 40), matching=True)) < 1300
 
 
-def test_bundles_come_back() -> None:
+def test_joined_streams_are_split_again() -> None:
     parts = [b"", b"one", b"\0" * 300]
     assert [bytes(part) for part in codecs.split_streams(memoryview(codecs.join_streams(parts)), 3)] == parts
     assert codecs.split_streams(memoryview(b""), 0) == []
 
 
 @pytest.mark.parametrize("stream", [b"\1\0\0", b"\5\0\0\0abc", codecs.join_streams([b"a", b"b", b"c"])])
-def test_bundles_that_do_not_add_up_are_refused(stream: bytes) -> None:
+def test_inconsistent_bundles_are_refused(stream: bytes) -> None:
     with pytest.raises(CorruptError, match="bundle"):
         codecs.split_streams(memoryview(stream), 2)
 

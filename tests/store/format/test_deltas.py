@@ -36,7 +36,7 @@ def decoded(decode, streams, dtype, base):
 
 
 @given(chunks())
-def test_differences_add_up_again(chunk) -> None:
+def test_differences_and_base_give_the_words(chunk) -> None:
     dtype, words, base = chunk
     gaps = deltas.difference(words, base)
     assert gaps.dtype == f"i{dtype.width_bytes}"
@@ -73,7 +73,7 @@ def test_groups_are_smaller_than_no_groups_and_those_smaller_than_xor(dtype) -> 
     assert grouped < planes < xor
 
 
-def test_scales_are_kept_where_neurons_learn_at_different_rates_and_only_there() -> None:
+def test_scales_are_stored_only_if_neurons_learn_at_different_rates() -> None:
     after, before = trained(F32)
     assert deltas._group(deltas.difference(after, before), before, F32).header[0] == b""
     after, before = trained(F32, uneven=True)
@@ -106,7 +106,7 @@ def test_a_chunk_without_change_takes_a_few_bytes() -> None:
     assert size(deltas.encode_subtract_planes, words, F32, words) < 50
 
 
-def test_leading_planes_need_no_more_of_the_base_than_they_tell_themselves() -> None:
+def test_leading_planes_need_only_the_same_planes_of_the_base() -> None:
     after, before = trained(F32, uneven=True)
     streams = [memoryview(s) for s in deltas.encode_subtract_planes(after, F32, before)]
     for known, mask in ((1, 0x7F800000), (2, 0xFFFF0000), (3, 0xFFFFFF00)):
@@ -149,7 +149,7 @@ def shift(sizes) -> None:
         (lambda parts: [b"\xff", *parts[1:]], "scale 255"),
     ],
 )
-def test_groups_that_do_not_add_up_are_refused(change, complaint: str) -> None:
+def test_inconsistent_groups_are_refused(change, complaint: str) -> None:
     streams, base = rebundled(change)
     with pytest.raises(CorruptError, match=complaint):
         decoded(deltas.decode_grouped, streams, F32, base)

@@ -38,7 +38,7 @@ def test_names_are_those_of_safetensors(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES.values() if d.numpy is not None], ids=lambda d: d.name)
-def test_arrays_become_words_and_come_back(dtype) -> None:
+def test_arrays_survive_the_conversion_to_words(dtype) -> None:
     rng = np.random.default_rng(0)
     array = (rng.integers(0, 2, (3, 5)) * rng.standard_normal((3, 5))).astype(dtype.numpy)
     words = words_of(array)

@@ -1,4 +1,4 @@
-"""The contract of an encoding, kept by every one of them, and decoders under fire."""
+"""The contract of all encodings, and decoders with hostile streams."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assert_exact(encoding: Encoding, words: Words, dtype: DType, base: Words) ->
     assert words.tobytes() == before.tobytes() and base.tobytes() == base_before.tobytes()
 
 
-def test_numbers_and_names_are_for_ever() -> None:
+def test_encoding_numbers_and_names_never_change() -> None:
     expected = {
         0: "raw",
         1: "zstd-planes",
@@ -90,7 +90,7 @@ def old_words() -> tuple[Words, Words]:
     return words_of_floats(after / 2**20, BF16), words_of_floats(before / 2**20, BF16)
 
 
-def test_streams_of_old_are_still_read() -> None:
+def test_streams_of_earlier_versions_are_still_read() -> None:
     """The fixture is what version 1 of each encoding wrote for these words."""
     words, base = old_words()
     old = json.loads((FIXTURES / "store" / "encodings-1.json").read_text())
@@ -103,7 +103,7 @@ def test_streams_of_old_are_still_read() -> None:
 @exact
 @given(chunk=chunks())
 @settings(max_examples=60, deadline=None)
-def test_every_chunk_comes_back_bit_for_bit(encoding: Encoding, chunk: tuple[DType, Words, Words]) -> None:
+def test_every_chunk_is_restored_bit_for_bit(encoding: Encoding, chunk: tuple[DType, Words, Words]) -> None:
     dtype, words, base = chunk
     assert_exact(encoding, words, dtype, base)
 
@@ -119,7 +119,7 @@ def test_every_length_at_the_edges(encoding: Encoding, dtype: DType) -> None:
 
 @exact
 @types
-def test_every_word_that_is_easily_lost(encoding: Encoding, dtype: DType) -> None:
+def test_special_words_survive(encoding: Encoding, dtype: DType) -> None:
     words = np.resize(special_words(dtype), 300)
     assert_exact(encoding, words, dtype, np.resize(special_words(dtype)[::-1], 300))
     assert_exact(encoding, words, dtype, special(dtype, 300, np.random.default_rng(8)))
@@ -211,7 +211,7 @@ def test_wrong_arguments_are_named() -> None:
         encoding_named("raw").decode([memoryview(b"")], CHUNK_WORDS + 1, F32, None)
 
 
-def test_a_stride_is_as_good_as_a_copy() -> None:
+def test_strided_arrays_are_stored_like_copies() -> None:
     words = weights(F32, 2000, np.random.default_rng(12))
     for encoding in EXACT:
         streams = streams_of(encoding, words[::2], F32, words[1::2])

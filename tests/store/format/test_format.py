@@ -1,4 +1,4 @@
-"""FORMAT.md is enough to read a store by: a reader that knows nothing else reads whatever the store writes."""
+"""FORMAT.md is complete: a reader written from it alone reads everything that the store writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMES = ["float16", "bfloat16", "fixed-3", "fixed-11", "uniform-2", "uniform-8
 
 
 def weights(dtype: str, count: int, seed: int = 0) -> Bits:
-    """Words as training leaves them; some end in zeros, and a few are anything."""
+    """Words like those of trained weights; some end in zero bits, and a few are random."""
     width, kind, _, lanes = TYPES[dtype]
     rng = np.random.default_rng(seed)
     sizes = np.exp2(np.arange(count * lanes) // 500 % 7)
@@ -37,14 +37,14 @@ def weights(dtype: str, count: int, seed: int = 0) -> Bits:
     return Bits(dtype, (count,), words)
 
 
-def read_by_a_stranger(store: ParameterStore, snapshot: str) -> dict[str, bytes]:
+def read_independently(store: ParameterStore, snapshot: str) -> dict[str, bytes]:
     packs = Packs(store.folder.packs)
     members = packs.manifests[snapshot]["tensors"]
     return {name: packs.words(member["id"]).tobytes() for name, member in members.items()}
 
 
 def stored_as(store: ParameterStore, encoding: Any, values: dict[str, Any], bases: dict[str, Any]) -> str:
-    """Both in the store, the values in that encoding, with nothing else left in the packs."""
+    """Store bases and values, the values in this encoding, and nothing else in the packs."""
     before, snapshot = store.put(bases, reference="bases"), store.put(values, reference="values")
     known, base_of = store.manifest(snapshot).tensors, store.manifest(before).tensors
     plan = {known[name].id: (encoding.id, base_of[name].id if encoding.needs_base else None) for name in values}
@@ -61,7 +61,7 @@ def test_every_type_in_every_encoding(tmp_path: Path, encoding: Any) -> None:
     values |= {"few": weights("F32", 5, 1), "many": weights("F32", CHUNK_WORDS + 70, 1), "same": np.zeros(300, "<f4")}
     bases |= {"few": weights("F32", 5, 2), "many": weights("F32", CHUNK_WORDS + 70, 2), "same": np.ones(300, "<f4")}
     with ParameterStore.open(tmp_path / "store", threads=1) as store:
-        found = read_by_a_stranger(store, stored_as(store, encoding, values, bases))
+        found = read_independently(store, stored_as(store, encoding, values, bases))
     for name, value in values.items():
         assert found[name] == as_tensor(name, value).words.tobytes(), name
 
@@ -71,13 +71,13 @@ def test_lossy_schemes(tmp_path: Path, scheme: str) -> None:
     value = np.random.default_rng(3).normal(size=5000).astype("<f4")
     with ParameterStore.open(tmp_path / "store", threads=1) as store:
         snapshot = store.put({"w": value}, scheme=scheme)
-        assert read_by_a_stranger(store, snapshot)["w"] == store.get(snapshot)["w"].tobytes()
+        assert read_independently(store, snapshot)["w"] == store.get(snapshot)["w"].tobytes()
 
 
 def test_shapes(tmp_path: Path) -> None:
     values = {"scalar": np.float32(3), "empty": np.empty((3, 0), "<i8"), "cube": np.arange(24.0).reshape(2, 3, 4)}
     with ParameterStore.open(tmp_path / "store", threads=1) as store:
-        found = read_by_a_stranger(store, store.put(values, metadata={"über": "uns"}))
+        found = read_independently(store, store.put(values, metadata={"über": "uns"}))
     assert found == {name: np.asarray(value).tobytes() for name, value in values.items()}
 
 
@@ -90,4 +90,4 @@ def test_planes_that_lie_elsewhere(tmp_path: Path) -> None:
         store.gc(grace=0.0)
         for pack in (tmp_path / "there" / "packs").iterdir():
             (store.folder.packs / pack.name).write_bytes(pack.read_bytes())
-        assert read_by_a_stranger(store, snapshot)["w"] == value.tobytes()
+        assert read_independently(store, snapshot)["w"] == value.tobytes()

@@ -62,7 +62,7 @@ def test_casts_round_to_the_nearest() -> None:
     assert floats_of(kept(encoding_named("bfloat16"), third), F32)[0] == np.float32(0.333984375)
 
 
-def test_casts_keep_what_is_no_number() -> None:
+def test_casts_keep_nan_and_infinities() -> None:
     words = words_of(np.array([np.nan, np.inf, -np.inf, -0.0, 0.0], np.float32))
     for name in ("float16", "bfloat16"):
         found = floats_of(kept(encoding_named(name), words), F32)
@@ -105,7 +105,7 @@ def test_random_quantization_takes_the_nearest_of_some_weights(digits: int) -> N
     )
 
 
-def test_fewer_bits_take_less_room() -> None:
+def test_fewer_bits_take_less_space() -> None:
     words = layer(2**16)
     sizes = [len(encoding_named(f"uniform-{k}").encode(words, F32, None)[0]) for k in (8, 6, 4, 2)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] < len(words) and sizes[-1] < len(words) / 8 * 2.1
@@ -113,7 +113,7 @@ def test_fewer_bits_take_less_room() -> None:
     assert fixed == sorted(fixed, reverse=True)
 
 
-def test_few_values_are_kept_as_they_are_minus_zero_included() -> None:
+def test_few_distinct_values_are_kept_including_minus_zero() -> None:
     words = words_of(np.resize(np.array([-0.0, 0.0, 1.5, -2.25], np.float32), 500))
     for name in ("uniform-2", "random-2"):
         assert np.array_equal(kept(encoding_named(name), words), words)
@@ -121,14 +121,14 @@ def test_few_values_are_kept_as_they_are_minus_zero_included() -> None:
 
 @pytest.mark.parametrize("name", ["fixed-8", "uniform-4", "random-4"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_has_no_code_is_refused(name: str, bad: float) -> None:
+def test_numbers_without_a_code_are_refused(name: str, bad: float) -> None:
     values = floats_of(layer(100), F32).copy()
     values[50] = bad
     with pytest.raises(UsageError, match="no code for NaN and infinities"):
         encoding_named(name).encode(words_of(values), F32, None)
 
 
-def test_what_is_beyond_the_range_of_a_cast_is_refused() -> None:
+def test_numbers_out_of_the_range_of_a_cast_are_refused() -> None:
     with pytest.raises(UsageError, match=r"70000\.0 is out of the range of F16") as caught:
         encoding_named("float16").encode(words_of(np.array([1, 70000], np.float32)), F32, None)
     assert caught.value.hint is not None and "bfloat16" in caught.value.hint
@@ -138,7 +138,7 @@ def test_what_is_beyond_the_range_of_a_cast_is_refused() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda s: s.name)
 @pytest.mark.parametrize("name", ["I32", "BOOL", "F8_E4M3"])
-def test_what_is_no_float_is_refused(scheme: Encoding, name: str) -> None:
+def test_types_that_are_not_floats_are_refused(scheme: Encoding, name: str) -> None:
     with pytest.raises(UsageError, match=r"floats of 16 bits or more|bits of fixed point"):
         scheme.encode(np.zeros(3, DTYPES[name].word), DTYPES[name], None)
 

@@ -92,7 +92,7 @@ def test_equal_content_makes_equal_packs(folder: PackFolder, pack: str) -> None:
         assert packing.seal()[0].id == pack
 
 
-def test_what_is_not_placed_leaves_nothing(folder: PackFolder) -> None:
+def test_packs_that_are_not_placed_are_deleted(folder: PackFolder) -> None:
     with pytest.raises(RuntimeError), folder.packing() as packing:
         fill(packing)
         packing.seal()
@@ -161,7 +161,7 @@ def test_a_read_beyond_the_end(folder: PackFolder, pack: str) -> None:
             folder.read(pack, at, length)
 
 
-def test_a_file_that_is_cut_off_while_it_is_mapped(folder: PackFolder, pack: str) -> None:
+def test_a_pack_file_truncated_while_it_is_mapped(folder: PackFolder, pack: str) -> None:
     """Touching a mapping beyond the end of its file would end the process."""
     before = len(folder.view(pack))
     os.truncate(folder.path(pack), 20)
@@ -172,7 +172,7 @@ def test_a_file_that_is_cut_off_while_it_is_mapped(folder: PackFolder, pack: str
         folder.read(pack, 0, 8)
 
 
-def test_temporary_files_of_the_living_stay(folder: PackFolder) -> None:
+def test_temporary_files_of_live_writers_stay(folder: PackFolder) -> None:
     with folder.packing() as packing:
         fill(packing)
         (folder.tmp / "left.pack").write_bytes(b"by somebody who died")
@@ -184,7 +184,7 @@ def test_temporary_files_of_the_living_stay(folder: PackFolder) -> None:
     assert len(list(folder.packs.iterdir())) == 1
 
 
-def test_swept_before_it_is_locked(folder: PackFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_file_deleted_before_it_is_locked(folder: PackFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between making a temporary file and locking it, gc may take it for abandoned."""
     lock, swept = fcntl.flock, []
 
@@ -201,7 +201,9 @@ def test_swept_before_it_is_locked(folder: PackFolder, monkeypatch: pytest.Monke
     assert len(list(folder.packs.iterdir())) == 1
 
 
-def test_synced_before_it_is_named_and_the_folder_after(folder: PackFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pack_is_synced_before_its_name_and_the_folder_after(
+    folder: PackFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story: list[str] = []
     fsync, replace = os.fsync, os.replace
 

@@ -23,7 +23,7 @@ def decoded(stream: bytes, count: int, dtype=F32):
 
 
 def embedding(rows: int = 300):
-    """A table of which each fifth row was trained on; the others are float16's still."""
+    """A table with every fifth row trained in float32; the other rows still are float16."""
     rng = np.random.default_rng(13)
     table = (rng.standard_normal((rows, ROW)) * 0.05).astype(np.float16).astype(np.float32)
     table[::5] += (rng.standard_normal((len(table[::5]), ROW)) * 1e-4).astype(np.float32)
@@ -32,7 +32,7 @@ def embedding(rows: int = 300):
 
 @given(chunks(), st.integers(0, 64), st.integers(0, 2**32 - 1))
 @settings(deadline=None)
-def test_every_chunk_comes_back_however_many_zeros_its_runs_end_in(chunk, zeros: int, seed: int) -> None:
+def test_blocks_with_any_number_of_trailing_zeros_are_restored(chunk, zeros: int, seed: int) -> None:
     dtype, words, _ = chunk
     shifts = np.random.default_rng(seed).integers(0, min(zeros, dtype.bits - 1) + 1, len(words) // 64 + 1)
     words = words << np.repeat(shifts, 64)[: len(words)].astype(dtype.word)
@@ -40,7 +40,7 @@ def test_every_chunk_comes_back_however_many_zeros_its_runs_end_in(chunk, zeros:
     assert np.array_equal(decoded(stream, len(words), dtype), words)
 
 
-def test_rows_that_are_float16_still_cost_what_float16_costs() -> None:
+def test_untrained_float16_rows_cost_as_much_as_float16() -> None:
     words = embedding()
     trained = words.reshape(-1, ROW)[::5].ravel()
     rest = np.delete(words.reshape(-1, ROW), np.s_[::5], axis=0).ravel()
@@ -51,12 +51,12 @@ def test_rows_that_are_float16_still_cost_what_float16_costs() -> None:
     assert len(together) < 0.75 * len(codecs.encode_values(words.view(np.float32)))
 
 
-def test_weights_without_such_runs_cost_one_byte_for_that() -> None:
+def test_weights_without_trailing_zeros_cost_one_more_byte() -> None:
     words = weights(F32, 50_000, np.random.default_rng(14))
     assert len(pcodec_blocks.encode(words, F32)[0]) == 1 + len(codecs.encode_values(words.view(np.float32)))
 
 
-def test_bfloat16_kept_as_float32_costs_what_bfloat16_costs() -> None:
+def test_bfloat16_stored_as_float32_costs_as_much_as_bfloat16() -> None:
     words = weights(DTYPES["BF16"], 50_000, np.random.default_rng(15))
     (wide,) = pcodec_blocks.encode(words.astype(np.uint32) << np.uint32(16), F32)
     assert len(wide) < 1.01 * len(pcodec_blocks.encode(words, DTYPES["BF16"])[0])

@@ -63,7 +63,7 @@ def test_leading_planes_are_the_known_bits(chunk, data) -> None:
 
 
 @ALL
-def test_no_streams_are_no_planes(dtype) -> None:
+def test_zero_planes_decode_to_zeros(dtype) -> None:
     words = np.ones(5, dtype.word)
     planes.decode([], dtype, words)
     assert not words.any()
@@ -114,7 +114,7 @@ def test_bounds_of_all_planes_are_the_number_itself() -> None:
     np.testing.assert_array_equal(upper, values)
 
 
-def test_one_plane_of_a_float32_tells_no_sign_and_two_do() -> None:
+def test_the_sign_of_a_float32_is_in_the_second_plane() -> None:
     words = words_of(np.array([1.75, -1.75], np.float32))
     lower, upper = planes.bounds(words, 1, DTYPES["F32"])
     largest = np.float32(2) - np.float32(2**-23)

@@ -135,7 +135,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_manifests_are_named(text: bytes) -> None:
-    """Their ids are right: whoever made them could compute them."""
+    """The ids match: an attacker can compute them."""
     snapshot = blake3(b"regatta snapshot 1\n" + text).hexdigest()
     with pytest.raises(CorruptError, match=snapshot):
         parse_manifest(text, snapshot, "here")

@@ -118,7 +118,7 @@ def test_a_bad_pack_is_replaced_from_the_remote(store: ParameterStore, kind: str
 
 
 @pytest.mark.parametrize("kind", ["cut", "header", "footer"])
-def test_a_pack_that_lost_its_frame_is_copied_out(store: ParameterStore, kind: str) -> None:
+def test_content_is_copied_out_of_a_pack_with_a_damaged_footer(store: ParameterStore, kind: str) -> None:
     """The index knows where everything was."""
     store.gc(grace=0.0)
     path = pack_of(store, tensor(store, "0"))
@@ -132,7 +132,7 @@ def test_a_pack_that_lost_its_frame_is_copied_out(store: ParameterStore, kind: s
 
 
 @pytest.mark.parametrize("kind", ["gone", "empty", "stream"])
-def test_without_a_remote_what_is_good_is_saved(store: ParameterStore, kind: str) -> None:
+def test_without_a_remote_intact_tensors_are_saved(store: ParameterStore, kind: str) -> None:
     """The base of all is damaged: the deltas to it go with it, what else is in its pack does not."""
     store.gc(grace=0.0)
     base, path = tensor(store, "0"), pack_of(store, tensor(store, "0"))
@@ -155,7 +155,7 @@ def test_without_a_remote_what_is_good_is_saved(store: ParameterStore, kind: str
     assert all_there(store, "0", "1", "2")
 
 
-def test_what_a_repair_finds_in_an_old_pack_is_needed_again(store: ParameterStore) -> None:
+def test_an_old_pack_used_by_a_repair_is_needed_again(store: ParameterStore) -> None:
     damage("gone", store, tensor(store, "2"))
     store.fsck("structure", repair=True)
     store.gc(grace=0.0)
@@ -223,7 +223,7 @@ def test_wrong_content_that_is_nowhere_else_is_lost(store: ParameterStore) -> No
     assert store.fsck("deep").clean
 
 
-def test_what_is_stored_again_during_a_repair_is_not_lost(
+def test_a_tensor_stored_again_during_a_repair_is_not_lost(
     store: ParameterStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.gc(grace=0.0)
@@ -245,7 +245,7 @@ def test_what_is_stored_again_during_a_repair_is_not_lost(
     assert all_there(store, "0", "1", "2")
 
 
-def test_a_lost_manifest_comes_back_when_stored_again(store: ParameterStore) -> None:
+def test_storing_a_snapshot_again_restores_its_lost_manifest(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights(9)}, reference="9")
     damage("gone", store, tensor(store, "9"))
     findings = store.fsck("structure", repair=True)
@@ -276,7 +276,7 @@ def execute(store: ParameterStore, statement: str) -> None:
         ("UPDATE segments SET record = zeroblob(20)", "kind 0"),
     ],
 )
-def test_an_index_that_lies_is_found_out(store: ParameterStore, statement: str, message: str) -> None:
+def test_a_wrong_index_is_detected(store: ParameterStore, statement: str, message: str) -> None:
     execute(store, statement)
     findings = store.fsck("structure")
     assert not findings.clean
@@ -292,7 +292,7 @@ def test_an_index_that_lies_is_found_out(store: ParameterStore, statement: str, 
         "DELETE FROM members",
     ],
 )
-def test_an_index_that_lies_is_put_right_from_the_packs(store: ParameterStore, statement: str) -> None:
+def test_a_wrong_index_is_corrected_from_the_packs(store: ParameterStore, statement: str) -> None:
     execute(store, statement)
     assert store.fsck("structure", repair=True).lost == ()
     assert store.fsck("deep").clean
@@ -329,14 +329,14 @@ def test_a_rebuild_keeps_names_that_can_be_read(store: ParameterStore) -> None:
         assert opened.references() == names
 
 
-def test_no_rebuild_under_the_feet_of_others(store: ParameterStore, tmp_path: Path) -> None:
+def test_no_rebuild_while_another_process_has_the_store_open(store: ParameterStore, tmp_path: Path) -> None:
     with pytest.raises(ConflictError):
         ParameterStore.rebuild(store.path)
     with pytest.raises(NotFoundError):
         ParameterStore.rebuild(tmp_path / "nowhere")
 
 
-def test_packs_that_do_not_count_are_no_problem(store: ParameterStore) -> None:
+def test_unlisted_packs_are_not_a_problem(store: ParameterStore) -> None:
     store.folder.path("ab" * 32).write_bytes(b"left by somebody who was killed")
     (store.folder.tmp / "1-left.pack").write_bytes(b"also")
     assert store.fsck("deep").clean

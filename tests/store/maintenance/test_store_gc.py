@@ -19,7 +19,7 @@ from regatta.store.store import ParameterStore
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that tests set."""
 
     def __init__(self) -> None:
         self.now = 4e9  # later than any file is
@@ -47,7 +47,7 @@ def packs(store: ParameterStore) -> set[str]:
     return {path.stem for path in store.folder.packs.iterdir()}
 
 
-def test_what_has_a_name_stays(store: ParameterStore, clock: Clock) -> None:
+def test_named_snapshots_stay(store: ParameterStore, clock: Clock) -> None:
     snapshot = store.put({"w": weights(1)}, reference="kept")
     clock.now += 1e6
     collected = store.gc(grace=0.0)
@@ -55,12 +55,12 @@ def test_what_has_a_name_stays(store: ParameterStore, clock: Clock) -> None:
     assert np.array_equal(store.get(snapshot)["w"], weights(1))
 
 
-def test_what_has_none_goes_after_the_time_of_grace(store: ParameterStore, clock: Clock) -> None:
+def test_unnamed_snapshots_are_deleted_after_the_grace_period(store: ParameterStore, clock: Clock) -> None:
     snapshot = store.put({"w": weights(1)})
     clock.now += 9
     assert store.gc(grace=10).snapshots == 0
     clock.now += 2
-    collected = store.gc(grace=10)  # the index forgets, the file stays for those who are reading it
+    collected = store.gc(grace=10)  # dropped from the index; the file stays for active readers
     assert (collected.snapshots, collected.tensors, collected.packs) == (1, 1, 0)
     assert len(packs(store)) == 1
     with pytest.raises(NotFoundError):
@@ -71,7 +71,7 @@ def test_what_has_none_goes_after_the_time_of_grace(store: ParameterStore, clock
     assert collected.bytes > 6000
 
 
-def test_a_released_name_has_grace_too(store: ParameterStore, clock: Clock) -> None:
+def test_a_released_snapshot_stays_for_the_grace_period(store: ParameterStore, clock: Clock) -> None:
     snapshot = store.put({"w": weights(1)}, reference="old")
     clock.now += 1000
     store.release("old")
@@ -81,7 +81,7 @@ def test_a_released_name_has_grace_too(store: ParameterStore, clock: Clock) -> N
     assert store.gc(grace=10).snapshots == 1
 
 
-def test_putting_it_again_renews_it(store: ParameterStore, clock: Clock) -> None:
+def test_storing_a_snapshot_again_restarts_its_age(store: ParameterStore, clock: Clock) -> None:
     store.put({"w": weights(1)})
     clock.now += 9
     store.put({"w": weights(1)})
@@ -114,7 +114,7 @@ def test_bases_stay_as_long_as_their_deltas(store: ParameterStore, clock: Clock)
     assert np.array_equal(store.get(ids[2])["w"], weights(2))
 
 
-def test_a_lease_holds(store: ParameterStore, clock: Clock) -> None:
+def test_a_lease_protects_snapshots_from_gc(store: ParameterStore, clock: Clock) -> None:
     snapshot = store.put({"w": weights(1)})
     with store.lease([snapshot], seconds=100):
         clock.now += 99
@@ -125,7 +125,7 @@ def test_a_lease_holds(store: ParameterStore, clock: Clock) -> None:
         pass
 
 
-def test_a_lease_of_the_dead_ends(store: ParameterStore, clock: Clock) -> None:
+def test_a_lease_of_a_dead_process_expires(store: ParameterStore, clock: Clock) -> None:
     snapshot = store.put({"w": weights(1)})
     lease = store.lease([snapshot], seconds=100)
     lease.__enter__()
@@ -148,7 +148,7 @@ def test_old_encodings_go_and_manifests_move(store: ParameterStore, clock: Clock
     assert (again.copied_packs, again.packs) == (0, 0)  # nothing left to do
 
 
-def test_files_that_never_counted_go_when_they_are_old(store: ParameterStore, clock: Clock) -> None:
+def test_old_files_that_were_never_listed_are_deleted(store: ParameterStore, clock: Clock) -> None:
     kept = store.put({"w": weights(1)}, reference="kept")
     orphan, half = store.folder.path("ab" * 32), store.folder.tmp / "1-left.pack"
     for path in (orphan, half):
@@ -164,7 +164,7 @@ def test_files_that_never_counted_go_when_they_are_old(store: ParameterStore, cl
     assert np.array_equal(store.get(kept)["w"], weights(1))
 
 
-def test_a_pack_that_comes_back_is_not_deleted(store: ParameterStore, clock: Clock) -> None:
+def test_a_pack_that_is_stored_again_is_not_deleted(store: ParameterStore, clock: Clock) -> None:
     """The same content has the same name: what gc is about to delete may be what a writer has just placed."""
     store.put({"w": weights(1)})
     clock.now += 11
@@ -177,7 +177,7 @@ def test_a_pack_that_comes_back_is_not_deleted(store: ParameterStore, clock: Clo
     assert np.array_equal(store.get(snapshot)["w"], weights(1))
 
 
-def test_one_at_a_time(store: ParameterStore) -> None:
+def test_maintenance_operations_exclude_each_other(store: ParameterStore) -> None:
     with exclusive(store.path / MAINTENANCE_LOCK, "a test"):
         for work in (store.gc, store.fsck, lambda wait: store.reencode({}, wait=wait)):
             with pytest.raises(ConflictError, match=f"a test, process {os.getpid()}"):

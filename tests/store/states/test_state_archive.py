@@ -48,7 +48,7 @@ def state(run: Path, epoch: int, visits: int = 2, config: str = "abc", **arrays:
 
 
 def raw_state(run: Path, header: dict[str, Any] | bytes, body: bytes, epoch: int = 1) -> RawState:
-    """A file with a header of one's own."""
+    """A state file with a given header."""
     path = run / "states" / "abc" / f"{epoch:04d}-002.safetensors"
     path.parent.mkdir(exist_ok=True)
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -71,7 +71,7 @@ def keep(tmp_path: Path, run: Path, *states: RawState) -> Any:
     return outcome
 
 
-def test_a_state_comes_back_byte_for_byte(tmp_path: Path) -> None:
+def test_a_state_file_is_restored_byte_for_byte(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     states = [state(run, epoch) for epoch in (1, 2, 3)]
     contents = [one.path.read_bytes() for one in states]
@@ -86,14 +86,14 @@ def test_a_state_comes_back_byte_for_byte(tmp_path: Path) -> None:
     assert RunStates(run).materialize("abc") == states[-1].path
 
 
-def test_states_kept_together_share_a_pack(tmp_path: Path) -> None:
+def test_states_stored_together_share_a_pack(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     keep(tmp_path, run, *(state(run, epoch) for epoch in range(1, 6)))
     assert len(list((tmp_path / "store" / "packs").iterdir())) == 1
 
 
-def test_any_layout_of_a_file_comes_back(tmp_path: Path) -> None:
-    """The header is kept as it is: another order, spaces, tensors that only share a type with each other."""
+def test_any_layout_of_a_state_file_is_restored(tmp_path: Path) -> None:
+    """The header is kept unchanged: another order, spaces, a text that is not ASCII."""
     run = run_folder(tmp_path)
     first = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     header = {"z": {"dtype": "BF16", "shape": [3], "data_offsets": [8, 14]}, "a": first, "__metadata__": {"x": "ü"}}
@@ -132,7 +132,7 @@ def test_shared_tensors_and_bfloat16_are_weights_as_from_the_file(tmp_path: Path
         (b"{" * 100_000, b""),
     ],
 )
-def test_what_the_store_cannot_hold_stays_a_file(tmp_path: Path, header: Any, body: bytes) -> None:
+def test_states_that_the_store_cannot_hold_stay_files(tmp_path: Path, header: Any, body: bytes) -> None:
     run = run_folder(tmp_path)
     odd, good = raw_state(run, header, body, epoch=1), state(run, 2)
     kept, left = keep(tmp_path, run, odd, good)
@@ -163,7 +163,7 @@ WORDS = [
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_header_gives_a_snapshot_or_a_reason(tmp_path: Path, data: st.DataObject) -> None:
+def test_any_header_gives_a_snapshot_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
     words = st.sampled_from(WORDS)
     values = st.recursive(words, lambda inner: st.lists(inner, max_size=3), max_leaves=4)
     entry = {key: data.draw(st.just(good) | values) for key, good in {**BITS, "data_offsets": [0, 6]}.items()}
@@ -173,7 +173,7 @@ def test_any_header_gives_a_snapshot_or_a_reason(tmp_path: Path, data: st.DataOb
     assert len(found) + len(left) == 1
 
 
-def test_a_file_that_is_not_what_the_journal_says_stays(tmp_path: Path) -> None:
+def test_a_state_file_that_does_not_match_the_journal_stays(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     damaged, empty, gone = state(run, 1), state(run, 2), state(run, 3)
     content = bytearray(damaged.path.read_bytes())
@@ -187,9 +187,7 @@ def test_a_file_that_is_not_what_the_journal_says_stays(tmp_path: Path) -> None:
     assert damaged.path.exists() and empty.path.exists()
 
 
-def test_nothing_is_deleted_that_the_store_gives_back_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_file_stays_if_the_store_returns_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, put_all = run_folder(tmp_path), ParameterStore.put_all
 
     def damaging(self: ParameterStore, snapshots: Any, **options: Any) -> list[str]:
@@ -207,7 +205,7 @@ def test_nothing_is_deleted_that_the_store_gives_back_otherwise(
     assert one.path.exists()
 
 
-def test_files_and_the_store_are_looked_at_together(tmp_path: Path) -> None:
+def test_states_are_found_in_files_and_in_the_store(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     keep(tmp_path, run, state(run, 1), state(run, 2))
     state(run, 2, visits=1)  # a file of an unfinished epoch that a crash left
@@ -223,7 +221,7 @@ def test_files_and_the_store_are_looked_at_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_a_target_is_nobody_elses(tmp_path: Path, stored: bool) -> None:
+def test_a_restored_file_at_a_target_stays_there(tmp_path: Path, stored: bool) -> None:
     run = run_folder(tmp_path)
     one = state(run, 1)
     content = one.path.read_bytes()
@@ -237,7 +235,7 @@ def test_a_target_is_nobody_elses(tmp_path: Path, stored: bool) -> None:
     assert not one.path.exists()
 
 
-def test_a_run_of_the_same_name_is_another(tmp_path: Path) -> None:
+def test_a_new_run_with_an_old_name_has_its_own_states(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     keep(tmp_path, run, state(run, 1))
     (run / "journal.jsonl").write_text(json.dumps({"event": "run", "name": "digits-1", "seed": 7}) + "\n")
@@ -245,7 +243,7 @@ def test_a_run_of_the_same_name_is_another(tmp_path: Path) -> None:
         RunStates(run).weights("abc", 1)
 
 
-def test_a_folder_without_a_journal_has_files_alone(tmp_path: Path) -> None:
+def test_a_run_without_a_journal_has_only_state_files(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     one = state(run, 1)
     (run / "journal.jsonl").write_text("torn")
@@ -255,7 +253,7 @@ def test_a_folder_without_a_journal_has_files_alone(tmp_path: Path) -> None:
     assert series_of(run) is None
 
 
-def test_a_damaged_state_is_not_put_back(tmp_path: Path) -> None:
+def test_a_damaged_state_is_not_restored(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     one = state(run, 1)
     keep(tmp_path, run, one)
@@ -287,7 +285,7 @@ def test_a_hostile_snapshot_under_the_name_of_a_state(tmp_path: Path, header: st
     assert not list(tmp_path.rglob("escaped*"))
 
 
-def test_states_are_deltas_to_the_one_before(tmp_path: Path) -> None:
+def test_states_are_deltas_to_the_previous_state(tmp_path: Path) -> None:
     run, other = run_folder(tmp_path), run_folder(tmp_path, "digits-2")
     for epoch in (9, 10, 11):
         keep(tmp_path, run, state(run, epoch, config="a"), state(run, epoch, config="b", **{"model/w": np.ones(300)}))

@@ -1,4 +1,4 @@
-"""Where the states of models in training are kept."""
+"""Files of states of models in training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_states_sort_by_number_beyond_the_padding(tmp_path: Path) -> None:
     assert sorted(states.files("abc")) == [(9999, 999), (9999, 1000), (10000, 1)]
 
 
-def test_publishing_shows_a_state_all_at_once(tmp_path: Path) -> None:
+def test_a_published_state_appears_complete(tmp_path: Path) -> None:
     states = StateFolder(tmp_path / "states")
     path = states.path("abc", 1, 1)
     with publishing(path) as written:
@@ -72,14 +72,14 @@ def test_two_writers_of_one_state_do_not_share_a_temporary_name(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("content", [b"", b"state", os.urandom(300_000)])
-def test_durable_tells_hash_and_size(tmp_path: Path, content: bytes) -> None:
+def test_make_durable_returns_hash_and_size(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "states" / "abc" / "0001-001.safetensors"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     assert make_durable(path) == (blake3(content).hexdigest(), len(content))
 
 
-def test_dropping_twice_is_no_error(tmp_path: Path) -> None:
+def test_dropping_a_state_twice_is_allowed(tmp_path: Path) -> None:
     states = StateFolder(tmp_path)
     path = write(states.path("abc", 1, 1), None, w=[0.0])
     states.drop(path)
@@ -95,7 +95,7 @@ def test_equal_states_are_equal_files(tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
-def test_a_state_tells_its_framework(tmp_path: Path) -> None:
+def test_a_state_names_its_framework(tmp_path: Path) -> None:
     assert state_framework(write(tmp_path / "s", state_metadata("numpy", {}), w=[0.0])) == "numpy"
 
 
@@ -139,13 +139,13 @@ ATTACKS = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("library", ["np", "pt"])
-def test_files_that_are_no_states_are_refused(tmp_path: Path, name: str, library: str) -> None:
+def test_files_that_are_not_states_are_refused(tmp_path: Path, name: str, library: str) -> None:
     path = tmp_path / "attack"
     path.write_bytes(ATTACKS[name])
     with pytest.raises(CorruptError, match="attack: "):
         read_state(path, library)
 
 
-def test_a_folder_is_no_state(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptError, match="cannot be read"):
         read_state(tmp_path, "np")
