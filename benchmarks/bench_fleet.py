@@ -19,7 +19,7 @@ from report import Bar, report
 from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.papers.fleet_suite import (
     DEVICES,
-    EACH,
+    DEVICES_PER_NODE,
     SUITES,
     FleetProblem,
 )
@@ -39,12 +39,12 @@ METHODS: dict[str, tuple[str, int | None]] = {
 
 def measured(problems: list[FleetProblem], devices: int) -> dict[str, list[float]]:
     """By method: the mean speedup, the mean and the largest gap to the bound."""
-    machines = Nodes.of(devices, EACH)
-    baselines = [problem.baseline(machines) for problem in problems]
-    bounds = [problem.bound(machines) for problem in problems]
+    nodes = Nodes.uniform(devices, DEVICES_PER_NODE)
+    baselines = [problem.baseline(nodes) for problem in problems]
+    bounds = [problem.bound(nodes) for problem in problems]
     found = {"bound": [statistics.fmean(a / b for a, b in zip(baselines, bounds, strict=True)), 1.0, 1.0]}
     for method, (policy, stops) in METHODS.items():
-        ends = [problem.run(policy, machines, seed, stops).makespan for seed, problem in enumerate(problems)]
+        ends = [problem.run(policy, nodes, seed, stops).makespan for seed, problem in enumerate(problems)]
         gaps = [end / bound for end, bound in zip(ends, bounds, strict=True)]
         speedup = statistics.fmean(base / end for base, end in zip(baselines, ends, strict=True))
         found[method] = [speedup, statistics.fmean(gaps), max(gaps)]

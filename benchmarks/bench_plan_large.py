@@ -153,9 +153,9 @@ def allocation() -> str:
     from regatta.plan.fleet.simulate import malleable_bound
     from regatta.plan.papers.fleet_suite import calibrated, make_policy
 
-    problem, machines = calibrated(0, MODELS), Nodes.of(WORKERS, EACH)
-    bound = malleable_bound(problem.tasks, machines, problem.truth)
-    view = FleetView(machines, problem.tasks, problem.restart, epochs=np.zeros(MODELS), ready=np.zeros(MODELS))
+    problem, nodes = calibrated(0, MODELS), Nodes.uniform(WORKERS, EACH)
+    bound = malleable_bound(problem.models, nodes, problem.truth)
+    view = FleetView(nodes, problem.models, problem.restart, epochs=np.zeros(MODELS), ready=np.zeros(MODELS))
     view.waiting, view.free = dict.fromkeys(range(MODELS)), set(range(WORKERS))
     started = make_policy("water").decide(view)
     return f"{len(started)} started, bound {bound:,.0f} s"
@@ -165,9 +165,9 @@ def voyage() -> str:
     from regatta.plan.fleet.nodes import Nodes
     from regatta.plan.papers.fleet_suite import calibrated
 
-    problem, machines = calibrated(0, MODELS), Nodes.of(WORKERS, EACH)
-    found = problem.run("water", machines)
-    return f"{found.makespan / problem.bound(machines):.4f} of the bound"
+    problem, nodes = calibrated(0, MODELS), Nodes.uniform(WORKERS, EACH)
+    found = problem.run("water", nodes)
+    return f"{found.makespan / problem.bound(nodes):.4f} of the bound"
 
 
 HOPPERS = (hopper, hopper_evaluates, hopper_equal, hopper_replicas)

@@ -37,5 +37,5 @@ def one_thread() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No keeper beside the runs of tests, but for those that are about it: it would work on after their end."""
+    """No archiver beside the runs of tests, except in its own tests: it would work on after their end."""
     archiver.MAX_START_ATTEMPTS = 3 if "archiver" in item.nodeid else 0

@@ -1,12 +1,13 @@
-"""Moves the states at ends of epochs into the parameter store, beside a run and never in its way.
+"""Moves the states at the ends of epochs into the parameter store, beside a run and without delaying it.
 
-The controller offers each state whose epoch is trained, evaluated and in the journal; the newest of a configuration is
-held back until its next one comes, for models go on from it. A process of its own, with the lowest priority, takes them
-through a pipe. An offer never waits: what a full pipe does not take, what was offered before it was worth a process,
-and what a keeper that died had not yet done, the next one finds in the journal; until then it stays the file that it
-was. Kill it at any moment: a file is deleted only after the store has given it back.
+The controller offers each state whose epoch is trained, evaluated and in the journal. It holds back the newest state of
+each configuration until the next one comes, because the model goes on from it. A separate process with the lowest
+priority reads the offers from a pipe. An offer never waits. Some states are never offered to a process: the pipe was
+full, there were too few bytes to start a process, or the process died. The next archiver finds these states in the
+journal; until then they stay files. The process may be killed at any moment, because it deletes a file only after the
+store has returned the same bytes.
 
-`main` is the process's side. Moving a batch of states is in store/states/archive_run.py.
+`main` is the process's side. store/states/archive_run.py moves a batch of states.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from regatta.store.states.state_archive import RawState
 
 MAX_START_ATTEMPTS = 3  # how often the process is started in a run
-LEAST = 2**22  # bytes of states that are worth a process; fewer stay files until an archive pass
+MIN_BYTES = 2**22  # of states that are worth a process; fewer stay files until an archive pass
 NICENESS = 19
 _BOOT = """import os, sys
 niceness, run, store, token, *sys.path = sys.argv[1:]
@@ -42,22 +43,22 @@ main(run, store, token)"""
 
 
 class Archiver:
-    """The controller's side. Nothing of it waits for the disk or the process, but `close` when told to."""
+    """The controller's side. Only `close` ever waits for the disk or the process, and only if asked to."""
 
     def __init__(self, folder: Path, store: Path) -> None:
         from regatta.store.states.archive_run import take_over
 
         self._folder, self._store, self._token = folder.absolute(), store.absolute(), secrets.token_hex(8)
         take_over(self._folder, self._token)
-        self._states: dict[tuple[str, int], tuple[str, str]] = {}  # of epochs that are not reported: state and hash
-        self._newest: dict[str, tuple[int, bytes]] = {}  # of each configuration: the epoch, and what to say of it
+        self._states: dict[tuple[str, int], tuple[str, str]] = {}  # state and hash, of epochs without a report
+        self._newest: dict[str, tuple[int, bytes]] = {}  # by configuration: the epoch, and the message
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1
         self._starts = 0
-        self._bytes = 0  # offered so far
+        self._bytes = 0  # of all offers
 
     def on_record(self, record: object, line: Record) -> None:
-        """Follow a run, as its listener: each state is offered when the epoch that it ends is reported."""
+        """Listen to a run, and offer each state when the epoch that it ends is reported."""
         if line["event"] == "unit" and line.get("state") and line.get("hash"):
             self._states[line["config"], line["epoch"]] = line["state"], line["hash"]
         elif line["event"] == "report":
@@ -66,21 +67,21 @@ class Archiver:
                 self.offer(self._folder / state[0], line["config"], line["epoch"], state[1])
 
     def offer(self, path: Path, config: str, epoch: int, hash: str) -> None:
-        """A state at the end of an epoch that counts, and that was evaluated."""
+        """Offer the state at the end of an evaluated epoch."""
         if not path.absolute().is_relative_to(self._folder):
-            return  # workers elsewhere keep it themselves
-        before = self._newest.get(config)
+            return  # workers on other machines keep it themselves
+        previous = self._newest.get(config)
         with contextlib.suppress(OSError):
             self._bytes += path.stat().st_size
         message = [config, str(path.absolute().relative_to(self._folder)), hash]
         self._newest[config] = epoch, json.dumps(message).encode() + b"\n"
-        if before is not None and before[0] < epoch:
-            self._send(before[1])
+        if previous is not None and previous[0] < epoch:
+            self._send(previous[1])
 
     def close(self, wait: bool | float = False) -> None:
-        """No more comes; call it when the journal is closed, which says whether the newest states may go too.
+        """End the offers. Call it when the journal is closed, because a finished run releases its newest states, too.
 
-        The process goes on by itself until all is done, unless told to wait for that, or so many seconds at most.
+        The process works on until all states are moved. `wait` waits for that, or for that many seconds.
         """
         if self._process is None:
             self._start()
@@ -93,7 +94,7 @@ class Archiver:
         try:
             process.wait(None if wait is True else float(wait))
         except subprocess.TimeoutExpired:
-            threading.Thread(target=process.wait, name="keeper", daemon=True).start()  # leaves no zombie behind
+            threading.Thread(target=process.wait, name="archiver", daemon=True).start()  # leaves no zombie
 
     def _send(self, message: bytes) -> None:
         if self._process is None:
@@ -103,14 +104,14 @@ class Archiver:
         try:
             os.write(self._pipe, message)  # shorter than PIPE_BUF, so whole or not at all
         except BlockingIOError:
-            pass  # it is behind: the journal has it
+            pass  # the process is behind; it will find the state in the journal
         except BrokenPipeError:
             self._process.wait()
             os.close(self._pipe)
             self._process, self._pipe = None, -1
 
     def _start(self) -> None:
-        if self._starts == MAX_START_ATTEMPTS or self._bytes < LEAST:
+        if self._starts == MAX_START_ATTEMPTS or self._bytes < MIN_BYTES:
             return
         self._starts += 1
         idle = ["ionice", "-c3", "-t"] if shutil.which("ionice") else []
@@ -124,24 +125,24 @@ class Archiver:
                     stdin=read,
                     stdout=log,
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C is for the controller alone
+                    start_new_session=True,  # Ctrl-C must reach only the controller
                 )
             os.set_blocking(write, False)
             self._pipe = write
-        except OSError:  # no more processes, no more files: states stay as they are
+        except OSError:  # too many processes or open files: the states stay files
             os.close(write)
         finally:
             os.close(read)
 
 
-class _Inbox:
-    """Offers as they come through the pipe."""
+class _OfferPipe:
+    """The receiving end of the pipe."""
 
     def __init__(self, pipe: int, run: Path) -> None:
         self._pipe, self._run, self._rest, self.ended = pipe, run, b"", False
 
     def wait(self, seconds: float | None) -> list[RawState]:
-        """What has come, at the latest after that time."""
+        """The states that were offered, after at most this time."""
         from regatta.store.states.state_archive import RawState
 
         if not select.select([self._pipe], [], [], seconds)[0]:
@@ -156,18 +157,18 @@ class _Inbox:
 
 
 def serve(run: Path, store: Path, token: bytes, pipe: int) -> None:
-    """Take what is offered until the controller has closed the pipe, and then what the journal has left."""
+    """Move what is offered until the controller closes the pipe, and then what else is in the journal."""
     from regatta.store.states.archive_run import StateBatch, finished_states, move_batch
     from regatta.store.states.state_archive import series_of
     from regatta.store.store import ParameterStore
 
-    inbox, batch, series = _Inbox(pipe, run), StateBatch(), series_of(run)
+    offers, batch, series = _OfferPipe(pipe, run), StateBatch(), series_of(run)
     if series is None:
         return
     with ParameterStore.open(store, threads=1) as opened:
-        batch.add(finished_states(run))  # what the last keeper did not get to
-        while not inbox.ended:
-            batch.add(inbox.wait(batch.wait_seconds()))
+        batch.add(finished_states(run))  # those that the last archiver did not move
+        while not offers.ended:
+            batch.add(offers.wait(batch.wait_seconds()))
             if batch.wait_seconds() == 0.0 and move_batch(run, token, opened, series, batch) is None:
                 return
         batch.add(finished_states(run))
@@ -179,5 +180,5 @@ def main(run: str, store: str, token: str) -> None:
     try:
         serve(Path(run), Path(store), token.encode(), sys.stdin.fileno())
     except (RegattaError, OSError) as error:
-        if Path(run).exists():  # else all was deleted under its hands, and nobody asks
+        if Path(run).exists():  # otherwise the run was deleted meanwhile, which is no error
             sys.exit(f"{type(error).__name__}: {error}")

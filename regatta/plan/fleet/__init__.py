@@ -1,14 +1,14 @@
-"""Device groups: how many devices each of many unlike models gets, and when that changes.
+"""Allocation of devices: how many devices each of many unlike models gets, and when that changes.
 
-    machines.py      devices in nodes; a group lies inside one node where it can
-    rates.py         rows per second by width: Equation 5, and our model with terms inside and across nodes
-    convergence.py   when a model has had enough, and how many epochs may be left until then
-    fluid.py         what no allocation can beat, and the widths of that ideal
-    flotilla.py      createFlotilla of the FLEET paper; assignment.py has its getGPUAssignment
-    policies.py      the words of an allocation; papers.py the papers' policies; water.py our default
-    simulate.py      any policy on a simulated clock; suites.py the papers' experiments by name
+nodes.py           devices in nodes; a group is inside one node where it fits
+rates.py           rows per second by width: Equation 5, and our model of communication inside and across nodes
+convergence.py     when a model has converged, and how many epochs may be left until then
+fluid_bound.py     a bound that no allocation can beat, and the widths of that ideal
+policies.py        what a policy sees, and what it answers
+water_filling.py   our default policy
+simulate.py        any policy on a simulated clock
 
-The FLEET paper is Guan et al., "FLEET: Flexible Efficient Ensemble Training for Heterogeneous Deep Neural
-Networks" (MLSys 2020).
-Pure, as all of `plan`. A policy never learns how many epochs a model needs until the model has converged.
+The policies of the FLEET paper and its experiment are in `plan/papers`: Guan et al., "FLEET: Flexible Efficient
+Ensemble Training for Heterogeneous Deep Neural Networks" (MLSys 2020). Pure, as all of `plan`. A policy does not know
+how many epochs a model needs until the model has converged.
 """

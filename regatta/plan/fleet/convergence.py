@@ -1,7 +1,7 @@
-"""When a model has had enough training, and how much of it may be left: nobody knows before.
+"""When a model has converged, and how many epochs may be left until then.
 
-A criterion looks at the metric after each epoch and says whether the model has converged; it also says between which
-numbers of epochs that must happen, which is all that a plan can go by.
+A criterion decides from the metric after each epoch whether the model has converged. It also bounds the number of
+epochs, which is all that a policy knows in advance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class EpochBounds:
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
             raise UsageError(
-                f"Between {self.least} and {self.most} epochs: give whole numbers from 1, the least first."
+                f"Between {self.least} and {self.most} epochs: give whole numbers from 1, the smaller first."
             )
 
 
@@ -36,7 +36,7 @@ class Criterion(Protocol):
     def bounds(self) -> EpochBounds: ...
 
     def reached(self, values: Sequence[float]) -> bool:
-        """Has a model converged that reported these values, one after each epoch?"""
+        """Whether a model with these values, one after each epoch, has converged."""
         ...
 
 
@@ -56,7 +56,7 @@ class FixedEpochs:
 
 @dataclass(frozen=True)
 class Plateau:
-    """No value better than the best by `delta` for `patience` epochs; `most` epochs in any case."""
+    """No improvement by `delta` for `patience` epochs, or `most` epochs."""
 
     patience: int
     most: int
@@ -81,7 +81,7 @@ class Plateau:
 
 @dataclass(frozen=True)
 class TargetMetric:
-    """A value as good as this; `most` epochs in any case."""
+    """A value as good as this, or `most` epochs."""
 
     value: float
     most: int
@@ -97,7 +97,7 @@ class TargetMetric:
 
 
 def even(bounds: EpochBounds, done: float) -> float:
-    """Every number of epochs that is still possible is as likely as another: the mean of what is left."""
+    """The mean of the epochs left, if all possible numbers are equally likely."""
     soonest = max(bounds.least, int(done) + 1)
     return max((soonest + bounds.most) / 2 - done, 0.0)
 
@@ -108,7 +108,7 @@ def at_most(bounds: EpochBounds, done: float) -> float:
 
 
 def as_long_again(bounds: EpochBounds, done: float) -> float:
-    """Nothing is known: what has lasted so long lasts as long again, and half an epoch at least."""
+    """As many epochs as it has had, and at least half an epoch: an estimate that needs no bounds."""
     return max(done, 0.5)
 
 

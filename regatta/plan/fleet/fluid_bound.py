@@ -1,9 +1,8 @@
-"""What no allocation can beat: devices as a fluid, all models ending together.
+"""A bound that no allocation can beat: devices are divisible, and all models end together.
 
-In time C a model with work W needs the average rate W / C. On the concave envelope of its rates, no way to change
-widths during the run reaches that average with fewer devices on average than the envelope says. So the least C for
-which these averages add up to no more than the devices there are is a bound for every schedule, preemptive or not, that
-knows everything beforehand and restarts for nothing.
+In time C a model with work W needs the average rate W / C. The concave envelope of its rates gives the fewest devices
+that reach this average, however widths change during the run. The least C for which these averages fit on the devices
+bounds every schedule, preemptive or not, even one that knows everything in advance and restarts for free.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 
 from regatta.plan.fleet.rates import Floats, envelope
 
-CLOSE = 1e-9
+TOLERANCE = 1e-9  # relative
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class FluidBound:
 
 
 class Envelopes:
-    """The concave envelopes of many models, as arrays: made once, asked often."""
+    """The concave envelopes of many models, as arrays."""
 
     def __init__(self, rates: Floats) -> None:
         found = [envelope(row) for row in rates]
@@ -37,12 +36,12 @@ class Envelopes:
         self.rates = np.array([[rate for _, rate in corners] for corners in padded], dtype=float)
 
     def take(self, indices: Sequence[int]) -> Envelopes:
-        some = object.__new__(Envelopes)
-        some.widths, some.rates = self.widths[indices], self.rates[indices]
-        return some
+        subset = object.__new__(Envelopes)
+        subset.widths, subset.rates = self.widths[indices], self.rates[indices]
+        return subset
 
     def needed(self, rates: Floats) -> Floats:
-        """The least average widths that give these average rates; infinite where nothing does."""
+        """The smallest average widths that give these average rates; infinite where no width does."""
         rows = np.arange(len(rates))
         after = np.minimum((self.rates < rates[:, None]).sum(axis=1), self.rates.shape[1] - 1)
         before = np.maximum(after - 1, 0)
@@ -50,11 +49,11 @@ class Envelopes:
         rise = np.maximum(high - low, np.finfo(float).tiny)
         part = np.clip((rates - low) / rise, 0.0, 1.0)
         width = self.widths[rows, before] + part * (self.widths[rows, after] - self.widths[rows, before])
-        return np.where(rates > self.rates[:, -1] * (1 + CLOSE), np.inf, width)
+        return np.where(rates > self.rates[:, -1] * (1 + TOLERANCE), np.inf, width)
 
 
 def fluid(work: Floats, envelopes: Envelopes, devices: float) -> FluidBound:
-    """The bound for so much work (rows) of each model on so many devices, and the widths that would reach it."""
+    """The bound for this work (rows by model) on these devices, and the widths that would reach it."""
     busy = work > 0
     if not busy.any():
         return FluidBound(0.0, np.zeros(len(work)))
@@ -62,7 +61,7 @@ def fluid(work: Floats, envelopes: Envelopes, devices: float) -> FluidBound:
     low, high = shortest, shortest
     while envelopes.needed(work / high).sum() > devices:
         low, high = high, high * 2
-    while high - low > CLOSE * high:
+    while high - low > TOLERANCE * high:
         middle = (low + high) / 2
         if envelopes.needed(work / middle).sum() > devices:
             low = middle

@@ -1,7 +1,7 @@
-"""The words between an allocation policy and what drives it, be it the simulator or a run.
+"""The interface of allocation policies.
 
-A policy is asked whenever a model comes to the end of an epoch, or has converged. It looks at a
-`FleetView` and answers with the models whose devices change. Models are numbers, the rows of `FleetView.rates`.
+A policy is asked whenever a model has finished an epoch or has converged. It gets a `FleetView` and answers with the
+models whose devices change. Models are numbers: the rows of `FleetView.rates`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 from regatta.plan.fleet.convergence import EpochBounds
 from regatta.plan.fleet.fluid_bound import Envelopes
 from regatta.plan.fleet.nodes import Nodes
-from regatta.plan.fleet.rates import Floats, RateModel, table
+from regatta.plan.fleet.rates import Floats, RateModel, rate_table
 
-Changes = Mapping[int, tuple[int, ...]]  # model: its devices from now on; none of them puts it back into the queue
+Changes = Mapping[int, tuple[int, ...]]  # by model, its devices from now on; without devices it waits again
 
 
 @dataclass(frozen=True)
 class FleetModel:
-    """A model to be trained: its rates as they are known, the rows of an epoch, and when it may converge."""
+    """A model to be trained: its known rates, the rows of an epoch, and when it may converge."""
 
     name: str
     rate: RateModel
@@ -33,22 +33,22 @@ class FleetModel:
 
 @dataclass
 class FleetView:
-    """What a policy may know. How many epochs a model needs is not part of it."""
+    """What a policy may know; the number of epochs that a model needs is not part of it."""
 
-    machines: Nodes
-    tasks: Sequence[FleetModel]
+    nodes: Nodes
+    models: Sequence[FleetModel]
     restart: float  # seconds that a change of devices costs a model
     now: float = 0.0
-    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)  # the models that run, and their devices
-    waiting: dict[int, None] = field(default_factory=dict)  # the models that do not, in the order of their coming
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)  # devices of the running models
+    waiting: dict[int, None] = field(default_factory=dict)  # models without devices, in the order in which they came
     free: set[int] = field(default_factory=set)
-    fixed: set[int] = field(default_factory=set)  # running models that cannot be changed before their next stop
+    fixed: set[int] = field(default_factory=set)  # running models that may not change before their next stop
     epochs: Floats = field(default_factory=lambda: np.zeros(0))  # done until `now`, by model
-    ready: Floats = field(default_factory=lambda: np.zeros(0))  # when each is done with its last restart
+    ready: Floats = field(default_factory=lambda: np.zeros(0))  # when the last restart of each model is finished
 
     @cached_property
     def rates(self) -> Floats:
-        return table((task.rate for task in self.tasks), self.machines)
+        return rate_table((model.rate for model in self.models), self.nodes)
 
     @cached_property
     def envelopes(self) -> Envelopes:
@@ -56,21 +56,21 @@ class FleetView:
 
     @cached_property
     def rows(self) -> Floats:
-        return np.array([task.rows for task in self.tasks], dtype=float)
+        return np.array([model.rows for model in self.models], dtype=float)
 
     def rate(self, model: int, devices: Sequence[int]) -> float:
-        """The rate on these very devices, which may lie on more nodes than they need to."""
-        nodes = self.machines.nodes(devices)
+        """The rate on these devices, which may be on more nodes than necessary."""
+        nodes = self.nodes.count_nodes(devices)
         width = len(devices)
-        if nodes == self.machines.fewest[width]:
+        if nodes == self.nodes.min_nodes[width]:
             return float(self.rates[model, width - 1])
-        return float(self.tasks[model].rate.rates(np.array([float(width)]), np.array([float(nodes)]))[0])
+        return float(self.models[model].rate.rates(np.array([float(width)]), np.array([float(nodes)]))[0])
 
 
 class Policy(Protocol):
     @property
     def lockstep(self) -> bool:
-        """Do the models that run together go at the pace of the slowest, because they share one stream of data?"""
+        """Whether running models go at the pace of the slowest, because they share one stream of data."""
         ...
 
     def decide(self, view: FleetView) -> Changes: ...

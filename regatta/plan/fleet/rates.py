@@ -1,8 +1,8 @@
 """Rows per second of a model by the width of its group: measured, extended by Equation 5, or fitted.
 
-A rate is asked for with a width and the number of nodes that the group lies on. What was profiled is a table by
-width; Equation 5 of the FLEET paper goes on from its end. Our own model has three terms, all linear, so that it is
-fitted from any steps that were seen, and corrected by those of the run itself:
+A rate depends on the width of a group and on the number of nodes that it spans. Profiled rates are a table by width,
+which Equation 5 of the FLEET paper extends. Our own model has three linear terms, so it can be fitted to any observed
+steps, and corrected by steps of the run itself:
 
     seconds per row = compute / width + inside * ring(devices on a node) + across * ring(nodes)
 
@@ -25,16 +25,16 @@ from regatta.errors import UsageError
 from regatta.plan.fleet.nodes import Nodes
 
 Floats = NDArray[np.float64]
-TRUST = 4.0  # what the present model weighs against observations, in observations
-PRIOR_LINK = 0.05  # an unmeasured link is taken to cost this share of the compute, as weakly as can be
-WEAK = 1e-6  # the guess yields to anything that was seen
-UNSURE = (0.1, 0.2, 1.0)  # how far each term may be off, over the computation
-WIDEST = 512  # no group is looked at beyond this
+TRUST = 4.0  # the weight of the present model, in observations
+PRIOR_LINK = 0.05  # first guess of an unmeasured link, as a share of the compute time
+PRIOR_TRUST = 1e-6  # the weight of that guess, in observations
+UNCERTAINTY = (0.1, 0.2, 1.0)  # of each term, as a share of the compute time
+MAX_WIDTH = 512  # of groups that are considered
 
 
 class RateModel(Protocol):
     def rates(self, widths: Floats, nodes: Floats) -> Floats:
-        """Rows per second of groups of so many devices on so many nodes."""
+        """Rows per second of groups with these widths on these numbers of nodes."""
         ...
 
 
@@ -44,31 +44,31 @@ def rate(model: RateModel, width: int, nodes: int) -> float:
 
 @dataclass(frozen=True)
 class GeometricRates:
-    """Each device beyond the first multiplies the efficiency of all: by `inside` in the first node, then by `beyond`.
+    """Each device after the first multiplies the efficiency: by `inside` in the first node, then by `beyond`.
 
-    That is the form of Equation 5. A further node multiplies it by `node`. Devices that would only slow a group down
-    are left out of its steps, so that no group is slower than a narrower one.
+    This is the form of Equation 5. Each further node multiplies it by `node`. Devices that would slow a group down take
+    no part in its steps, so no group is slower than a narrower one.
     """
 
     single: float
     inside: float = 1.0
     beyond: float = 1.0
     node: float = 1.0
-    each: int = 4
+    per_node: int = 4
 
     @cached_property
     def widest(self) -> int:
-        """The width beyond which nothing is won, on nodes that are full."""
-        widths = np.arange(1.0, WIDEST + 1)
-        return int(np.argmax(self._all_used(widths, np.ceil(widths / self.each)))) + 1
+        """The width at which full nodes reach the highest rate."""
+        widths = np.arange(1.0, MAX_WIDTH + 1)
+        return int(np.argmax(self._rates_of_all(widths, np.ceil(widths / self.per_node)))) + 1
 
     def rates(self, widths: Floats, nodes: Floats) -> Floats:
         spare = widths > self.widest
-        nodes = np.where(spare, np.minimum(nodes, math.ceil(self.widest / self.each)), nodes)
-        return self._all_used(np.minimum(widths, self.widest), nodes)
+        nodes = np.where(spare, np.minimum(nodes, math.ceil(self.widest / self.per_node)), nodes)
+        return self._rates_of_all(np.minimum(widths, self.widest), nodes)
 
-    def _all_used(self, widths: Floats, nodes: Floats) -> Floats:
-        within = np.minimum(widths, self.each)
+    def _rates_of_all(self, widths: Floats, nodes: Floats) -> Floats:
+        within = np.minimum(widths, self.per_node)
         efficiency = self.inside ** (within - 1) * self.beyond ** (widths - within) * self.node ** (nodes - 1)
         found: Floats = self.single * widths * efficiency
         return found
@@ -76,7 +76,7 @@ class GeometricRates:
 
 @dataclass(frozen=True)
 class ProfiledRates:
-    """Rates that were measured for widths 1, 2, ..., and Equation 5 from there on; `base` is its M_b."""
+    """Measured rates for widths 1, 2, ..., extended by Equation 5; `base` is its M_b."""
 
     measured: tuple[float, ...]
     base: int
@@ -94,7 +94,7 @@ class ProfiledRates:
 
 
 def equation_5(measured: Sequence[float], base: int, widths: Floats) -> Floats:
-    """The rates of widths that were not profiled, as in the FLEET paper: the last loss of efficiency goes on."""
+    """Rates of widths that were not profiled, as in the FLEET paper: the last loss of efficiency continues."""
     if base < 2:
         return widths * measured[0]
     loss = measured[base - 1] / measured[base - 2] * (base - 1) / base
@@ -102,15 +102,15 @@ def equation_5(measured: Sequence[float], base: int, widths: Floats) -> Floats:
     return found
 
 
-def widths_to_profile(singles: Sequence[float], each: int) -> tuple[int, int]:
-    """Up to which width the paper profiles, and where its Equation 5 starts (M_t and M_b of appendix B.3)."""
-    wanted, base = math.ceil(max(singles) / min(singles)), 2 * each
+def widths_to_profile(singles: Sequence[float], per_node: int) -> tuple[int, int]:
+    """The largest width that the paper profiles, and where its Equation 5 starts (M_t and M_b of appendix B.3)."""
+    wanted, base = math.ceil(max(singles) / min(singles)), 2 * per_node
     return max(wanted, base), base
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Steps that were seen: rows per second of a group."""
+    """The observed rate of a group, in rows per second."""
 
     width: int
     nodes: int
@@ -120,7 +120,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class RingRates:
-    """Our model; see the head of this file. All three terms are seconds per row, none is negative."""
+    """Our model, see the top of this file. The three terms are seconds per row; none is negative."""
 
     compute: float
     inside: float = 0.0
@@ -141,29 +141,31 @@ class RingRates:
 
 
 def fit(observations: Iterable[Observation]) -> RingRates:
-    """The model of a profile. What it says nothing about, such as a second node, gets a weak guess."""
+    """The model that fits a profile. Terms without an observation, such as a second node, get a weak guess."""
     seen = list(observations)
     if not seen:
-        raise UsageError("No steps were observed: nothing to fit rates to.", hint="Profile at least one width.")
+        raise UsageError(
+            "No steps were observed, so there is nothing to fit rates to.", hint="Profile at least one width."
+        )
     compute = min(o.width / o.rate for o in seen)
-    return _solve(RingRates(compute, PRIOR_LINK * compute, PRIOR_LINK * compute), seen, WEAK)
+    return _solve(RingRates(compute, PRIOR_LINK * compute, PRIOR_LINK * compute), seen, PRIOR_TRUST)
 
 
-def corrected(model: RingRates, observations: Iterable[Observation], trust: float = TRUST) -> RingRates:
-    """The model after more steps were seen; it weighs as much as `trust` observations."""
+def correct(model: RingRates, observations: Iterable[Observation], trust: float = TRUST) -> RingRates:
+    """The model corrected by more observations; it weighs as much as `trust` observations."""
     seen = list(observations)
     return _solve(model, seen, trust) if seen else model
 
 
 def _solve(prior: RingRates, seen: Sequence[Observation], trust: float) -> RingRates:
-    """Least squares of relative errors with no negative term; each term is also drawn to what it was before.
+    """Non-negative least squares of relative errors, with each term pulled towards its prior.
 
-    What one device and one node do is known from the profile; how nodes are linked is known least.
+    The profile tells most about one device and one node, and least about the links between nodes.
     """
     weights = np.sqrt([o.weight for o in seen])
     factors = _factors(np.array([o.width for o in seen]), np.array([o.nodes for o in seen]))
-    rows = factors * np.array([[o.rate] for o in seen]) * prior.compute  # in units of the computation
-    pulls = np.diag(np.sqrt(trust) / np.array(UNSURE))
+    rows = factors * np.array([[o.rate] for o in seen]) * prior.compute  # in units of the compute time
+    pulls = np.diag(np.sqrt(trust) / np.array(UNCERTAINTY))
     left = np.vstack([rows * weights[:, None], pulls])
     right = np.concatenate([weights, pulls @ np.array(prior.terms) / prior.compute])
     solution, _ = nnls(left, right)
@@ -182,15 +184,15 @@ def _ring(members: NDArray[Any]) -> Floats:
     return found
 
 
-def table(models: Iterable[RateModel], machines: Nodes) -> Floats:
-    """Rates by model and width - 1, each group on as few nodes as the machines allow."""
-    widths = np.arange(1.0, machines.count + 1)
-    nodes = np.array(machines.fewest[1:], dtype=float)
-    return np.array([model.rates(widths, nodes) for model in models])
+def rate_table(models: Iterable[RateModel], nodes: Nodes) -> Floats:
+    """Rates by model and width - 1, with each group on as few nodes as possible."""
+    widths = np.arange(1.0, nodes.device_count + 1)
+    min_nodes = np.array(nodes.min_nodes[1:], dtype=float)
+    return np.array([model.rates(widths, min_nodes) for model in models])
 
 
 def envelope(row: Floats) -> list[tuple[int, float]]:
-    """The corners of the least concave curve from (0, 0) above these rates, up to the highest rate."""
+    """The corners of the smallest concave curve from (0, 0) above these rates, up to the highest rate."""
     corners: list[tuple[int, float]] = [(0, 0.0)]
     for width, rate in enumerate(row[: int(np.argmax(row)) + 1].tolist(), start=1):
         while len(corners) > 1 and _slope(corners[-2], corners[-1]) <= _slope(corners[-1], (width, rate)):

@@ -1,4 +1,4 @@
-"""A policy on a simulated clock: devices, models that converge when they do, and restarts that cost time."""
+"""Simulates an allocation policy: models converge after their real number of epochs, and restarts cost time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from regatta.errors import RegattaError, UsageError
 from regatta.plan.fleet.fluid_bound import Envelopes, fluid
 from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.fleet.policies import Changes, FleetModel, FleetView, Policy
-from regatta.plan.fleet.rates import RateModel, table
+from regatta.plan.fleet.rates import RateModel, rate_table
 
-SAME = 1e-9  # relative: what rounding keeps apart is together
+TOLERANCE = 1e-9  # relative: times that differ only by rounding are equal
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A model on a group of devices, from its start there until it left or converged."""
+    """A model on a group of devices, from its start there until it left them or converged."""
 
     model: str
     devices: tuple[int, ...]
@@ -30,12 +30,12 @@ class Allocation:
 
 @dataclass(frozen=True)
 class FleetSchedule:
-    """What came of it."""
+    """The result of a simulation."""
 
-    stays: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...]
     ends: Mapping[str, float]  # when each model converged
     restarts: int
-    rounds: int  # decisions that changed something
+    rounds: int  # decisions that changed an allocation
     devices: int
 
     @property
@@ -44,14 +44,14 @@ class FleetSchedule:
 
     @property
     def utilisation(self) -> float:
-        """The share of the devices' time in which they belonged to a model."""
-        held = sum(len(stay.devices) * (stay.end - stay.start) for stay in self.stays)
+        """The share of the time for which devices belonged to a model."""
+        held = sum(len(allocation.devices) * (allocation.end - allocation.start) for allocation in self.allocations)
         return held / (self.devices * self.makespan) if self.makespan else 1.0
 
 
 @dataclass(frozen=True)
 class GroundTruth:
-    """What a policy does not know: the epochs that each model needs, and its real rates where they are others."""
+    """What a policy does not know: the epochs that each model needs, and its real rates if they differ."""
 
     epochs: Sequence[int]
     rates: Sequence[RateModel] | None = None
@@ -59,55 +59,55 @@ class GroundTruth:
 
 def simulate(
     policy: Policy,
-    tasks: Sequence[FleetModel],
-    machines: Nodes,
+    models: Sequence[FleetModel],
+    nodes: Nodes,
     truth: GroundTruth,
     *,
     restart: float = 0.0,
     stops: int | None = None,
     after: Callable[[FleetView], None] | None = None,
 ) -> FleetSchedule:
-    """Train all models to their convergence.
+    """Simulate the training of all models until they converge.
 
-    `restart` is what a model loses when its devices change after it has begun. `stops` is how often in an epoch a
-    model can be changed: 1 is only at the ends of its own epochs, None is at any moment, by a checkpoint.
-    `after` is called with the view after each decision.
+    A model loses `restart` seconds when its devices change after it has begun. It can change `stops` times in an epoch:
+    1 is only at the ends of its epochs, None is at any moment, by a checkpoint. `after` is called with the view after
+    each decision.
     """
-    if len(truth.epochs) != len(tasks):
-        raise UsageError(f"{len(tasks)} models, but the epochs of {len(truth.epochs)}.")
-    return _FleetSimulation(policy, tasks, machines, truth, restart, stops, after or (lambda view: None)).run()
+    if len(truth.epochs) != len(models):
+        raise UsageError(f"{len(models)} models, but the epochs of {len(truth.epochs)}.")
+    return _FleetSimulation(policy, models, nodes, truth, restart, stops, after or (lambda view: None)).run()
 
 
-def malleable_bound(tasks: Sequence[FleetModel], machines: Nodes, truth: GroundTruth) -> float:
+def malleable_bound(models: Sequence[FleetModel], nodes: Nodes, truth: GroundTruth) -> float:
     """No schedule ends before this, even one that knows all epochs and restarts for nothing."""
-    rates = table(truth.rates or [task.rate for task in tasks], machines)
-    work = np.array([task.rows * epochs for task, epochs in zip(tasks, truth.epochs, strict=True)], dtype=float)
-    return fluid(work, Envelopes(rates), machines.count).seconds
+    rates = rate_table(truth.rates or [model.rate for model in models], nodes)
+    work = np.array([model.rows * epochs for model, epochs in zip(models, truth.epochs, strict=True)], dtype=float)
+    return fluid(work, Envelopes(rates), nodes.device_count).seconds
 
 
 class _FleetSimulation:
     def __init__(
         self,
         policy: Policy,
-        tasks: Sequence[FleetModel],
-        machines: Nodes,
+        models: Sequence[FleetModel],
+        nodes: Nodes,
         truth: GroundTruth,
         restart: float,
         stops: int | None,
         after: Callable[[FleetView], None],
     ) -> None:
-        count = len(tasks)
-        self.policy, self.tasks, self.truth, self.stops, self.after = policy, tasks, truth, stops, after
-        self.view = FleetView(machines, tasks, restart, epochs=np.zeros(count), ready=np.zeros(count))
+        count = len(models)
+        self.policy, self.models, self.truth, self.stops, self.after = policy, models, truth, stops, after
+        self.view = FleetView(nodes, models, restart, epochs=np.zeros(count), ready=np.zeros(count))
         self.view.waiting = dict.fromkeys(range(count))
-        self.view.free = set(range(machines.count))
+        self.view.free = set(range(nodes.device_count))
         self.speeds = np.zeros(count)  # epochs per second on the devices that each has
         self.pace = np.zeros(count)  # the same, as it really goes
         self.since = np.zeros(count)  # when `view.epochs` of a model was right; it may be ahead, during a restart
         self.versions = [0] * count
         self.heap: list[tuple[float, int, int, float]] = []  # time, model, version, epochs done then
         self.begun: dict[int, float] = {}
-        self.stays: list[Allocation] = []
+        self.allocations: list[Allocation] = []
         self.ends: dict[str, float] = {}
         self.restarts = self.rounds = 0
 
@@ -116,16 +116,18 @@ class _FleetSimulation:
         while self.heap:
             now = self.heap[0][0]
             stopped: set[int] = set()
-            while self.heap and self.heap[0][0] <= now * (1 + SAME):
+            while self.heap and self.heap[0][0] <= now * (1 + TOLERANCE):
                 _, model, version, epochs = heapq.heappop(self.heap)
                 if version == self.versions[model]:
                     self._advance(now)
                     self._stop(model, epochs, stopped)
             if stopped:
                 self._decide(stopped)
-        if len(self.ends) < len(self.tasks):
-            raise UsageError(f"The policy left {len(self.tasks) - len(self.ends)} models waiting for ever.")
-        return FleetSchedule(tuple(self.stays), self.ends, self.restarts, self.rounds, self.view.machines.count)
+        if len(self.ends) < len(self.models):
+            raise UsageError(f"The policy left {len(self.models) - len(self.ends)} models waiting forever.")
+        return FleetSchedule(
+            tuple(self.allocations), self.ends, self.restarts, self.rounds, self.view.nodes.device_count
+        )
 
     def _advance(self, now: float) -> None:
         view = self.view
@@ -137,12 +139,12 @@ class _FleetSimulation:
         view.now = now
 
     def _stop(self, model: int, epochs: float, stopped: set[int]) -> None:
-        """A model is at one of its stops: it has converged, or goes on to the next."""
+        """A model is at one of its stops: it has converged, or continues to the next."""
         self.view.epochs[model] = epochs
         stopped.add(model)
         if epochs >= self.truth.epochs[model]:
             self._release(model)
-            self.ends[self.tasks[model].name] = self.view.now
+            self.ends[self.models[model].name] = self.view.now
         else:
             self._schedule(model)
 
@@ -150,7 +152,7 @@ class _FleetSimulation:
         view = self.view
         devices = view.groups.pop(model)
         view.free.update(devices)
-        self.stays.append(Allocation(self.tasks[model].name, devices, self.begun.pop(model), view.now))
+        self.allocations.append(Allocation(self.models[model].name, devices, self.begun.pop(model), view.now))
         self.speeds[model] = self.pace[model] = 0.0
         self.versions[model] += 1
 
@@ -177,14 +179,14 @@ class _FleetSimulation:
 
     def _check(self, model: int, changes: Changes) -> None:
         if model in self.view.fixed:
-            raise RegattaError(f"{self.tasks[model].name} was moved between two of its stops.")
+            raise RegattaError(f"{self.models[model].name} was moved between two of its stops.")
         if model not in self.view.groups and model not in self.view.waiting:
-            raise RegattaError(f"{self.tasks[model].name} has converged and was given {changes[model]}.")
+            raise RegattaError(f"{self.models[model].name} has converged and was given {changes[model]}.")
 
     def _begin(self, model: int, devices: tuple[int, ...]) -> None:
         view = self.view
         if len(set(devices)) < len(devices) or not view.free.issuperset(devices):
-            raise RegattaError(f"{self.tasks[model].name} was given {devices}; free are {sorted(view.free)}.")
+            raise RegattaError(f"{self.models[model].name} was given {devices}; free are {sorted(view.free)}.")
         del view.waiting[model]
         view.groups[model] = devices
         view.free.difference_update(devices)
@@ -192,20 +194,20 @@ class _FleetSimulation:
         self.restarts += again
         view.ready[model] = self.since[model] = view.now + (view.restart if again else 0.0)
         self.begun[model] = view.now
-        self.speeds[model] = self.pace[model] = self._rate(model, devices) / self.tasks[model].rows
+        self.speeds[model] = self.pace[model] = self._rate(model, devices) / self.models[model].rows
 
     def _rate(self, model: int, devices: tuple[int, ...]) -> float:
         if self.truth.rates is None:
             return self.view.rate(model, devices)
-        width, nodes = float(len(devices)), float(self.view.machines.nodes(devices))
+        width, nodes = float(len(devices)), float(self.view.nodes.count_nodes(devices))
         return float(self.truth.rates[model].rates(np.array([width]), np.array([nodes]))[0])
 
     def _keep_pace(self) -> None:
-        """All that run read one stream of rows: nobody starts before the last is ready, and the slowest leads."""
+        """Running models read one stream of rows: all start when the last is ready, and the slowest sets the pace."""
         running = list(self.view.groups)
         if not running:
             return
-        rows = np.array([self.tasks[m].rows for m in running], dtype=float)
+        rows = np.array([self.models[m].rows for m in running], dtype=float)
         slowest = float((self.speeds[running] * rows).min())
         self.pace[running] = slowest / rows
         self.since[running] = self.since[running].max()
@@ -213,10 +215,10 @@ class _FleetSimulation:
             self._schedule(model)
 
     def _schedule(self, model: int) -> None:
-        """The next stop of a model: a part of an epoch further, or the end of the epoch."""
+        """Schedule the next stop of a model: after a part of an epoch, or at its end."""
         parts = self.stops or 1
         done = float(self.view.epochs[model])
-        target = (math.floor(done * parts * (1 + SAME) + SAME) + 1) / parts
+        target = (math.floor(done * parts * (1 + TOLERANCE) + TOLERANCE) + 1) / parts
         self.versions[model] += 1
         time = float(self.since[model]) + (target - done) / float(self.pace[model])
         heapq.heappush(self.heap, (time, model, self.versions[model], target))

@@ -1,9 +1,9 @@
-"""Our default: water filling over predicted ends, as long as a change pays for its restart.
+"""Our default policy: water filling over predicted end times, as long as a change pays for its restart.
 
-While models wait, a free device starts the longest of them, with the width that the fluid bound gives it. When nobody
-waits any more, free devices go one by one to the model that is predicted to end last, in groups inside a node where
-they fit; but only if that brings the end of all nearer by more than twice what a restart costs, and only to models that
-hold that end up. Nobody waits for others: each reads the shared data at its own pace.
+While models wait, free devices start the longest of them, with the width that the fluid bound gives it. When no model
+waits any more, free devices go one by one to the model that is predicted to end last, inside a node where they fit. A
+model changes only if that brings the end nearer by more than twice the cost of a restart. Models do not wait for each
+other: each reads the shared data at its own pace.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from regatta.plan.fleet.fluid_bound import fluid
 from regatta.plan.fleet.policies import Changes, FleetView
 from regatta.plan.fleet.rates import Floats
 
-THRESHOLD = 2.0  # restarts that a change must win
-STALE = 0.01  # the fluid is computed anew when this share of the models has converged since
+MIN_GAIN = 2.0  # seconds that a change must gain, in restarts
+STALE_SHARE = 0.01  # of the models that have converged, after which the fluid bound is computed again
 
 
 def fill(work: Mapping[int, float], widths: Mapping[int, int], rates: Floats, devices: int) -> dict[int, int]:
-    """Widths after `devices` more were given, one by one, to the model that ends last; work is in rows.
+    """The widths after `devices` more went, one by one, to the model that ends last; work is in rows.
 
-    A model that is no faster with the next device may be with the next but one, on another node: it then takes the
-    fewest that help, or ends the filling if there are not that many.
+    A model that is no faster with one more device may be faster with two, on another node. It then takes the fewest
+    that help; if there are not enough, the filling ends.
     """
     widths = dict(widths)
     ends = [(-work[model] / rates[model, width - 1], model) for model, width in widths.items()]
     heapq.heapify(ends)
     while devices and ends:
         _, model = heapq.heappop(ends)
-        more = _helps(rates[model], widths[model], devices)
+        more = _fewest_that_help(rates[model], widths[model], devices)
         if not more:
             break
         widths[model] += more
@@ -42,8 +42,8 @@ def fill(work: Mapping[int, float], widths: Mapping[int, int], rates: Floats, de
     return widths
 
 
-def _helps(rates: Floats, width: int, devices: int) -> int:
-    """The fewest further devices that make a model faster; 0 when there are none."""
+def _fewest_that_help(rates: Floats, width: int, devices: int) -> int:
+    """The fewest further devices that make a model faster; 0 if none do."""
     reach = rates[width : width + devices]
     better = np.flatnonzero(reach > rates[width - 1])
     return int(better[0]) + 1 if better.size else 0
@@ -52,11 +52,11 @@ def _helps(rates: Floats, width: int, devices: int) -> int:
 class WaterFilling:
     lockstep = False
 
-    def __init__(self, horizon: Horizon = even, threshold: float = THRESHOLD) -> None:
-        self.horizon, self.threshold = horizon, threshold
-        self._queue: list[int] = []  # who waits, the longest last
+    def __init__(self, horizon: Horizon = even, min_gain: float = MIN_GAIN) -> None:
+        self.horizon, self.min_gain = horizon, min_gain
+        self._queue: list[int] = []  # waiting models, the longest last
         self._wanted: dict[int, int] = {}
-        self._alive = 0  # models when the queue was made
+        self._alive = 0  # models that had not converged when the queue was made
 
     def decide(self, view: FleetView) -> Changes:
         if not view.free:
@@ -71,31 +71,31 @@ class WaterFilling:
 
     def _start(self, view: FleetView) -> dict[int, tuple[int, ...]]:
         if len(view.waiting) <= len(view.free):
-            order, widths = self._shared_out(view)
+            order, widths = self._one_for_each(view)
         else:
             alive = len(view.groups) + len(view.waiting)
-            if len(self._queue) != len(view.waiting) or alive <= self._alive * (1 - STALE):
+            if len(self._queue) != len(view.waiting) or alive <= self._alive * (1 - STALE_SHARE):
                 self._line_up(view, alive)
             order, widths = self._next(len(view.free)), self._wanted
         free, changes = set(view.free), {}
         for model in order:
             if free:
-                changes[model] = view.machines.place(min(widths[model], len(free)), free)
+                changes[model] = view.nodes.place(min(widths[model], len(free)), free)
                 free.difference_update(changes[model])
         return changes
 
-    def _shared_out(self, view: FleetView) -> tuple[list[int], dict[int, int]]:
-        """There is a device for each: water filling over all models; those that run get theirs afterwards, if any."""
+    def _one_for_each(self, view: FleetView) -> tuple[list[int], dict[int, int]]:
+        """There is a device for each waiting model: fill all models; running ones get theirs afterwards."""
         work = self._left(view, [*view.waiting, *view.groups])
         widths = dict.fromkeys(view.waiting, 1) | {m: len(devices) for m, devices in view.groups.items()}
         widths = fill(work, widths, view.rates, len(view.free) - len(view.waiting))
         return sorted(view.waiting, key=lambda m: -widths[m]), widths
 
     def _line_up(self, view: FleetView, alive: int) -> None:
-        """Longest first, with the widths that let each end with the fluid."""
+        """Sort the waiting models, the longest last, with the widths of the fluid bound."""
         models = [*view.groups, *view.waiting]
         work = self._left(view, models)
-        ideal = fluid(np.array([work[m] for m in models]), view.envelopes.take(models), view.machines.count)
+        ideal = fluid(np.array([work[m] for m in models]), view.envelopes.take(models), view.nodes.device_count)
         self._wanted = {m: max(round(width), 1) for m, width in zip(models, ideal.widths.tolist(), strict=True)}
         seconds = {m: work[m] / view.rates[m, self._wanted[m] - 1] for m in view.waiting}
         self._queue = sorted(view.waiting, key=lambda m: (seconds[m], -m))
@@ -111,35 +111,36 @@ class WaterFilling:
     # -- models that run ---------------------------------------------------------------------------
 
     def _grow(self, view: FleetView, free: set[int]) -> dict[int, tuple[int, ...]]:
-        """Free devices for those that end last, each if it wins more than a few restarts cost."""
+        """Give free devices to the models that end last, if that gains more than a few restarts cost."""
         work = self._left(view, list(view.groups))
-        ends = {m: self._busy(view, m) + work[m] / view.rate(m, group) for m, group in view.groups.items()}
+        ends = {m: self._restart_left(view, m) + work[m] / view.rate(m, group) for m, group in view.groups.items()}
         widths = fill(work, {m: len(group) for m, group in view.groups.items()}, view.rates, len(free))
         grown = [m for m in widths if widths[m] > len(view.groups[m]) and m not in view.fixed]
-        room = FreeDevices(view, free, ends)
+        free_devices = FreeDevices(view, free, ends)
         for model in sorted(grown, key=lambda m: -ends[m]):
-            wished = min(widths[model], len(view.groups[model]) + len(room.free))
-            for moves in room.ways(model, wished):
+            wished = min(widths[model], len(view.groups[model]) + len(free_devices.free))
+            for moves in free_devices.moves(model, wished):
                 after = view.restart + work[model] / view.rate(model, moves[model])
-                if ends[model] - after > self.threshold * view.restart:
-                    room.take(moves)
+                if ends[model] - after > self.min_gain * view.restart:
+                    free_devices.take(moves)
                     break
-        return room.changes
+        return free_devices.changes
 
     @staticmethod
-    def _busy(view: FleetView, model: int) -> float:
-        """Seconds that the restart under way still takes."""
+    def _restart_left(view: FleetView, model: int) -> float:
+        """Seconds until the present restart of a model is finished."""
         return max(float(view.ready[model]) - view.now, 0.0)
 
     def _left(self, view: FleetView, models: Sequence[int]) -> dict[int, float]:
-        """Rows that a model is expected to need until it has converged."""
+        """Rows that each model is expected to need until it has converged."""
         return {
-            m: max(self.horizon(view.tasks[m].bounds, float(view.epochs[m])), 1e-6) * view.tasks[m].rows for m in models
+            m: max(self.horizon(view.models[m].bounds, float(view.epochs[m])), 1e-6) * view.models[m].rows
+            for m in models
         }
 
 
 class FreeDevices:
-    """Devices that are still free while a round of changes is made up."""
+    """The devices that are still free while a round of changes is put together."""
 
     def __init__(self, view: FleetView, free: set[int], ends: Mapping[int, float]) -> None:
         self.view, self.free, self.ends = view, set(free), ends
@@ -152,23 +153,23 @@ class FreeDevices:
             self.free.difference_update(devices)
         self.changes.update(moves)
 
-    def ways(self, model: int, width: int) -> Iterator[dict[int, tuple[int, ...]]]:
-        """How a model may come to be so wide, the best first: inside one node, where others make room; or as it is."""
-        machines, own = self.view.machines, self.view.groups[model]
+    def moves(self, model: int, width: int) -> Iterator[dict[int, tuple[int, ...]]]:
+        """Changes that give a model this width, the best first: inside one node, or where devices are free."""
+        nodes, own = self.view.nodes, self.view.groups[model]
         if width <= len(own) or model in self.changes:
             return
-        plain = machines.place(width, self.free | set(own), own)
-        if machines.nodes(plain) > machines.fewest[width]:
+        plain = nodes.place(width, self.free | set(own), own)
+        if nodes.count_nodes(plain) > nodes.min_nodes[width]:
             together = self._together(model, width)
             if together:
                 yield together
         yield {model: plain}
 
     def _together(self, model: int, width: int) -> dict[int, tuple[int, ...]] | None:
-        """All on the node where most of the model is: groups there that end soon enough go elsewhere."""
+        """Put the model on the node where most of it is; groups there that end soon enough move elsewhere."""
         view, own = self.view, self.view.groups[model]
-        node = max({view.machines.node[d] for d in own}, key=lambda n: sum(view.machines.node[d] == n for d in own))
-        here = {d for d in (*own, *self.free) if view.machines.node[d] == node}
+        node = max({view.nodes.node_of[d] for d in own}, key=lambda n: sum(view.nodes.node_of[d] == n for d in own))
+        here = {d for d in (*own, *self.free) if view.nodes.node_of[d] == node}
         outside = (self.free | set(own)) - here
         moves: dict[int, tuple[int, ...]] = {}
         for other in self._neighbours(model, node):
@@ -176,8 +177,8 @@ class FreeDevices:
                 break
             group = view.groups[other]
             if len(group) <= len(outside):
-                place = view.machines.place(len(group), outside)
-                if view.machines.nodes(place) == 1:
+                place = view.nodes.place(len(group), outside)
+                if view.nodes.count_nodes(place) == 1:
                     moves[other] = place
                     outside.difference_update(place)
                     here.update(group)
@@ -187,13 +188,13 @@ class FreeDevices:
         return {**moves, model: tuple(sorted(nearest))}
 
     def _neighbours(self, model: int, node: int) -> list[int]:
-        """Groups wholly on a node that can afford a restart, those with the most time first."""
+        """Groups that are wholly on a node and can afford a restart, those that end first in front."""
         view = self.view
         return sorted(
             (
                 other
                 for other, group in view.groups.items()
-                if all(view.machines.node[d] == node for d in group)
+                if all(view.nodes.node_of[d] == node for d in group)
                 and other != model
                 and other not in view.fixed
                 and other not in self.changes

@@ -1,4 +1,4 @@
-"""The policies of the FLEET paper, as they stand: its two paradigms, and the two that it is compared with."""
+"""The policies of the FLEET paper as published: its two paradigms, and the two that it compares with."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from regatta.plan.fleet.policies import Changes, FleetView
 from regatta.plan.papers.fleet_assignment import get_gpu_assignment
 from regatta.plan.papers.flotilla import DELTA, create_flotilla
 
-ALPHA = 0.8  # a flotilla stops when fewer of the devices than this share are at work
+ALPHA = 0.8  # a flotilla stops when less than this share of the devices is busy
 
 
 class OneDevice:
-    """The paper's baseline: a free device takes any model that was not trained yet, and trains it to its end."""
+    """The paper's baseline: a free device takes a random waiting model and trains it to its end."""
 
     lockstep = False
 
@@ -34,14 +34,14 @@ class OneDevice:
 
 
 class LongestFirst(OneDevice):
-    """One device each, the slowest model first: what the order alone can do."""
+    """One device each, the slowest model first: the effect of the order alone."""
 
     def order(self, view: FleetView) -> list[int]:
         return sorted(view.waiting, key=lambda model: -view.rows[model] / view.rates[model, 0])
 
 
 class Homogeneous(OneDevice):
-    """Sharing as Pittman et al. do it: any so many models as there are devices; the next ones when all have ended."""
+    """Sharing as by Pittman et al.: one model per device, and the next models when all have ended."""
 
     def __init__(self, seed: int = 0, lockstep: bool = True) -> None:
         super().__init__(seed)
@@ -52,25 +52,25 @@ class Homogeneous(OneDevice):
 
 
 class FleetG:
-    """FLEET, global: a flotilla trains until fewer than alpha M devices are at work, then all is allocated anew."""
+    """FLEET, global: a flotilla trains until fewer than alpha M devices are busy, then all are allocated again."""
 
     def __init__(self, alpha: float = ALPHA, delta: float = DELTA, lockstep: bool = True) -> None:
         self.alpha, self.delta, self.lockstep = alpha, delta, lockstep
 
     def decide(self, view: FleetView) -> Changes:
-        active = view.machines.count - len(view.free)
-        if view.groups and active >= self.alpha * view.machines.count:
+        active = view.nodes.device_count - len(view.free)
+        if view.groups and active >= self.alpha * view.nodes.device_count:
             return {}
         candidates = sorted([*view.groups, *view.waiting])
         if not candidates:
             return {}
-        widths = create_flotilla(view.rates, candidates, view.machines.count, self.delta)
-        groups = get_gpu_assignment(widths, view.machines)
+        widths = create_flotilla(view.rates, candidates, view.nodes.device_count, self.delta)
+        groups = get_gpu_assignment(widths, view.nodes)
         return {model: groups.get(model, ()) for model in (*view.groups, *groups)}
 
 
 class FleetL:
-    """FLEET, local: devices that become free take the flotilla that the greedy algorithm makes of the untrained."""
+    """FLEET, local: free devices take the flotilla that the greedy algorithm forms of the waiting models."""
 
     lockstep = False
 
@@ -81,10 +81,10 @@ class FleetL:
         if not view.free or not view.waiting:
             return {}
         widths = create_flotilla(view.rates, sorted(view.waiting), len(view.free), self.delta)
-        if len(view.free) == view.machines.count:
-            return get_gpu_assignment(widths, view.machines)
+        if len(view.free) == view.nodes.device_count:
+            return get_gpu_assignment(widths, view.nodes)
         free, changes = set(view.free), {}
         for model in sorted(widths, key=lambda model: -widths[model]):
-            changes[model] = view.machines.place(widths[model], free)
+            changes[model] = view.nodes.place(widths[model], free)
             free.difference_update(changes[model])
         return changes

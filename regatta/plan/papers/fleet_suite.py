@@ -1,10 +1,10 @@
-"""The FLEET paper's experiment by name: 100 unlike models on 20 to 160 devices, how long each needs unknown.
+"""The FLEET paper's experiment: 100 unlike models on 20 to 160 devices, with unknown numbers of epochs.
 
-`fleet` is calibrated on what the paper prints: rates of 21 to 176 rows per second on one device; 30,606 rows; running
-lengths of 10.4 thousand seconds on average (its Table 3; the deviation is 4.2 thousand there and 4.6 here), the longest
-22.7 thousand; 34 seconds for each flotilla's checkpoints and restarts (its Table 4). Each device beyond the first keeps
-0.97 to 0.99 of the efficiency inside a node of four, 0.92 to 0.97 beyond; each further node costs 5%. `fleet-harsh` has
-epochs from 10 to 60, groups that scale worse, and rates with a longer tail.
+`fleet` is calibrated to the paper's numbers. Rates are 21 to 176 rows per second on one device, for 30,606 rows. Models
+take 10.4 thousand seconds on average (its Table 3; the deviation is 4.2 thousand there and 4.6 here), and at most 22.7
+thousand. Each flotilla costs 34 seconds for checkpoints and restarts (its Table 4). Each device after the first keeps
+0.97 to 0.99 of the efficiency inside a node of four, and 0.92 to 0.97 beyond; each further node costs 5%. `fleet-harsh`
+has epochs from 10 to 60, groups that scale worse, and rates with a longer tail.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from regatta.plan.papers.fleet_policies import (
 )
 
 ROWS = 30_606  # of Caltech256
-LONGEST = 22_700.0  # seconds on one device
-RESTART = 34.0
-EACH = 4  # devices of a node
+MAX_SECONDS = 22_700.0  # of a model on one device
+RESTART_SECONDS = 34.0
+DEVICES_PER_NODE = 4
 DEVICES = (20, 40, 60, 80, 100, 120, 140, 160)
 
 
 @dataclass(frozen=True)
 class FleetProblem:
-    tasks: tuple[FleetModel, ...]
+    models: tuple[FleetModel, ...]
     truth: GroundTruth
-    restart: float = RESTART
+    restart: float = RESTART_SECONDS
 
-    def run(self, policy: str, machines: Nodes, seed: int = 0, stops: int | None = None) -> FleetSchedule:
-        made = make_policy(policy, seed)
-        return simulate(made, self.tasks, machines, self.truth, restart=self.restart, stops=stops)
+    def run(self, policy: str, nodes: Nodes, seed: int = 0, stops: int | None = None) -> FleetSchedule:
+        own = make_policy(policy, seed)
+        return simulate(own, self.models, nodes, self.truth, restart=self.restart, stops=stops)
 
-    def baseline(self, machines: Nodes, orders: int = 200) -> float:
-        """The mean end of one device each, over so many of its random orders.
+    def baseline(self, nodes: Nodes, orders: int = 200) -> float:
+        """The mean end with one device per model, over random orders.
 
-        It is what `one-device` comes to, without its events: a device takes the next model when it is free.
+        It equals the policy `one-device`, without simulating events: a free device takes the next model.
         """
-        pairs = zip(self.tasks, self.truth.epochs, strict=True)
-        lengths = [task.rows * epochs / rate(task.rate, 1, 1) for task, epochs in pairs]
-        return sum(_taken_in_turn(lengths, machines.count, seed) for seed in range(orders)) / orders
+        pairs = zip(self.models, self.truth.epochs, strict=True)
+        lengths = [model.rows * epochs / rate(model.rate, 1, 1) for model, epochs in pairs]
+        return sum(_end_of_list(lengths, nodes.device_count, seed) for seed in range(orders)) / orders
 
-    def bound(self, machines: Nodes) -> float:
-        return malleable_bound(self.tasks, machines, self.truth)
+    def bound(self, nodes: Nodes) -> float:
+        return malleable_bound(self.models, nodes, self.truth)
 
 
-def _taken_in_turn(lengths: Sequence[float], devices: int, seed: int) -> float:
+def _end_of_list(lengths: Sequence[float], devices: int, seed: int) -> float:
     order = list(lengths)
     random.Random(seed).shuffle(order)
     ends = [0.0] * devices
@@ -75,8 +75,8 @@ def calibrated(seed: int, models: int = 100) -> FleetProblem:
     rates, epochs = [], []
     for _ in range(models):
         single = min(max(draw.lognormvariate(math.log(56), 0.38), 21.0), 176.0)
-        longest = int(LONGEST * single / ROWS)
-        rates.append(GeometricRates(single, draw.uniform(0.97, 0.99), draw.uniform(0.92, 0.97), 0.95, EACH))
+        longest = int(MAX_SECONDS * single / ROWS)
+        rates.append(GeometricRates(single, draw.uniform(0.97, 0.99), draw.uniform(0.92, 0.97), 0.95, DEVICES_PER_NODE))
         epochs.append(min(draw.randint(least, most), longest))
     return _problem(rates, epochs, EpochBounds(least, most))
 
@@ -87,13 +87,13 @@ def harsh(seed: int, models: int = 100) -> FleetProblem:
     for _ in range(models):
         single = min(max(draw.lognormvariate(math.log(45), 0.6), 21.0), 176.0)
         loss = draw.uniform(0.85, 0.98)
-        rates.append(GeometricRates(single, loss, loss, 0.95, EACH))
+        rates.append(GeometricRates(single, loss, loss, 0.95, DEVICES_PER_NODE))
     return _problem(rates, [draw.randint(10, 60) for _ in rates], EpochBounds(10, 60))
 
 
 def _problem(rates: list[GeometricRates], epochs: list[int], bounds: EpochBounds) -> FleetProblem:
-    tasks = tuple(FleetModel(f"m{index}", own, ROWS, bounds) for index, own in enumerate(rates))
-    return FleetProblem(tasks, GroundTruth(tuple(epochs)))
+    models = tuple(FleetModel(f"m{index}", own, ROWS, bounds) for index, own in enumerate(rates))
+    return FleetProblem(models, GroundTruth(tuple(epochs)))
 
 
 SUITES: dict[str, Callable[[int], FleetProblem]] = {"fleet": calibrated, "fleet-harsh": harsh}

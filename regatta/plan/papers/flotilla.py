@@ -1,7 +1,7 @@
 """createFlotilla: Algorithm 2 of the FLEET paper, and Equation 3 behind it.
 
-The reference is the fastest model on one device. Model after model joins, with the width that brings its rate nearest
-to the reference, as long as one comes within `delta` and the devices suffice. Devices left over go to the slowest.
+The reference is the fastest model on one device. Models join one by one, each with the width that brings its rate
+nearest to the reference, as long as it comes within `delta` and there are devices. The slowest get the devices left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DELTA = 20.0  # rows per second: the paper's threshold, for images
 def create_flotilla(rates: Floats, candidates: Sequence[int], devices: int, delta: float = DELTA) -> dict[int, int]:
     """The widths of the models that train together, by their row in `rates` (columns are widths from 1).
 
-    Between equals the first candidate is taken, with the smallest width.
+    Ties go to the first candidate, with the smallest width.
     """
     if not candidates or devices < 1:
         raise UsageError(f"A flotilla of {len(candidates)} candidates on {devices} devices: both must be at least 1.")
@@ -43,7 +43,7 @@ def create_flotilla(rates: Floats, candidates: Sequence[int], devices: int, delt
 
 
 def find_next(gaps: Floats, left: int) -> tuple[int, int]:
-    """The row and width with the smallest gap to the reference that `left` devices allow; row -1 when there is none."""
+    """The row and width with the smallest gap to the reference that `left` devices allow; row -1 if there is none."""
     allowed = gaps[:, :left]
     place = int(np.argmin(allowed))
     row, column = divmod(place, allowed.shape[1])
@@ -51,5 +51,5 @@ def find_next(gaps: Floats, left: int) -> tuple[int, int]:
 
 
 def slowest(rates: Floats, widths: dict[int, int]) -> int:
-    """The model with the smallest rate on the devices that it has."""
+    """The model with the smallest rate on its devices."""
     return min(widths, key=lambda model: float(rates[model, widths[model] - 1]))

@@ -1,7 +1,7 @@
-"""pack_opt: which configurations to train together, under a memory limit. Pure: no clock, no device, no PyTorch.
+"""pack_opt: which configurations to train together under a memory limit. Pure: no clock, no device, no PyTorch.
 
-Three heuristics of the packed-training paper (Liu et al., section 5), to compare with: equal batch sizes, at random,
-and nearest neighbours. Our default goes by measured rates.
+`by_batch_size`, `at_random` and `nearest` are three heuristics of the packed-training paper (Liu et al., section 5).
+`by_rate` uses measured rates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PackingCandidate:
-    """A configuration to be trained: what it needs, and how much is left of it."""
+    """A configuration to be trained: its memory, and the steps that it has left."""
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -29,18 +29,18 @@ Grouping = Callable[[Sequence[PackingCandidate], int], Groups]
 
 
 def by_batch_size(candidates: Sequence[PackingCandidate], limit: int, name: str = "batch_size") -> Groups:
-    """Only equal batch sizes together, as many as fit."""
+    """Groups of equal batch sizes, as large as the memory allows."""
     found: Groups = []
     for size in sorted({c.config[name] for c in candidates}):
-        found += _filled([c for c in candidates if c.config[name] == size], limit)
+        found += _split_by_memory([c for c in candidates if c.config[name] == size], limit)
     return found
 
 
 def at_random(candidates: Sequence[PackingCandidate], limit: int, seed: int = 0) -> Groups:
-    """Shuffled, then cut where the memory ends."""
+    """Random groups, as large as the memory allows."""
     shuffled = list(candidates)
     random.Random(seed).shuffle(shuffled)
-    return _filled(shuffled, limit)
+    return _split_by_memory(shuffled, limit)
 
 
 def nearest(
@@ -50,7 +50,7 @@ def nearest(
     threshold: float = math.inf,
     seed: int = 0,
 ) -> Groups:
-    """Around a centroid drawn at random, the most alike until the memory ends; and so on with the rest."""
+    """Groups around random centroids: the most similar configurations that fit into the memory."""
     rest, draw, found = list(candidates), random.Random(seed), []
     while rest:
         centre = rest.pop(draw.randrange(len(rest)))
@@ -66,10 +66,10 @@ def nearest(
 
 
 def distance(one: Mapping[str, Any], other: Mapping[str, Any], space: Mapping[str, Sequence[Any]]) -> float:
-    """How unlike two configurations are, as the paper counts for its Table 3.
+    """The distance of two configurations, as in the paper's Table 3.
 
-    A word counts 1 when it differs; a number counts by how far apart the two stand in the list of values. The parts
-    are added up: that is what the paper's worked example does (4 for the batch size and 1 for the optimizer give 5).
+    Values that are not numbers count 1 if they differ. Numbers count by their distance in the list of values. The
+    parts are added, as in the paper's example (4 for the batch size and 1 for the optimizer give 5).
     """
     total = 0.0
     for name, values in space.items():
@@ -86,15 +86,15 @@ def by_rate(
     seconds: Callable[[str, int], float] | None = None,
     most: int = 64,
 ) -> Groups:
-    """Groups of the size at which a step of one member costs least, of members that end at about the same time.
+    """Groups of the size at which a step costs least per member, of members that end at about the same time.
 
-    `seconds(kind, n)` is the measured time of one step of n members of a kind side by side. A member that is done
-    leaves a gap, so the longest go together.
+    `seconds(kind, n)` is the measured time of one step of n members of a kind side by side. A member that has finished
+    leaves a gap, so the longest are put together.
     """
     found: Groups = []
     for kind in sorted({c.kind for c in candidates}):
         alike = sorted((c for c in candidates if c.kind == kind), key=lambda c: (-c.steps, c.name))
-        found += _filled(alike, limit, _best_size(kind, len(alike), seconds, most))
+        found += _split_by_memory(alike, limit, _best_size(kind, len(alike), seconds, most))
     return found
 
 
@@ -106,16 +106,16 @@ def _best_size(kind: str, count: int, seconds: Callable[[str, int], float] | Non
 
 
 def _total(kind: str, count: int, size: int, seconds: Callable[[str, int], float]) -> float:
-    """One step of all members in groups of a size, the last one smaller."""
+    """Seconds of one step of all members in groups of a size; the last group may be smaller."""
     whole, rest = divmod(count, size)
     return whole * seconds(kind, size) + (seconds(kind, rest) if rest else 0.0)
 
 
 def measured_seconds(points: Mapping[tuple[str, int], float]) -> Callable[[str, int], float]:
-    """Times between measured group sizes by straight lines; beyond the largest, in proportion."""
+    """Times of group sizes: linear between measured sizes, proportional beyond the largest."""
 
     def seconds(kind: str, n: int) -> float:
-        known = sorted((size, value) for (of, size), value in points.items() if of == kind)
+        known = sorted((size, value) for (other, size), value in points.items() if other == kind)
         if not known:
             return float(n)
         above = next((i for i, (size, _) in enumerate(known) if size >= n), None)
@@ -130,8 +130,8 @@ def measured_seconds(points: Mapping[tuple[str, int], float]) -> Callable[[str, 
     return seconds
 
 
-def _filled(candidates: Sequence[PackingCandidate], limit: int, most: int | None = None) -> Groups:
-    """Cut a sequence where the memory ends; one that is too large by itself stands alone."""
+def _split_by_memory(candidates: Sequence[PackingCandidate], limit: int, most: int | None = None) -> Groups:
+    """Consecutive groups that fit into the memory; a candidate that is too large for it is a group by itself."""
     found: Groups = []
     room = 0
     for candidate in candidates:

@@ -1,6 +1,6 @@
-"""A grid of regimes, and every strategy by itself on it: is what the planner chooses really the best?
+"""Compares the planner's choice with every single strategy on a grid of simulated sweeps.
 
-Each choice is played by the hop scheduler on a simulated clock, with truths that the profile has a little wrong.
+The hop scheduler simulates each strategy, with a workload that differs a little from its profile.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.simulate import Noise, simulate_strategy
 from regatta.plan.strategy.sizes import best_packs, best_widths
 
-SIZES = {  # seconds of an epoch, bytes of a state, share of a device that a model fills, largest pack, communication
+# Seconds of an epoch, bytes of a state, share of a device that a model fills, largest pack, communication.
+SIZES = {
     "tiny": (2.0, 1e5, 0.03, 64, 2.0),
     "small": (20.0, 5e6, 0.25, 32, 0.25),
     "medium": (200.0, 1e8, 0.75, 8, 0.075),
     "large": (2000.0, 2e9, 1.03, 2, 0.02),
 }
-PREPARATIONS = {"cheap": 0.01, "even": 0.5, "dear": 4.0}  # over the training of an epoch
+PREPROCESSING = {"cheap": 0.01, "even": 0.5, "dear": 4.0}  # time over that of training
 MODELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
-TRUTH = Noise(profile=0.02)
-SEEDS = (101, 102, 103)  # other than those that the planner plays with
-LARGE = 1024  # units of an epoch; in so many, noise evens out in one simulation
-EACH = 8  # workers of a node
-ACROSS = 4.0  # links between nodes are so much slower than inside
+NOISE = Noise(profile=0.02)
+SEEDS = (101, 102, 103)  # other than those of the planner's own simulations
+LARGE = 1024  # units of an epoch, for which one simulation is enough, because noise evens out
+WORKERS_PER_NODE = 8
+ACROSS = 4.0  # communication across nodes over that inside
 
 
 @dataclass(frozen=True)
@@ -44,46 +45,48 @@ class Regime:
     models: int
     workers: int
     size: str
-    preparation: str
-    beside: tuple[tuple[str, int], ...] = ()  # further models: their size and number
-    cores: int = 0  # of each worker, free for preparing data
+    preprocessing: str
+    others: tuple[tuple[str, int], ...] = ()  # sizes and numbers of further models
+    cores: int = 0  # for each worker, free for preprocessing
     epochs: int = 2
 
     def work(self) -> Workload:
         seconds = SIZES[self.size][0]
-        prepare = PREPARATIONS[self.preparation] * seconds
-        kinds = (_kind(size, models, self.epochs) for size, models in ((self.size, self.models), *self.beside))
+        prepare = PREPROCESSING[self.preprocessing] * seconds
+        kinds = (_kind(size, models, self.epochs) for size, models in ((self.size, self.models), *self.others))
         return Workload(tuple(kinds), DataCosts.shared(prepare, seconds, 1e9))
 
     def cluster(self) -> ClusterSpec:
-        return ClusterSpec(self.workers, EACH, 16e9, unit=0.005, bandwidth=1e9, cores=self.cores, share_start=1.0)
+        return ClusterSpec(
+            self.workers, WORKERS_PER_NODE, 16e9, unit=0.005, bandwidth=1e9, cores=self.cores, share_start=1.0
+        )
 
 
 def _kind(size: str, models: int, epochs: int) -> ModelKind:
     seconds, state, filled, most, ratio = SIZES[size]
     packed = {members: 1 + filled * (members - 1) for members in (2, 4, 8, 16, 32, 64) if members <= most}
-    link = Communication(ratio, ratio * ACROSS, EACH)
+    link = Communication(ratio, ratio * ACROSS, WORKERS_PER_NODE)
     return ModelKind(size, models, epochs, seconds, 0.0, state, 4 * state, packed, link)
 
 
 def grid(models: Sequence[int] = MODELS, workers: Sequence[int] = WORKERS) -> Iterator[Regime]:
     for size in SIZES:
-        for preparation in PREPARATIONS:
-            yield from (Regime(m, w, size, preparation) for m in models for w in workers)
+        for preprocessing in PREPROCESSING:
+            yield from (Regime(m, w, size, preprocessing) for m in models for w in workers)
 
 
 def mixed(workers: Sequence[int] = WORKERS[::2]) -> Iterator[Regime]:
-    """Models of two sizes at once, with and without cores for preparing data."""
+    """Models of two sizes at once, with and without cores for preprocessing."""
     for tiny, beside in product((4, 40), (("large", 1), ("medium", 6))):
-        for count, preparation, cores in product(workers, PREPARATIONS, (0, 2)):
-            yield Regime(tiny, count, "tiny", preparation, (beside,), cores)
+        for count, preprocessing, cores in product(workers, PREPROCESSING, (0, 2)):
+            yield Regime(tiny, count, "tiny", preprocessing, (beside,), cores)
 
 
 STRATEGIES = ("hop", "pack", "group", "share")
 
 
 def single(work: Workload, cluster: ClusterSpec, strategy: str) -> Strategy:
-    """A strategy by itself, with its best parameters by the formulas."""
+    """One strategy with its best parameters by the formulas."""
     match strategy:
         case "hop":
             return Strategy()
@@ -97,13 +100,13 @@ def single(work: Workload, cluster: ClusterSpec, strategy: str) -> Strategy:
 
 
 def compare(regime: Regime, rules: Sequence[Rule] = RULES) -> dict[str, float]:
-    """Mean makespans of the strategies by themselves, and of the planner's choice, by these rules, as `plan`."""
+    """Mean makespans of the single strategies, and of the planner's choice by these rules, as `plan`."""
     work, cluster = regime.work(), regime.cluster()
     seeds = SEEDS if work.models * regime.workers <= LARGE else SEEDS[:1]
-    choices = {strategy: single(work, cluster, strategy) for strategy in STRATEGIES}
-    choices["plan"] = choose(work, cluster, numerics="fast", rules=rules)[0]
+    strategies = {strategy: single(work, cluster, strategy) for strategy in STRATEGIES}
+    strategies["plan"] = choose(work, cluster, numerics="fast", rules=rules)[0]
     played = {
-        choice: fmean(simulate_strategy(work, cluster, choice, TRUTH, seed) for seed in seeds)
-        for choice in choices.values()
+        strategy: fmean(simulate_strategy(work, cluster, strategy, NOISE, seed) for seed in seeds)
+        for strategy in strategies.values()
     }
-    return {name: played[choice] for name, choice in choices.items()}
+    return {name: played[strategy] for name, strategy in strategies.items()}

@@ -1,8 +1,8 @@
-"""The papers' experiments by name, for `regatta simulate --suite`: what each policy comes to on any cluster.
+"""The papers' experiments by name, for `regatta simulate --suite`: each policy on any cluster.
 
-fleet, fleet-harsh   100 unlike models, epochs unknown, on groups of devices (FLEET, section 6)
+fleet, fleet-harsh   100 unlike models with unknown epochs, on groups of devices (FLEET, section 6)
 hoho                 fewer models than workers, by the ratio of communication (Cerebro, section 12)
-regimes              each strategy by itself and the planner's choice, from tiny to large models
+regimes              each single strategy and the planner's choice, from tiny to large models
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from regatta.plan.strategy.groups_or_hops import (
     width_rule,
 )
 
-RATIOS = (0.02, 0.1, 0.3, 0.45, 1.0, 4.0)  # 0.3, 0.45: what the Cerebro paper's ImageNet and Criteo runs come to
+RATIOS = (0.02, 0.1, 0.3, 0.45, 1.0, 4.0)  # 0.3 and 0.45 are those of the Cerebro paper's ImageNet and Criteo runs
 
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What to simulate: devices, those of a node, policies by name, and over how many draws to average."""
+    """What to simulate: numbers of devices, devices of a node, policies by name, and draws to average over."""
 
     devices: Sequence[int]
     each: int
@@ -45,14 +45,14 @@ class SuiteRow:
     case: str
     policy: str
     seconds: float
-    ratio: float  # to what nothing can beat, or to the best of the others
+    ratio: float  # to the bound, or to the best single strategy
     speedup: float  # over the suite's baseline
 
 
 @dataclass(frozen=True)
 class Suite:
     about: str
-    policies: tuple[str, ...]  # those that are taken when none are named
+    policies: tuple[str, ...]  # the default
     known: tuple[str, ...]
     devices: tuple[int, ...]
     run: Callable[[SuiteRequest], list[SuiteRow]]
@@ -62,7 +62,7 @@ def run_suite(
     name: str,
     *,
     devices: Sequence[int] | None = None,
-    each: int = fleet.EACH,
+    each: int = fleet.DEVICES_PER_NODE,
     policies: Sequence[str] | None = None,
     draws: int = 3,
 ) -> list[SuiteRow]:
@@ -71,7 +71,7 @@ def run_suite(
         if policy not in suite.known:
             hint = f"Policies of this suite: {', '.join(suite.known)}."
             candidates = nearest(policy, suite.known)
-            raise UsageError(f"The suite {name!r} knows no policy {policy!r}.", candidates=candidates, hint=hint)
+            raise UsageError(f"The suite {name!r} has no policy {policy!r}.", candidates=candidates, hint=hint)
     if draws < 1 or each < 1:
         raise UsageError(f"{draws} draws, nodes of {each}: both must be at least 1.")
     return suite.run(SuiteRequest(devices or suite.devices, each, policies or suite.policies, draws))
@@ -89,11 +89,11 @@ def _fleet(name: str) -> Callable[[SuiteRequest], list[SuiteRow]]:
         problems = [fleet.SUITES[name](seed) for seed in range(request.draws)]
         rows = []
         for devices in request.devices:
-            machines = Nodes.of(devices, request.each)
-            base = [problem.baseline(machines) for problem in problems]
-            bounds = [problem.bound(machines) for problem in problems]
+            nodes = Nodes.uniform(devices, request.each)
+            base = [problem.baseline(nodes) for problem in problems]
+            bounds = [problem.bound(nodes) for problem in problems]
             for policy in request.policies:
-                ends = [problem.run(policy, machines, seed).makespan for seed, problem in enumerate(problems)]
+                ends = [problem.run(policy, nodes, seed).makespan for seed, problem in enumerate(problems)]
                 gap = fmean(end / bound for end, bound in zip(ends, bounds, strict=True))
                 gain = fmean(start / end for start, end in zip(base, ends, strict=True))
                 rows.append(SuiteRow(f"{devices} devices", policy, fmean(ends), gap, gain))
@@ -103,7 +103,7 @@ def _fleet(name: str) -> Callable[[SuiteRequest], list[SuiteRow]]:
 
 
 def _hoho(request: SuiteRequest) -> list[SuiteRow]:
-    """An epoch of an hour on one worker; hopping is the baseline."""
+    """Times for an epoch of an hour on one worker; hopping is the baseline."""
     rows = []
     for workers in request.devices:
         for ratio in RATIOS:
@@ -124,7 +124,7 @@ def _regimes(request: SuiteRequest) -> list[SuiteRow]:
     for regime in grid((1, 8, 64), request.devices):
         found = compare(regime)
         best = min(found[strategy] for strategy in STRATEGIES)
-        case = f"{regime.models} {regime.size}, {regime.workers} workers, {regime.preparation} data"
+        case = f"{regime.models} {regime.size}, {regime.workers} workers, {regime.preprocessing} data"
         for policy in request.policies:
             rows.append(SuiteRow(case, policy, found[policy], found[policy] / best, found["hop"] / found[policy]))
     return rows

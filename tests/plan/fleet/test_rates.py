@@ -16,11 +16,11 @@ from regatta.plan.fleet.rates import (
     Observation,
     ProfiledRates,
     RingRates,
-    corrected,
+    correct,
     envelope,
     fit,
     rate,
-    table,
+    rate_table,
     widths_to_profile,
 )
 
@@ -60,11 +60,11 @@ def test_a_profile_of_one_device_says_nothing_of_links_and_gets_a_guess() -> Non
 def test_steps_of_the_run_correct_the_model_and_the_term_that_they_tell_of() -> None:
     truth, guess = RingRates(0.02, 0.001, 0.012), RingRates(0.02, 0.001, 0.001)
     seen = [Observation(8, 2, rate(truth, 8, 2))] * 40
-    found = corrected(guess, seen)
+    found = correct(guess, seen)
     assert rate(found, 8, 2) == pytest.approx(rate(truth, 8, 2), rel=0.05)
     assert rate(found, 4, 1) == pytest.approx(rate(truth, 4, 1), rel=0.25)
     assert abs(found.across / truth.across - 1) < abs(guess.across / truth.across - 1)
-    assert corrected(guess, []) == guess
+    assert correct(guess, []) == guess
 
 
 def test_the_ratio_is_communication_over_compute() -> None:
@@ -81,7 +81,7 @@ def test_inside_a_node_the_model_is_concave_and_across_it_costs_more() -> None:
 
 
 def test_no_group_is_slower_than_a_narrower_one() -> None:
-    rates = table([GeometricRates(50.0, 0.97, 0.9, 0.95, 4)], Nodes.of(64, 4))[0]
+    rates = rate_table([GeometricRates(50.0, 0.97, 0.9, 0.95, 4)], Nodes.uniform(64, 4))[0]
     assert (np.diff(rates) >= -1e-9).all()
 
 
@@ -109,8 +109,8 @@ def test_a_model_that_gains_nothing_bounds_the_run_alone() -> None:
 
 
 def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
-    rates = table(
-        [GeometricRates(30.0, 0.97, 0.93, 0.95, 4), GeometricRates(90.0, 0.98, 0.95, 0.95, 4)], Nodes.of(16, 4)
+    rates = rate_table(
+        [GeometricRates(30.0, 0.97, 0.93, 0.95, 4), GeometricRates(90.0, 0.98, 0.95, 0.95, 4)], Nodes.uniform(16, 4)
     )
     ends = [fluid(np.array([1e4, 2e4]), Envelopes(rates[:, :count]), count).seconds for count in (1, 2, 4, 8, 16)]
     assert ends == sorted(ends, reverse=True)
@@ -118,19 +118,19 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
 
 
 def test_a_group_is_placed_inside_the_fullest_node_that_holds_it() -> None:
-    machines = Nodes((4, 4, 4))
-    assert machines.place(2, {0, 1, 2, 4, 5, 8}) == (4, 5)
-    assert machines.place(4, {0, 1, 2, 4, 5, 8}) == (0, 1, 2, 8)
-    assert machines.place(1, {3, 7, 11}, near={8}) == (11,)
+    nodes = Nodes((4, 4, 4))
+    assert nodes.place(2, {0, 1, 2, 4, 5, 8}) == (4, 5)
+    assert nodes.place(4, {0, 1, 2, 4, 5, 8}) == (0, 1, 2, 8)
+    assert nodes.place(1, {3, 7, 11}, near={8}) == (11,)
     with pytest.raises(UsageError, match="3 devices cannot be taken out of 2"):
-        machines.place(3, {0, 1})
+        nodes.place(3, {0, 1})
 
 
 def test_nodes_may_differ_in_size() -> None:
-    machines = Nodes.of(10, 4)
-    assert machines.sizes == (4, 4, 2)
-    assert machines.fewest == (0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3)
-    assert machines.nodes([0, 3, 9]) == 2
+    nodes = Nodes.uniform(10, 4)
+    assert nodes.sizes == (4, 4, 2)
+    assert nodes.min_nodes == (0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3)
+    assert nodes.count_nodes([0, 3, 9]) == 2
 
 
 def test_criteria_of_convergence() -> None:

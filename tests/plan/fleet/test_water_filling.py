@@ -34,7 +34,7 @@ def check(view: FleetView) -> None:
     assert len(held) == len(set(held)), "a device has two models"
     assert all(view.groups.values()), "a model runs without a device"
     assert view.free.isdisjoint(held)
-    assert view.free | set(held) == set(range(view.machines.count))
+    assert view.free | set(held) == set(range(view.nodes.device_count))
     assert not set(view.groups) & set(view.waiting)
 
 
@@ -58,10 +58,10 @@ def test_every_policy_is_valid_and_no_faster_than_the_bound(
         FleetModel(f"m{i}", GeometricRates(single, inside, inside, 0.95, each), 50, EpochBounds(2, 9))
         for i, (single, _) in enumerate(drawn)
     ]
-    machines, truth = Nodes.of(devices, each), GroundTruth([epochs for _, epochs in drawn])
-    found = simulate(make_policy(name), made, machines, truth, restart=restart, after=check)
+    nodes, truth = Nodes.uniform(devices, each), GroundTruth([epochs for _, epochs in drawn])
+    found = simulate(make_policy(name), made, nodes, truth, restart=restart, after=check)
     assert set(found.ends) == {task.name for task in made}
-    assert found.makespan >= malleable_bound(made, machines, truth) * (1 - 1e-9)
+    assert found.makespan >= malleable_bound(made, nodes, truth) * (1 - 1e-9)
     no_overlap(found)
     assert 0 < found.utilisation <= 1 + 1e-9
 
@@ -76,17 +76,17 @@ def test_water_moves_nobody_between_its_stops(
         FleetModel(f"m{i}", GeometricRates(single, inside, inside, 0.95, each), 50, EpochBounds(2, 9))
         for i, (single, _) in enumerate(drawn)
     ]
-    machines, truth = Nodes.of(devices, each), GroundTruth([epochs for _, epochs in drawn])
-    found = simulate(WaterFilling(), made, machines, truth, restart=restart, stops=stops, after=check)
-    assert found.makespan >= malleable_bound(made, machines, truth) * (1 - 1e-9)
+    nodes, truth = Nodes.uniform(devices, each), GroundTruth([epochs for _, epochs in drawn])
+    found = simulate(WaterFilling(), made, nodes, truth, restart=restart, stops=stops, after=check)
+    assert found.makespan >= malleable_bound(made, nodes, truth) * (1 - 1e-9)
     no_overlap(found)
 
 
 def no_overlap(found: FleetSchedule) -> None:
     by_device: dict[int, list[tuple[float, float]]] = {}
-    for stay in found.stays:
-        for device in stay.devices:
-            by_device.setdefault(device, []).append((stay.start, stay.end))
+    for allocation in found.allocations:
+        for device in allocation.devices:
+            by_device.setdefault(device, []).append((allocation.start, allocation.end))
     for spans in by_device.values():
         spans.sort()
         assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(spans))
@@ -113,7 +113,7 @@ def test_a_flotilla_goes_on_until_too_few_devices_are_at_work() -> None:
     assert found.ends["m1"] == pytest.approx(20.0)
     assert found.rounds == 2
     assert found.restarts == 3
-    widths = sorted(len(stay.devices) for stay in found.stays if stay.start > 0)
+    widths = sorted(len(allocation.devices) for allocation in found.allocations if allocation.start > 0)
     assert widths == [1, 2, 2]
     assert found.makespan == pytest.approx(27.0 + 10.0)  # the one device leads, because all keep its pace
 
@@ -134,7 +134,7 @@ def test_water_starts_with_the_widths_of_the_fluid() -> None:
     found = simulate(
         WaterFilling(), tasks(10.0, 30.0, bounds=EpochBounds(4, 4)), Nodes((4,)), GroundTruth([4, 4]), restart=1.0
     )
-    assert {stay.model: len(stay.devices) for stay in found.stays} == {"m0": 3, "m1": 1}
+    assert {allocation.model: len(allocation.devices) for allocation in found.allocations} == {"m0": 3, "m1": 1}
     assert found.makespan == pytest.approx(40 / 3)
 
 
@@ -162,10 +162,10 @@ def test_water_makes_room_inside_a_node() -> None:
 
 
 def test_groups_lie_inside_nodes_where_they_fit() -> None:
-    problem, machines = SUITES["fleet"](0), Nodes.of(60, 4)
-    found = simulate(WaterFilling(), problem.tasks, machines, problem.truth, restart=34.0)
-    small = [stay for stay in found.stays if 1 < len(stay.devices) <= 4]
-    assert sum(machines.nodes(stay.devices) == 1 for stay in small) > 0.6 * len(small)
+    problem, nodes = SUITES["fleet"](0), Nodes.uniform(60, 4)
+    found = simulate(WaterFilling(), problem.models, nodes, problem.truth, restart=34.0)
+    small = [allocation for allocation in found.allocations if 1 < len(allocation.devices) <= 4]
+    assert sum(nodes.count_nodes(allocation.devices) == 1 for allocation in small) > 0.6 * len(small)
 
 
 def test_truth_may_be_slower_than_what_the_policy_knows() -> None:
@@ -176,18 +176,18 @@ def test_truth_may_be_slower_than_what_the_policy_knows() -> None:
 
 @pytest.mark.parametrize("devices", [20, 80, 160])
 def test_the_calibrated_suite_is_what_the_paper_prints_and_water_is_near_its_bound(devices: int) -> None:
-    problem, machines = SUITES["fleet"](1), Nodes.of(devices, 4)
-    lengths = [t.rows * e / t.rate.single for t, e in zip(problem.tasks, problem.truth.epochs, strict=True)]  # type: ignore[attr-defined]
+    problem, nodes = SUITES["fleet"](1), Nodes.uniform(devices, 4)
+    lengths = [t.rows * e / t.rate.single for t, e in zip(problem.models, problem.truth.epochs, strict=True)]  # type: ignore[attr-defined]
     assert 9_500 < np.mean(lengths) < 11_500 and max(lengths) <= 22_700
-    bound = problem.bound(machines)
-    assert problem.run("water", machines, stops=1).makespan < 1.25 * bound
-    assert problem.run("water", machines).makespan < problem.run("fleet-g", machines).makespan
+    bound = problem.bound(nodes)
+    assert problem.run("water", nodes, stops=1).makespan < 1.25 * bound
+    assert problem.run("water", nodes).makespan < problem.run("fleet-g", nodes).makespan
 
 
 def test_the_baseline_is_what_its_policy_comes_to() -> None:
-    problem, machines = SUITES["fleet"](2), Nodes.of(20, 4)
-    ends = [problem.run("one-device", machines, seed).makespan for seed in range(3)]
-    assert problem.baseline(machines, orders=3) == pytest.approx(np.mean(ends))
+    problem, nodes = SUITES["fleet"](2), Nodes.uniform(20, 4)
+    ends = [problem.run("one-device", nodes, seed).makespan for seed in range(3)]
+    assert problem.baseline(nodes, orders=3) == pytest.approx(np.mean(ends))
 
 
 class Wrong:
@@ -203,17 +203,17 @@ class Wrong:
 
 
 def test_the_simulator_refuses_what_cannot_be() -> None:
-    made, machines, truth = tasks(10.0, 10.0), Nodes((2,)), GroundTruth([1, 2])
+    made, nodes, truth = tasks(10.0, 10.0), Nodes((2,)), GroundTruth([1, 2])
     with pytest.raises(RegattaError, match="m1 was given"):
-        simulate(Wrong({0: (0,), 1: (0,)}), made, machines, truth)
+        simulate(Wrong({0: (0,), 1: (0,)}), made, nodes, truth)
     with pytest.raises(RegattaError, match="has converged"):
-        simulate(Wrong({0: (0,), 1: (1,)}, {0: (0,)}), made, machines, truth)
+        simulate(Wrong({0: (0,), 1: (1,)}, {0: (0,)}), made, nodes, truth)
     with pytest.raises(RegattaError, match="between two of its stops"):
-        simulate(Wrong({0: (0,), 1: (1,)}, {1: (0, 1)}), tasks(10.0, 7.0), machines, truth, stops=1)
-    with pytest.raises(UsageError, match="1 models waiting for ever"):
-        simulate(Wrong({0: (0,)}), made, machines, truth)
+        simulate(Wrong({0: (0,), 1: (1,)}, {1: (0, 1)}), tasks(10.0, 7.0), nodes, truth, stops=1)
+    with pytest.raises(UsageError, match="1 models waiting forever"):
+        simulate(Wrong({0: (0,)}), made, nodes, truth)
     with pytest.raises(UsageError, match="2 models, but the epochs of 1"):
-        simulate(OneDevice(), made, machines, GroundTruth([1]))
+        simulate(OneDevice(), made, nodes, GroundTruth([1]))
 
 
 def test_a_misspelt_policy_gets_the_nearest() -> None:

@@ -81,10 +81,10 @@ def test_the_remaining_are_ordered_so_that_they_cross_the_fewest_nodes() -> None
 
 def test_a_permutation_is_searched_where_no_pair_fits() -> None:
     """5, 1, 1, 1 on nodes of four: in their order the five would be 0-4; the singles first only move the crossing."""
-    machines = Nodes((4, 4))
-    groups = get_gpu_assignment({0: 1, 1: 5, 2: 1, 3: 1}, machines)
+    nodes = Nodes((4, 4))
+    groups = get_gpu_assignment({0: 1, 1: 5, 2: 1, 3: 1}, nodes)
     assert sorted(d for group in groups.values() for d in group) == list(range(8))
-    assert score(groups.values(), machines) == pytest.approx(2 / 5 + 3)
+    assert score(groups.values(), nodes) == pytest.approx(2 / 5 + 3)
 
 
 def test_the_score_is_nodes_over_devices() -> None:
@@ -98,18 +98,18 @@ def test_assign_gpus_goes_on_from_the_next_device() -> None:
 
 
 def test_more_than_there_is_cannot_be_assigned() -> None:
-    with pytest.raises(UsageError, match="9 devices in all do not fit on 8"):
+    with pytest.raises(UsageError, match="9 devices together do not fit on 8"):
         get_gpu_assignment({0: 4, 1: 5}, Nodes((4, 4)))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.floats(5, 200), min_size=1, max_size=8), st.integers(1, 24), st.integers(1, 8), st.floats(0, 60))
 def test_every_flotilla_uses_all_devices_once(singles: list[float], devices: int, each: int, delta: float) -> None:
-    machines = Nodes.of(devices, each)
+    nodes = Nodes.uniform(devices, each)
     rates = np.array([[single * width * 0.97**width for width in range(1, devices + 1)] for single in singles])
     widths = create_flotilla(rates, list(range(len(singles))), devices, delta)
     assert sum(widths.values()) == devices
     assert min(widths.values()) >= 1
-    groups = get_gpu_assignment(widths, machines)
+    groups = get_gpu_assignment(widths, nodes)
     assert {model: len(group) for model, group in groups.items()} == widths
     assert sorted(d for group in groups.values() for d in group) == list(range(devices))

@@ -187,7 +187,7 @@ def test_what_is_real_strays_from_the_profile_and_is_the_same_for_the_same_seed(
 
 
 def test_the_plan_is_near_the_best_single_strategy_and_better_on_average() -> None:
-    regimes = [r for r in grid((1, 6, 24), (1, 4)) if r.preparation != "even"]
+    regimes = [r for r in grid((1, 6, 24), (1, 4)) if r.preprocessing != "even"]
     found = [compare(regime) for regime in regimes]
     best = [min(times[strategy] for strategy in STRATEGIES) for times in found]
     ratios = {name: [times[name] / least for times, least in zip(found, best, strict=True)] for name in found[0]}
@@ -203,7 +203,7 @@ def test_suites_by_name() -> None:
     assert len(run_suite("regimes", devices=[1], policies=["plan"])) == 36
     with pytest.raises(UsageError, match="no suite 'fleat'"):
         run_suite("fleat")
-    with pytest.raises(UsageError, match="knows no policy 'watter'"):
+    with pytest.raises(UsageError, match="has no policy 'watter'"):
         run_suite("fleet", policies=["watter"])
     with pytest.raises(UsageError, match="0 draws"):
         run_suite("fleet", draws=0)
