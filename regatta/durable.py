@@ -28,10 +28,13 @@ def fsync_path(path: str | Path) -> None:
         os.close(handle)
 
 
-def fsync_file(file: IO[Any]) -> None:
+def fsync_file(file: int | IO[Any]) -> None:
     """Force what was written to an open file to the disk."""
-    file.flush()
-    os.fsync(file.fileno())
+    if isinstance(file, int):
+        os.fsync(file)
+    else:
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def temporary_name(path: Path) -> Path:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from regatta.data.formats import safetensors
 from regatta.data.partition import Partition, inspect
-from regatta.durable import lock_file, replacing
+from regatta.durable import fsync_file, lock_file, replacing
 from regatta.errors import ConflictError, DataError
 
 
@@ -26,7 +26,7 @@ def locked(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             lock_file(file)
         yield
-        os.fsync(file)
+        fsync_file(file)
     finally:
         os.close(file)
 

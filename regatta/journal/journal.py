@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from regatta.durable import fsync_path
+from regatta.durable import fsync_file, fsync_path
 from regatta.errors import CorruptError
 
 Record: TypeAlias = dict[str, Any]
@@ -125,7 +125,7 @@ class Journal:
                 self._dirty = False
                 waiting, self._waiting = self._waiting, []
             try:
-                os.fsync(self._file)
+                fsync_file(self._file)
                 for then in waiting:
                     then()
             except OSError as error:

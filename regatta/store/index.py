@@ -14,12 +14,7 @@ from typing import Any
 from regatta.errors import CorruptError, NotFoundError
 from regatta.store.database import Database
 from regatta.store.format.dtypes import DType
-from regatta.store.format.pack_file import (
-    ManifestRecord,
-    Record,
-    Segment,
-    parse_record,
-)
+from regatta.store.format.pack_file import ManifestRecord, Record, Segment, parse_record
 
 MAX_CHAIN_LENGTH = 128  # tensors in a chain of deltas, the last of which has no base
 LOCAL, REMOTE = 1, 2  # bits: where copies of a pack are
@@ -257,10 +252,6 @@ class Index(Database):
     def renew_snapshot(self, snapshot: str, now: float) -> None:
         """Restart the age of a snapshot."""
         self._run("UPDATE snapshots SET created = ? WHERE snapshot = ?", now, bytes.fromhex(snapshot))
-
-    def drop_snapshot(self, snapshot: str) -> None:
-        for table in ("snapshots", "members"):
-            self._run(f"DELETE FROM {table} WHERE snapshot = ?", bytes.fromhex(snapshot))
 
     def set_name(self, name: str, snapshot: str | None, now: float) -> None:
         self._run("DELETE FROM names WHERE name = ?", name)

@@ -31,26 +31,11 @@ from regatta.store.commit import NewSnapshot, SnapshotCommit, SnapshotDraft
 from regatta.store.folder import MissingPackError, PackFolder
 from regatta.store.format.dtypes import DType, Words
 from regatta.store.format.encodings import Encoding, encoding_named
-from regatta.store.format.manifest import (
-    Manifest,
-    ManifestEntry,
-    make_manifest,
-    parse_manifest,
-)
+from regatta.store.format.manifest import Manifest, ManifestEntry, make_manifest, parse_manifest
 from regatta.store.format.pack_file import ManifestRecord
-from regatta.store.format.tensor_id import (
-    RawTensor,
-    as_tensor,
-    check_name,
-    word_count,
-)
+from regatta.store.format.tensor_id import RawTensor, as_tensor, check_name, word_count
 from regatta.store.index import Index, StoredTensor
-from regatta.store.maintenance import (
-    fsck,
-    gc,
-    rebuild_index,
-    rewrite,
-)
+from regatta.store.maintenance import fsck, gc, rebuild_index, rewrite
 from regatta.store.reader import ChunkCache, ReadRequest, TensorReader
 from regatta.store.remote import PackSource, Remote
 from regatta.store.slices import narrow
@@ -227,11 +212,11 @@ class ParameterStore:
     def entry(self, tensor: str) -> StorageInfo:
         """How a tensor is stored now."""
         with self.index.reading():
-            return _entry(self.index.stored(self.resolve(tensor, "tensors")))
+            return _info(self.index.stored(self.resolve(tensor, "tensors")))
 
     def entries(self) -> Iterator[StorageInfo]:
         """How each tensor that can be read is stored."""
-        return map(_entry, self.index.all_stored())
+        return map(_info, self.index.all_stored())
 
     def resolve(self, prefix: str, table: str) -> str:
         """The id in "snapshots" or "tensors" with this prefix."""
@@ -399,16 +384,9 @@ def _encoding(name: str, lossy: bool) -> Encoding:
     return found
 
 
-def _entry(stored: StoredTensor) -> StorageInfo:
-    return StorageInfo(
-        stored.tensor,
-        stored.dtype,
-        stored.shape,
-        stored.encoding,
-        stored.base,
-        stored.size,
-        stored.remote_size,
-    )
+def _info(stored: StoredTensor) -> StorageInfo:
+    known = stored.tensor, stored.dtype, stored.shape, stored.encoding, stored.base
+    return StorageInfo(*known, stored.size, stored.remote_size)
 
 
 def _copy(tensor: RawTensor) -> RawTensor:

@@ -17,12 +17,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from regatta.errors import UsageError
-from regatta.store.archive.budgets import (
-    by_access,
-    by_factor,
-    by_snapshot,
-    cheapest_costs,
-)
+from regatta.store.archive.budgets import by_access, by_factor, by_snapshot, cheapest_costs
 from regatta.store.archive.candidates import (
     EdgeEstimates,
     EncodingChoice,
@@ -35,14 +30,7 @@ from regatta.store.archive.candidates import (
 )
 from regatta.store.archive.planner import plan
 from regatta.store.archive.speeds import Speeds, measured_speeds
-from regatta.store.archive.storage_graph import (
-    Floats,
-    Scheme,
-    StorageEdge,
-    StorageGraph,
-    StoragePlan,
-    check_scheme,
-)
+from regatta.store.archive.storage_graph import Floats, Scheme, StorageEdge, StorageGraph, StoragePlan, check_scheme
 from regatta.store.format.encodings import ENCODINGS, encoding_named
 from regatta.store.format.manifest import Manifest
 from regatta.store.format.tensor_id import word_count
@@ -117,7 +105,10 @@ def archive(
     estimates = EdgeEstimates(matrices, Samples(matrices, store.words), speeds or measured_speeds())
     pairs = declared_pairs(matrices, manifests, _declared(store, manifests, bases))
     pairs += near_pairs(matrices, estimates.samples, pairs)
-    members = {one: _members(manifest, matrices) for one, manifest in manifests.items()}
+    members = {
+        one: [entry.id for entry in manifest.tensors.values() if entry.id in matrices]
+        for one, manifest in manifests.items()
+    }
     graph = StorageGraph(candidate_edges(matrices, pairs, estimates, choice), members)
     budgets = _budgets(graph, scheme, _by_id(store, budget), _by_id(store, reads))
     found = plan(graph, algorithm, scheme, budgets, hops=MAX_CHAIN_LENGTH)
@@ -140,10 +131,6 @@ def _matrices(store: ParameterStore) -> dict[str, Matrix]:
         )
         for entry in store.entries()
     }
-
-
-def _members(manifest: Manifest, matrices: Mapping[str, Matrix]) -> list[str]:
-    return [member.id for member in manifest.tensors.values() if member.id in matrices]
 
 
 def _declared(

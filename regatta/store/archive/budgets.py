@@ -12,13 +12,7 @@ import numpy as np
 
 from regatta.errors import UsageError, nearest
 from regatta.store.archive.spanning_trees import quickest_tree
-from regatta.store.archive.storage_graph import (
-    Floats,
-    Scheme,
-    StorageGraph,
-    StoragePlan,
-    snapshot_costs,
-)
+from regatta.store.archive.storage_graph import Floats, Scheme, StorageGraph, StoragePlan, snapshot_costs
 
 
 def cheapest_costs(graph: StorageGraph, scheme: Scheme) -> Floats:

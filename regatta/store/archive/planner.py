@@ -26,19 +26,8 @@ from regatta.errors import UsageError, nearest
 from regatta.store.archive.budgets import check_feasible, split_by_size
 from regatta.store.archive.pas import TreeGrowth, repair_tree
 from regatta.store.archive.refine import MAX_ROUNDS, LocalSearch
-from regatta.store.archive.spanning_trees import (
-    Chosen,
-    balanced_tree,
-    cheapest_tree,
-    quickest_tree,
-)
-from regatta.store.archive.storage_graph import (
-    Floats,
-    Scheme,
-    StorageGraph,
-    StoragePlan,
-    check_scheme,
-)
+from regatta.store.archive.spanning_trees import Chosen, balanced_tree, cheapest_tree, quickest_tree
+from regatta.store.archive.storage_graph import Floats, Scheme, StorageGraph, StoragePlan, check_scheme
 from regatta.store.archive.storage_tree import StorageTree
 
 ALGORITHMS = ("mst", "spt", "last", "pas-mt", "pas-pt")

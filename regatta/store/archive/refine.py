@@ -10,12 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from regatta.store.archive.storage_graph import (
-    Floats,
-    Integers,
-    Scheme,
-    StorageGraph,
-)
+from regatta.store.archive.storage_graph import Floats, Integers, Scheme, StorageGraph
 from regatta.store.archive.storage_tree import StorageTree, meter
 
 Undo: TypeAlias = list[tuple[int, list[int]]]  # the edge that was replaced, and the nodes below its target

@@ -9,12 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from regatta.store.format.dtypes import (
-    CHUNK_WORDS,
-    DType,
-    Words,
-    dtype_named,
-)
+from regatta.store.format.dtypes import CHUNK_WORDS, DType, Words, dtype_named
 from regatta.store.format.encodings import ENCODINGS, Encoding
 
 _LIKE = {1: "F8_E4M3", 2: "BF16", 4: "F32", 8: "F64"}  # the type that represents all types of its width

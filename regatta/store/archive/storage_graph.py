@@ -177,9 +177,9 @@ def snapshot_costs(graph: StorageGraph, distances: Floats | Sequence[float], sch
     Sums always have the same order, so equal distances give equal bits.
     """
     check_scheme(scheme)
-    combine = sum if scheme == "independent" else _maximum
     far = [float(distance) for distance in distances]
-    return np.array([combine([far[node] for node in members]) for members in graph.members], np.float64)
+    costs = [[far[node] for node in members] for members in graph.members]
+    return np.array([sum(each) if scheme == "independent" else max(each, default=0.0) for each in costs], np.float64)
 
 
 def check_scheme(scheme: str) -> None:
@@ -190,10 +190,6 @@ def check_scheme(scheme: str) -> None:
             candidates=nearest(scheme, SCHEMES[:2]),
             hint="A plan for the independent scheme also bounds what the reusable one costs.",
         )
-
-
-def _maximum(values: list[float]) -> float:
-    return max(values, default=0.0)
 
 
 def _indices(name: str, nodes: Iterable[Node], index: Mapping[Node, int]) -> tuple[int, ...]:

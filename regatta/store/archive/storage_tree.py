@@ -14,14 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from regatta.store.archive.storage_graph import (
-    NULL,
-    Floats,
-    Integers,
-    Scheme,
-    StorageGraph,
-    StoragePlan,
-)
+from regatta.store.archive.storage_graph import NULL, Floats, Integers, Scheme, StorageGraph, StoragePlan
 
 
 class StorageTree:

@@ -29,12 +29,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from regatta.errors import CorruptError, UsageError, nearest
-from regatta.store.format import (
-    deltas,
-    lossy,
-    pcodec_blocks,
-    planes,
-)
+from regatta.store.format import deltas, lossy, pcodec_blocks, planes
 from regatta.store.format.dtypes import CHUNK_WORDS, DType, Words
 from regatta.store.format.planes import bounds, leading
 

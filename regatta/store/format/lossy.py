@@ -28,13 +28,7 @@ from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, UsageError
 from regatta.store.format import codecs
-from regatta.store.format.dtypes import (
-    DTYPES,
-    DType,
-    Words,
-    floats_of,
-    words_of_floats,
-)
+from regatta.store.format.dtypes import DTYPES, DType, Words, floats_of, words_of_floats
 
 EncodeFunction: TypeAlias = Callable[[Words, DType], list[bytes]]
 DecodeFunction: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]

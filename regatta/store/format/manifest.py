@@ -12,13 +12,7 @@ from typing import Any
 
 from regatta.errors import CorruptError, UsageError
 from regatta.store.format.dtypes import DTYPES, dtype_named
-from regatta.store.format.tensor_id import (
-    is_id,
-    snapshot_id,
-    why_not_name,
-    why_not_shape,
-    word_count,
-)
+from regatta.store.format.tensor_id import is_id, snapshot_id, why_not_name, why_not_shape, word_count
 
 FORMAT = 1
 MAX_MANIFEST_BYTES = 2**26

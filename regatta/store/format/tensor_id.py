@@ -17,15 +17,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
-from regatta.store.format.dtypes import (
-    DType,
-    Words,
-    array_from,
-    dtype_named,
-    dtype_of,
-    words_from,
-    words_of,
-)
+from regatta.store.format.dtypes import DType, Words, array_from, dtype_named, dtype_of, words_from, words_of
 
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 2**44

@@ -32,20 +32,8 @@ from regatta.safetensors_io import LENGTH_BYTES, Header, HeaderError, parse_head
 from regatta.store.commit import NewSnapshot
 from regatta.store.format.dtypes import dtype_named, floats_of
 from regatta.store.format.manifest import Manifest
-from regatta.store.format.tensor_id import (
-    Bits,
-    RawTensor,
-    as_tensor,
-    check_name,
-)
-from regatta.store.states.state_files import (
-    StateFolder,
-    model_names,
-    publishing,
-    read_weights,
-    state_key,
-    writing,
-)
+from regatta.store.format.tensor_id import Bits, RawTensor, as_tensor, check_name
+from regatta.store.states.state_files import StateFolder, model_names, publishing, read_weights, state_key, writing
 from regatta.store.store import ParameterStore
 
 STATE_REFERENCES = "runs/"
@@ -127,7 +115,9 @@ class RunStates:
             except NotFoundError:  # it has just moved into the store
                 return self.weights(config, epoch)
         with self._opened() as store:
-            return _stored_weights(store, found)
+            wanted = stored_names(store.manifest(found), found)
+            values = store.get(found, sorted(set(wanted.values())))
+            return {name: _as_array(values[source]) for name, source in sorted(wanted.items())}
 
     def materialize(self, config: str, epoch: int | None = None, target: Path | None = None) -> Path:
         """The file of the state after an epoch, or of the newest one; restored if only the store has it.
@@ -176,18 +166,15 @@ def _readable(states: Iterable[RawState], series: str) -> tuple[list[tuple[RawSt
         try:
             view = map_file(state.path)
             _check_hash([view], state)
-            found.append((state, _snapshot(state, view, series)))
+            header, tensors = parse_tensors(view, str(state.path))
+            metadata = {"header": header.text.decode(), "hash": state.hash}
+            reference = reference_of(series, state.config, state.path)
+            found.append((state, NewSnapshot(tensors, metadata, reference)))
         except FileNotFoundError:
             continue
         except (RegattaError, OSError) as error:
             failed[state.path] = str(error)
     return found, failed
-
-
-def _snapshot(state: RawState, view: memoryview, series: str) -> NewSnapshot:
-    header, tensors = parse_tensors(view, str(state.path))
-    metadata = {"header": header.text.decode(), "hash": state.hash}
-    return NewSnapshot(tensors, metadata, reference_of(series, state.config, state.path))
 
 
 def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, RawTensor]]:
@@ -300,12 +287,6 @@ def header_names(header: Header, tensors: Iterable[str], place: str) -> dict[str
         return model_names(tensors, meta)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise CorruptError(f"The header does not belong to a state: {error!r:.200}.", place=place) from error
-
-
-def _stored_weights(store: ParameterStore, snapshot: str) -> dict[str, NDArray[Any]]:
-    wanted = stored_names(store.manifest(snapshot), snapshot)
-    values = store.get(snapshot, sorted(set(wanted.values())))
-    return {name: _as_array(values[source]) for name, source in sorted(wanted.items())}
 
 
 def _as_array(value: NDArray[Any] | Bits) -> NDArray[Any]:

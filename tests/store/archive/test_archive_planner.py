@@ -12,19 +12,9 @@ from hypothesis import strategies as st
 from storage_graphs import all_plans, chains, graphs
 
 from regatta.errors import UsageError
-from regatta.store.archive.budgets import (
-    by_access,
-    by_factor,
-    by_snapshot,
-    cheapest_costs,
-)
+from regatta.store.archive.budgets import by_access, by_factor, by_snapshot, cheapest_costs
 from regatta.store.archive.planner import ALGORITHMS, plan, shortened
-from regatta.store.archive.storage_graph import (
-    Floats,
-    StorageEdge,
-    StorageGraph,
-    StoragePlan,
-)
+from regatta.store.archive.storage_graph import Floats, StorageEdge, StorageGraph, StoragePlan
 
 BUDGETED = ("last", "pas-mt", "pas-pt")
 Planned = Literal["independent", "parallel"]

@@ -7,13 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from regatta.store.format.dtypes import (
-    CHUNK_WORDS,
-    DTYPES,
-    DType,
-    Words,
-    words_of_floats,
-)
+from regatta.store.format.dtypes import CHUNK_WORDS, DTYPES, DType, Words, words_of_floats
 
 LENGTHS = (0, 1, 2, 63, 64, 65, 255, 1000, 4096, 5001)
 EDGES = (0, 1, 63, 64, CHUNK_WORDS)

@@ -16,20 +16,8 @@ from hypothesis import strategies as st
 from locations import FIXTURES
 
 from regatta.errors import CorruptError, UsageError
-from regatta.store.format.dtypes import (
-    DTYPES,
-    DType,
-    Words,
-    words_of_floats,
-)
-from regatta.store.format.encodings import (
-    CHUNK_WORDS,
-    ENCODINGS,
-    Encoding,
-    bounds,
-    encoding_named,
-    leading,
-)
+from regatta.store.format.dtypes import DTYPES, DType, Words, words_of_floats
+from regatta.store.format.encodings import CHUNK_WORDS, ENCODINGS, Encoding, bounds, encoding_named, leading
 
 EXACT = [encoding for encoding in ENCODINGS.values() if not encoding.lossy]
 FUZZED = [*EXACT, *map(encoding_named, ("float16", "fixed-8", "uniform-3", "random-8"))]

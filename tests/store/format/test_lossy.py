@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from regatta.errors import CorruptError, UsageError
 from regatta.store.format import codecs
-from regatta.store.format.dtypes import (
-    DTYPES,
-    Words,
-    floats_of,
-    words_of,
-    words_of_floats,
-)
+from regatta.store.format.dtypes import DTYPES, Words, floats_of, words_of, words_of_floats
 from regatta.store.format.encodings import ENCODINGS, Encoding, encoding_named
 
 SCHEMES = [encoding for encoding in ENCODINGS.values() if encoding.lossy]

@@ -12,19 +12,8 @@ from hypothesis import strategies as st
 
 from regatta.errors import CorruptError, UsageError
 from regatta.store.format.dtypes import DTYPES
-from regatta.store.format.manifest import (
-    Manifest,
-    ManifestEntry,
-    make_manifest,
-    parse_manifest,
-)
-from regatta.store.format.tensor_id import (
-    Bits,
-    as_tensor,
-    tensor_id,
-    why_not_name,
-    why_not_shape,
-)
+from regatta.store.format.manifest import Manifest, ManifestEntry, make_manifest, parse_manifest
+from regatta.store.format.tensor_id import Bits, as_tensor, tensor_id, why_not_name, why_not_shape
 from regatta.testing.store import bits_of, tensors
 
 

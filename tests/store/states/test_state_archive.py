@@ -15,14 +15,7 @@ from safetensors.numpy import save_file
 
 from regatta.errors import CorruptError, NotFoundError
 from regatta.store.archive.archive import archive
-from regatta.store.states.state_archive import (
-    RawState,
-    RunStates,
-    _readable,
-    series_bases,
-    series_of,
-    store_states,
-)
+from regatta.store.states.state_archive import RawState, RunStates, _readable, series_bases, series_of, store_states
 from regatta.store.states.state_files import read_weights, state_metadata
 from regatta.store.store import ParameterStore
 
