@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from regatta.cli.output import numbers
+from regatta import format as fmt
 from regatta.cli.output.table import Cell, Table, left, right
 from regatta.cli.output.version_text import shape_text, value_text
 
@@ -72,7 +72,7 @@ def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, ever
         right("moved"), left("distributions"),
     ]  # fmt: skip
     same = sum(tensor.what == "same" for tensor in each.parameters)
-    notes = [f"{numbers.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []
+    notes = [f"{fmt.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []
     partly = [tensor for tensor in tensors if 0 < tensor.planes < 4 and tensor.distance and not tensor.distance.exact]
     if partly:
         notes.append(
@@ -121,11 +121,11 @@ def _cell(value: Any, section: str) -> str:
         return "-"
     if section == "files":
         return str(value)[:SHORT]
-    text = numbers.metric(value) if section == "metrics" else _words(value)
+    text = fmt.metric(value) if section == "metrics" else _words(value)
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _words(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return ", ".join(value)
-    return numbers.scalar(value)
+    return fmt.scalar(value)

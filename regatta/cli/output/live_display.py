@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from regatta import format as fmt
 from regatta.cli.arguments import command
-from regatta.cli.output import numbers
 from regatta.cli.output.live_frame import picture
 from regatta.cli.output.run_tables import remark
 
@@ -165,13 +165,13 @@ def _on_terminal(live: Live, state: DisplayState, record: RunRecord, line: dict[
 def opening(record: RunRecord) -> Text:
     """What is about to be trained, and on what."""
     header = record.header
-    parts = [numbers.count(len(record.configs), "configuration")]
+    parts = [fmt.count(len(record.configs), "configuration")]
     if header:
-        parts.append(numbers.count(len(header["dataset"]["train"]), "partition"))
-        parts.append(numbers.count(header["epochs"], "epoch"))
+        parts.append(fmt.count(len(header["dataset"]["train"]), "partition"))
+        parts.append(fmt.count(header["epochs"], "epoch"))
     cluster = header.get("cluster", {})
     workers = cluster.get("workers") or len(record.workers)
-    where = numbers.count(workers, "worker") if workers else str(cluster.get("kind", "workers")).capitalize()
+    where = fmt.count(workers, "worker") if workers else str(cluster.get("kind", "workers")).capitalize()
     return Text(f"{record.name}: {', '.join(parts)} on {where}")
 
 
@@ -197,14 +197,14 @@ def closing(record: RunRecord) -> Text:
     text = f"{record.name}: {record.status}"
     if record.units:
         used = record.resources()
-        text += f", {numbers.count(used.units, 'unit')} in {numbers.seconds(used.wall)}"
+        text += f", {fmt.count(used.units, 'unit')} in {fmt.seconds(used.wall)}"
     ranked = record.leaderboard() if record.header else []
     best = ranked[0].best(record.metric, record.mode) if ranked else None
     if best:
-        text += f", best {record.metric} {numbers.metric(best[1])} (configuration {ranked[0].id}, epoch {best[0]})"
+        text += f", best {record.metric} {fmt.metric(best[1])} (configuration {ranked[0].id}, epoch {best[0]})"
     failed = sum(config.status == "failed" for config in record.configs.values())
     if failed:
-        text += f", {numbers.count(failed, 'configuration')} failed"
+        text += f", {fmt.count(failed, 'configuration')} failed"
     if record.error:
         text += f": {record.error.strip().splitlines()[0]}"
     if record.status == "interrupted":
@@ -215,8 +215,8 @@ def closing(record: RunRecord) -> Text:
 def report_line(record: RunRecord, line: dict[str, Any], pace: UnitRate) -> str:
     config = record.configs[line["config"]]
     done, wanted = record.progress()
-    value = numbers.metric(line["metrics"].get(record.metric))
+    value = fmt.metric(line["metrics"].get(record.metric))
     text = f"{done}/{wanted} units, {config.id} epoch {line['epoch']}/{config.epochs}: {record.metric} {value}"
     left = pace.left(wanted - done, record.longest_model_seconds(), line["time"])
     trouble = remark(config, record.metric)
-    return text + (f", {numbers.seconds(left)} left" if left is not None else "") + (f" ({trouble})" if trouble else "")
+    return text + (f", {fmt.seconds(left)} left" if left is not None else "") + (f" ({trouble})" if trouble else "")

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from regatta.cli.output import numbers
+from regatta import format as fmt
 from regatta.cli.output.run_tables import last_value, split_values, status_cell
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def picture(record: RunRecord, pace: UnitRateLike, now: float, width: int, heigh
     hidden_workers = len(record.workers) - len(workers)
     parts: list[RenderableType] = [_overall(record, pace, now, width), _worker_grid(workers, now)]
     if hidden_workers:
-        parts.append(Text(f"and {numbers.count(hidden_workers, 'more worker')}", style="dim"))
+        parts.append(Text(f"and {fmt.count(hidden_workers, 'more worker')}", style="dim"))
     room -= 1 + max(1, len(workers)) + bool(hidden_workers)
     if record.configs and room >= 4:
         parts.extend(_configurations(record, room - 2, width))
@@ -62,7 +62,7 @@ def _overall(record: RunRecord, pace: UnitRateLike, now: float, width: int) -> R
         words.append(f"{pace.rate:.3g}/s")
     left = pace.left(wanted - done, record.longest_model_seconds(), now)
     if left is not None:
-        words.append(f"{numbers.seconds(left)} left")
+        words.append(f"{fmt.seconds(left)} left")
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(1, wanted), completed=done, width=max(10, min(40, width - 50)))
     grid.add_row(Text(record.name, style="bold"), bar, Text("  ".join(words)))
@@ -92,7 +92,7 @@ def _doing(worker: WorkerRecord, now: float) -> tuple[Text, ...]:
     if worker.running is None:
         return (Text("idle", style="dim"),)
     kind, config, epoch, partition = worker.running
-    since = Text(numbers.seconds(max(0.0, now - worker.since)), style="dim")
+    since = Text(fmt.seconds(max(0.0, now - worker.since)), style="dim")
     if kind == "pilot":
         return Text(DOING[kind]), Text(config), Text(""), Text(""), since
     return Text(DOING.get(kind, kind)), Text(config), Text(f"epoch {epoch}"), Text(f"partition {partition}"), since
@@ -118,10 +118,10 @@ def _row(record: RunRecord, config: ConfigRecord, names: Sequence[str]) -> list[
     status = status_cell(config.status)
     return [
         Text(config.id, style="bold" if config.running else ""),
-        *(Text(numbers.scalar(config.values.get(name, "-"))) for name in names),
+        *(Text(fmt.scalar(config.values.get(name, "-"))) for name in names),
         Text(f"{config.epoch}/{config.epochs}"),
-        Text(numbers.metric(last_value(config, record.metric))),
-        Text(numbers.sparkline(config.series(record.metric)), style="cyan"),
+        Text(fmt.metric(last_value(config, record.metric))),
+        Text(fmt.sparkline(config.series(record.metric)), style="cyan"),
         Text(status) if isinstance(status, str) else Text(*status),
     ]
 

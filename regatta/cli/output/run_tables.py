@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from regatta.cli.output import numbers
+from regatta import format as fmt
 from regatta.cli.output.table import Cell, Table, TableColumn, left, right
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
     if any(remarks):
         rows = [[*row, text] for row, text in zip(rows, remarks, strict=True)]
     left_out = len(ranked) - len(shown)
-    more = (f"and {numbers.count(left_out, 'more configuration')}",) if left_out else ()
+    more = (f"and {fmt.count(left_out, 'more configuration')}",) if left_out else ()
     return Table(columns, rows, above=(*_heading(record), *_shared_line(shared)), below=more)
 
 
@@ -91,20 +91,20 @@ def resources(record: RunRecord) -> Table:
     training = sum(unit.kind == "train" for unit in record.units)
     evaluating = sum(unit.kind == "eval" for unit in record.units)
     rows: list[list[Cell]] = [
-        ["wall", numbers.seconds(used.wall), "", numbers.count(workers, "worker")],
-        ["training", numbers.seconds(used.train), numbers.share(used.train, total), _units(training)],
-        ["evaluation", numbers.seconds(used.eval), numbers.share(used.eval, total), _units(evaluating)],
-        ["pilot", numbers.seconds(used.pilot), numbers.share(used.pilot, total), "to estimate unit times"],
-        ["idle", numbers.seconds(used.idle), numbers.share(used.idle, total), ""],
-        ["in units: hops", numbers.seconds(used.hop), numbers.share(used.hop, total), _hops(used)],
-        ["in units: saving", numbers.seconds(used.save), numbers.share(used.save, total), ""],
+        ["wall", fmt.seconds(used.wall), "", fmt.count(workers, "worker")],
+        ["training", fmt.seconds(used.train), fmt.share(used.train, total), _units(training)],
+        ["evaluation", fmt.seconds(used.eval), fmt.share(used.eval, total), _units(evaluating)],
+        ["pilot", fmt.seconds(used.pilot), fmt.share(used.pilot, total), "to estimate unit times"],
+        ["idle", fmt.seconds(used.idle), fmt.share(used.idle, total), ""],
+        ["in units: hops", fmt.seconds(used.hop), fmt.share(used.hop, total), _hops(used)],
+        ["in units: saving", fmt.seconds(used.save), fmt.share(used.save, total), ""],
         [
             "in units: loading",
-            numbers.seconds(used.load),
-            numbers.share(used.load, total),
+            fmt.seconds(used.load),
+            fmt.share(used.load, total),
             "data, once for each worker",
         ],
-        ["until units count", numbers.seconds(used.journal), "", _journal(used)],
+        ["until units count", fmt.seconds(used.journal), "", _journal(used)],
     ]
     columns = [
         left("resources"),
@@ -123,8 +123,8 @@ def accounts(record: RunRecord) -> Table:
     rows: list[list[Cell]] = []
     for config in record.leaderboard():
         cost = record.account(config.id)
-        seconds = [numbers.seconds(getattr(cost, f"{kind}_seconds")) for kind in kinds]
-        rows.append([config.id, *seconds, numbers.size(cost.hop_bytes), numbers.size(cost.journal_bytes)])
+        seconds = [fmt.seconds(getattr(cost, f"{kind}_seconds")) for kind in kinds]
+        rows.append([config.id, *seconds, fmt.size(cost.hop_bytes), fmt.size(cost.journal_bytes)])
     return Table(columns, rows)
 
 
@@ -160,7 +160,7 @@ def configuration(record: RunRecord, config: ConfigRecord) -> Table:
         for epoch in sorted(config.reports)
     ]
     above = [f"{config.id} of {record.name}: {config.status}, epoch {config.epoch} of {config.epochs}"]
-    above.extend(f"  {name} = {numbers.scalar(value)}" for name, value in config.values.items())
+    above.extend(f"  {name} = {fmt.scalar(value)}" for name, value in config.values.items())
     below = () if config.error is None else (config.traceback or config.error,)
     return Table(columns, rows, above=tuple(above), below=below)
 
@@ -177,8 +177,8 @@ def _ranked_row(record: RunRecord, config: ConfigRecord, rank: int, varying: Seq
     return [
         str(rank),
         config.id,
-        *(numbers.scalar(config.values.get(name, "-")) for name in varying),
-        (numbers.metric(best[1]), "bold") if best else "none",
+        *(fmt.scalar(config.values.get(name, "-")) for name in varying),
+        (fmt.metric(best[1]), "bold") if best else "none",
         f"{best[0]}/{config.epochs}" if best else "-",
         _number_cell(last_value(config, record.metric)),
         status_cell(config.status),
@@ -186,7 +186,7 @@ def _ranked_row(record: RunRecord, config: ConfigRecord, rank: int, varying: Seq
 
 
 def _number_cell(value: float | None) -> Cell:
-    return (numbers.metric(value), "red") if value is not None and math.isnan(value) else numbers.metric(value)
+    return (fmt.metric(value), "red") if value is not None and math.isnan(value) else fmt.metric(value)
 
 
 def _numeric(name: str, configs: Iterable[ConfigRecord]) -> bool:
@@ -196,7 +196,7 @@ def _numeric(name: str, configs: Iterable[ConfigRecord]) -> bool:
 
 def _heading(record: RunRecord) -> tuple[str, ...]:
     better = "lower" if record.mode == "min" else "higher"
-    configs = numbers.count(len(record.configs), "configuration")
+    configs = fmt.count(len(record.configs), "configuration")
     line = f"{record.name}: {record.status}, {configs}, {record.metric} ({better} is better)"
     return (line, record.error.strip().splitlines()[0]) if record.error else (line,)
 
@@ -204,20 +204,20 @@ def _heading(record: RunRecord) -> tuple[str, ...]:
 def _shared_line(shared: dict[str, object]) -> tuple[str, ...]:
     if not shared:
         return ()
-    return ("in all: " + ", ".join(f"{name}={numbers.scalar(value)}" for name, value in shared.items()),)
+    return ("in all: " + ", ".join(f"{name}={fmt.scalar(value)}" for name, value in shared.items()),)
 
 
 def _units(number: int) -> str:
-    return numbers.count(number, "unit")
+    return fmt.count(number, "unit")
 
 
 def _hops(used: Resources) -> str:
-    each = f", {numbers.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
-    return f"{numbers.count(used.hops, 'hop')}, {numbers.size(used.bytes_hopped)}{each}"
+    each = f", {fmt.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
+    return f"{fmt.count(used.hops, 'hop')}, {fmt.size(used.bytes_hopped)}{each}"
 
 
 def _journal(used: Resources) -> str:
-    return f"their states durable, their records in a journal of {numbers.size(used.journal_bytes)}"
+    return f"their states durable, their records in a journal of {fmt.size(used.journal_bytes)}"
 
 
 def _run_row(record: RunRecord) -> list[Cell]:
@@ -229,7 +229,7 @@ def _run_row(record: RunRecord) -> list[Cell]:
         status_cell(record.status),
         str(len(record.configs)),
         str(len(record.units)),
-        numbers.seconds(record.resources().wall),
-        numbers.metric(best[1] if best else None),
+        fmt.seconds(record.resources().wall),
+        fmt.metric(best[1] if best else None),
         record.metric,
     ]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from regatta.cli.output import numbers
+from regatta import format as fmt
 from regatta.cli.output.lineage_graph import (
     DrawnNode,
     children_first,
@@ -158,7 +158,7 @@ def _columns(
             for place, name in enumerate(metrics)
         ),
         column(epochs, lambda v: str(v.snapshots) if v.snapshots else "-", 75, True),
-        column("size", lambda v: numbers.size(v.bytes) if v.bytes is not None else "-", 80, True),
+        column("size", lambda v: fmt.size(v.bytes) if v.bytes is not None else "-", 80, True),
         column("", lambda v: _remark(v, tags.get(v.id, [])), 5, shrinks=True),
     ]
     return [each for each in found if each.column.name or any(each.cells.values())]
@@ -186,12 +186,12 @@ def best_of(found: MetricRange, name: str, mode: str | None = None) -> tuple[flo
 def log_lines(version: Version, links: Iterable[Link], names: Mapping[str, str]) -> list[str]:
     """What `log` says of a version, under its name; these are the links to its parents."""
     when = datetime.fromtimestamp(version.created).strftime("%Y-%m-%d %H:%M:%S")
-    kept = numbers.count(version.snapshots, "snapshot") if version.snapshots else "no weights"
+    kept = fmt.count(version.snapshots, "snapshot") if version.snapshots else "no weights"
     weights = f", {version.parameters:,} parameters" if version.parameters else ""
     lines = [f"{when}  {kept}{weights}{_git(version)}"]
     lines += [_sentence(link, names) for link in links]
     if version.hyperparameters:
-        lines.append(", ".join(f"{name}={numbers.scalar(value)}" for name, value in version.hyperparameters.items()))
+        lines.append(", ".join(f"{name}={fmt.scalar(value)}" for name, value in version.hyperparameters.items()))
     lines += [_metric_line(name, found) for name, found in version.metrics.items()]
     return [*lines, *(f"    {line}" for line in version.message.splitlines())]
 
@@ -216,8 +216,8 @@ def _sentence(link: Link, names: Mapping[str, str]) -> str:
 def _metric_line(name: str, found: MetricRange) -> str:
     value, step = best_of(found, name)
     at = "" if step in (None, 0) else f" at {step}"
-    last = "" if found.last == value or step in (None, 0) else f", last {numbers.metric(found.last)}"
-    return f"{name} {numbers.metric(value)}{at}{last}"
+    last = "" if found.last == value or step in (None, 0) else f", last {fmt.metric(found.last)}"
+    return f"{name} {fmt.metric(value)}{at}{last}"
 
 
 def _tagged(tags: Sequence[str]) -> str:
@@ -257,7 +257,7 @@ def _metrics(versions: Sequence[Version], wanted: str | None, wide: bool) -> lis
 
 
 def _value(version: Version, name: str) -> str:
-    return numbers.scalar(version.hyperparameters[name]) if name in version.hyperparameters else "-"
+    return fmt.scalar(version.hyperparameters[name]) if name in version.hyperparameters else "-"
 
 
 def _when(created: float, dates: bool) -> str:
@@ -269,7 +269,7 @@ def _when(created: float, dates: bool) -> str:
 
 def _metric_cell(version: Version, name: str, mode: str | None) -> str:
     found = version.metrics.get(name)
-    return "-" if found is None else numbers.metric(best_of(found, name, mode)[0])
+    return "-" if found is None else fmt.metric(best_of(found, name, mode)[0])
 
 
 def _beside(nodes: Sequence[DrawnNode], cells: Mapping[str, list[Cell]]) -> list[list[Cell]]:
@@ -289,7 +289,7 @@ def _numeric(name: str, versions: Sequence[Version]) -> bool:
 
 
 def _in_all(shared: Mapping[str, Any]) -> tuple[str, ...]:
-    text = ", ".join(f"{name}={numbers.scalar(value)}" for name, value in shared.items())
+    text = ", ".join(f"{name}={fmt.scalar(value)}" for name, value in shared.items())
     return (f"in all: {text}",) if text else ()
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from regatta.cli.output import numbers
+from regatta import format as fmt
 from regatta.cli.output.table import Cell, Table, left, right
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
         yield _weights(found.distributions, most)
     files = found.description.files
     if files:
-        rows: list[list[Cell]] = [[file.path, numbers.size(file.bytes), (file.hash[:SHORT], "dim")] for file in files]
+        rows: list[list[Cell]] = [[file.path, fmt.size(file.bytes), (file.hash[:SHORT], "dim")] for file in files]
         yield _cut(Table([left("file"), right("size"), left("hash")], rows, above=("Files",)),
                    None if everything else FILES)  # fmt: skip
 
@@ -101,8 +101,8 @@ def _sizes(found: Portrait) -> str:
     size = found.description.version.bytes
     if size is None:
         return ""
-    stored = f", {numbers.size(found.stored_bytes)} stored" if found.stored_bytes is not None else ""
-    return numbers.size(size) + stored
+    stored = f", {fmt.size(found.stored_bytes)} stored" if found.stored_bytes is not None else ""
+    return fmt.size(size) + stored
 
 
 def _snapshots(found: Portrait) -> str:
@@ -132,7 +132,7 @@ def _related(found: Portrait, links: Sequence[Link], end: str) -> str:
 
 
 def _named(values: Mapping[str, Any]) -> list[list[Cell]]:
-    return [[(name, "dim"), numbers.scalar(value)] for name, value in values.items()]
+    return [[(name, "dim"), fmt.scalar(value)] for name, value in values.items()]
 
 
 def _metrics(found: Portrait) -> Table:
@@ -147,8 +147,8 @@ def _metrics(found: Portrait) -> Table:
     }
     rows: list[list[Cell]] = [
         [
-            name, numbers.metric(each.lowest), _step(each.lowest_step), numbers.metric(each.highest),
-            _step(each.highest_step), numbers.metric(each.last), numbers.sparkline(series.get(name, []), 24),
+            name, fmt.metric(each.lowest), _step(each.lowest_step), fmt.metric(each.highest),
+            _step(each.highest_step), fmt.metric(each.last), fmt.sparkline(series.get(name, []), 24),
         ]
         for name, each in found.description.version.metrics.items()
     ]  # fmt: skip
@@ -174,7 +174,7 @@ def _network(found: Portrait, most: int | None) -> Table:
         ]
         for layer in found.layers
     ]  # fmt: skip
-    return _cut(Table(columns, rows, above=(f"Network: {numbers.count(len(rows), 'layer')}",)), most)
+    return _cut(Table(columns, rows, above=(f"Network: {fmt.count(len(rows), 'layer')}",)), most)
 
 
 def _weights_of(layer: NetworkLayer) -> str:
@@ -195,7 +195,7 @@ def value_text(value: Any) -> str:
     """3 for (3, 3): a kernel is square more often than not."""
     if isinstance(value, list | tuple) and value:
         return value_text(value[0]) if len(set(map(str, value))) == 1 else "×".join(map(str, value))
-    return numbers.scalar(value)
+    return fmt.scalar(value)
 
 
 def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
@@ -212,7 +212,7 @@ def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
     )
     dtypes = Counter(tensor.dtype for tensor in tensors)
     usual = max(dtypes, key=lambda dtype: dtypes[dtype])
-    title = f"Weights: {numbers.count(len(tensors), 'tensor')} of {usual}{' and others' if len(dtypes) > 1 else ''}"
+    title = f"Weights: {fmt.count(len(tensors), 'tensor')} of {usual}{' and others' if len(dtypes) > 1 else ''}"
     rows = [_tensor(tensor, usual) for tensor in tensors]
     return _cut(Table(columns, rows, above=(title,), below=(note,) if note else ()), most)
 
@@ -221,7 +221,7 @@ def _tensor(tensor: Distribution, usual: str) -> list[Cell]:
     return [
         tensor.name,
         shape_text(tensor.shape) + ("" if tensor.dtype == usual else f" {tensor.dtype}"),
-        "" if tensor.stored_bytes is None else numbers.size(tensor.stored_bytes),
+        "" if tensor.stored_bytes is None else fmt.size(tensor.stored_bytes),
         str(tensor.mean),
         str(tensor.deviation),
         _distribution(tensor),

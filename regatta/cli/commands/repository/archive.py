@@ -85,8 +85,8 @@ def _report(report: ArchiveReport | None) -> dict[str, Any] | None:
 
 
 def _table(found: ArchiveResult, dry_run: bool) -> Table:
-    from regatta.cli.output.numbers import count, size
     from regatta.cli.output.table import Cell, Table, left, right
+    from regatta.format import count, size
 
     rows: list[list[Cell]] = []
     if found.states:
@@ -108,7 +108,7 @@ def _table(found: ArchiveResult, dry_run: bool) -> Table:
 
 
 def _report_rows(report: ArchiveReport) -> Iterator[list[Any]]:
-    from regatta.cli.output.numbers import (
+    from regatta.format import (
         count,
         seconds,
         share,

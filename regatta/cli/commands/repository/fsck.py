@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(found: RepoFsckResult, depth: str) -> None:
-    from regatta.cli.output.numbers import count
+    from regatta.format import count
 
     for problem in found.problems:
         ui.write(problem)

@@ -24,7 +24,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.output.json_documents import document
-    from regatta.cli.output.numbers import count, size
+    from regatta.format import count, size
 
     with opened_repo(args) as repo:
         gone = repo.gc(grace=args.grace)

@@ -62,8 +62,8 @@ def _explain_run(args: argparse.Namespace) -> int:
 
 
 def _table(found: Analysis) -> Table:
-    from regatta.cli.output.numbers import seconds
     from regatta.cli.output.table import Table, left, right
+    from regatta.format import seconds
 
     columns = [
         left(""),
@@ -81,7 +81,7 @@ def _table(found: Analysis) -> Table:
 
 
 def _figures(row: AnalysisRow) -> list[str]:
-    from regatta.cli.output.numbers import seconds, size
+    from regatta.format import seconds, size
 
     spelled: dict[str, Callable[[float], str]] = {
         "seconds": seconds,

@@ -24,7 +24,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.output.json_documents import document
-    from regatta.cli.output.numbers import count
+    from regatta.format import count
 
     chosen = chosen_run(args)
     training = sum(unit.kind == "train" for unit in chosen.record.units)

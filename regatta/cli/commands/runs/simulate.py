@@ -78,8 +78,8 @@ def _run_suite(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from regatta.cli.output.json_documents import document
-    from regatta.cli.output.numbers import seconds
     from regatta.cli.output.table import Table, left, right
+    from regatta.format import seconds
     from regatta.plan.papers.suites import run_suite
 
     node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
@@ -98,8 +98,8 @@ def _run_suite(args: argparse.Namespace) -> int:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
-    from regatta.cli.output.numbers import seconds
     from regatta.cli.output.table import Table, left, right
+    from regatta.format import seconds
 
     names = ("workers", "expected", "at least", "ratio", "speed-up", "busy")
     cells = [

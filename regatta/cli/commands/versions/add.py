@@ -88,7 +88,7 @@ class Status:
 
     def run(self, args: argparse.Namespace) -> int:
         from regatta.cli.output.json_documents import document
-        from regatta.cli.output.numbers import count
+        from regatta.format import count
         from regatta.repo.intake.staging import staged
 
         with opened_repo(args) as repo:
@@ -121,8 +121,8 @@ def _tell(items: Sequence[Staged], as_json: bool, what: str) -> None:
 
 
 def _table(items: Sequence[Staged]) -> Table:
-    from regatta.cli.output.numbers import size
     from regatta.cli.output.table import Cell, Table, left, right
+    from regatta.format import size
 
     columns = [left("staged as"), left("file"), right("size"), left("")]
     rows: list[list[Cell]] = []

@@ -30,7 +30,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.output.json_documents import document
-    from regatta.cli.output.numbers import size
+    from regatta.format import size
 
     with opened_repo(args) as repo:
         version = repo.version(args.version)

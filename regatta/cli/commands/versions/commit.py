@@ -72,7 +72,7 @@ def _commit(repo: Repo, args: argparse.Namespace) -> int:
 
 def _contents(repo: Repo, reference: str) -> str:
     """What a version holds, in a few words."""
-    from regatta.cli.output.numbers import count
+    from regatta.format import count
 
     found = repo.describe(reference)
     parts = [
@@ -88,8 +88,8 @@ def _contents(repo: Repo, reference: str) -> str:
 
 def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
     from regatta.cli.output.json_documents import document
-    from regatta.cli.output.numbers import count
     from regatta.cli.output.version_tables import version_entry
+    from regatta.format import count
     from regatta.repo.commit_run import commit_run
     from regatta.run import open_run
 

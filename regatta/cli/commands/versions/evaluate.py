@@ -83,14 +83,14 @@ def _write_labels(found: Evaluation, path: Path) -> None:
 
 
 def _table(found: Evaluation) -> Table:
-    from regatta.cli.output import numbers
+    from regatta import format as fmt
     from regatta.cli.output.table import Table, TableColumn
 
     names = ("stage", "read", "bytes", "of full", "open", "certain by intervals", "by backward bound", "computed")
     columns = [TableColumn(name, right=name not in ("read",)) for name in names]
     rows: list[list[Cell]] = [
         [
-            str(number), stage.read, numbers.size(stage.bytes), numbers.share(stage.bytes, found.bytes_full),
+            str(number), stage.read, fmt.size(stage.bytes), fmt.share(stage.bytes, found.bytes_full),
             f"{stage.open:,}", f"{stage.intervals:,}", f"{stage.backward:,}", f"{stage.computed:,}",
         ]
         for number, stage in enumerate(found.stages, 1)
@@ -99,19 +99,19 @@ def _table(found: Evaluation) -> Table:
 
 
 def _heading(found: Evaluation) -> tuple[str, ...]:
-    from regatta.cli.output import numbers
+    from regatta import format as fmt
 
     accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4f}"
     best = "" if found.top_k == 1 else f" ({found.top_k} best classes)"
-    return (f"{found.version}: {numbers.count(len(found.labels), 'input')}{best}{accuracy}",)
+    return (f"{found.version}: {fmt.count(len(found.labels), 'input')}{best}{accuracy}",)
 
 
 def _below(found: Evaluation) -> tuple[str, ...]:
-    from regatta.cli.output import numbers
+    from regatta import format as fmt
 
     sure = int(found.certain.sum())
     lines = [
-        f"{numbers.size(found.bytes_read)} of {numbers.size(found.bytes_full)} read ({found.share:.1%}); "
+        f"{fmt.size(found.bytes_read)} of {fmt.size(found.bytes_full)} read ({found.share:.1%}); "
         f"an input on its own needs {found.mean_share:.1%} in the mean"
     ]
     if sure < len(found.labels):

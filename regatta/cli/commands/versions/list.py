@@ -105,8 +105,8 @@ def _write_json(repo: Repo, found: Versions) -> None:
 
 
 def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
-    from regatta.cli.output.numbers import count
     from regatta.cli.output.version_tables import tags_by_version, version_table
+    from regatta.format import count
 
     total = repo.catalog.count()
     if not found:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from regatta.cli.output import numbers
+from regatta import format as fmt
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from regatta.cli.output import numbers
     ],
 )
 def test_seconds(value: float, text: str) -> None:
-    assert numbers.seconds(value) == text
+    assert fmt.seconds(value) == text
 
 
 @pytest.mark.parametrize(
@@ -42,25 +42,25 @@ def test_seconds(value: float, text: str) -> None:
     ],
 )
 def test_size(value: float, text: str) -> None:
-    assert numbers.size(value) == text
+    assert fmt.size(value) == text
 
 
 def test_counts_agree_with_their_nouns() -> None:
-    assert numbers.count(1, "unit") == "1 unit"
-    assert numbers.count(12_345, "unit") == "12,345 units"
-    assert numbers.count(0, "entry", "entries") == "0 entries"
+    assert fmt.count(1, "unit") == "1 unit"
+    assert fmt.count(12_345, "unit") == "12,345 units"
+    assert fmt.count(0, "entry", "entries") == "0 entries"
 
 
 def test_a_metric_is_four_figures_or_says_what_it_is() -> None:
-    assert [numbers.metric(v) for v in (0.123456, 1e-7, None, math.nan, math.inf)] == [
+    assert [fmt.metric(v) for v in (0.123456, 1e-7, None, math.nan, math.inf)] == [
         "0.1235", "1e-07", "-", "NaN", "inf",
     ]  # fmt: skip
 
 
 def test_sparkline_rises_with_the_values_and_marks_what_is_no_number() -> None:
-    assert numbers.sparkline([0, 7]) == "▁█"
-    assert numbers.sparkline([3.0, 2.0, 1.0])[0] == "█"
-    assert numbers.sparkline([1.0, math.nan, 2.0]) == "▁×█"
-    assert numbers.sparkline([5.0, 5.0]) == "▄▄"
-    assert numbers.sparkline([]) == ""
-    assert len(numbers.sparkline(list(range(100)), width=12)) == 12
+    assert fmt.sparkline([0, 7]) == "▁█"
+    assert fmt.sparkline([3.0, 2.0, 1.0])[0] == "█"
+    assert fmt.sparkline([1.0, math.nan, 2.0]) == "▁×█"
+    assert fmt.sparkline([5.0, 5.0]) == "▄▄"
+    assert fmt.sparkline([]) == ""
+    assert len(fmt.sparkline(list(range(100)), width=12)) == 12
