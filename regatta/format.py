@@ -10,7 +10,7 @@ NOT_A_NUMBER = "×"
 
 
 def seconds(value: float) -> str:
-    """1.2 s, 34 ms, 2 min 05 s, 3 h 12 min: three figures or so."""
+    """1.2 s, 34 ms, 2 min 05 s, 3 h 12 min: about three figures."""
     if value < 0.0005:
         return "0 ms" if value < 0.00005 else f"{value * 1e3:.1f} ms"
     if value < 0.0995:
@@ -38,14 +38,14 @@ def count(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def metric(value: float | None) -> str:
-    """Four figures; a missing value and NaN are said, not hidden."""
+    """Four figures; a missing value is "-", and NaN is shown as such."""
     if value is None:
         return "-"
     return "NaN" if math.isnan(value) else f"{value:.4g}"
 
 
 def scalar(value: object) -> str:
-    """A value of a configuration as one would type it."""
+    """A value of a configuration, as a user would type it."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return str(value)
@@ -56,7 +56,7 @@ def share(part: float, whole: float) -> str:
 
 
 def sparkline(series: Sequence[float], width: int = 12) -> str:
-    """The last values of a series as bars, the lowest the smallest; × where it was not a number."""
+    """The last values of a series as bars, with × for values that are not numbers."""
     shown = list(series[-width:])
     finite = [value for value in shown if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)

@@ -1,4 +1,4 @@
-"""Arguments that several commands take alike."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FILE_HELP = "a Python file that defines `sweep = regatta.Sweep(...)`; FILE:name 
 
 
 class Verbs(Protocol):
-    """What a command adds itself to: argparse's subparsers."""
+    """The subparsers of argparse, as far as commands use them."""
 
     def add_parser(self, name: str, *, help: str, description: str) -> argparse.ArgumentParser: ...
 
 
 def command() -> str:
-    """How to call this command again: its name, or its path where the shell would not find the name."""
+    """How to call this program again: its name, or its path if the shell would not find the name."""
     from shutil import which
 
     called = Path(sys.argv[0])
@@ -43,11 +43,11 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_name", metavar="RUN", nargs="?", help="the name of a run; the newest one by default")
+    parser.add_argument("run_name", metavar="RUN", nargs="?", help="the name of a run (default: the newest run)")
 
 
 def add_repo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repo", metavar="FOLDER", help="the repository; by default the nearest .regatta upwards")
+    parser.add_argument("--repo", metavar="FOLDER", help="the repository (default: the nearest .regatta upwards)")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -55,12 +55,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_version(parser: argparse.ArgumentParser, name: str = "version", optional: bool = False) -> None:
-    text = "a tag, a name (its newest version), name@number, or how an id begins"
+    text = "a tag, a name (its newest version), name@number, or the beginning of an id"
     parser.add_argument(name, metavar=name.upper(), nargs="?" if optional else None, help=text)
 
 
 def opened_repo(args: argparse.Namespace) -> Repo:
-    """The repository that was named, or the nearest one upwards; for reading only where it cannot be written."""
+    """The repository of --repo, or the nearest one upwards; it is opened for reading only if it is not writable."""
     from regatta.repo import Repo
 
     return Repo.open(args.repo)
@@ -72,13 +72,13 @@ def assignments(words: Sequence[str], example: str = "lr=0.01") -> dict[str, Any
     for word in words:
         name, sign, text = word.partition("=")
         if not sign or not name:
-            raise UsageError(f"{word!r} gives no value to a name.", hint=f"Write name=value, for example {example}.")
+            raise UsageError(f"{word!r} is not of the form name=value.", hint=f"For example: {example}")
         found[name] = scalar(text)
     return found
 
 
 def scalar(text: str) -> Any:
-    """A value as JSON has it, else the text itself; NaN and infinities are no values of JSON."""
+    """A JSON value, or else the text itself; NaN and infinities are not JSON values."""
     try:
         return json.loads(text, parse_constant=lambda constant: text)
     except (ValueError, RecursionError):
@@ -86,7 +86,7 @@ def scalar(text: str) -> Any:
 
 
 def moment(text: str) -> float:
-    """A time as people write it: 2026-11-01, 2026-11-01T13:45, or so long ago: 30min, 3h, 2d, 1w."""
+    """A time as people write it: 2026-11-01, 2026-11-01T13:45, or a time ago: 30min, 3h, 2d, 1w."""
     ago = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w)", text.strip())
     if ago is not None:
         return time.time() - duration(text)
@@ -112,12 +112,12 @@ def named_run(args: argparse.Namespace) -> Run:
 
 
 def chosen_run(args: argparse.Namespace) -> Run:
-    """The run that was named, or the newest of the repository."""
+    """The run of the argument RUN, or the newest run of the repository."""
     from regatta.run import list_runs, open_run
 
     if args.run_name is not None:
         return open_run(args.run_name, repo=args.repo)
     records = list_runs(repo=args.repo)
     if not records:
-        raise NotFoundError("There is no run yet.", hint="Begin with: regatta demo")
+        raise NotFoundError("There is no run yet.", hint="Start with: regatta demo")
     return open_run(records[-1].name, repo=args.repo)

@@ -1,6 +1,6 @@
-"""A user's Python file, executed to find the sweep that it defines.
+"""Executes a user's Python file to find the sweep that it defines.
 
-The file's functions are sent to the workers by value: they need not be importable there.
+The functions of the file are sent to the workers by value, so workers need not import it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_NAME = "sweep"
 
 
 def load_sweep(target: str, repo: str | None = None) -> Sweep:
-    """The sweep of FILE or FILE:name, with another repository if one is given."""
+    """The sweep of FILE or FILE:name, with the repository `repo` if it is given."""
     path, name = split_target(target)
     if path.is_file() and b"torch" in path.read_bytes():
         from regatta.sweep import expect_workers
@@ -39,7 +39,7 @@ def load_sweep(target: str, repo: str | None = None) -> Sweep:
 
 
 def split_target(target: str) -> tuple[Path, str]:
-    """FILE:name taken apart; a path that has a colon itself stays whole if it exists."""
+    """Split FILE:name; an existing path with a colon stays whole."""
     path, _, name = target.rpartition(":")
     if path and name.isidentifier() and not Path(target).exists():
         return Path(path), name
@@ -47,13 +47,15 @@ def split_target(target: str) -> tuple[Path, str]:
 
 
 def looks_like_file(target: str) -> bool:
-    """Whether a word that may name a file or a run names a file."""
+    """Whether the argument is a file, and not the name of a run."""
     path, _ = split_target(target)
     return path.suffix == ".py" or path.is_file()
 
 
 def load_file(path: Path) -> ModuleType:
-    """Execute a file as a module, not as `__main__`; its neighbours can be imported from it."""
+    """Execute a file as a module, not as `__main__`; it can import files of its folder."""
+    import cloudpickle
+
     if not path.is_file():
         known = [str(p) for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
         what = "is a folder" if path.is_dir() else "does not exist"
@@ -67,15 +69,9 @@ def load_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    _by_value(module)
+    cloudpickle.register_pickle_by_value(module)
     _execute(spec.loader.exec_module, module, path)
     return module
-
-
-def _by_value(module: ModuleType) -> None:
-    import cloudpickle
-
-    cloudpickle.register_pickle_by_value(module)
 
 
 def _execute(execute: Callable[[ModuleType], None], module: ModuleType, path: Path) -> None:
@@ -89,13 +85,13 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType, path: Pa
         raise
     except Exception as error:
         shown = "".join(traceback.format_exception(error.with_traceback(_own_frames(error, path))))
-        raise UsageError("The file did not run to its end.", place=_place(error, path), hint=shown) from error
+        raise UsageError("The file raised an error.", place=_place(error, path), hint=shown) from error
     finally:
         LOADED_FILE.reset(loading)
 
 
 def _own_frames(error: Exception, path: Path) -> TracebackType | None:
-    """The traceback from the user's file on, without the way that led into it."""
+    """The traceback from the user's file on, without the frames of this module."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename != str(path.resolve()):
         frame = frame.tb_next
@@ -122,12 +118,12 @@ def _pick(names: Mapping[str, object], name: str, path: Path) -> Sweep:
         problem = f"{name!r} is a {type(found).__name__}, not a regatta.Sweep."
     else:
         problem = f"There is no sweep named {name!r}."
-    raise UsageError(problem, place=str(path), hint=_remedy(names, sweeps, path))
+    raise UsageError(problem, place=str(path), hint=_hint(names, sweeps, path))
 
 
-def _remedy(names: Mapping[str, object], sweeps: list[str], path: Path) -> str:
+def _hint(names: Mapping[str, object], sweeps: list[str], path: Path) -> str:
     if sweeps:
-        return "It defines these sweeps; choose one: " + ", ".join(f"{path}:{name}" for name in sweeps)
+        return "The file defines these sweeps; choose one: " + ", ".join(f"{path}:{name}" for name in sweeps)
     defined = [n for n, value in names.items() if not n.startswith("_") and not isinstance(value, ModuleType)]
-    listed = f"It defines {', '.join(defined)}, but no sweep." if defined else "It defines nothing."
-    return f"{listed}\nPut a line like this into it: sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn)"
+    listed = f"The file defines {', '.join(defined)}, but no sweep." if defined else "The file defines nothing."
+    return f"{listed}\nAdd a line such as: sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn)"

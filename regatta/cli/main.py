@@ -1,7 +1,7 @@
-"""The command `regatta` (and `dlv`): parses, runs one verb, and turns what it raises into an exit code.
+"""The command `regatta` (and `dlv`): parses arguments, runs one verb, and turns its error into an exit code.
 
-0 done, 1 failed or differs, 2 usage, 3 not found, 4 conflict, 130 interrupted, 141 the reader of a pipe went away.
-An exception that nobody meant to raise shows its traceback.
+0 done, 1 failed or differs, 2 usage, 3 not found, 4 conflict, 130 interrupted, 141 broken pipe. An unexpected
+exception shows its traceback.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises our error for wrong arguments, so that all errors look alike."""
+    """Raises UsageError for wrong arguments, so that all errors look the same."""
 
     groups: Mapping[str, Sequence[argparse.Action]] | None = None
 
     def format_help(self) -> str:
-        """The verbs in groups, for there are many; of a verb, what argparse makes of it."""
+        """The help of the program lists its verbs in groups; a verb has the help of argparse."""
         if self.groups is None:
             return super().format_help()
         formatter = self._get_formatter()
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ui.message("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more when it exits; nobody reads it any longer.
+        # Python flushes stdout once more at exit, although its reader is gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
 
@@ -114,10 +114,10 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     parser = Parser(
         prog="regatta",
         description="Train many deep-learning models as one job, and keep every one of them.",
-        epilog="Begin with: regatta demo",
+        epilog="Start with: regatta demo",
     )
     parser.add_argument("--version", action="version", version=f"regatta {__version__}")
-    parser.add_argument("--no-color", action="store_true", help="no colour, as with NO_COLOR in the environment")
+    parser.add_argument("--no-color", action="store_true", help="no colours, as with NO_COLOR in the environment")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
     by_name = {}
     for verb in VERBS:
@@ -130,7 +130,7 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
 
 
 def _grouped(shown: Mapping[str, argparse.Action]) -> dict[str, list[argparse.Action]]:
-    """The lines of help for the verbs, group by group; a verb that no group knows is not left out."""
+    """The help lines of the verbs by group; verbs without a group come last."""
     groups = {title: [shown[name] for name in names if name in shown] for title, names in GROUPS.items()}
     rest = [shown[name] for name in shown if all(name not in names for names in GROUPS.values())]
     return {**groups, "more": rest} if rest else groups
@@ -141,7 +141,7 @@ def _dispatch(argv: list[str]) -> int:
     _check_verb(argv, by_name)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        _refuse(unknown, by_name.get(args.command, parser))
+        _refuse_arguments(unknown, by_name.get(args.command, parser))
     if args.no_color:
         ui.forbid_color()
     if args.command is None:
@@ -151,7 +151,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _check_verb(argv: Sequence[str], known: Sequence[str] | dict[str, argparse.ArgumentParser]) -> None:
-    """argparse would list every command; the nearest ones help more."""
+    """Refuse an unknown command with the nearest names; argparse would list every command."""
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in known:
         raise UsageError(
@@ -159,7 +159,7 @@ def _check_verb(argv: Sequence[str], known: Sequence[str] | dict[str, argparse.A
         )
 
 
-def _refuse(unknown: Sequence[str], parser: argparse.ArgumentParser) -> NoReturn:
+def _refuse_arguments(unknown: Sequence[str], parser: argparse.ArgumentParser) -> NoReturn:
     word = unknown[0].partition("=")[0]
     options = [option for action in parser._actions for option in action.option_strings]
     candidates = nearest(word, options) if word.startswith("-") else ()

@@ -1,6 +1,6 @@
 """The only module that prints: data to stdout, messages and errors to stderr.
 
-rich draws the tables and is imported when the first one is drawn.
+Tables are drawn with rich, which is imported for the first table.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from regatta.cli.output.table import Cell, Table
 
 RED, DIM, BOLD = "1;31", "2", "1"
-MANY = 500  # rows of a table that rich takes too long for
+MAX_RICH_ROWS = 500  # rich is too slow for longer tables
 
 
 def forbid_color() -> None:
-    """No colour from here on, in this process and those it starts: https://no-color.org."""
+    """Turn colours off in this process and the processes that it starts: https://no-color.org."""
     os.environ["NO_COLOR"] = "1"
 
 
@@ -43,7 +43,7 @@ def message(text: str = "") -> None:
 
 
 def error(problem: RegattaError) -> None:
-    """What went wrong, the nearest names, and what to do; each on its own line."""
+    """Print the problem, the nearest names, and the hint, each on its own line."""
     place = f"{problem.place}: " if problem.place else ""
     message(f"{_paint('error:', RED, sys.stderr)} {place}{problem.message}")
     if problem.candidates:
@@ -53,22 +53,22 @@ def error(problem: RegattaError) -> None:
 
 
 def steps(heading: str, commands: dict[str, str]) -> None:
-    """Commands to type next, each with what it does."""
+    """Print commands to try next, each with its purpose."""
     message(_paint(heading, BOLD, sys.stderr))
     width = max(map(len, commands))
     for command, purpose in commands.items():
         message(f"  {command:{width}}  {_paint(purpose, DIM, sys.stderr)}")
 
 
-def room() -> int | None:
-    """The columns of the terminal that is written to; None where there is none, and so no end of them."""
+def terminal_width() -> int | None:
+    """The width of the terminal in characters; None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def write_table(table: Table) -> None:
-    """Draw a table; in a pipe it is as wide as its content, so that no cell is cut there."""
-    if len(table.rows) > MANY:
-        print("\n".join(_laid_out(table)))
+    """Draw a table; in a pipe it is as wide as its content, so no cell is cut."""
+    if len(table.rows) > MAX_RICH_ROWS:
+        print("\n".join(_plain_lines(table)))
         return
     from rich.console import Console
 
@@ -80,8 +80,8 @@ def write_table(table: Table) -> None:
     print("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()))
 
 
-def _laid_out(table: Table) -> Iterator[str]:
-    """The lines of a long table: as they are drawn, without colour, and a hundred times as fast."""
+def _plain_lines(table: Table) -> Iterator[str]:
+    """The lines of a long table: the same layout without colours, a hundred times as fast."""
     from rich.cells import cell_len
 
     rows = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in table.rows]
@@ -108,7 +108,7 @@ def _draw(table: Table, console: Console) -> None:
         grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0), show_header=named)
         for column in table.columns:
             grid.add_column(Text(column.name), justify="right" if column.right else "left", no_wrap=True)
-        grid.columns[-1].no_wrap = False  # the last one holds sentences
+        grid.columns[-1].no_wrap = False  # the last column holds sentences
         for row in table.rows:
             grid.add_row(*(_text(cell) for cell in row))
         console.print(grid)

@@ -1,14 +1,14 @@
-"""Where results go beside the run's own folder: a journal enters, files and records of other tools leave.
+"""Sends the results of a run to other tools: reads a journal, and writes files and records of these tools.
 
-    base.py          Sink and Writer, the two small protocols, and a sink by its name
-    feed.py          a sink that follows a run beside it, and one that is given a run's journal afterwards
+    base.py          the protocols Sink and Writer, and sinks by name
+    feed.py          a sink follows a run in progress, or gets the journal of a past run
     tables.py        csv, parquet: a row for each report, and the final table
     tensorboard.py   event files: a folder for each configuration
-    mlflow.py        a run for the sweep, and one inside it for each configuration
+    mlflow.py        a run for the sweep, with a nested run for each configuration
 
-A sink reads the journal and nothing else, so that it can be slow, fail, or come later without the run noticing. What it
-writes for one journal is always the same: sent twice, it is there once. The packages of other tools are imported
-when a sink is opened.
+A sink reads only the journal. It may be slow, fail, or be added later, without an effect on the run. A sink writes the
+same output whenever it gets the same journal, so a second export changes nothing. The packages of other tools are
+imported when a sink is opened.
 """
 
 from regatta.sinks.base import Sink, Writer, sink_named, usable_sinks

@@ -1,4 +1,4 @@
-"""What a sink is, and how one is named."""
+"""The protocols of sinks, and sinks by name."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ KINDS = ("csv", "mlflow", "parquet", "tensorboard")
 
 
 class Writer(Protocol):
-    """Takes in one run, record after record; `place` says where people find what it wrote."""
+    """Writes one run, record by record; `place` is where users find the output."""
 
     place: str
 
     def write(self, record: RunRecord, line: Record) -> None:
-        """One line of the journal, which `record` has taken in already."""
+        """Write one line of the journal; `record` contains it already."""
 
     def close(self) -> None:
-        """Nothing follows: the run ended, or the journal does."""
+        """Finish the output: the run or its journal has ended."""
 
 
 class Sink(Protocol):
-    """Where results go. It is kept with its sweep, so it holds settings and opens nothing before `open`."""
+    """A destination of results. It is pickled with its sweep, so it holds settings only until `open`."""
 
     def check(self) -> None:
-        """A UsageError for what can be known to be wrong before anything is trained."""
+        """Raise UsageError for problems that can be found before training."""
 
     def open(self, folder: Path) -> Writer:
-        """Begin with a run, whose folder this is; called on the thread that will write."""
+        """Start to write the run of this folder; called on the thread that writes."""
 
 
-Given: TypeAlias = str | Sink
+SinkInput: TypeAlias = str | Sink
 
 
-def usable_sinks(given: Given | Iterable[Given] | None) -> tuple[Sink, ...]:
-    """The sinks that are named, or are there already; each has been checked."""
+def usable_sinks(given: SinkInput | Iterable[SinkInput] | None) -> tuple[Sink, ...]:
+    """Sinks from names or objects, after their check."""
     if given is None:
         return ()
     listed = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
@@ -53,7 +53,7 @@ def usable_sinks(given: Given | Iterable[Given] | None) -> tuple[Sink, ...]:
 
 
 def sink_named(name: str) -> Sink:
-    """The sink that a text like "tensorboard" or "csv:results.csv" names: a kind, and what its function takes."""
+    """The sink of a text such as "tensorboard" or "csv:results.csv": a kind, and the argument of its function."""
     from regatta import sinks
 
     kind, _, rest = name.partition(":")
@@ -61,14 +61,14 @@ def sink_named(name: str) -> Sink:
         raise UsageError(
             f"There is no sink {name!r}.",
             candidates=nearest(kind, KINDS),
-            hint=f"Say one of {', '.join(KINDS)}, perhaps with a place, as in csv:results.csv.",
+            hint=f"Use one of {', '.join(KINDS)}, optionally with a destination: csv:results.csv",
         )
     make: Callable[[str | None], Sink] = getattr(sinks, kind)
     return make(rest or None)
 
 
-def need(package: str, extra: str, needed_for: str) -> None:
-    """A MissingExtraError unless the package can be imported; it is not imported yet."""
+def require_package(package: str, extra: str, needed_for: str) -> None:
+    """Raise MissingExtraError if the package is not installed; it is not imported."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(package, extra, needed_for)
 
@@ -77,6 +77,6 @@ def _checked_kind(sink: Sink) -> Sink:
     if not (callable(getattr(sink, "check", None)) and callable(getattr(sink, "open", None))):
         raise UsageError(
             f"sinks has {sink!r}, which is not a sink.",
-            hint='Say sinks=["tensorboard"], or regatta.sinks.csv("out.csv").',
+            hint='Use sinks=["tensorboard"], or regatta.sinks.csv("out.csv").',
         )
     return sink

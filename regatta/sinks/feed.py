@@ -1,7 +1,7 @@
-"""A sink follows a run by reading its journal, on a thread of its own.
+"""Sinks follow a run by reading its journal, each on a thread of its own.
 
-The journal is the queue: the run only wakes the thread when something is reported, holds nothing in memory for it, and
-never waits for it. A sink that raises is switched off and a note says so; `export` sends the journal later.
+The journal is the queue. The run only wakes the thread when there is a report; it holds nothing in memory for the sink
+and never waits for it. A sink that raises is switched off, with a note. `export` sends a journal later.
 """
 
 from __future__ import annotations
@@ -13,20 +13,18 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 from regatta.journal.journal import Journal, Record, read_journal
 from regatta.journal.record import Listener, RunRecord
 from regatta.paths import run_journal
-from regatta.sinks.base import Given, Sink, usable_sinks
+from regatta.sinks.base import Sink, SinkInput, usable_sinks
 
-PATIENCE = 60.0  # seconds that a run's end waits for its sinks
-FREQUENT = frozenset(("start", "unit", "pilot"))  # most of a journal; a sink reads them when something is to be told
-Lines: TypeAlias = Iterator[Record]
+CLOSE_TIMEOUT_S = 60.0  # for the sinks, at the end of a run
+FREQUENT = frozenset(("start", "unit", "pilot"))  # most of a journal; sinks are not woken for them
 
 
 class Feed:
-    """One sink that follows one run."""
+    """One sink that follows one run, on a thread."""
 
     def __init__(self, sink: Sink, folder: Path) -> None:
         self.failure: str | None = None
@@ -36,49 +34,49 @@ class Feed:
         self._thread.start()
 
     def wake(self) -> None:
-        """There is more in the journal."""
+        """Tell the thread that the journal has new lines."""
         if not self._wake.is_set():
             self._wake.set()
 
     def close(self, deadline: float) -> None:
-        """Let it come to the end of the journal, but not forever."""
+        """Let the sink reach the end of the journal, until the deadline."""
         self._closing = True
         self._wake.set()
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self.failure = f"is still writing {PATIENCE:g} seconds after the end"
+            self.failure = f"is still writing {CLOSE_TIMEOUT_S:g} seconds after the end"
 
     def describe(self) -> str:
-        """The failure, and what to do about it."""
+        """The failure, and the remedy."""
         kind = type(self._sink).__name__.lower()
-        again = f"`regatta show {self._folder.name} --export {kind}` sends all of the run to it again"
-        return f"the sink {kind} {self.failure}; the run goes on without it, and {again}"
+        again = f"`regatta show {self._folder.name} --export {kind}` sends the whole run again"
+        return f"the sink {kind} {self.failure}; the run continues without it, and {again}"
 
     def _body(self) -> None:
         try:
             send(self._lines(), self._sink, self._folder)
-        except Exception as error:  # noqa: BLE001 (other people's code and servers: no error of theirs ends a run)
+        except Exception as error:  # noqa: BLE001 (no error of a sink ends a run)
             lines = str(error).strip().splitlines() or ["without a message"]
             self.failure = f"failed with {type(error).__name__}: {lines[0]}"
 
-    def _lines(self) -> Lines:
-        self._wake.wait()  # the first record makes the file
+    def _lines(self) -> Iterator[Record]:
+        self._wake.wait()  # the first record creates the file
         if self._closing and not run_journal(self._folder).exists():
             return
         with run_journal(self._folder).open("rb") as file:
             while True:
-                last = self._closing  # looked at first: what was written before it is read below
+                last = self._closing  # read before the file, so that all lines before `close` are sent
                 self._wake.clear()
                 while (line := file.readline()).endswith(b"\n"):
                     yield json.loads(line)
-                file.seek(-len(line), os.SEEK_CUR)  # a line that is being written
+                file.seek(-len(line), os.SEEK_CUR)  # an incomplete line
                 if last:
                     return
                 self._wake.wait()
 
 
 def send(lines: Iterable[Record], sink: Sink, folder: Path) -> str:
-    """A journal's lines through a sink, which folds them for itself; where people find what came of it."""
+    """Send the lines of a journal to a sink, and return where users find the output."""
     record, writer = RunRecord(), None
     for line in lines:
         record.apply(line)
@@ -90,35 +88,35 @@ def send(lines: Iterable[Record], sink: Sink, folder: Path) -> str:
     return writer.place
 
 
-def export(folder: Path, sink: Given) -> str:
-    """Send the journal of a run, ended or not, through a sink; where people find what came of it."""
+def export(folder: Path, sink: SinkInput) -> str:
+    """Send the journal of a run, in progress or past, to a sink, and return where users find the output."""
     (usable,) = usable_sinks([sink])
     return send(read_journal(run_journal(folder)), usable, folder)
 
 
 @contextmanager
 def following(
-    sinks: Sequence[Sink], folder: Path, tell: Sequence[Listener] = (), patience: float = PATIENCE
+    sinks: Sequence[Sink], folder: Path, listeners: Sequence[Listener] = (), patience: float = CLOSE_TIMEOUT_S
 ) -> Iterator[tuple[Listener, ...]]:
-    """Listeners that keep the sinks going; at the end all that is in the journal is with them.
+    """A listener that wakes the sinks; at the end, the sinks get the rest of the journal.
 
-    What goes wrong with one is a note: heard by the listeners in `tell` at once, in the journal when the run is over.
+    A failure of a sink is a note: `listeners` get it at once, and it is in the journal after the run.
     """
     if not sinks:
         yield ()
         return
-    watch = _FeedListener([Feed(sink, folder) for sink in sinks], folder, tell)
+    listener = _FeedListener([Feed(sink, folder) for sink in sinks], folder, listeners)
     try:
-        yield (watch,)
+        yield (listener,)
     finally:
-        watch.close(patience)
+        listener.close(patience)
 
 
 class _FeedListener:
-    """Wakes the feeds, on the controller's thread, and says once what became of one that failed."""
+    """Wakes the feeds, on the thread of the controller, and reports a failed feed once."""
 
-    def __init__(self, feeds: list[Feed], folder: Path, tell: Sequence[Listener]) -> None:
-        self._feeds, self._folder, self._tell = feeds, folder, tell
+    def __init__(self, feeds: list[Feed], folder: Path, listeners: Sequence[Listener]) -> None:
+        self._feeds, self._folder, self._listeners = feeds, folder, listeners
         self._record: RunRecord | None = None
         self._notes: list[str] = []
 
@@ -129,26 +127,26 @@ class _FeedListener:
         for feed in self._feeds:
             feed.wake()
             if feed.failure is not None:
-                self._say(feed)
+                self._report_failure(feed)
 
     def close(self, patience: float) -> None:
         deadline = time.monotonic() + patience
         for feed in list(self._feeds):
             feed.close(deadline)
             if feed.failure is not None:
-                self._say(feed)
+                self._report_failure(feed)
         if self._notes and run_journal(self._folder).exists():
             journal = Journal(run_journal(self._folder))
             for text in self._notes:
                 journal.append("note", level="warning", text=text)
             journal.close()
 
-    def _say(self, feed: Feed) -> None:
+    def _report_failure(self, feed: Feed) -> None:
         self._feeds = [other for other in self._feeds if other is not feed]
         text = feed.describe()
         self._notes.append(text)
         note: Record = {"event": "note", "time": time.time(), "level": "warning", "text": text}
         if self._record is not None:
             self._record.apply(note)
-            for listener in self._tell:
+            for listener in self._listeners:
                 listener(self._record, note)

@@ -1,7 +1,7 @@
 """MLflow: a run for the sweep, and inside it a run for each configuration with its parameters and metrics.
 
-Everything goes through `MlflowClient`, which has no state outside itself: a user's own active run is left alone.
-Runs are found again by their tags, so that a journal that is sent twice is there once.
+All calls use `MlflowClient`, which has no global state, so the active run of a user is not touched. Runs are found
+again by their tags, so a second export of a journal changes nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import NotFoundError, UsageError
 from regatta.paths import MLFLOW_ARTIFACTS, MLFLOW_DATABASE
-from regatta.sinks.base import need
+from regatta.sinks.base import require_package
 
 if TYPE_CHECKING:
     from regatta.journal.journal import Record
     from regatta.journal.record import ConfigRecord, RunRecord
 
-PARENT = "mlflow.parentRunId"  # by which MLflow itself nests runs
+PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
 RUN, CONFIG, STATUS = "regatta.run", "regatta.config", "regatta.status"
-LONGEST = 500  # characters of a parameter's value: what every version of MLflow takes
-AT_ONCE = 100  # parameters in one call, for the same reason
+MAX_VALUE_LENGTH = 500  # characters of a parameter that every version of MLflow accepts
+MAX_PARAMETERS = 100  # in one call that every version of MLflow accepts
 STATES = {"done": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}
 CHATTY = ("mlflow.store.db.utils", "alembic.runtime.migration")
 
@@ -35,7 +35,7 @@ CHATTY = ("mlflow.store.db.utils", "alembic.runtime.migration")
 def mlflow(uri: str | None = None, experiment: str = "regatta") -> MLflow:
     """Runs in the tracking store at `uri`: a database (`sqlite:///runs.db`), a server (`http://...`), or a folder.
 
-    Without one, MLFLOW_TRACKING_URI counts, as for MLflow itself, or else a database `mlflow.db` in the run's folder.
+    The default is MLFLOW_TRACKING_URI, as for MLflow itself, or else a database `mlflow.db` in the folder of the run.
     """
     return MLflow(uri or os.environ.get("MLFLOW_TRACKING_URI"), experiment)
 
@@ -46,31 +46,31 @@ class MLflow:
     experiment: str = "regatta"
 
     def check(self) -> None:
-        need("mlflow", "mlflow", "The sink mlflow")
+        require_package("mlflow", "mlflow", "The sink mlflow")
         if self.uri is None or self.uri.startswith("sqlite:"):
             for package in ("sqlalchemy", "alembic"):
-                need(package, "mlflow", "MLflow with a database")
+                require_package(package, "mlflow", "MLflow with a database")
         elif "://" not in self.uri or self.uri.startswith("file:"):
             self._try_folder(self.uri)
 
     def open(self, folder: Path) -> _MLflowWriter:
         uri = self.uri or f"sqlite:///{(folder / MLFLOW_DATABASE).absolute()}"
-        with _quietly():
+        with _quiet_loggers():
             client = _client(uri)
-            # Without a server MLflow would put artifacts into the working folder, whichever that is.
+            # Without a server, MLflow would put artifacts into the working folder.
             artifacts = (folder / MLFLOW_ARTIFACTS).absolute().as_uri() if self.uri is None else None
             return _MLflowWriter(client, _experiment(client, self.experiment, artifacts), folder, uri)
 
     def _try_folder(self, uri: str) -> None:
-        """Newer versions of MLflow refuse folders unless told otherwise; better to hear of it now."""
+        """Newer versions of MLflow refuse folders by default; find out before training."""
         from mlflow.exceptions import MlflowException
 
         try:
             _client(uri)
         except MlflowException as error:
             raise UsageError(
-                f"MLflow does not take the tracking URI {uri!r}: {str(error).strip()}",
-                hint='A database does as well: regatta.sinks.mlflow("sqlite:///mlflow.db").',
+                f"MLflow does not accept the tracking URI {uri!r}: {str(error).strip()}",
+                hint='Use a database: regatta.sinks.mlflow("sqlite:///mlflow.db").',
             ) from error
 
 
@@ -89,7 +89,7 @@ class _MLflowWriter:
         elif line["event"] == "report":
             self._report(record, line)
         elif line["event"] == "failed" and line["config"] in record.configs:
-            self._settle(record.configs[line["config"]], line["time"])
+            self._end_config(record.configs[line["config"]], line["time"])
 
     def close(self) -> None:
         record = self._record
@@ -97,9 +97,9 @@ class _MLflowWriter:
             return
         for config in record.configs.values():
             if config.id in self._runs and config.status not in STATES:
-                self._end(self._runs[config.id], record.now, config.status, _verdict(record))
+                self._end(self._runs[config.id], record.now, config.status, _mlflow_status(record))
         self._best(record)
-        self._end(self._parent, record.now, record.status, _verdict(record))
+        self._end(self._parent, record.now, record.status, _mlflow_status(record))
 
     def _begin(self, record: RunRecord) -> None:
         header = record.header
@@ -125,13 +125,13 @@ class _MLflowWriter:
         metrics = {_key(name): float(value) for name, value in config.reports[epoch].items()}
         self._client.log_batch(run, metrics=[Metric(name, value, time, epoch) for name, value in metrics.items()])
         if config.status != "training":
-            self._settle(config, line["time"])
+            self._end_config(config, line["time"])
 
-    def _settle(self, config: ConfigRecord, time: float) -> None:
+    def _end_config(self, config: ConfigRecord, time: float) -> None:
         self._end(self._run_of(config, time), time, config.status, STATES.get(config.status, "RUNNING"))
         if config.error is not None:
             lines = config.error.strip().splitlines()
-            self._client.set_tag(self._runs[config.id], "regatta.error", lines[-1][:LONGEST] if lines else "")
+            self._client.set_tag(self._runs[config.id], "regatta.error", lines[-1][:MAX_VALUE_LENGTH] if lines else "")
 
     def _run_of(self, config: ConfigRecord, time: float) -> str:
         if config.id not in self._runs:
@@ -144,7 +144,7 @@ class _MLflowWriter:
         return self._runs[config.id]
 
     def _best(self, record: RunRecord) -> None:
-        """Which configuration won, on the sweep's run; its state, as a file of its own run."""
+        """Record the best configuration in the run of the sweep, and its state as an artifact of its own run."""
         for config in record.leaderboard()[:1]:
             best = config.best(record.metric, record.mode)
             if best is None or config.id not in self._runs:
@@ -163,7 +163,7 @@ class _MLflowWriter:
             try:
                 RunStates(self._folder).materialize(config, epoch, target)
             except NotFoundError:
-                return  # a journal that came without its states
+                return  # the journal was copied without its states
             self._client.log_artifact(self._runs[config], str(target), "state")
 
     def _create(self, name: str, start: float, tags: Mapping[str, str]) -> str:
@@ -178,10 +178,10 @@ class _MLflowWriter:
     def _parameters(self, run: str, values: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        named = {_key(name): str(value)[:LONGEST] for name, value in values.items()}
+        named = {_key(name): str(value)[:MAX_VALUE_LENGTH] for name, value in values.items()}
         params = [Param(name, value) for name, value in named.items()]
-        for start in range(0, len(params), AT_ONCE):
-            self._client.log_batch(run, params=params[start : start + AT_ONCE])
+        for start in range(0, len(params), MAX_PARAMETERS):
+            self._client.log_batch(run, params=params[start : start + MAX_PARAMETERS])
 
     def _end(self, run: str, time: float, status: str, state: str) -> None:
         self._client.set_tag(run, STATUS, status)
@@ -212,15 +212,15 @@ def _experiment(client: Any, name: str, artifacts: str | None) -> str:
     try:
         return str(client.create_experiment(name, artifact_location=artifacts))
     except MlflowException:
-        found = client.get_experiment_by_name(name)  # made by another run in between?
+        found = client.get_experiment_by_name(name)  # another run may have created it meanwhile
         if found is None:
             raise
         return str(found.experiment_id)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """A new database is made with a page of messages, in the middle of the live display."""
+def _quiet_loggers() -> Iterator[None]:
+    """Silence the messages of a new database, which would disturb the live display."""
     loggers = [logging.getLogger(name) for name in CHATTY]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -232,7 +232,7 @@ def _quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _verdict(record: RunRecord) -> str:
+def _mlflow_status(record: RunRecord) -> str:
     return {"done": "FINISHED", "failed": "FAILED", "running": "RUNNING"}.get(record.status, "KILLED")
 
 
@@ -241,6 +241,6 @@ def _milliseconds(time: float) -> int:
 
 
 def _key(name: str) -> str:
-    """A name that MLflow takes: letters, digits, `_ - .`, spaces and slashes between parts."""
+    """A name that MLflow accepts: letters, digits, `_ - .`, spaces and slashes between parts."""
     parts = re.sub(r"[^\w.\- /]", "_", name).split("/")
     return "/".join(part for part in parts if part not in ("", ".", ".."))[:250] or "_"

@@ -1,8 +1,8 @@
-"""CSV and Parquet: a row for each report, and beside it the final table, a row for each configuration.
+"""CSV and Parquet: a file with a row for each report, and a final table with a row for each configuration.
 
-`out.csv` has the reports in the order in which they came, `out-table.csv` the configurations, best first. Columns are
-named as MLflow names them: `params.lr`, `metrics.loss`. The CSV file of reports grows with the run; the others are
-written at its end: a Parquet file's columns are fixed with its first row, and the table changes with each report.
+`out.csv` has the reports in their order, `out-table.csv` the configurations, best first. Columns have names as in
+MLflow: `params.lr`, `metrics.loss`. The CSV file of reports grows with the run. The other files are written at its end:
+the columns of a Parquet file are fixed with its first row, and the table changes with each report.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any, TextIO
 from regatta.durable import replacing
 from regatta.errors import UsageError
 from regatta.paths import RESULTS_CSV, RESULTS_PARQUET
-from regatta.sinks.base import need
+from regatta.sinks.base import require_package
 
 if TYPE_CHECKING:
     from regatta.journal.journal import Record
     from regatta.journal.record import ConfigRecord, RunRecord
 
 Row = dict[str, Any]
-FIRST = ("run", "config")  # the columns by which a file is known to be one of ours
-MARK = b"regatta"  # the same, in the metadata of a Parquet file
+FIRST = ("run", "config")  # the first columns of every file that this sink writes
+MARK = b"regatta"  # in the metadata of every Parquet file that this sink writes
 
 
 def csv(path: str | Path | None = None) -> Csv:
     """Reports as CSV, at `path` or as `results.csv` in the run's folder, and the final table beside it."""
-    return Csv(_placed(path))
+    return Csv(_absolute(path))
 
 
 def parquet(path: str | Path | None = None) -> Parquet:
     """Reports as Parquet, at `path` or as `results.parquet` in the run's folder, and the final table beside it."""
-    return Parquet(_placed(path))
+    return Parquet(_absolute(path))
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Parquet:
     path: Path | None = None
 
     def check(self) -> None:
-        need("pyarrow", "parquet", "The sink parquet")
+        require_package("pyarrow", "parquet", "The sink parquet")
         _check_file(self.path, _is_our_parquet)
 
     def open(self, folder: Path) -> _ParquetWriter:
@@ -91,7 +91,7 @@ class _TableWriter(ABC):
 
 
 class _CsvWriter(_TableWriter):
-    """Writes each row as it comes; a column that is new widens the file first."""
+    """Writes each row at once; a row with a new column rewrites the file first."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -135,7 +135,7 @@ class _ParquetWriter(_TableWriter):
         import pyarrow.parquet as pq
 
         names = _columns(rows) or list(FIRST)
-        table = pa.table({name: pa.array(_alike([row.get(name) for row in rows])) for name in names})
+        table = pa.table({name: pa.array(_one_type([row.get(name) for row in rows])) for name in names})
         with replacing(path, durable=False, durable_name=False) as written:
             pq.write_table(table.replace_schema_metadata({MARK: b"1"}), written)
 
@@ -153,7 +153,7 @@ def _report_row(record: RunRecord, line: Record) -> Row:
 
 
 def _table_row(record: RunRecord, rank: int, config: ConfigRecord) -> Row:
-    """A configuration with its metrics at the epoch at which it was best."""
+    """A configuration with its metrics at its best epoch."""
     best = config.best(record.metric, record.mode)
     return {
         "run": record.name,
@@ -183,7 +183,7 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _in_order(names: list[str]) -> list[str]:
-    """What names the row first, then parameters, then metrics, each as they came."""
+    """Names of columns: those that identify the row, then parameters, then metrics."""
     return sorted(names, key=lambda name: (name.startswith("metrics."), name.startswith("params.")))
 
 
@@ -201,8 +201,8 @@ def _cell(value: Any) -> Any:
     return "" if value is None else value
 
 
-def _alike(values: list[Any]) -> list[Any]:
-    """A column has one type: numbers if they all are, otherwise text."""
+def _one_type(values: list[Any]) -> list[Any]:
+    """The values of a column with one type: numbers if all are numbers, otherwise text."""
     kinds = {type(value) for value in values if value is not None}
     if kinds <= {int, float} and len(kinds) == 2:
         return [None if value is None else float(value) for value in values]
@@ -212,7 +212,7 @@ def _alike(values: list[Any]) -> list[Any]:
     return [None if value is None else str(value) for value in values]
 
 
-def _placed(path: str | Path | None) -> Path | None:
+def _absolute(path: str | Path | None) -> Path | None:
     return None if path is None else Path(path).expanduser().absolute()
 
 
@@ -223,7 +223,7 @@ def _check_file(path: Path | None, ours: Any) -> None:
         raise UsageError(f"The sink cannot write {str(path)!r}: it is a folder.")
     if path.exists() and path.stat().st_size and not ours(path):
         raise UsageError(
-            f"{str(path)!r} is there and holds no results of a run; it is left as it is.", hint="Name another file."
+            f"{str(path)!r} exists and is not a file of results; it is not overwritten.", hint="Choose another file."
         )
 
 

@@ -1,7 +1,7 @@
 """TensorBoard event files: a folder for each configuration, with its hyperparameters and a scalar per metric and epoch.
 
-Written with TensorBoard's own record writer and messages; TensorFlow is not needed, nor imported where it is there. A
-file is opened for each report and closed after it, so that a thousand configurations do not hold a thousand files.
+The files are written with TensorBoard's own record writer and messages; TensorFlow is neither needed nor imported. A
+file is opened and closed for each report, so a thousand configurations do not hold a thousand files open.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
 from regatta.paths import TENSORBOARD
-from regatta.sinks.base import need
+from regatta.sinks.base import require_package
 
 if TYPE_CHECKING:
     from regatta.journal.journal import Record
@@ -30,7 +30,7 @@ class TensorBoard:
     folder: Path | None = None
 
     def check(self) -> None:
-        need("tensorboard", "tensorboard", "The sink tensorboard")
+        require_package("tensorboard", "tensorboard", "The sink tensorboard")
         if self.folder is not None and self.folder.exists() and not self.folder.is_dir():
             raise UsageError(f"The sink cannot write under {str(self.folder)!r}: it is a file.")
 
@@ -50,7 +50,7 @@ class _TensorBoardWriter:
     def write(self, record: RunRecord, line: Record) -> None:
         self._record = record
         if line["event"] == "run":
-            # The same name whenever the same run is sent, so that what was there is replaced.
+            # The same name for each export of a run, so that the files are replaced.
             self._name = f"events.out.tfevents.{int(record.started):010d}.regatta"
         elif line["event"] == "report":
             config = record.configs[line["config"]]
@@ -65,7 +65,7 @@ class _TensorBoardWriter:
             self._end(config, line["time"])
 
     def close(self) -> None:
-        """What only the end knows: which hyperparameters and metrics there were in all."""
+        """Write the list of all hyperparameters and metrics, which is known only now."""
         record = self._record
         if record is None or not record.header:
             return

@@ -1,4 +1,4 @@
-"""What versions differ in, on one page: fields side by side, layers, histograms over each other."""
+"""The page of `diff`: fields side by side, layers, and histograms over each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_page(found: Diff, path: Path) -> None:
 
 
 def page_data(found: Diff) -> dict[str, Any]:
-    """What differs; what is the same is counted."""
+    """The differences; equal items are counted."""
     return {
         "version": VERSION,
         "same": found.same,
@@ -45,12 +45,12 @@ def page_data(found: Diff) -> dict[str, Any]:
 
 def _fields(found: Differences) -> dict[str, Any]:
     apart = found.changed()
-    rows = [[each.name, [_said(value) for value in each.values]] for each in apart]
+    rows = [[each.name, [_as_json(value) for value in each.values]] for each in apart]
     return {"rows": rows, "same": len(found) - len(apart)}
 
 
-def _said(value: Any) -> Any:
-    """Scalars as they are; what has parts as text, None where there is nothing."""
+def _as_json(value: Any) -> Any:
+    """Scalars as they are; lists and mappings as text."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, Mapping):
@@ -65,7 +65,7 @@ def _comparison(each: Comparison) -> dict[str, Any]:
         "expressions": [each.network.left_expression, each.network.right_expression],
         "layers": [
             {"what": n.what, "kind": n.kind, "left": n.left, "right": n.right,
-             "changes": [[name, _said(_listed(a)), _said(_listed(b))] for name, (a, b) in n.changes.items()]}
+             "changes": [[name, _as_json(_listed(a)), _as_json(_listed(b))] for name, (a, b) in n.changes.items()]}
             for n in layers
         ],
         "drawn": _drawn(each) if layers else None,
@@ -76,13 +76,13 @@ def _comparison(each: Comparison) -> dict[str, Any]:
 
 
 def _drawn(each: Comparison) -> dict[str, Any] | None:
-    """The network of the other version; boxes say what happened to the layers in them."""
+    """The network of the other version; each box has the change of its layers."""
     drawn = network_data(each.layers)
     if drawn is None or not drawn["boxes"]:
         return None
-    happened = {layer.right: layer.what for layer in each.network.layers if layer.right is not None}
+    changes = {layer.right: layer.what for layer in each.network.layers if layer.right is not None}
     for box in drawn["boxes"]:
-        first, *behind = (happened.get(id, "same") for id in box["members"])
+        first, *behind = (changes.get(id, "same") for id in box["members"])
         box["what"] = "changed" if first == "same" and set(behind) - {"same"} else first
     return drawn
 

@@ -1,4 +1,4 @@
-"""What ran where: a standalone page with a row for each worker, and the learning curves below."""
+"""The Gantt page of a run: a row for each worker, and the learning curves below."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_page(run: Run, path: Path) -> None:
 
 
 def page_data(run: Run) -> dict[str, Any]:
-    """All that the page shows; units as columns, which is a third of the size of a list of objects."""
+    """The data of the page. Units are stored as columns, in a third of the size of a list of objects."""
     record = run.record
     origin = min((unit.start for unit in record.units), default=record.started)
     ranked = record.leaderboard()

@@ -1,8 +1,8 @@
-"""Where the layers of a network are drawn: boxes in rows, each below all that it needs, and the lines between them.
+"""The layout of a network: boxes in rows, each below its inputs, and the lines between them.
 
-What only passes numbers on (a norm or an activation behind a convolution) shares the box of the layer before it. Rows
-follow the longest path; a line that crosses rows has a place of its own in each, like a box without a width. Orders
-within rows come from sweeps over neighbours' places, places from the means of neighbours, no two too close.
+A norm or an activation behind a convolution shares the box of the convolution. Rows follow the longest path. A line
+that crosses a row has a lane in it, like a box without content. The order within a row comes from sweeps over the
+positions of neighbours; positions are the means of neighbours, with a minimum distance.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ FOLDED = frozenset(
         "HARD_SIGMOID", "HARD_SWISH", "TANH", "SOFTPLUS", "SOFTSIGN", "CLIP", "FLATTEN",
     )
 )  # fmt: skip
-NEVER_OPENED = ("INPUT", "OUTPUT", "WEIGHT", "CONSTANT")  # boxes that take no others in
+NEVER_SHARED = ("INPUT", "OUTPUT", "WEIGHT", "CONSTANT")  # boxes that hold one node only
 HEIGHT, ROW_GAP, GAP, LANE = 40, 24, 22, 14
-MOST_LANES = 4000  # of lines through rows; beyond them the longest are drawn straight
+MAX_LANES = 4000  # beyond them, the longest lines are drawn straight
 SWEEPS, ROUNDS = 8, 12
 
 
 @dataclass
 class LayoutBox:
-    """A box, or a lane of a line where it has no members; `x` is its middle, `y` its upper edge."""
+    """A box, or a lane of a line if it has no members; `x` is its middle, `y` its upper edge."""
 
     members: tuple[str, ...]
     width: float
@@ -42,7 +42,7 @@ class LayoutBox:
 
 @dataclass(frozen=True)
 class DrawnLine:
-    """From a box to another, through the middles of lanes; `operand` of how many that the other takes."""
+    """A line between two boxes, through the middles of lanes; it is `operand` of the `operands` of its target."""
 
     source: int
     target: int
@@ -53,7 +53,7 @@ class DrawnLine:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Boxes come first among the places, then lanes."""
+    """The layout; in `places`, boxes come before lanes."""
 
     places: tuple[LayoutBox, ...]
     lines: tuple[DrawnLine, ...]
@@ -66,7 +66,7 @@ class Drawing:
 
 
 def arrange(kinds: Mapping[str, str], sources: Mapping[str, Sequence[str]], widths: Mapping[str, float]) -> Drawing:
-    """Lay out nodes, given the kind of each, what it needs, and how wide a box is that begins with it."""
+    """Lay out nodes, given the kind and the inputs of each, and the width of a box that starts with it."""
     groups = fold(kinds, sources)
     number = {node: n for n, group in enumerate(groups) for node in group}
     places = [LayoutBox(tuple(group), max(widths[node] for node in group[:1])) for group in groups]
@@ -75,7 +75,7 @@ def arrange(kinds: Mapping[str, str], sources: Mapping[str, Sequence[str]], widt
     lines = _lines(places, edges)
     rows = _rows(places)
     _order(places, rows)
-    _settle(places, rows)
+    _assign_positions(places, rows)
     left = min((place.x - place.width / 2 for place in places), default=0.0)
     for place in places:
         place.x -= left
@@ -85,17 +85,17 @@ def arrange(kinds: Mapping[str, str], sources: Mapping[str, Sequence[str]], widt
 
 
 def fold(kinds: Mapping[str, str], sources: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Nodes in groups that share a box, in the order of nodes."""
+    """Groups of nodes that share a box, in the order of nodes."""
     uses: dict[str, int] = defaultdict(int)
     for needed in sources.values():
         for source in needed:
             uses[source] += 1
     groups: dict[str, list[str]] = {}
     head: dict[str, str] = {}
-    for node in kinds:  # in the order of execution, or else a node simply has its own box
+    for node in kinds:  # in the order of execution; otherwise a node gets its own box
         needed = sources.get(node, ())
         first = head.get(needed[0]) if len(needed) == 1 and uses[needed[0]] == 1 else None
-        joins = kinds[node] in FOLDED and first is not None and kinds[first] not in NEVER_OPENED
+        joins = kinds[node] in FOLDED and first is not None and kinds[first] not in NEVER_SHARED
         head[node] = first if joins and first is not None else node
         groups.setdefault(head[node], []).append(node)
     return list(groups.values())
@@ -126,14 +126,14 @@ def _assign_rows(places: Sequence[LayoutBox], edges: Sequence[tuple[int, int, in
             waiting[target] -= 1
             if not waiting[target]:
                 ready.append(target)
-    for node, place in enumerate(places):  # what needs nothing stands just above who needs it
+    for node, place in enumerate(places):  # a node without inputs stands just above its first user
         if not above[node] and below[node]:
             place.row = min(places[target].row for target in below[node]) - 1
 
 
 def _lines(places: list[LayoutBox], edges: Sequence[tuple[int, int, int, int]]) -> list[DrawnLine]:
-    """The lines, with lanes added to the places for the rows that they cross; short ones first, while there is room."""
-    found, left = {}, MOST_LANES
+    """The lines, with a lane in each row that they cross; short lines get lanes first."""
+    found, left = {}, MAX_LANES
     by_length = sorted(range(len(edges)), key=lambda n: places[edges[n][1]].row - places[edges[n][0]].row)
     for at in by_length:
         source, target, operand, operands = edges[at]
@@ -145,7 +145,7 @@ def _lines(places: list[LayoutBox], edges: Sequence[tuple[int, int, int, int]]) 
                 lanes.append(len(places))
                 places.append(LayoutBox((), LANE, row))
         chain = [source, *lanes, target]
-        if places[target].row == places[source].row + len(lanes) + 1:  # graphs of others may have circles
+        if places[target].row == places[source].row + len(lanes) + 1:  # imported graphs may have cycles
             for upper, lower in pairwise(chain):
                 places[upper].below.append(lower)
                 places[lower].above.append(upper)
@@ -161,7 +161,7 @@ def _rows(places: Sequence[LayoutBox]) -> list[list[int]]:
 
 
 def _order(places: Sequence[LayoutBox], rows: list[list[int]]) -> None:
-    """Sweep down and up, each row by the mean place of its neighbours; the order with the fewest crossings stays."""
+    """Sort rows by the mean position of neighbours, down and up; keep the order with the fewest crossings."""
     best, fewest = [list(row) for row in rows], _crossings(places, rows)
     for sweep in range(SWEEPS):
         if not fewest:
@@ -179,13 +179,13 @@ def _order(places: Sequence[LayoutBox], rows: list[list[int]]) -> None:
 
 
 def _positions(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]], row: Sequence[int]) -> dict[int, int]:
-    """The places within their rows of a row and its two neighbours."""
-    here = places[row[0]].row - places[rows[0][0]].row  # a row is empty nowhere between the first and the last
+    """The positions in a row and in its two neighbour rows."""
+    here = places[row[0]].row - places[rows[0][0]].row  # no row between the first and the last is empty
     return {n: i for each in rows[max(0, here - 1) : here + 2] for i, n in enumerate(each)}
 
 
 def _crossings(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]]) -> int:
-    """How often lines between neighbouring rows cross."""
+    """The number of crossings of lines between neighbour rows."""
     at = {n: i for row in rows for i, n in enumerate(row)}
     total = 0
     for row in rows:
@@ -195,7 +195,7 @@ def _crossings(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]]) -> in
 
 
 def _inversions(values: Sequence[int]) -> int:
-    """Pairs that are out of order; sorted as they come, which is quick for the few that a row has."""
+    """The number of pairs that are out of order, by insertion sort, which is fast for short rows."""
     from bisect import bisect_right, insort
 
     seen: list[int] = []
@@ -206,8 +206,8 @@ def _inversions(values: Sequence[int]) -> int:
     return count
 
 
-def _settle(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]]) -> None:
-    """Middles of places: first side by side, then towards their neighbours, in the order of the row."""
+def _assign_positions(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]]) -> None:
+    """Assign x: first side by side, then closer to their neighbours, in the order of the row."""
     for row in rows:
         x = 0.0
         for number in row:
@@ -220,19 +220,19 @@ def _settle(places: Sequence[LayoutBox], rows: Sequence[Sequence[int]]) -> None:
         for row in rows if down else rows[::-1]:
             wanted = [_wanted(places, n, places[n].above if down else places[n].below) for n in row]
             weights = [_weight(places, n, down) for n in row]
-            for number, x in zip(row, _apart([places[n] for n in row], wanted, weights), strict=True):
+            for number, x in zip(row, _without_overlaps([places[n] for n in row], wanted, weights), strict=True):
                 places[number].x = x
 
 
 def _wanted(places: Sequence[LayoutBox], number: int, neighbours: Sequence[int]) -> float:
-    """In line with the nearest of one or two neighbours, so that the main path is straight; amid more of them."""
+    """The wanted x: that of the first of one or two neighbours, so that the main path is straight; else the mean."""
     if 0 < len(neighbours) <= 2:
         return places[neighbours[0]].x
     return _mean([places[n].x for n in neighbours], places[number].x)
 
 
 def _weight(places: Sequence[LayoutBox], number: int, down: bool) -> float:
-    """How much a place insists on where it wants to be: most on the main path, where each is the other's nearest."""
+    """The weight of a wanted position: largest on the main path, where two boxes are each other's first neighbour."""
     place = places[number]
     here = place.above if down else place.below
     back = (places[here[0]].below if down else places[here[0]].above) if 0 < len(here) <= 2 else []
@@ -240,12 +240,12 @@ def _weight(places: Sequence[LayoutBox], number: int, down: bool) -> float:
     return 1000.0 if is_main else 10.0 if place.members else 1.0
 
 
-def _apart(row: Sequence[LayoutBox], wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """As near to the wanted places as the widths allow: neighbours that would overlap move as one block."""
+def _without_overlaps(row: Sequence[LayoutBox], wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The positions nearest to the wanted ones without overlaps: boxes that would overlap move as one block."""
     offsets = [0.0]
     for one, other in pairwise(row):
         offsets.append(offsets[-1] + (one.width + other.width) / 2 + GAP)
-    blocks: list[tuple[float, float, int]] = []  # where it wants to begin, its weight, how many are in it
+    blocks: list[tuple[float, float, int]] = []  # wanted start, weight, number of boxes
     for x, weight, offset in zip(wanted, weights, offsets, strict=True):
         blocks.append((x - offset, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:

@@ -1,7 +1,7 @@
-"""Which hyperparameters the metric depended on: a share for each, from Optuna's fANOVA or from a random forest.
+"""The importance of hyperparameters for the metric: a share for each, from Optuna's fANOVA or from a random forest.
 
-Both learn the metric from the values and ask how much of its variation each value explains; neither knows more than the
-configurations that were tried. So the answer says how many these were, and is no answer when they are too few.
+Both learn the metric from the values, and compute how much of its variation each value explains. They know only the
+configurations of the run, so the result says how many there were, and is empty if there were too few.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from regatta.journal.record import ConfigRecord, RunRecord
 
-FEWEST = 8  # configurations, below which shares would be noise
+MIN_CONFIGS = 8  # with fewer, shares would be noise
 NEARLY_ALL = 0.9
-MOST = 200  # for fANOVA, whose time grows faster than their number
+MAX_FANOVA_CONFIGS = 200  # the time of fANOVA grows faster than their number
 FANOVA = "fANOVA (Optuna)"
 FOREST = "permutation importance of a random forest (scikit-learn)"
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Shares that sum to 1, by name, largest first; without a method there are none, and `text` says why."""
+    """Shares that sum to 1, by name, largest first. If there are none, `method` is None and `text` says why."""
 
     text: str
     method: str | None = None
@@ -37,7 +37,7 @@ class Importance:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The configurations that can be compared: each with its values, by axis, and what it came to."""
+    """The comparable configurations: each with its values by axis, and its best metric."""
 
     axes: Sequence[Axis]
     rows: list[list[Any]]
@@ -46,12 +46,12 @@ class _Sample:
 
 
 def importance(record: RunRecord, axes: Sequence[Axis]) -> Importance:
-    """How much of the metric each axis explains."""
+    """The share of the metric's variation that each axis explains."""
     sample = _comparable(record, axes)
     if isinstance(sample, str):
         return Importance(sample)
     if importlib.util.find_spec("optuna") is not None:
-        step = math.ceil(len(sample.rows) / MOST)
+        step = math.ceil(len(sample.rows) / MAX_FANOVA_CONFIGS)
         method, shares = (
             FANOVA + (f" of one in {step} of them, from best to worst" if step > 1 else ""),
             _by_fanova(sample, step),
@@ -60,42 +60,44 @@ def importance(record: RunRecord, axes: Sequence[Axis]) -> Importance:
         method, shares = FOREST, _by_forest(sample)
     whole = sum(shares.values())
     if whole <= 0:
-        return Importance("No value explains any of the differences between the configurations.")
+        return Importance("No hyperparameter explains the differences between the configurations.")
     ranked = dict(sorted(((name, share / whole) for name, share in shares.items()), key=lambda item: -item[1]))
     return Importance(sample.text, method, ranked)
 
 
 def _comparable(record: RunRecord, axes: Sequence[Axis]) -> _Sample | str:
-    """Configurations by their best value up to an epoch that nearly all reached, or why there are none to compare."""
+    """Configurations by their best value up to an epoch that nearly all reached, or the reason why there are none."""
     if len(record.configs) < 2:
-        return "There is nothing to compare a single configuration with."
+        return "A single configuration cannot be compared."
     fresh = [config for config in record.configs.values() if config.parent is None]
     whole = [axis for axis in axes if all(axis.name in config.values for config in fresh)]
     if not whole:
-        return "No hyperparameter varied that all configurations have."
+        return "No hyperparameter that all configurations have was varied."
     epoch = _common_epoch(fresh)
     values = {config.id: _value(record, config, epoch) for config in fresh}
     found = [(record.configs[config], value) for config, value in values.items() if value is not None]
-    if len(found) < FEWEST:
-        return f"Too few configurations to say: {len(found)} have a number to compare, and it takes {FEWEST}."
+    if len(found) < MIN_CONFIGS:
+        return f"Too few configurations: {len(found)} have a number to compare, and {MIN_CONFIGS} are needed."
     rows = [[config.values[axis.name] for axis in whole] for config, _ in found]
     targets, outliers = _without_outliers([value for _, value in found], record.mode)
     if max(targets) <= min(targets):
-        return f"All configurations came to the same {record.metric}."
+        return f"All configurations reached the same {record.metric}."
     short, children = len(fresh) - len(found), len(record.configs) - len(fresh)
     remarks = {
         f"From {len(found)} configurations, by their best {record.metric} up to epoch {epoch}": True,
-        f"{short} others did not come so far or have no number": short,
-        f"{children} that began from another's state are left out": children,
-        f"values far beyond the others ({outliers}) count as less far": outliers,
-        "values that only some have are left out": len(whole) < len(axes),
+        f"{short} others stopped earlier or have no number": short,
+        f"{children} that started from the state of another one are left out": children,
+        f"{outliers} outliers are clipped": outliers,
+        "hyperparameters that only some have are left out": len(whole) < len(axes),
     }
     return _Sample(whole, rows, targets, "; ".join(text for text, holds in remarks.items() if holds) + ".")
 
 
 def _common_epoch(configs: Sequence[ConfigRecord]) -> int:
-    """The last epoch that nearly all came to. Later ones have only those that a search let go on: a choice by the very
-    metric that is to be explained."""
+    """The last epoch that nearly all configurations reached.
+
+    Later epochs have only configurations that the search selected, by the metric that is to be explained.
+    """
     reached = sorted((config.epoch for config in configs if config.epoch), reverse=True)
     return reached[math.ceil(NEARLY_ALL * len(reached)) - 1] if reached else 0
 
@@ -111,13 +113,13 @@ def _value(record: RunRecord, config: ConfigRecord, epoch: int) -> float | None:
 
 
 def _without_outliers(values: list[float], mode: str) -> tuple[list[float], int]:
-    """One model that diverged would be all that there is to explain: values far on the bad side are drawn in."""
+    """Clip values far on the bad side: otherwise one model that diverged would be all that there is to explain."""
     import numpy as np
 
     low, high = (float(q) for q in np.quantile(values, [0.25, 0.75]))
     far = 3 * (high - low)
-    drawn = [min(value, high + far) if mode == "min" else max(value, low - far) for value in values]
-    return drawn, sum(a != b for a, b in zip(values, drawn, strict=True))
+    clipped = [min(value, high + far) if mode == "min" else max(value, low - far) for value in values]
+    return clipped, sum(a != b for a, b in zip(values, clipped, strict=True))
 
 
 def _by_fanova(sample: _Sample, step: int) -> dict[str, float]:
@@ -137,7 +139,7 @@ def _by_fanova(sample: _Sample, step: int) -> dict[str, float]:
 
 
 def _trial(sample: _Sample, row: int) -> optuna.trial.FrozenTrial:
-    """Optuna's word for a configuration; axes go by number, since their names may be anything."""
+    """A configuration as a trial of Optuna; axes are named by number, since their names may be any text."""
     import optuna
 
     params: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A run as a small HTML table, for notebooks."""
+"""A run as a small HTML table for notebooks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regatta.journal.record import ConfigRecord, RunRecord
 
-ROWS = 20
+MAX_ROWS = 20
 
 
 def table_html(name: str, record: RunRecord) -> str:
-    """The leaderboard: best value first, only the hyperparameters that vary."""
+    """The leaderboard, best value first, with the hyperparameters that vary."""
     if not record.header:
-        return f"<p><b>{escape(name)}</b>: not begun</p>"
+        return f"<p><b>{escape(name)}</b>: not started</p>"
     board = record.leaderboard()
     varying = [key for key in _names(board) if len({str(c.values.get(key)) for c in board}) > 1]
     titles = ("", "configuration", *varying, f"best {record.metric}", "epoch", "status")
     head = "".join(f"<th>{escape(text)}</th>" for text in titles)
-    rows = "".join(_row(rank, config, record, varying) for rank, config in enumerate(board[:ROWS], 1))
-    more = f"<p>and {len(board) - ROWS} more</p>" if len(board) > ROWS else ""
+    rows = "".join(_row(rank, config, record, varying) for rank, config in enumerate(board[:MAX_ROWS], 1))
+    more = f"<p>and {len(board) - MAX_ROWS} more</p>" if len(board) > MAX_ROWS else ""
     done, wanted = record.progress()
     return (
         f"<p><b>{escape(name)}</b>: {record.status}, {done} of {wanted} units</p>"

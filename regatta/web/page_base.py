@@ -1,4 +1,4 @@
-"""What all pages share: templates, assets, and data in a script element that it cannot leave."""
+"""Shared by all pages: templates, assets, and data that is safe inside a script element."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def fill(template: str, title: str, styles: Sequence[str], scripts: Sequence[str], data: Any) -> str:
-    """A whole page: its template with the styles, the scripts and the data in it."""
+    """A page: its template with styles, scripts and data filled in."""
     parts = {
         "title": html.escape(title),
         "style": "\n".join(asset(name) for name in styles),
@@ -25,7 +25,7 @@ def fill(template: str, title: str, styles: Sequence[str], scripts: Sequence[str
 def embed(data: Any) -> str:
     """JSON for a script element: no `<` that could end it or open a comment; NaN becomes null."""
     text = json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    # Half of a surrogate pair is a text in Python, but not in UTF-8.
+    # Python texts may hold half of a surrogate pair, which UTF-8 cannot encode.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -37,7 +37,7 @@ def asset(name: str) -> str:
 
 
 def rounded(value: float | None, figures: int = 6) -> float | None:
-    """So many figures of a number; a page is read by people, and each figure is a byte."""
+    """A number with this many figures; more would only make the page larger."""
     return value if value is None or not math.isfinite(value) else float(f"{value:.{figures}g}")
 
 

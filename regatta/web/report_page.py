@@ -1,7 +1,7 @@
-"""A search on one page: its best model, learning curves, what varied, what mattered, and what the budget went to.
+"""The report page of a search: best model, learning curves, hyperparameters, their importance, and the budget.
 
-The data is thinned to what a page can show: a curve keeps its ends, its best epoch and points between, and of more than
-a few thousand configurations the worst are left out; the page says so.
+The data is reduced to what a page can show. A curve keeps its ends, its best epoch and points between. If there are
+more than a few thousand configurations, the worst are left out, and the page says so.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 STYLES = ("page.css", "report.css")
 SCRIPTS = ("page.js", "plots.js", "learning.js", "parallel.js", "budget.js", "report.js")
 VERSION = 1
-MOST_CONFIGS = 2000
-MOST_METRICS = 12
-VALUES = 160_000  # of all curves together
-FEWEST_POINTS = 8  # of a curve, however many there are
-LONGEST = 200  # characters of a word in a configuration
+MAX_CONFIGS = 2000
+MAX_METRICS = 12
+MAX_VALUES = 160_000  # of all curves together
+MIN_POINTS = 8  # of a curve, however many curves there are
+MAX_TEXT_LENGTH = 200  # of a value in a configuration
 PARTS = ("train", "eval", "pilot", "hop", "load", "save", "idle")
 
 
@@ -41,10 +41,10 @@ def write_page(run: Run, path: Path) -> None:
 
 
 def page_data(run: Run) -> dict[str, Any]:
-    """All that the page shows, best configuration first."""
+    """The data of the page, best configuration first."""
     record = run.record
     ranked = record.leaderboard()
-    shown = ranked[:MOST_CONFIGS]
+    shown = ranked[:MAX_CONFIGS]
     axes = axes_of(ranked, without=("member",) if _search(record).get("kind") == "pbt" else ())
     metrics = _metrics(record)
     efficiency = run.efficiency()
@@ -90,10 +90,10 @@ def _search(record: RunRecord) -> dict[str, Any]:
 
 
 def _metrics(record: RunRecord) -> list[str]:
-    """The one that models are judged by, then the others by how many reports have them."""
+    """The metric of the run, then the others by the number of reports that have them."""
     seen = Counter(name for config in record.configs.values() for report in config.reports.values() for name in report)
     others = [name for name, _ in seen.most_common() if name != record.metric]
-    return [record.metric, *others][:MOST_METRICS]
+    return [record.metric, *others][:MAX_METRICS]
 
 
 def _shared(configs: Sequence[ConfigRecord], axes: Sequence[Axis]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _configs(record: RunRecord, shown: Sequence[ConfigRecord], axes: Sequence[Ax
 
 
 def _births(record: RunRecord) -> dict[str, int]:
-    """After how many epochs of its lineage each configuration began: 0 unless it began from another's state."""
+    """The epochs of its ancestors before each configuration started: 0 unless it started from another's state."""
     born: dict[str, int] = {}
     for config in record.configs.values():  # a parent comes before its children
         born[config.id] = born.get(config.parent, 0) + (config.parent_epoch or 0) if config.parent is not None else 0
@@ -136,23 +136,23 @@ def _births(record: RunRecord) -> dict[str, int]:
 
 
 def _points(shown: Sequence[ConfigRecord], metrics: Sequence[str]) -> int:
-    return max(FEWEST_POINTS, VALUES // max(1, len(shown) * len(metrics)))
+    return max(MIN_POINTS, MAX_VALUES // max(1, len(shown) * len(metrics)))
 
 
 def _curves(shown: Sequence[ConfigRecord], metric: str, record: RunRecord, points: int) -> list[Any]:
-    """Of each configuration the epochs and the values; epochs that simply count from 1 are left out."""
+    """The epochs and values of each configuration; epochs that count from 1 are left out."""
     curves = []
     for config in shown:
         epochs = [epoch for epoch in sorted(config.reports) if metric in config.reports[epoch]]
         best = config.best(metric, record.mode) if metric == record.metric else None
-        kept = _thinned(epochs, points, best[0] if best else None)
+        kept = _reduced(epochs, points, best[0] if best else None)
         values = [rounded(config.reports[epoch][metric], 5) for epoch in kept]
         curves.append([[] if kept == list(range(1, len(kept) + 1)) else kept, values])
     return curves
 
 
-def _thinned(epochs: list[int], points: int, best: int | None) -> list[int]:
-    """So many of them, evenly, with both ends and the best."""
+def _reduced(epochs: list[int], points: int, best: int | None) -> list[int]:
+    """Evenly spaced epochs, as many as `points`, with both ends and the best."""
     if len(epochs) <= points:
         return epochs
     places = {round(i * (len(epochs) - 1) / (points - 1)) for i in range(points)}
@@ -160,14 +160,14 @@ def _thinned(epochs: list[int], points: int, best: int | None) -> list[int]:
 
 
 def _rungs(shown: Sequence[ConfigRecord]) -> list[list[int]]:
-    """Budgets at which several configurations ended, with how many: the rungs of a halving search."""
+    """Epochs at which several configurations ended, and their number: the rungs of a halving search."""
     ends = Counter(config.epoch for config in shown if config.epoch and config.status != "failed")
     several = sorted((epoch, count) for epoch, count in ends.items() if count > 1)
     return [list(rung) for rung in several] if 1 < len(ends) <= 12 else []
 
 
 def _time(record: RunRecord) -> dict[str, Any]:
-    """Seconds of each worker, by what they went to; fetching, loading and saving are taken out of their units."""
+    """Seconds of each worker by kind of work; hops, loading and saving are subtracted from their units."""
     units = record.units
     present = record.worker_seconds()
     sums: defaultdict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PARTS, 0.0))
@@ -189,7 +189,7 @@ def _last_line(error: str | None) -> str | None:
 
 
 def _short(value: Any) -> Any:
-    """A value as the page shows it; a long word is cut."""
+    """A value as the page shows it; long texts are cut."""
     if isinstance(value, str):
-        return value if len(value) <= LONGEST else value[: LONGEST - 1] + "…"
+        return value if len(value) <= MAX_TEXT_LENGTH else value[: MAX_TEXT_LENGTH - 1] + "…"
     return rounded(value) if isinstance(value, float) else value

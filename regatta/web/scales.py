@@ -1,4 +1,4 @@
-"""The axes of what varied: numbers on a plain or a logarithmic scale, everything else as words in a row."""
+"""Axes for the hyperparameters that vary: numbers on a linear or logarithmic scale, other values as words."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from regatta.journal.record import ConfigRecord
 
-LOG_RATIO = 10  # the largest value over the smallest, below which a plain scale shows as much
-CROWDED = 0.2  # of the range, below which half of the values lie
-FEW_NUMBERS = 8
+LOG_RATIO = 10  # of the largest to the smallest value; below it, a linear scale shows as much
+CROWDED = 0.2  # if half of the values lie in this share of the range, they are crowded
+MAX_LISTED_VALUES = 8
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One hyperparameter that varied; `low` and `high` for numbers, `words` for the rest."""
+    """One hyperparameter that varies; `low` and `high` are for numbers, `words` for other values."""
 
     name: str
     kind: Literal["linear", "log", "words"]
     low: float = 0.0
     high: float = 0.0
     words: tuple[str, ...] = ()
-    values: tuple[float, ...] = ()  # all numbers there are, where they are few
+    values: tuple[float, ...] = ()  # all numbers, if they are few
 
     def word(self, value: Any) -> str:
         return _word(value)
 
     def place(self, value: Any) -> float:
-        """A number that orders the values as the axis does."""
+        """The position of a value on the axis."""
         if self.kind == "words":
             return float(self.words.index(_word(value)))
         return math.log(value) if self.kind == "log" else float(value)
 
 
 def axes_of(configs: Sequence[ConfigRecord], without: Sequence[str] = ()) -> list[Axis]:
-    """An axis for each name whose value differs between configurations, in the order in which they came."""
+    """An axis for each hyperparameter that differs between configurations, in the order of first use."""
     names = dict.fromkeys(name for config in configs for name in config.values if name not in without)
     axes = []
     for name in names:
@@ -52,15 +52,14 @@ def _axis(name: str, values: Sequence[Any]) -> Axis:
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
     if not numeric:
         return Axis(name, "words", words=tuple(sorted({_word(value) for value in values})))
-    different = sorted({float(value) for value in values})
-    low, high = different[0], different[-1]
-    kind: Literal["log", "linear"] = "log" if low > 0 and _in_powers(different) else "linear"
-    return Axis(name, kind, low, high, values=tuple(different) if len(different) <= FEW_NUMBERS else ())
+    distinct = sorted({float(value) for value in values})
+    low, high = distinct[0], distinct[-1]
+    kind: Literal["log", "linear"] = "log" if low > 0 and _is_logarithmic(distinct) else "linear"
+    return Axis(name, kind, low, high, values=tuple(distinct) if len(distinct) <= MAX_LISTED_VALUES else ())
 
 
-def _in_powers(values: Sequence[float]) -> bool:
-    """Whether numbers were chosen by factors: most of them crowd at the low end, or each is the same multiple of the
-    one before."""
+def _is_logarithmic(values: Sequence[float]) -> bool:
+    """Whether values suit a logarithmic scale: most are at the low end, or each is the same multiple of the last."""
     low, middle, high = values[0], values[len(values) // 2 - (len(values) % 2 == 0)], values[-1]
     if high / low >= LOG_RATIO and (middle - low) / (high - low) < CROWDED:
         return True

@@ -1,4 +1,4 @@
-"""A version on one page: its network drawn, histograms of weights, curves of metrics, activations for an input."""
+"""The page of `desc`: the network, histograms of weights, curves of metrics, and activations for an input."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 STYLES = ("page.css", "report.css", "version.css")
 SCRIPTS = ("page.js", "plots.js", "histograms.js", "graph.js", "version.js")
 VERSION = 1
-MOST_NODES = 2000  # that are drawn
-MOST_TENSORS = 1000
-MOST_POINTS = 600  # of a curve
+MAX_NODES = 2000  # of a drawing
+MAX_TENSORS = 1000
+MAX_POINTS = 600  # of a curve
 LETTER, MARGIN, NARROWEST, WIDEST = 7.4, 30, 96, 280  # of boxes
 SIZES = ("out", "features", "heads", "count", "hidden", "output", "p", "axis", "function", "type")
 
@@ -38,7 +38,7 @@ def write_page(found: Portrait, path: Path) -> None:
 
 
 def page_data(found: Portrait) -> dict[str, Any]:
-    """All that the page shows."""
+    """The data of the page."""
     known, version = found.description, found.description.version
     return {
         "version": VERSION,
@@ -52,8 +52,8 @@ def page_data(found: Portrait) -> dict[str, Any]:
         "metadata": version.metadata,
         "metrics": _metrics(known.metrics),
         "network": network_data(found.layers),
-        "tensors": [tensor_data(tensor) for tensor in found.distributions[:MOST_TENSORS]],
-        "tensors_left": max(0, len(found.distributions) - MOST_TENSORS),
+        "tensors": [tensor_data(tensor) for tensor in found.distributions[:MAX_TENSORS]],
+        "tensors_left": max(0, len(found.distributions) - MAX_TENSORS),
         "activations": {layer: _activation(each) for layer, each in found.activations.items()},
         "snapshots": [snapshot.row() for snapshot in known.snapshots],
         "shown": None if found.reference.snapshot is None else found.reference.snapshot.position,
@@ -63,11 +63,11 @@ def page_data(found: Portrait) -> dict[str, Any]:
 
 
 def network_data(layers: Sequence[NetworkLayer]) -> dict[str, Any] | None:
-    """Layers, and where they are drawn; None where there is none, no drawing where there are too many."""
+    """Layers and their layout; None without layers, and no layout if there are too many."""
     if not layers:
         return None
     nodes = {layer.id: asdict(layer) for layer in layers}
-    if len(layers) > MOST_NODES:
+    if len(layers) > MAX_NODES:
         return {"nodes": nodes, "boxes": [], "lines": [], "width": 0, "height": 0}
     titles = {layer.id: title(layer) for layer in layers}
     kinds, sources = {layer.id: layer.kind for layer in layers}, {layer.id: layer.sources for layer in layers}
@@ -92,7 +92,7 @@ def network_data(layers: Sequence[NetworkLayer]) -> dict[str, Any] | None:
 
 
 def title(layer: NetworkLayer) -> str:
-    """A layer in a few words: its kind, and the sizes that tell it from others of its kind."""
+    """A layer in a few words: its kind and its sizes."""
     known = layer.attributes
     words = [short(known[name]) for name in SIZES if name in known]
     if "kernel" in known:
@@ -158,7 +158,7 @@ def _metrics(points: Sequence[MetricPoint]) -> dict[str, Any]:
     found = {}
     for name, each in groupby(points, key=lambda point: point.name):
         listed = list(each)
-        step = -(-len(listed) // MOST_POINTS)
+        step = -(-len(listed) // MAX_POINTS)
         kept = listed if step == 1 else [*listed[:-1:step], listed[-1]]
         found[name] = {"points": [[point.step, rounded(point.value)] for point in kept], "count": len(listed)}
     return found
@@ -170,7 +170,7 @@ def _activation(each: Activation) -> dict[str, Any]:
 
 
 def _pictures(maps: Sequence[Any]) -> list[dict[str, Any]]:
-    """Numbers as bytes, from the lowest of all maps of the layer to the highest."""
+    """Numbers as bytes, scaled from the lowest to the highest of all maps of the layer."""
     import numpy as np
 
     if not maps:

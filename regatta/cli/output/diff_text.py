@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SHORT = 10
 BINS = 10  # of a histogram
-LONGEST = 48  # characters of a value
+MAX_CELL_LENGTH = 48  # characters of a value
 STYLES = {"added": "green", "removed": "red", "changed": "yellow", "reshaped": "yellow", "rewired": "yellow"}
 SIGNS = {"added": "+", "removed": "-", "changed": "~", "reshaped": "~", "rewired": "~", "same": "="}
 
@@ -53,14 +53,16 @@ def _heading(found: Diff) -> Table:
 def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
     layers = [layer for layer in each.network.layers if everything or layer.what != "same"]
     if layers:
-        said = tuple(
+        expressions = tuple(
             f"{sign} {text}"
             for sign, text in (("-", each.network.left_expression), ("+", each.network.right_expression))
             if text is not None and each.network.left_expression != each.network.right_expression
         )
         columns = [left(""), left("layer"), left("kind"), left("")]
         same = f"{len(each.network.layers) - len(layers)} layers are the same" if not everything else ""
-        yield Table(columns, [_layer(layer) for layer in layers], (f"Network{of}", *said), (same,) if same else ())
+        yield Table(
+            columns, [_layer(layer) for layer in layers], (f"Network{of}", *expressions), (same,) if same else ()
+        )
     tensors = [tensor for tensor in each.parameters if everything or tensor.what != "same"]
     if tensors:
         yield _weights(each, tensors, of, everything)
@@ -76,7 +78,7 @@ def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, ever
     partly = [tensor for tensor in tensors if 0 < tensor.planes < 4 and tensor.distance and not tensor.distance.exact]
     if partly:
         notes.append(
-            f"from {partly[0].planes} bytes of each weight: ± is how far a figure can be off (--exact reads all); "
+            f"from {partly[0].planes} bytes of each weight: ± is the largest possible error (--exact reads all bytes); "
             "moved is the share of weights in another bin"
         )
     return Table(
@@ -88,8 +90,8 @@ def _layer(layer: LayerDifference) -> list[Cell]:
     name = layer.left or layer.right or ""
     renamed = f"{name} -> {layer.right}" if layer.left and layer.right and layer.left != layer.right else name
     changes = ", ".join(f"{key} {value_text(a)} -> {value_text(b)}" for key, (a, b) in layer.changes.items())
-    said = "other operands" if layer.what == "rewired" else changes
-    return [(SIGNS[layer.what], STYLES.get(layer.what, "")), renamed, layer.kind, said]
+    remark = "other operands" if layer.what == "rewired" else changes
+    return [(SIGNS[layer.what], STYLES.get(layer.what, "")), renamed, layer.kind, remark]
 
 
 def _tensor(tensor: ParameterDifference) -> list[Cell]:
@@ -107,7 +109,7 @@ def _tensor(tensor: ParameterDifference) -> list[Cell]:
 
 
 def _distance(tensor: ParameterDifference) -> str:
-    """The norm of the difference; where there is none, as shapes differ, the norms of the two."""
+    """The norm of the difference; if the shapes differ, the two norms."""
     if tensor.distance is not None:
         return str(tensor.distance)
     known = [f"{norm.middle:.3g}" for norm in tensor.norms if norm is not None]
@@ -121,11 +123,11 @@ def _cell(value: Any, section: str) -> str:
         return "-"
     if section == "files":
         return str(value)[:SHORT]
-    text = fmt.metric(value) if section == "metrics" else _words(value)
-    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+    text = fmt.metric(value) if section == "metrics" else _value_words(value)
+    return text if len(text) <= MAX_CELL_LENGTH else text[: MAX_CELL_LENGTH - 1] + "…"
 
 
-def _words(value: Any) -> str:
+def _value_words(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return ", ".join(value)
     return fmt.scalar(value)

@@ -1,4 +1,4 @@
-"""What `--json` prints: documents whose keys stay the same within a version. NaN and infinity become null."""
+"""The documents of `--json`. Keys stay the same within a version; NaN and infinity become null."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ VERSION = 1
 
 
 def document(**content: Any) -> dict[str, Any]:
-    """A document of the present version, fit for JSON."""
+    """A document of the current version, with JSON values only."""
     return {"version": VERSION, **{key: plain(value) for key, value in content.items()}}
 
 
 def plain(value: Any) -> Any:
-    """The value with what JSON has: no NaN, no tuples, no paths."""
+    """The value as JSON has it: without NaN, tuples and paths."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

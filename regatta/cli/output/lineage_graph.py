@@ -1,6 +1,6 @@
-"""Lineage drawn beside lines of text, as `git log --graph` does: the newest on top, each above what it came out of.
+"""Draws lineage beside lines of text, as `git log --graph` does: newest first, each version above its parents.
 
-A node that came out of none of the others is hollow: what stands below it has nothing to do with it.
+A node without a parent in the list is hollow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Strokes:
-    """What lines are drawn with: `close` ends a lane at the right, `open` begins one, `cross` is crossed by another."""
+    """The characters to draw with: `close` ends a lane at the right, `open` starts one, `cross` crosses another."""
 
     node: str
     root: str
@@ -32,7 +32,7 @@ ASCII = Strokes("*", "o", "|", "-", "|", "'", ".", "'", ".", "+")
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """One node: lines above it, what stands before its text, and what stands before every further line of text."""
+    """One node: the lines above and below it, the prefix of its text, and the prefix of further lines of text."""
 
     id: str
     above: tuple[str, ...]
@@ -42,7 +42,7 @@ class DrawnNode:
 
 
 def strokes(encoding: str | None) -> Strokes:
-    """Those that a terminal of that encoding can show."""
+    """The characters that a terminal with this encoding can show."""
     try:
         "".join(vars(UNICODE).values()).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -51,7 +51,7 @@ def strokes(encoding: str | None) -> Strokes:
 
 
 def children_first(ids: Sequence[str], parents: Mapping[str, Iterable[str]]) -> list[str]:
-    """The same order but for what it must not be: no node before one that came out of it."""
+    """The same order, changed as far as needed: children come before their parents."""
     place = {ident: number for number, ident in enumerate(ids)}
     waits = dict.fromkeys(ids, 0)
     for ident in ids:
@@ -71,14 +71,14 @@ def children_first(ids: Sequence[str], parents: Mapping[str, Iterable[str]]) -> 
 
 
 def draw(ids: Sequence[str], parents: Mapping[str, Iterable[str]], pen: Strokes = UNICODE) -> list[DrawnNode]:
-    """Lanes for nodes that come children first; parents that are not among them are left out."""
+    """Lanes for nodes in the order of `children_first`; parents that are not among the nodes are left out."""
     known = {ident: number for number, ident in enumerate(ids)}
     lanes: list[str | None] = []
     return [_step(ident, _known(parents, ident, known), lanes, pen) for ident in ids]
 
 
 def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -> DrawnNode:
-    """Draw a node; the lanes are then those below it."""
+    """Draw a node, and change the lanes to those below it."""
     mine = [number for number, waiting in enumerate(lanes) if waiting == ident] or [_free(lanes, ident)]
     lane, ending = mine[0], mine[1:]
     above = (_turn(lanes, lane, ending, pen, pen.closing, pen.close),) if ending else ()
@@ -88,7 +88,7 @@ def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -
     lanes[lane] = bases[0] if bases else None
     begun = [_free(lanes, base, after=lane) for base in bases[1:]]
     below = (_turn(lanes, lane, begun, pen, pen.opening, pen.open),) if begun else ()
-    if bases and bases[0] in lanes[:lane] and not begun:  # another waits for the same: on with one lane
+    if bases and bases[0] in lanes[:lane] and not begun:  # another lane leads to the same parent: merge the two
         below = (_turn(lanes, lanes.index(bases[0]), [lane], pen, pen.closing, pen.close),)
         lanes[lane] = None
     while lanes and lanes[-1] is None:
@@ -97,7 +97,7 @@ def _step(ident: str, bases: list[str], lanes: list[str | None], pen: Strokes) -
 
 
 def _free(lanes: list[str | None], ident: str, after: int = -1) -> int:
-    """A lane for a node that is waited for from here on: the first empty one, at the right where need be."""
+    """Reserve a lane for a node further down: the first free one, or a new one at the right."""
     for number in range(after + 1, len(lanes)):
         if lanes[number] is None:
             lanes[number] = ident
@@ -112,7 +112,7 @@ def _row(lanes: Sequence[str | None], pen: Strokes, node: int = -1, mark: str = 
 
 
 def _turn(lanes: Sequence[str | None], lane: int, others: Sequence[int], pen: Strokes, middle: str, last: str) -> str:
-    """The line between two rows in which lanes run into this one, or out of it."""
+    """The line between two rows where other lanes join this lane or leave it."""
     text = ""
     for number, waiting in enumerate(lanes):
         inside = lane <= number < others[-1]

@@ -1,7 +1,7 @@
-"""A run while it goes on: a picture that stays in its place on a terminal, plain lines elsewhere.
+"""The display of a run in progress: a live frame on a terminal, plain lines elsewhere.
 
-The runner calls the listener after each record of its journal, from its own thread. The display folds the records
-once more into a `RunRecord` of its own, under a lock: its refreshing thread never looks at the runner's.
+The runner calls the listener after each record of its journal, on the runner's thread. The display has a `RunRecord` of
+its own, under a lock, so its refresh thread never reads the record of the runner.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import copy
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -20,18 +19,15 @@ from rich.text import Text
 
 from regatta import format as fmt
 from regatta.cli.arguments import command
-from regatta.cli.output.live_frame import picture
+from regatta.cli.output.live_frame import UnitRate, frame
 from regatta.cli.output.run_tables import remark
 
 if TYPE_CHECKING:
-    from regatta.journal.record import RunRecord
+    from regatta.journal.record import Listener, RunRecord
 
-Listener: TypeAlias = "Callable[[RunRecord, dict[str, Any]], None]"
-
-LINE_SECONDS = 2.0  # between lines of progress where there is no terminal
-FRAME_SECONDS = 0.2  # between pictures on a terminal
-FRAME_SHARE = 0.04  # of a core, at most, goes into drawing them
-RATE_WINDOW = 256  # units over which the rate is measured
+LINE_INTERVAL_S = 2.0  # between lines of progress without a terminal
+FRAME_INTERVAL_S = 0.2  # between frames on a terminal
+MAX_FRAME_SHARE = 0.04  # of a core for drawing frames
 STYLES = {"warning": "yellow", "error": "red", "failed": "red"}
 
 
@@ -56,21 +52,21 @@ def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Nobody looks any more, as with `| head`; the run goes on."""
+        """The reader of the pipe is gone, as with `| head`; the run continues without display."""
         self.quiet = True
 
 
 @contextmanager
 def _refreshing(live: Live) -> Iterator[None]:
-    """Redraw the picture now and then, but never for more than a small part of the time: the models need it."""
+    """Redraw the frame at intervals, with a limited share of the time: the models need the core."""
     over = threading.Event()
 
     def redraw() -> None:
-        pause = FRAME_SECONDS
+        pause = FRAME_INTERVAL_S
         while not over.wait(pause):
             begun = time.thread_time()
             live.refresh()
-            pause = max(FRAME_SECONDS, (time.thread_time() - begun) / FRAME_SHARE)
+            pause = max(FRAME_INTERVAL_S, (time.thread_time() - begun) / MAX_FRAME_SHARE)
 
     thread = threading.Thread(target=redraw, name="display", daemon=True)
     thread.start()
@@ -82,88 +78,65 @@ def _refreshing(live: Live) -> Iterator[None]:
 
 
 class DisplayState:
-    """The run as the display knows it, and the pace of its units."""
+    """The display's own record of the run, and the rate of its units."""
 
     def __init__(self) -> None:
         self.record: RunRecord | None = None
-        self.pace = UnitRate()
+        self.rate = UnitRate()
         self._lock = threading.Lock()
 
-    def hear(self, record: RunRecord, line: dict[str, Any]) -> None:
+    def on_record(self, record: RunRecord, line: dict[str, Any]) -> None:
         with self._lock:
             if self.record is None:
-                self.record = copy.deepcopy(record)  # it holds this line already, and what a resumed run had before
+                self.record = copy.deepcopy(record)  # it contains this line already, and the history of a resumed run
             else:
                 self.record.apply(line)
-            self.pace.hear(line)
+            self.rate.on_record(line)
 
     def show(self, console: Console) -> Any:
         with self._lock:
             if self.record is None or not self.record.header:
                 return Text("starting", style="dim")
-            return picture(self.record, self.pace, time.time(), console.width, console.height)
-
-
-class UnitRate:
-    """How many training units a second, over the last of them, and so the time left."""
-
-    def __init__(self) -> None:
-        self._ends: deque[float] = deque(maxlen=RATE_WINDOW)
-
-    def hear(self, line: dict[str, Any]) -> None:
-        if line["event"] == "unit" and line["kind"] == "train":
-            self._ends.append(line["time"])
-
-    @property
-    def rate(self) -> float | None:
-        """None until two units at two times are known."""
-        if len(self._ends) < 2 or self._ends[-1] <= self._ends[0]:
-            return None
-        return (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
-
-    def left(self, units: int, longest: float, now: float) -> float | None:
-        """For so many units, of which one after another take `longest` seconds."""
-        rate = self.rate
-        return None if rate is None else max(0.0, max(units / rate, longest) - max(0.0, now - self._ends[-1]))
+            return frame(self.record, self.rate, time.time(), console.width, console.height)
 
 
 class LineDisplay:
-    """Where nobody can redraw: start, failures, notes and the end always, reports every few seconds."""
+    """Without a terminal: start, failures, notes and the end are always printed, reports every few seconds."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
         self._last = float("-inf")
         self._started = False
-        self._pace = UnitRate()
+        self._rate = UnitRate()
 
     def __call__(self, record: RunRecord, line: dict[str, Any]) -> None:
-        self._pace.hear(line)
+        self._rate.on_record(line)
         if line["event"] == "run":
-            self._say(Text(f"{record.name}: starting"))
+            self._print(Text(f"{record.name}: starting"))
         if not self._started and line["event"] in ("pilot", "start", "unit", "end"):
             self._started = True
-            self._say(opening(record))
-        remarkable = announcement(record, line)
-        if remarkable is not None:
-            self._say(remarkable)
-        elif line["event"] == "report" and self._clock() - self._last >= LINE_SECONDS:
+            self._print(opening(record))
+        text = announcement(record, line)
+        if text is not None:
+            self._print(text)
+        elif line["event"] == "report" and self._clock() - self._last >= LINE_INTERVAL_S:
             self._last = self._clock()
-            self._say(Text(report_line(record, line, self._pace)))
+            self._print(Text(report_line(record, line, self._rate)))
 
-    def _say(self, text: Text) -> None:
+    def _print(self, text: Text) -> None:
         self._console.print(text, soft_wrap=True)
 
 
 def _on_terminal(live: Live, state: DisplayState, record: RunRecord, line: dict[str, Any]) -> None:
-    state.hear(record, line)
+    state.on_record(record, line)
     text = announcement(record, line)
     if text is not None:
         live.console.print(text)
 
 
 def opening(record: RunRecord) -> Text:
-    """What is about to be trained, and on what."""
+    """What the run trains, and on how many workers."""
     header = record.header
     parts = [fmt.count(len(record.configs), "configuration")]
     if header:
@@ -176,7 +149,7 @@ def opening(record: RunRecord) -> Text:
 
 
 def announcement(record: RunRecord, line: dict[str, Any]) -> Text | None:
-    """What people should see at once and find again above the picture: failures, notes, lost workers, the end."""
+    """Text that is printed at once and stays above the frame: failures, notes, lost workers, the end."""
     event = line["event"]
     if event == "failed":
         lines = str(line["error"]).strip().splitlines()
@@ -193,7 +166,7 @@ def announcement(record: RunRecord, line: dict[str, Any]) -> Text | None:
 
 
 def closing(record: RunRecord) -> Text:
-    """One line that stays: how it ended and what is best."""
+    """The last line: how the run ended, and its best configuration."""
     text = f"{record.name}: {record.status}"
     if record.units:
         used = record.resources()
@@ -208,15 +181,15 @@ def closing(record: RunRecord) -> Text:
     if record.error:
         text += f": {record.error.strip().splitlines()[0]}"
     if record.status == "interrupted":
-        text += f"; what counts is kept, and `{command()} resume {record.name}` goes on"
+        text += f"; finished work is kept, and `{command()} resume {record.name}` continues it"
     return Text(text, style={"done": "green", "interrupted": "yellow"}.get(record.status, "red"))
 
 
-def report_line(record: RunRecord, line: dict[str, Any], pace: UnitRate) -> str:
+def report_line(record: RunRecord, line: dict[str, Any], rate: UnitRate) -> str:
     config = record.configs[line["config"]]
     done, wanted = record.progress()
     value = fmt.metric(line["metrics"].get(record.metric))
     text = f"{done}/{wanted} units, {config.id} epoch {line['epoch']}/{config.epochs}: {record.metric} {value}"
-    left = pace.left(wanted - done, record.longest_model_seconds(), line["time"])
-    trouble = remark(config, record.metric)
-    return text + (f", {fmt.seconds(left)} left" if left is not None else "") + (f" ({trouble})" if trouble else "")
+    left = rate.left(wanted - done, record.longest_model_seconds(), line["time"])
+    note = remark(config, record.metric)
+    return text + (f", {fmt.seconds(left)} left" if left is not None else "") + (f" ({note})" if note else "")

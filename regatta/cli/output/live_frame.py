@@ -1,10 +1,10 @@
-"""One frame of the live display: progress, workers, configurations, never taller than the terminal."""
+"""One frame of the live display: progress, workers, configurations. It fits the height of the terminal."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -18,31 +18,48 @@ if TYPE_CHECKING:
     from regatta.journal.record import ConfigRecord, RunRecord, WorkerRecord
 
 DOING = {"train": "trains", "eval": "evaluates", "pilot": "tries"}
+RATE_WINDOW_UNITS = 256
 
 
-class UnitRateLike(Protocol):
+class UnitRate:
+    """Training units per second, over the most recent units, and from that the time left."""
+
+    def __init__(self) -> None:
+        self._ends: deque[float] = deque(maxlen=RATE_WINDOW_UNITS)
+
+    def on_record(self, line: dict[str, Any]) -> None:
+        if line["event"] == "unit" and line["kind"] == "train":
+            self._ends.append(line["time"])
+
     @property
-    def rate(self) -> float | None: ...
+    def rate(self) -> float | None:
+        """None until two units at two times are known."""
+        if len(self._ends) < 2 or self._ends[-1] <= self._ends[0]:
+            return None
+        return (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
 
-    def left(self, units: int, longest: float, now: float) -> float | None: ...
+    def left(self, units: int, longest: float, now: float) -> float | None:
+        """Seconds for `units` more units, where the longest chain of units takes `longest` seconds."""
+        rate = self.rate
+        return None if rate is None else max(0.0, max(units / rate, longest) - max(0.0, now - self._ends[-1]))
 
 
-def picture(record: RunRecord, pace: UnitRateLike, now: float, width: int, height: int) -> RenderableType:
-    """The frame for a terminal of this size; what does not fit is counted, not shown."""
-    room = max(4, height - 1)  # the cursor's line stays free
+def frame(record: RunRecord, rate: UnitRate, now: float, width: int, height: int) -> RenderableType:
+    """The frame for a terminal of this size; workers and configurations that do not fit are counted."""
+    room = max(4, height - 1)  # the line of the cursor stays free
     workers = _choose_workers(record, limit=max(1, room // 3))
-    hidden_workers = len(record.workers) - len(workers)
-    parts: list[RenderableType] = [_overall(record, pace, now, width), _worker_grid(workers, now)]
-    if hidden_workers:
-        parts.append(Text(f"and {fmt.count(hidden_workers, 'more worker')}", style="dim"))
-    room -= 1 + max(1, len(workers)) + bool(hidden_workers)
+    workers_left_out = len(record.workers) - len(workers)
+    parts: list[RenderableType] = [_overall(record, rate, now, width), _worker_grid(workers, now)]
+    if workers_left_out:
+        parts.append(Text(f"and {fmt.count(workers_left_out, 'more worker')}", style="dim"))
+    room -= 1 + max(1, len(workers)) + bool(workers_left_out)
     if record.configs and room >= 4:
         parts.extend(_configurations(record, room - 2, width))
     return Group(*parts)
 
 
 def choose_configs(record: RunRecord, limit: int) -> list[ConfigRecord]:
-    """The best and the running ones, in the order of the leaderboard; the running ones get up to half the room."""
+    """The best and the running configurations, in the order of the leaderboard; running ones get up to half."""
     ranked = record.leaderboard()
     if len(ranked) <= limit:
         return ranked
@@ -55,12 +72,12 @@ def choose_configs(record: RunRecord, limit: int) -> list[ConfigRecord]:
     return [config for config in ranked if config.id in chosen]
 
 
-def _overall(record: RunRecord, pace: UnitRateLike, now: float, width: int) -> RenderableType:
+def _overall(record: RunRecord, rate: UnitRate, now: float, width: int) -> RenderableType:
     done, wanted = record.progress()
     words = [f"{done}/{wanted} units"]
-    if pace.rate is not None:
-        words.append(f"{pace.rate:.3g}/s")
-    left = pace.left(wanted - done, record.longest_model_seconds(), now)
+    if rate.rate is not None:
+        words.append(f"{rate.rate:.3g}/s")
+    left = rate.left(wanted - done, record.longest_model_seconds(), now)
     if left is not None:
         words.append(f"{fmt.seconds(left)} left")
     grid = Table.grid(padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""A run as tables of text, ready to be printed: what people read of it, in the order they ask."""
+"""Tables of a run: leaderboard, resources, costs, one configuration, and the list of runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def status_cell(status: str) -> Cell:
 
 
 def split_values(configs: Iterable[ConfigRecord]) -> tuple[list[str], dict[str, object]]:
-    """The names whose values differ between configurations, and the values that all of them share."""
+    """The names whose values differ between configurations, and the values that all configurations share."""
     all_values = [config.values for config in configs]
     names = list(dict.fromkeys(name for values in all_values for name in values))
     missing = object()
@@ -43,7 +43,7 @@ def split_values(configs: Iterable[ConfigRecord]) -> tuple[list[str], dict[str, 
 
 
 def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
-    """Every configuration by its best value, best first; failed ones say why, within the limit or not."""
+    """Configurations by their best value, best first. Failed ones are shown beyond the limit, with their error."""
     ranked = record.leaderboard()
     shown = _within(ranked, limit)
     varying, shared = split_values(ranked)
@@ -68,7 +68,7 @@ def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
 
 
 def remark(config: ConfigRecord, metric: str) -> str:
-    """The last line of a failed configuration's error, or where its metric stopped being a number."""
+    """The last line of a failed configuration's error, or the epoch at which its metric became NaN."""
     if config.error is not None:
         lines = config.error.strip().splitlines()
         return lines[-1] if lines else "failed without a message"
@@ -84,7 +84,7 @@ def last_value(config: ConfigRecord, metric: str) -> float | None:
 
 
 def resources(record: RunRecord) -> Table:
-    """Where the workers' time went, and what travelled."""
+    """Where the time of the workers went, and how many bytes hopped."""
     used = record.resources()
     workers = record.most_workers() or len({unit.worker for unit in record.units})
     total = used.workers
@@ -102,7 +102,7 @@ def resources(record: RunRecord) -> Table:
             "in units: loading",
             fmt.seconds(used.load),
             fmt.share(used.load, total),
-            "data, once for each worker",
+            "data, once per worker",
         ],
         ["until units count", fmt.seconds(used.journal), "", _journal(used)],
     ]
@@ -116,7 +116,7 @@ def resources(record: RunRecord) -> Table:
 
 
 def accounts(record: RunRecord) -> Table:
-    """What each configuration has cost: seconds by what they went into, and bytes."""
+    """The cost of each configuration: seconds by kind of work, and bytes."""
     kinds = ("train", "eval", "hop", "load", "save", "wait", "journal")
     columns = [left("configuration"), *(right(kind) for kind in kinds)]
     columns += [right("hopped"), right("journal size")]
@@ -129,7 +129,7 @@ def accounts(record: RunRecord) -> Table:
 
 
 def run_list(records: Sequence[RunRecord]) -> Table:
-    """A line for each run, the newest last."""
+    """A row for each run, newest last."""
     columns = [
         left("run"),
         left("started"),
@@ -144,7 +144,7 @@ def run_list(records: Sequence[RunRecord]) -> Table:
 
 
 def configuration(record: RunRecord, config: ConfigRecord) -> Table:
-    """One configuration: its metrics after each epoch and the order in which it visited the partitions."""
+    """One configuration: its metrics after each epoch, and the order of its visits to partitions."""
     names = list(dict.fromkeys(name for metrics in config.reports.values() for name in metrics))
     columns = [
         right("epoch"),
@@ -217,7 +217,7 @@ def _hops(used: Resources) -> str:
 
 
 def _journal(used: Resources) -> str:
-    return f"their states durable, their records in a journal of {fmt.size(used.journal_bytes)}"
+    return f"to write states, and records to a journal of {fmt.size(used.journal_bytes)}"
 
 
 def _run_row(record: RunRecord) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Versions as people and programs see them: rows of a table, lines of a log, documents of JSON."""
+"""The output of `list` and `log`: versions as tables, lines of text, and JSON."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from regatta.repo.catalog.records import Link, MetricRange, Tag
 
 SHORT = 10  # digits of an id that are shown
-COLUMNS, METRICS = 6, 2  # hyperparameters and metrics that are shown beside each other, unless all are wanted
-SENTENCE = 16  # the least room for a message, which is broken into lines
+MAX_HYPERPARAMETERS, MAX_METRICS = 6, 2  # columns of a table without --all
+MIN_MESSAGE_WIDTH = 16  # characters; longer messages are wrapped
 _MISSING = object()
 
 
 def version_entry(version: Version) -> dict[str, Any]:
-    """A version as JSON; the keys stay."""
+    """A version as JSON; the keys are stable."""
     return {
         "reference": version.reference,
         "id": version.id,
@@ -50,7 +50,7 @@ def version_entry(version: Version) -> dict[str, Any]:
 
 
 def listed_entries(versions: Versions, tags: Iterable[Tag]) -> list[dict[str, Any]]:
-    """The same of several, with their tags and parents."""
+    """Versions as JSON, with their tags and parents."""
     tagged, links = tags_by_version(tags), links_by_version(versions.links)
     found = []
     for version in versions:
@@ -60,7 +60,7 @@ def listed_entries(versions: Versions, tags: Iterable[Tag]) -> list[dict[str, An
 
 
 def run_name(version: Version) -> str | None:
-    """The name of the run that left it: a series is a name and a hash."""
+    """The name of the run of a version; a series is a name and a hash."""
     return None if version.run is None else version.run.rpartition(".")[0]
 
 
@@ -72,7 +72,7 @@ def tags_by_version(tags: Iterable[Tag]) -> dict[str, list[str]]:
 
 
 def links_by_version(links: Iterable[Link]) -> dict[str, list[Link]]:
-    """The links of each to its parents."""
+    """The links of each version to its parents."""
     found: dict[str, list[Link]] = {}
     for link in links:
         found.setdefault(link.derived, []).append(link)
@@ -80,7 +80,7 @@ def links_by_version(links: Iterable[Link]) -> dict[str, list[Link]]:
 
 
 def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[DrawnNode]:
-    """The lineage among these versions, children first."""
+    """The lineage between these versions, children first."""
     parents = {ident: [link.base for link in own] for ident, own in links_by_version(links).items()}
     ids = [version.id for version in versions]
     return draw(children_first(ids, parents), parents, strokes(sys.stdout.encoding))
@@ -88,7 +88,7 @@ def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[DrawnNode]
 
 @dataclass(frozen=True)
 class _TableColumnCells:
-    """A column and its cells by version; the higher its rank, the sooner it goes where there is no room. 0 stays."""
+    """A column and its cells by version. If a table is too wide, columns of high rank are dropped first; 0 stays."""
 
     column: TableColumn
     cells: Mapping[str, Cell]
@@ -99,7 +99,7 @@ class _TableColumnCells:
     def width(self) -> int:
         texts = [cell if isinstance(cell, str) else cell[0] for cell in self.cells.values()]
         widest = max(map(len, [self.column.name, *texts]))
-        return min(widest, SENTENCE) if self.shrinks else widest
+        return min(widest, MIN_MESSAGE_WIDTH) if self.shrinks else widest
 
 
 def version_table(
@@ -112,13 +112,13 @@ def version_table(
     wide: bool = False,
     room: int | None = None,
 ) -> Table:
-    """A row for each version: what tells it from the others, and the best that it came to.
+    """A row for each version: its varying hyperparameters, and the best values of its metrics.
 
-    Where the room, in characters, is not enough, the columns that matter least are left out, and named below.
+    If the table is wider than `room` characters, the least important columns are left out, and named below.
     """
     shared, varying = _split([version.hyperparameters for version in versions])
     nodes = drawn(versions, versions.links) if graph else []
-    names = varying if wide else varying[:COLUMNS]
+    names = varying if wide else varying[:MAX_HYPERPARAMETERS]
     columns = _columns(versions, names, _metrics(versions, metric, wide), tags, mode, room is None)
     if not wide:
         columns = _fitting(columns, room, max((len(node.prefix) + 2 for node in nodes), default=0))
@@ -165,7 +165,7 @@ def _columns(
 
 
 def _fitting(columns: Sequence[_TableColumnCells], room: int | None, taken: int) -> list[_TableColumnCells]:
-    """As many of the columns as there is room for, beside what is taken already."""
+    """The columns that fit into `room` characters beside the `taken` ones, dropping those of high rank."""
     found = list(columns)
     while room is not None and taken + sum(each.width + 2 for each in found) > room + 2:
         last = max(found, key=lambda each: each.rank)
@@ -176,7 +176,7 @@ def _fitting(columns: Sequence[_TableColumnCells], room: int | None, taken: int)
 
 
 def best_of(found: MetricRange, name: str, mode: str | None = None) -> tuple[float, int | None]:
-    """The best value of a metric and the step at which it was; which is better is guessed by its name unless said."""
+    """The best value of a metric and its step; without `mode`, the name of the metric tells what is better."""
     from regatta.repo.intake.metrics import usual_mode
 
     least = (mode or usual_mode(name)) == "min"
@@ -184,12 +184,12 @@ def best_of(found: MetricRange, name: str, mode: str | None = None) -> tuple[flo
 
 
 def log_lines(version: Version, links: Iterable[Link], names: Mapping[str, str]) -> list[str]:
-    """What `log` says of a version, under its name; these are the links to its parents."""
+    """The lines of `log` for a version, below its name; `links` are those to its parents."""
     when = datetime.fromtimestamp(version.created).strftime("%Y-%m-%d %H:%M:%S")
     kept = fmt.count(version.snapshots, "snapshot") if version.snapshots else "no weights"
     weights = f", {version.parameters:,} parameters" if version.parameters else ""
     lines = [f"{when}  {kept}{weights}{_git(version)}"]
-    lines += [_sentence(link, names) for link in links]
+    lines += [_link_text(link, names) for link in links]
     if version.hyperparameters:
         lines.append(", ".join(f"{name}={fmt.scalar(value)}" for name, value in version.hyperparameters.items()))
     lines += [_metric_line(name, found) for name, found in version.metrics.items()]
@@ -207,7 +207,7 @@ def _git(version: Version) -> str:
     return f"  git {version.git['commit'][:SHORT]}{branch}{', changed' if version.git.get('dirty') else ''}"
 
 
-def _sentence(link: Link, names: Mapping[str, str]) -> str:
+def _link_text(link: Link, names: Mapping[str, str]) -> str:
     epoch = "" if link.epoch is None else f" after epoch {link.epoch}"
     what = {"derived": "derived from", "copy": "copy of", "clone": "clone of", "child": "child of"}
     return f"{what.get(link.kind, link.kind)} {names.get(link.base, link.base[:SHORT])}{epoch}"
@@ -233,7 +233,7 @@ def _remark(version: Version, tags: Sequence[str]) -> str:
 
 
 def _split(values: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """The hyperparameters that all share, and the names of those that tell them apart."""
+    """The hyperparameters that all versions share, and the names of those that differ."""
     names = list(dict.fromkeys(name for row in values for name in row))
     if len(values) < 2:
         return {}, names
@@ -246,14 +246,14 @@ def _split(values: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[st
 
 
 def _metrics(versions: Sequence[Version], wanted: str | None, wide: bool) -> list[str]:
-    """The metrics that most of them have; the one that was asked for first."""
+    """The most common metrics, with the wanted one first."""
     counts: dict[str, int] = {}
     for version in versions:
         for name in version.metrics:
             counts[name] = counts.get(name, 0) + 1
     common = sorted(counts, key=lambda name: -counts[name])
     chosen = [name for name in dict.fromkeys([*([wanted] if wanted else []), *common]) if name in counts]
-    return chosen if wide else chosen[:METRICS]
+    return chosen if wide else chosen[:MAX_METRICS]
 
 
 def _value(version: Version, name: str) -> str:
@@ -261,7 +261,7 @@ def _value(version: Version, name: str) -> str:
 
 
 def _when(created: float, dates: bool) -> str:
-    """With the year only where it is another, unless for programs."""
+    """The time of a version; on a terminal, the year is left out if it is the current one."""
     when = datetime.fromtimestamp(created)
     same = not dates and when.year == datetime.now().year
     return when.strftime("%m-%d %H:%M" if same else "%Y-%m-%d %H:%M")
@@ -273,7 +273,7 @@ def _metric_cell(version: Version, name: str, mode: str | None) -> str:
 
 
 def _beside(nodes: Sequence[DrawnNode], cells: Mapping[str, list[Cell]]) -> list[list[Cell]]:
-    """Rows with the lineage before them; the lines between nodes are rows with nothing else."""
+    """Rows with the lineage in front; lines between nodes are rows with empty cells."""
     width = len(next(iter(cells.values()), []))
     rows: list[list[Cell]] = []
     for node in nodes:

@@ -1,4 +1,4 @@
-"""One version as people and programs see it: what `desc` prints."""
+"""The output of `desc`: one version as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from regatta.repo.inspect.layers import NetworkLayer
 
 SHORT = 10
-SHOWN = 40  # layers and tensors, unless all are wanted
-FILES = 20
+MAX_ROWS, MAX_FILES = 40, 20  # of layers or tensors, and of files, without --all
 BINS = 16
-SILENT = ("dims",)  # attributes that the shape of others tells
+IMPLIED = ("dims",)  # attributes that follow from shapes
 
 
 def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
-    """The parts of a description, those that there are."""
-    most = None if everything else SHOWN
+    """The parts of a description; empty parts are left out."""
+    most = None if everything else MAX_ROWS
     yield Table([left(""), left("")], _facts(found), above=(_title(found),))
     version = found.description.version
     if version.hyperparameters:
@@ -42,11 +41,11 @@ def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     if files:
         rows: list[list[Cell]] = [[file.path, fmt.size(file.bytes), (file.hash[:SHORT], "dim")] for file in files]
         yield _cut(Table([left("file"), right("size"), left("hash")], rows, above=("Files",)),
-                   None if everything else FILES)  # fmt: skip
+                   None if everything else MAX_FILES)  # fmt: skip
 
 
 def as_json(found: Portrait) -> dict[str, Any]:
-    """The same as plain values."""
+    """The description as plain values."""
     known, version = found.description, found.description.version
     return {
         "version": {
@@ -111,7 +110,7 @@ def _snapshots(found: Portrait) -> str:
         return "none"
     epochs = [snapshot.epoch for snapshot in snapshots if snapshot.epoch is not None]
     of = f", epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f", epoch {epochs[0]}" if epochs else ""
-    chosen = f"; shown is {found.reference.label}" if found.reference.chosen else ""
+    chosen = f"; this is {found.reference.label}" if found.reference.chosen else ""
     return f"{len(snapshots)}{of}{chosen}"
 
 
@@ -123,12 +122,12 @@ def _git(git: Mapping[str, Any] | None) -> str:
 
 
 def _related(found: Portrait, links: Sequence[Link], end: str) -> str:
-    said = []
+    texts = []
     for link in links[:8]:
         epoch = "" if link.epoch is None else f" after epoch {link.epoch}"
         kind = "" if link.kind == "derived" else f" ({link.kind}{epoch})"
-        said.append(f"{found.names.get(getattr(link, end), getattr(link, end)[:SHORT])}{kind}")
-    return ", ".join(said) + (f" and {len(links) - 8} more" if len(links) > 8 else "")
+        texts.append(f"{found.names.get(getattr(link, end), getattr(link, end)[:SHORT])}{kind}")
+    return ", ".join(texts) + (f" and {len(links) - 8} more" if len(links) > 8 else "")
 
 
 def _named(values: Mapping[str, Any]) -> list[list[Cell]]:
@@ -170,7 +169,7 @@ def _network(found: Portrait, most: int | None) -> Table:
     rows: list[list[Cell]] = [
         [
             layer.name or layer.id, layer.kind, _weights_of(layer), shape_text(layer.shape),
-            ", ".join(f"{name}={value_text(value)}" for name, value in layer.attributes.items() if name not in SILENT),
+            ", ".join(f"{name}={value_text(value)}" for name, value in layer.attributes.items() if name not in IMPLIED),
         ]
         for layer in found.layers
     ]  # fmt: skip
@@ -192,7 +191,7 @@ def shape_text(shape: Iterable[int | None] | None) -> str:
 
 
 def value_text(value: Any) -> str:
-    """3 for (3, 3): a kernel is square more often than not."""
+    """A value; (3, 3) becomes 3, since most kernels are square."""
     if isinstance(value, list | tuple) and value:
         return value_text(value[0]) if len(set(map(str, value))) == 1 else "×".join(map(str, value))
     return fmt.scalar(value)
@@ -205,8 +204,8 @@ def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
     ]  # fmt: skip
     read = [tensor for tensor in tensors if not tensor.exact]
     note = (
-        f"of large tensors {read[0].planes} of {read[0].all_planes} bytes of each weight were read: ± is how far a "
-        "figure can be off, histograms are exact (--exact reads all)"
+        f"{read[0].planes} of {read[0].all_planes} bytes of each weight of large tensors were read: ± is the largest "
+        "possible error, histograms are exact (--exact reads all bytes)"
         if read
         else ""
     )

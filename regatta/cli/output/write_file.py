@@ -1,4 +1,4 @@
-"""Files that commands write where they are told: pages, traces."""
+"""Writes the files that options such as --html and --trace name."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ PAGES = (".html", ".htm")
 
 
 def write_file(path: Path, text: str, suffixes: tuple[str, ...] = PAGES) -> str:
-    """Write a text; a file that is there and of another kind is left alone. Its name."""
+    """Write a text and return the path; an existing file with another suffix is not overwritten."""
     if path.exists() and path.suffix.lower() not in suffixes:
         raise UsageError(
-            f"{str(path)!r} is there and does not end in {suffixes[0]}; it is left as it is.",
-            hint="Is the name of the file to write missing?",
+            f"{str(path)!r} exists and does not end in {suffixes[0]}; it is not overwritten.",
+            hint="Is the name of the output file missing?",
         )
     try:
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`regatta archive`: all versions in less room."""
+"""`regatta archive`: store all weights in less space."""
 
 from __future__ import annotations
 
@@ -22,20 +22,25 @@ SCHEMES, ALGORITHMS = ("independent", "parallel"), ("pas-mt", "pas-pt", "last", 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "archive",
-        help="keep all weights in less room, bit for bit",
-        description="Move what runs have left as files into the parameter store, and store everything anew: similar "
-        "weights as differences, the rest compressed harder. Nothing is lost but with --lossy, in the versions named.",
+        help="store all weights in less space, bit for bit",
+        description="Move state files of runs into the parameter store, and encode all weights again: similar weights "
+        "as differences, the rest with stronger compression. Only --lossy loses bits, in the versions that you name.",
     )
-    parser.add_argument("versions", metavar="VERSION", nargs="*", help="with --lossy: whose weights may lose bits")
-    parser.add_argument("--dry-run", action="store_true", help="say what it would save, and change nothing")
+    parser.add_argument("versions", metavar="VERSION", nargs="*", help="with --lossy: the versions that may lose bits")
+    parser.add_argument("--dry-run", action="store_true", help="show the savings, and change nothing")
     parser.add_argument(
         "--budget", metavar="FACTOR", type=float,
-        help="reading a snapshot may take so many times as long as at best, for example 2; without it, any time",
+        help="a snapshot may take at most FACTOR times its shortest reading time, for example 2 (default: no limit)",
     )  # fmt: skip
-    parser.add_argument("--scheme", choices=SCHEMES, default="independent", help="how the tensors of one are read")
-    parser.add_argument("--algorithm", choices=ALGORITHMS, default="pas-mt", help="that plans it; pas-mt by default")
     parser.add_argument(
-        "--progressive", action="store_true", help="so that leading bytes can still be read by themselves, for eval"
+        "--scheme",
+        choices=SCHEMES,
+        default="independent",
+        help="how tensors of a snapshot are read",
+    )
+    parser.add_argument("--algorithm", choices=ALGORITHMS, default="pas-mt", help="the planner (default: pas-mt)")
+    parser.add_argument(
+        "--progressive", action="store_true", help="keep the leading bytes of weights readable on their own, for eval"
     )
     parser.add_argument("--lossy", metavar="SCHEME", help="float16, bfloat16, fixed-2..24, uniform-1..8, random-1..8")
     add_repo(parser)
@@ -46,7 +51,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     if args.versions and args.lossy is None:
         raise UsageError(
-            "An archive holds all versions; single ones are named for --lossy only.",
+            "An archive pass takes all versions; name versions only with --lossy.",
             hint=f"Write: {command()} archive, or {command()} archive VERSION --lossy float16",
         )
     options = {"lossy": args.lossy, "budget": args.budget, "scheme": args.scheme, "algorithm": args.algorithm}
@@ -60,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     ui.write_table(_table(found, args.dry_run))
     for each in found.live:
-        ui.message(f"{each} is being trained: its states stay files until it ends")
+        ui.message(f"{each} is in training: its states stay files until it ends")
     if args.dry_run:
-        ui.message(f"Nothing was changed. To do it: {command()} archive")
+        ui.message(f"Nothing was changed. Without --dry-run it is done: {command()} archive")
     elif found.report is not None and found.report.moved:
-        ui.message(f"What the old form took is freed after two weeks; at once: {command()} gc --grace 0")
+        ui.message(f"The old form is deleted after two weeks; at once: {command()} gc --grace 0")
     return 0
 
 
@@ -116,20 +121,20 @@ def _report_rows(report: ArchiveReport) -> Iterator[list[Any]]:
     )
 
     after = report.bytes_planned if report.bytes_after is None else report.bytes_after
-    saved = f"{report.saved:.0%} less" if report.saved > 0 else "as little as it was"
-    moved = f"{count(report.moved, 'tensor')} of {report.tensors:,} another way"
+    saved = f"{report.saved:.0%} less" if report.saved > 0 else "nothing saved"
+    moved = f"{count(report.moved, 'tensor')} of {report.tensors:,} encoded in another way"
     yield ["in the store", size(report.bytes_before), (size(after), "bold"), f"{saved}; {moved}"]
     raw = size(report.bytes_raw)
     yield [
-        "of the weights as they are",
+        "of the raw weights",
         share(report.bytes_before, report.bytes_raw),
         share(after, report.bytes_raw),
         raw,
     ]
     costs = list(report.snapshots.values())
     if costs:
-        times = [seconds(statistics.median(getattr(cost, side) for cost in costs)) for side in ("before", "planned")]
+        times = [seconds(statistics.median(getattr(cost, when) for cost in costs)) for when in ("before", "planned")]
         worst = seconds(max(cost.planned for cost in costs))
         yield ["to read a snapshot", *times, f"the median of {count(len(costs), 'snapshot')}; {worst} the slowest"]
     kinds = ", ".join(f"{name} {number:,}" for name, number in sorted(report.encodings.items(), key=lambda i: -i[1]))
-    yield ["how", "", "", f"{kinds}; chains of up to {report.deepest}"]
+    yield ["encodings", "", "", f"{kinds}; chains of up to {report.deepest}"]

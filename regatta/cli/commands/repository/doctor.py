@@ -1,4 +1,4 @@
-"""`regatta doctor`: what this environment and this repository are like, and what to do about what is wrong."""
+"""`regatta doctor`: checks this environment and this repository, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "doctor",
-        help="look whether all is well here, and say what to do where it is not",
-        description="Versions, extras, devices, disk, the repository, runs that were cut short; exit code 1 on errors.",
+        help="check this environment and repository, with a remedy for each problem",
+        description="Check packages, devices, disk, the repository, and interrupted runs. Exit code 1 on errors.",
     )
     add_repo(parser)
     add_json(parser)

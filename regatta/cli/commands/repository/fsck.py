@@ -1,4 +1,4 @@
-"""`regatta fsck`: whether all that a repository says it has is there, and is what it was."""
+"""`regatta fsck`: checks that nothing in the repository is lost or damaged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "fsck",
         help="check that nothing is lost or damaged",
-        description="Check the catalog, the files and the weights; exit code 1 where something is wrong.",
+        description="Check the catalog, the files and the weights. Exit code 1 if there is a problem.",
     )
     parser.add_argument(
         "--depth", choices=DEPTHS, default="structure",
-        help="structure: all that is named is there; checksums: and no byte has changed; "
-        "deep: and every tensor, recreated, is the one it was (default: structure)",
+        help="structure: nothing is missing; checksums: and no byte has changed; "
+        "deep: and every tensor decodes to its original bits (default: structure)",
     )  # fmt: skip
-    parser.add_argument("--repair", action="store_true", help="move aside what is bad, replace it where that can be")
+    parser.add_argument("--repair", action="store_true", help="set damaged data aside, and replace it if possible")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -60,9 +60,9 @@ def _show(found: RepoFsckResult, depth: str) -> None:
     if found.clean:
         ui.write(f"clean: {checked} ({depth})")
         if depth != "deep":
-            ui.message(f"Every bit of it: {command()} fsck --depth deep")
+            ui.message(f"To check every bit: {command()} fsck --depth deep")
     else:
         ui.write(f"{count(len(found.problems), 'problem')} in {checked} ({depth})")
-        ui.message(f"What can be mended, is: {command()} fsck --repair")
+        ui.message(f"To repair what can be repaired: {command()} fsck --repair")
     if found.leftovers:
-        ui.message(f"{count(found.leftovers, 'thing')} that no version needs: {command()} gc")
+        ui.message(f"{count(found.leftovers, 'item')} that no version uses; to free the space: {command()} gc")

@@ -1,4 +1,4 @@
-"""`regatta gc`: free what no version needs."""
+"""`regatta gc`: deletes what no version uses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from regatta.cli.arguments import Verbs, add_json, add_repo, duration, opened_re
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "gc",
-        help="free what no version needs any more",
-        description="Take away weights and files that no version, run or staged file needs, once they are old enough.",
+        help="delete what no version uses any more",
+        description="Delete weights and files that no version, run or staged file uses and that are old enough.",
     )
     parser.add_argument(
-        "--grace", metavar="TIME", type=duration, help="how old: 2w by default; 0 for all of it, 3h, 2d"
+        "--grace", metavar="TIME", type=duration, help="the age, such as 3h or 2d; 0 for everything (default: 2w)"
     )
     add_repo(parser)
     add_json(parser)

@@ -1,4 +1,4 @@
-"""`regatta init`: a repository for the versions of a project's models."""
+"""`regatta init`: creates a repository for the versions of a project's models."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from regatta.cli.arguments import Verbs, add_json, command
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "init",
-        help="make a repository here",
-        description="Make a repository, the folder .regatta, in a project's folder. The first run makes one by itself.",
+        help="create a repository here",
+        description="Create a repository, the folder .regatta, in a project. The first run also creates one.",
     )
-    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="the project's folder; this one")
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="the project (default: this folder)")
     add_json(parser)
     return parser
 
@@ -32,12 +32,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         ui.write_json(document(folder=where, made=not there, versions=versions))
         return 0
-    ui.write(f"{'There is a' if there else 'Made a'} repository in {os.path.relpath(where)}")
+    ui.write(f"{'There is a' if there else 'Created a'} repository in {os.path.relpath(where)}")
     if not there:
-        ui.message(_ignored(where))
-        ui.message(f"Next: {command()} add FILE ..., {command()} commit NAME -m 'what it is'; or {command()} demo")
+        ui.message(f"Weights do not belong into git: add {where.name}/ to .gitignore")
+        ui.message(f"Next: {command()} add FILE ..., {command()} commit NAME -m MESSAGE; or {command()} demo")
     return 0
-
-
-def _ignored(where: Path) -> str:
-    return f"Weights are not for git: put {where.name}/ into .gitignore"

@@ -1,4 +1,4 @@
-"""`regatta demo`: the main job on a small scale, from a sweep to a picture of what ran where."""
+"""`regatta demo`: a small sweep, from training to a chart of what ran where."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parents[2] / "demo_sweep.py"
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "demo",
-        help="train eight small networks as one job and look at what happened",
+        help="train eight small networks as one job, and show the results",
         description="Train eight small networks on four partitions of scikit-learn's digits, as one job.",
     )
     parser.add_argument("--program", action="store_true", help="print the program instead, to start from")
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from regatta.cli.load_sweep import load_sweep
     from regatta.web.gantt_page import write_page
 
-    ui.message("Eight networks on scikit-learn's digits: 4 partitions, 3 epochs each, hopping between the workers.")
+    ui.message("Eight networks on scikit-learn's digits: 4 partitions, 3 epochs each. Models hop between workers.")
     ui.message("PyTorch takes a few seconds to load, here and in each worker.")
     finished = execute(load_sweep(str(PROGRAM)))
     present(finished)
@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
 def _next(regatta: str, name: str) -> dict[str, str]:
     return {
         f"{regatta} show {name}": "this leaderboard again; --json for programs",
-        f"{regatta} show {name} --gantt gantt.html": "the picture: a row for each worker, a colour for each model",
-        f"{regatta} replay {name}": "train it all again and compare every state, bit for bit",
-        f"{regatta} demo --program > digits.py": "the program, yours to change",
-        f"{regatta} explain digits.py": "the plan before it is spent: units, times, bytes to hop",
+        f"{regatta} show {name} --gantt gantt.html": "the chart: a row for each worker, a colour for each model",
+        f"{regatta} replay {name}": "train everything again, and compare every state bit for bit",
+        f"{regatta} demo --program > digits.py": "the program, for you to change",
+        f"{regatta} explain digits.py": "the plan before training: units, times, bytes to hop",
         f"{regatta} run digits.py": "train your own version of it",
     }

@@ -1,4 +1,4 @@
-"""`regatta explain FILE`: the plan of a sweep before anything is trained; `explain RUN --analyze`: how it came out."""
+"""`regatta explain FILE`: the plan of a sweep before training; `explain RUN --analyze`: the plan beside the run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "explain",
-        help="print the plan of a sweep before training it, or how it came out",
-        description="How a sweep is trained and why: hops, packs, groups, shared data, and what was rejected.",
+        help="print the plan of a sweep before training, or compare it with the run",
+        description="How a sweep is trained, and why: hops, packs, groups, shared data, and rejected alternatives.",
     )
     parser.add_argument("target", metavar="FILE|RUN", help=f"{FILE_HELP}; or the name of a run")
-    parser.add_argument("--analyze", action="store_true", help="of a run: what it took beside what was estimated")
+    parser.add_argument("--analyze", action="store_true", help="for a run: actual figures beside the estimates")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         return _explain_run(args)
     if args.analyze:
         raise UsageError(
-            f"{args.target} is a file; there is nothing to analyze before it is trained.",
+            f"{args.target} is a file; only a run can be analyzed.",
             hint=f"`regatta run {args.target}` trains it; give --analyze the name of the run.",
         )
     plan = load_sweep(args.target, args.repo).explain(progress=True)
@@ -72,23 +72,23 @@ def _table(found: Analysis) -> Table:
     cells = [[row.what, *_figures(row)] for row in found.rows]
     later = [
         f"planned again after {seconds(other.after)}: {other.reason}; "
-        + (f"from there on {other.name}" if other.changed else f"it stayed with {other.name}")
+        + (f"changed to {other.name}" if other.changed else f"kept {other.name}")
         for other in found.later
     ]
     if found.status != "done":
-        later.insert(0, f"it is {found.status}: actual is what it took so far, estimated is all of it")
+        later.insert(0, f"the run is {found.status}: actual is so far, estimated is the whole run")
     return Table(columns, cells, above=(*found.plan.text().splitlines(), ""), below=("", *later) if later else ())
 
 
 def _figures(row: AnalysisRow) -> list[str]:
     from regatta.format import seconds, size
 
-    spelled: dict[str, Callable[[float], str]] = {
+    formats: dict[str, Callable[[float], str]] = {
         "seconds": seconds,
         "share": "{:.0%}".format,
         "bytes": size,
         "count": "{:,.0f}".format,
         "hours": "{:.3g}".format,
     }
-    told = ["" if value is None else spelled[row.measure](value) for value in (row.estimated, row.actual)]
-    return [*told, "" if row.ratio is None else f"{row.ratio:.2f}"]
+    texts = ["" if value is None else formats[row.measure](value) for value in (row.estimated, row.actual)]
+    return [*texts, "" if row.ratio is None else f"{row.ratio:.2f}"]

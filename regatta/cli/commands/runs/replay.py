@@ -1,4 +1,4 @@
-"""`regatta replay RUN`: train a run again as its journal says, and compare every state."""
+"""`regatta replay RUN`: trains a run again in the order of its journal, and compares every state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "replay",
         help="train a run again and compare every state, bit for bit",
-        description="Train a run again in the order that its journal holds; exit code 1 if any state differs.",
+        description="Train a run again in the order of its journal. Exit code 1 if any state differs.",
     )
     add_run(parser)
     add_repo(parser)
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if report.ok:
         ui.write(f"{chosen.name}: all {count(report.units, 'state')} equal, bit for bit")
         if report.left_out:
-            ui.message(f"{count(report.left_out, 'unit')} of epochs that were not finished were left out")
+            ui.message(f"{count(report.left_out, 'unit')} of unfinished epochs left out")
         return 0
     ui.write(f"{chosen.name}: {len(report.differing)} of {count(report.units, 'state')} differ")
     for row in report.differing[:SHOWN]:

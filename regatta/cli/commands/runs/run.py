@@ -1,4 +1,4 @@
-"""`regatta run FILE`: train the sweep that a file defines."""
+"""`regatta run FILE`: trains the sweep that a file defines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def conclude(finished: Run, as_json: bool) -> int:
-    """Show what a run came to; the exit code."""
+    """Show the results of a run, and return the exit code."""
     from regatta.cli.output.json_documents import run_document
 
     if as_json:
@@ -50,7 +50,7 @@ def execute(sweep: Sweep) -> Run:
 
 
 def present(finished: Run) -> None:
-    """Leaderboard, resources, and where the run is kept."""
+    """Print the leaderboard, the resources, and the folder of the run."""
     from regatta.cli.output.run_tables import leaderboard, resources
 
     ui.message()

@@ -1,4 +1,4 @@
-"""`regatta runs`: the runs of a repository."""
+"""`regatta runs`: lists the runs of a repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from regatta.cli.arguments import Verbs, add_json, add_repo
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser("runs", help="list the runs, newest last", description="The runs that are kept here.")
+    parser = verbs.add_parser("runs", help="list the runs, newest last", description="List the runs of a repository.")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -26,5 +26,5 @@ def run(args: argparse.Namespace) -> int:
     elif records:
         ui.write_table(run_list(records))
     else:
-        ui.message("There is no run yet. Begin with: regatta demo")
+        ui.message("There is no run yet. Start with: regatta demo")
     return 0

@@ -1,4 +1,4 @@
-"""`regatta show RUN`: a run's leaderboard and resources, one of its configurations, or its picture."""
+"""`regatta show RUN`: the leaderboard and resources of a run, one configuration, or pages with charts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SHOWN = 20
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "show",
-        help="a run's leaderboard, resources, and what ran where",
-        description="The leaderboard and the resources of a run, by the best value of each configuration.",
+        help="show a run: leaderboard, resources, charts",
+        description="Show the leaderboard of a run, by the best value of each configuration, and its resources.",
     )
     add_run(parser)
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="one configuration: its epochs, its error")
-    parser.add_argument("--all", action="store_true", help=f"every configuration, not only the best {SHOWN}")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="write a page with pictures of the search")
-    parser.add_argument("--accounts", action="store_true", help="what each configuration has cost, in time and bytes")
-    parser.add_argument("--gantt", metavar="FILE", type=Path, help="write a page that shows what ran where")
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="show one configuration: its epochs, its error")
+    parser.add_argument("--all", action="store_true", help=f"show every configuration, not only the best {SHOWN}")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="write a page with charts of the search")
+    parser.add_argument("--accounts", action="store_true", help="show the cost of each configuration in time and bytes")
+    parser.add_argument("--gantt", metavar="FILE", type=Path, help="write a page with a chart of what ran where")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace, for Perfetto")
     parser.add_argument(
-        "--export", metavar="SINK", help="send it to tensorboard, mlflow, csv or parquet; csv:FILE says where"
+        "--export", metavar="SINK", help="send the run to tensorboard, mlflow, csv or parquet; csv:FILE names the file"
     )
     add_repo(parser)
     add_json(parser)
@@ -79,7 +79,7 @@ def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
     ui.write("")
     ui.write_table(resources(record))
     for level, text in record.notes:
-        if level != "info":  # what was said in passing is no news any more
+        if level != "info":
             ui.message(f"{level}: {text}")
 
 

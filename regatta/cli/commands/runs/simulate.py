@@ -1,4 +1,4 @@
-"""`regatta simulate FILE|RUN --workers 4,8`: what a sweep would take elsewhere; `--suite`: experiments of papers."""
+"""`regatta simulate FILE|RUN --workers 4,8`: the time on other numbers of workers; `--suite`: papers' experiments."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ if TYPE_CHECKING:
     from regatta.cli.output.table import Table
 
 
-MOST_WORKERS = 10_000
-FROM_PILOTS = "by hops alone: packs, groups and sharing are not played"
-FROM_UNITS = "by hops alone, every unit as long as it was in this run, with its packs, groups and shared data"
+MAX_WORKERS = 10_000
+FROM_PROFILES = "with hops alone: packs, groups and sharing are not simulated"
+FROM_UNITS = "with hops alone; every unit takes as long as in this run, with its packs, groups and shared data"
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "simulate",
-        help="what a sweep would take on other numbers of workers",
+        help="estimate a sweep on other numbers of workers",
         description="Plan a sweep, or a run with its measured times, on other numbers of workers; nothing is trained. "
-        "Or play an experiment of the papers with any of the policies: fleet, fleet-harsh, hoho, regimes.",
+        "Or simulate an experiment of the papers with any policy: fleet, fleet-harsh, hoho, regimes.",
     )
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("target", metavar="FILE|RUN", nargs="?", help=f"the name of a run, or {FILE_HELP}")
     target.add_argument(
         "--suite", metavar="NAME", help="an experiment of the papers: fleet, fleet-harsh, hoho, regimes"
     )
-    parser.add_argument("--workers", metavar="N,N,...", type=worker_counts, help="default: 1,2,4,8,16, or the suite's")
-    suite = parser.add_argument_group("of a suite")
+    parser.add_argument(
+        "--workers", metavar="N,N,...", type=worker_counts, help="default: 1,2,4,8,16, or as in the suite"
+    )
+    suite = parser.add_argument_group("with --suite")
     suite.add_argument("--policies", metavar="NAME,NAME,...", type=names, help="default: the main ones of the suite")
     suite.add_argument("--node", metavar="N", type=int, help="devices of a node (default: 4)")
     suite.add_argument("--draws", metavar="N", type=int, help="random draws to average over (default: 3)")
@@ -42,9 +44,9 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def worker_counts(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and 0 < int(word) <= MOST_WORKERS for word in words):
+    if not all(word.isdecimal() and 0 < int(word) <= MAX_WORKERS for word in words):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of whole numbers from 1 to {MOST_WORKERS:,}, such as 4,8,16"
+            f"{text!r} is not a list of whole numbers from 1 to {MAX_WORKERS:,}, such as 4,8,16"
         )
     return [int(word) for word in words]
 
@@ -63,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
 
     of_suites = [f"--{name}" for name in ("policies", "node", "draws") if getattr(args, name) is not None]
     if of_suites:
-        raise UsageError(f"{', '.join(of_suites)}: only for a --suite; a sweep or a run is played by hops.")
+        raise UsageError(f"{', '.join(of_suites)}: only with --suite; a sweep or a run is simulated with hops.")
     is_file = looks_like_file(args.target)
     source = load_sweep(args.target, args.repo) if is_file else open_run(args.target, repo=args.repo)
     rows = source.what_if(args.workers or [1, 2, 4, 8, 16])
     if args.json:
         ui.write_json(document(target=args.target, workers=rows))
     else:
-        ui.write_table(_table(rows, FROM_PILOTS if is_file else FROM_UNITS))
+        ui.write_table(_table(rows, FROM_PROFILES if is_file else FROM_UNITS))
     return 0
 
 

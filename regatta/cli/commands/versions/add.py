@@ -1,4 +1,4 @@
-"""`regatta add`, `unstage` and `status`: what the next commit will hold."""
+"""`regatta add`, `unstage` and `status`: the content of the next commit."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from regatta.repo.intake.staging import Staged
 
 KINDS = ("weights", "network", "metrics", "hyperparameters", "file")
-UNDERSTOOD = (
+RECOGNIZED = (
     "Weights: .safetensors, .npz, .pt .pth .bin .ckpt (state dicts), .pt2 (exported programs). Network and weights: "
     ".onnx. Metrics: .csv .tsv .jsonl with a column step, epoch or iteration. Hyperparameters: .json .yaml .toml. "
-    "Anything else is kept as it is. Nothing of a file is executed or unpickled."
+    "Any other file is kept as it is. No file is executed or unpickled."
 )
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "add",
-        help="stage files for the next version: weights, networks, logs, settings, anything",
-        description=f"Stage files, or all files of folders, as they are now, for the next commit. {UNDERSTOOD}",
+        help="stage files for the next version: weights, networks, logs, settings, any other file",
+        description=f"Stage the present content of files and folders for the next commit. {RECOGNIZED}",
     )
     parser.add_argument("paths", metavar="PATH", nargs="+", help="a file or a folder")
-    parser.add_argument("--as", dest="kind", choices=KINDS, help="what they are, where that is guessed wrong")
-    parser.add_argument("--epoch", metavar="N", type=int, help="the weights are those after this epoch")
+    parser.add_argument("--as", dest="kind", choices=KINDS, help="what the files are, if the guess is wrong")
+    parser.add_argument("--epoch", metavar="N", type=int, help="the epoch of the weights")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -42,23 +42,23 @@ def run(args: argparse.Namespace) -> int:
 
     with opened_repo(args) as repo:
         made = add(repo, args.paths, kind=args.kind, epoch=args.epoch)
-    _tell(made, args.json, "staged")
+    _print_items(made, args.json, "staged")
     if not args.json:
-        ui.message(f"Next: {command()} commit NAME -m 'what it is'")
+        ui.message(f"Next: {command()} commit NAME -m MESSAGE")
     return 0
 
 
 @dataclass(frozen=True)
 class Unstage:
-    """`unstage` has no file of its own: it is `add` the other way round."""
+    """The verb `unstage`, the reverse of `add`."""
 
     def add_parser(self, verbs: Verbs) -> argparse.ArgumentParser:
         parser = verbs.add_parser(
             "unstage",
-            help="take files out of the next version",
-            description="Take files out of what the next commit will hold; the files themselves are not touched.",
+            help="remove files from the next version",
+            description="Remove files from the content of the next commit. The files themselves stay.",
         )
-        parser.add_argument("paths", metavar="NAME", nargs="*", help="what `status` lists; all of it by default")
+        parser.add_argument("paths", metavar="NAME", nargs="*", help="a name from `status` (default: all)")
         add_repo(parser)
         add_json(parser)
         return parser
@@ -68,9 +68,9 @@ class Unstage:
 
         with opened_repo(args) as repo:
             gone = unstage(repo, args.paths or None)
-        _tell(gone, args.json, "unstaged")
+        _print_items(gone, args.json, "unstaged")
         if not args.json:
-            ui.message(f"No longer staged: {len(gone)} of these." if gone else "Nothing is staged.")
+            ui.message(f"Unstaged: {len(gone)}" if gone else "Nothing is staged.")
         return 0
 
 
@@ -79,8 +79,8 @@ class Status:
     def add_parser(self, verbs: Verbs) -> argparse.ArgumentParser:
         parser = verbs.add_parser(
             "status",
-            help="what is staged, and what the repository holds",
-            description="What the next commit will hold, and how much there is already.",
+            help="show what is staged, and how many versions there are",
+            description="Show the content of the next commit, and the number of versions.",
         )
         add_repo(parser)
         add_json(parser)
@@ -102,7 +102,7 @@ class Status:
         ui.write(f"{os.path.relpath(folder)}: {holds}{', for reading only' if read_only else ''}")
         if items:
             ui.write_table(_table(items))
-            ui.message(f"Next: {command()} commit NAME -m 'what it is'; or {command()} unstage")
+            ui.message(f"Next: {command()} commit NAME -m MESSAGE; or {command()} unstage")
         else:
             ui.write("nothing is staged")
         return 0
@@ -111,7 +111,7 @@ class Status:
 unstage, status = Unstage(), Status()
 
 
-def _tell(items: Sequence[Staged], as_json: bool, what: str) -> None:
+def _print_items(items: Sequence[Staged], as_json: bool, what: str) -> None:
     from regatta.cli.output.json_documents import document
 
     if as_json:

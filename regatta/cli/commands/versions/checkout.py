@@ -1,4 +1,4 @@
-"""`regatta checkout VERSION PATH`: weights back to a file, or a version to a folder."""
+"""`regatta checkout VERSION PATH`: writes weights to a file, or a version to a folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from regatta.errors import ConflictError
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "checkout",
-        help="write the weights of a version to a file, or all of it to a folder",
-        description="PATH ends in .safetensors, .npz, .pt or .pth for the weights alone; anything else is a folder, "
-        "which gets weights.safetensors, version.json and files/. Nothing is written elsewhere.",
+        help="write the weights of a version to a file, or the version to a folder",
+        description="If PATH ends in .safetensors, .npz, .pt or .pth, write the weights to that file. Otherwise PATH "
+        "is a folder for weights.safetensors, version.json and files/. Nothing is written outside PATH.",
     )
     add_version(parser)
-    parser.add_argument("path", metavar="PATH", help="where to")
+    parser.add_argument("path", metavar="PATH", help="the file or folder to write")
     parser.add_argument(
-        "--snapshot", metavar="N", help="an epoch, a position where none has an epoch, or how an id begins; the last"
+        "--snapshot",
+        metavar="N",
+        help="an epoch, a position if there are no epochs, or the beginning of an id",
     )
-    parser.add_argument("--force", action="store_true", help="write over what is there")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             path = repo.checkout(version, args.path, snapshot=snapshot, overwrite=args.force)
         except ConflictError as error:
-            raise ConflictError(error.message, place=error.place, hint="Name another place, or --force.") from error
+            raise ConflictError(error.message, place=error.place, hint="Choose another path, or --force.") from error
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     total = sum(each.stat().st_size for each in files)
     if args.json:
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def wanted_snapshot(text: str | None) -> int | str | None:
-    """A small number is an epoch, anything longer the beginning of an id."""
+    """The argument of --snapshot: up to nine digits are an epoch, anything else is the beginning of an id."""
     if text is not None and text.removeprefix("-").isdecimal() and len(text) <= 9:
         return int(text)
     return text

@@ -1,4 +1,4 @@
-"""`regatta commit NAME`: make a version of what is staged; `--run RUN` makes versions of a run."""
+"""`regatta commit NAME`: commits what is staged as a version; `--run RUN` commits a run as versions."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ if TYPE_CHECKING:
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "commit",
-        help="make a version of what is staged",
-        description="Make a version of what is staged. It is there for good when this ends, whoever is killed next. "
-        "The git commit around the current folder is noted.",
+        help="commit what is staged as a version",
+        description="Commit what is staged as a version. The version is durable when the command returns. "
+        "The git commit of the current folder is recorded.",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of the model; by default that of its first parent")
-    parser.add_argument("-m", "--message", default="", help="what it is")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the name of the model (default: as the first parent)")
+    parser.add_argument("-m", "--message", default="", help="a description")
+    parser.add_argument("--parent", metavar="VERSION", action="append", default=[], help="a parent; may be repeated")
     parser.add_argument(
-        "--parent", metavar="VERSION", action="append", default=[], help="what it came out of; may be said again"
-    )
-    parser.add_argument(
-        "--tag", metavar="TAG", action="append", default=[], help="a tag for it, moved where it is used"
+        "--tag", metavar="TAG", action="append", default=[], help="a tag for the version; moved if it exists"
     )
     parser.add_argument(
-        "--param", metavar="NAME=VALUE", action="append", default=[], help="a hyperparameter, beside those of files"
+        "--param",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a hyperparameter, besides staged files",
     )
-    parser.add_argument("--metric", metavar="NAME=NUMBER", action="append", default=[], help="what it came to")
-    parser.add_argument("--run", metavar="RUN", dest="of_run", help="instead: versions of a run, one a configuration")
+    parser.add_argument("--metric", metavar="NAME=NUMBER", action="append", default=[], help="a metric")
     parser.add_argument(
-        "--networks", action="store_true", help="with --run: read the networks, for which its own functions are called"
+        "--run", metavar="RUN", dest="of_run", help="commit a run instead: a version for each configuration"
+    )
+    parser.add_argument(
+        "--networks", action="store_true", help="with --run: record the networks; calls the functions of the sweep"
     )
     add_repo(parser)
     add_json(parser)
@@ -54,10 +58,10 @@ def _commit(repo: Repo, args: argparse.Namespace) -> int:
 
     parents = [repo.version(parent) for parent in args.parent]
     if args.name is None and not parents:
-        raise UsageError("The version needs a name.", hint=f"Write: {command()} commit NAME -m 'what it is'")
+        raise UsageError("The version needs a name.", hint=f"Write: {command()} commit NAME -m MESSAGE")
     name = args.name if args.name is not None else parents[0].name
     tags = [check_name(tag, "tag") for tag in args.tag]
-    given = {"hyperparameters": assignments(args.param), "metrics": _numbers(args.metric)}
+    given = {"hyperparameters": assignments(args.param), "metrics": _metric_values(args.metric)}
     ids = [parent.id for parent in parents]
     made = commit_staged(repo, name, **given, parents=ids, message=args.message)
     for tag in tags:
@@ -66,12 +70,12 @@ def _commit(repo: Repo, args: argparse.Namespace) -> int:
         ui.write_json(document(committed=version_entry(made), tags=tags, parents=ids))
         return 0
     ui.write(f"{made.reference}  {made.id[:10]}{_contents(repo, made.reference)}")
-    ui.message(f"Look at it: {command()} desc {made.reference}")
+    ui.message(f"To show it: {command()} desc {made.reference}")
     return 0
 
 
 def _contents(repo: Repo, reference: str) -> str:
-    """What a version holds, in a few words."""
+    """The content of a version in a few words."""
     from regatta.format import count
 
     found = repo.describe(reference)
@@ -94,7 +98,7 @@ def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
     from regatta.run import open_run
 
     if args.name is not None or args.param or args.metric or args.parent or args.tag:
-        raise UsageError("The versions of a run have names, values and parents of their own.", hint="Give --run alone.")
+        raise UsageError("The versions of a run have names, values and parents of their own.", hint="Use --run alone.")
     chosen = open_run(args.of_run, repo=repo.folder)
     networks = chosen.sweep().networks(chosen.record) if args.networks else {}
     versions = commit_run(repo, chosen.folder, record=chosen.record, networks=networks)
@@ -105,15 +109,15 @@ def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
     graphs = sum(version.network is not None for version in versions)
     parts = [(len(versions), "version"), (snapshots, "snapshot"), (graphs, "network")]
     ui.write(f"{chosen.name}: {', '.join(count(number, what) for number, what in parts)}")
-    ui.message(f"Look at them: {command()} list --run {chosen.name}")
+    ui.message(f"To list them: {command()} list --run {chosen.name}")
     return 0
 
 
-def _numbers(words: list[str]) -> dict[str, float]:
+def _metric_values(words: list[str]) -> dict[str, float]:
     found = {}
     for name, value in assignments(words, "accuracy=0.97").items():
         try:
             found[name] = float(value)
         except (TypeError, ValueError):
-            raise UsageError(f"The metric {name!r} is {value!r:.100}, which is no number.") from None
+            raise UsageError(f"The metric {name!r} is {value!r:.100}, which is not a number.") from None
     return found

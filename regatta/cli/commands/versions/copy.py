@@ -1,4 +1,4 @@
-"""`regatta copy VERSION NAME`: begin a new model with what another one is."""
+"""`regatta copy VERSION NAME`: starts a new model from a version of another one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from regatta.cli.commands.versions.checkout import wanted_snapshot
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "copy",
-        help="begin a new model with what another one is",
-        description="A new model that begins with the network, weights, hyperparameters and files of a version, but "
-        "with a past of its own: metrics and earlier snapshots stay behind. No weights are copied on the disk.",
+        help="start a new model from a version of another one",
+        description="Start a new model with the network, weights, hyperparameters and files of a version. Metrics and "
+        "earlier snapshots are not copied. The weights take no additional space on the disk.",
     )
     add_version(parser)
-    parser.add_argument("name", metavar="NAME", help="of the new model")
-    parser.add_argument("-m", "--message", default="", help="why")
-    parser.add_argument("--snapshot", metavar="N", help="begin with this snapshot (an epoch); the last by default")
-    parser.add_argument("--out", metavar="FOLDER", help="and write it out there, to go on with")
+    parser.add_argument("name", metavar="NAME", help="the name of the new model")
+    parser.add_argument("-m", "--message", default="", help="a description")
+    parser.add_argument("--snapshot", metavar="N", help="start from this snapshot, an epoch (default: the last)")
+    parser.add_argument("--out", metavar="FOLDER", help="write the new version to this folder")
     add_repo(parser)
     add_json(parser)
     return parser

@@ -1,4 +1,4 @@
-"""`regatta delete VERSION ...`: forget versions; `gc` frees what only they needed."""
+"""`regatta delete VERSION ...`: deletes versions; `gc` frees what only they used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from regatta.errors import ConflictError
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "delete",
-        help="forget versions",
-        description="Forget versions: all of those named, or none. `gc` frees what only they needed.",
+        help="delete versions",
+        description="Delete versions: all of those named, or none. `gc` frees what only they used.",
     )
-    parser.add_argument("versions", metavar="VERSION", nargs="+", help="name@number, a tag, or how an id begins")
-    parser.add_argument("--force", action="store_true", help="also versions that have tags, or children")
+    parser.add_argument("versions", metavar="VERSION", nargs="+", help="name@number, a tag, or the beginning of an id")
+    parser.add_argument("--force", action="store_true", help="also versions with tags or children")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -27,12 +27,12 @@ def run(args: argparse.Namespace) -> int:
 
     with opened_repo(args) as repo:
         chosen = list({found.id: found for found in map(repo.version, args.versions)}.values())
-        going = {version.id for version in chosen}
+        deleted = {version.id for version in chosen}
         for version in reversed(chosen):
-            needed = [child.reference for child in repo.children(version) if child.id not in going]
+            children = [child.reference for child in repo.children(version) if child.id not in deleted]
             tags = [tag.name for tag in repo.tags() if tag.version == version.id]
-            if (needed or tags) and not args.force:
-                what = [*(f"the tag {tag!r}" for tag in tags), *(f"the child {child}" for child in needed)]
+            if (children or tags) and not args.force:
+                what = [*(f"the tag {tag!r}" for tag in tags), *(f"the child {child}" for child in children)]
                 raise ConflictError(
                     f"The version {version.reference} has {', '.join(what[:5])}.",
                     hint="Delete it all the same: --force",
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
     else:
         for version in chosen:
             ui.write(f"deleted {version.reference}  {version.id[:10]}")
-        ui.message(f"What only they needed stays for two weeks; at once: {command()} gc --grace 0")
+        ui.message(f"What only they used is freed after two weeks; at once: {command()} gc --grace 0")
     return 0

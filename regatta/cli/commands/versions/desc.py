@@ -1,4 +1,4 @@
-"""`regatta desc VERSION`: all of one version, as text, as JSON, or as a page with pictures."""
+"""`regatta desc VERSION`: describes a version as text, as JSON, or as a page with charts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from regatta.errors import DataError, NotFoundError, UsageError
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "desc",
-        help="all of one version: network, parameters, metrics, weight distributions",
-        description="All of one version. Weights are looked at through their leading bytes; histograms are exact.",
+        help="describe a version: network, parameters, metrics, weight distributions",
+        description="Describe a version. Only the leading bytes of weights are read; histograms are still exact.",
     )
     parser.add_argument("version", metavar="VERSION", help="name, name@number, tag or id; VERSION:EPOCH for a snapshot")
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="write a page with histograms, curves and the network"
     )
     parser.add_argument(
-        "--input", metavar="FILE", type=Path, help="with --html: a .npy or .npz array to show the activations of"
+        "--input", metavar="FILE", type=Path, help="with --html: a .npy or .npz array; the page shows its activations"
     )
-    parser.add_argument("--exact", action="store_true", help="read the weights whole, not their leading bytes")
-    parser.add_argument("--no-weights", action="store_true", help="do not look at the weights at all")
-    parser.add_argument("--all", action="store_true", help="every layer, tensor and file")
+    parser.add_argument("--exact", action="store_true", help="read all bytes of the weights")
+    parser.add_argument("--no-weights", action="store_true", help="do not read the weights")
+    parser.add_argument("--all", action="store_true", help="show every layer, tensor and file")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from regatta.repo import Repo
 
     if args.input is not None and args.html is None:
-        raise UsageError("Activations are shown on a page.", hint="Say where to write it: --html FILE")
+        raise UsageError("Activations are shown on a page.", hint="Name the page: --html FILE")
     inputs = None if args.input is None else _arrays(args.input)
     with Repo.open(args.repo) as repo:
         found = repo.portrait(args.version, exact=args.exact, look=not args.no_weights, inputs=inputs)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    """Arrays by name; a file with one has it under no name."""
+    """Arrays by name; the array of a .npy file has the name ""."""
     from zipfile import BadZipFile
 
     import numpy as np
@@ -72,4 +72,4 @@ def _arrays(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise NotFoundError("There is no such file.", place=str(path)) from error
     except (ValueError, OSError, EOFError, BadZipFile) as error:
-        raise DataError("The input is no .npy or .npz file of plain numbers.", place=str(path)) from error
+        raise DataError("The input is not a .npy or .npz file of plain numbers.", place=str(path)) from error

@@ -1,4 +1,4 @@
-"""`regatta diff A B [C ...]`: what versions differ in."""
+"""`regatta diff A B [C ...]`: compares versions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from regatta.cli.arguments import Verbs, add_json, add_repo
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "diff",
-        help="what two or more versions differ in",
-        description="What differs between versions: what is known of them, networks layer by layer, weights, metrics, "
-        "files. The first is what the others are compared with. Exits with 1 where something differs.",
+        help="compare two or more versions",
+        description="Compare versions with the first one: metadata, networks layer by layer, weights, metrics, files. "
+        "Exit code 1 if there is a difference.",
     )
     parser.add_argument(
         "versions", metavar="VERSION", nargs="+", help="a name, name@number, tag or id; VERSION:EPOCH for a snapshot"
     )
-    parser.add_argument("--all", action="store_true", help="also what is the same")
-    parser.add_argument("--exact", action="store_true", help="read the weights whole, not their leading bytes")
+    parser.add_argument("--all", action="store_true", help="also show what is equal")
+    parser.add_argument("--exact", action="store_true", help="read all bytes of the weights")
     parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="write a page with both networks' differences and histograms"
+        "--html", metavar="FILE", type=Path, help="write a page with the differences, histograms and networks"
     )
     add_repo(parser)
     add_json(parser)

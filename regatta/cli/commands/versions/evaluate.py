@@ -1,4 +1,4 @@
-"""`regatta eval VERSION --data FILE`: the labels of full precision, from as few bytes of the weights as that takes."""
+"""`regatta eval VERSION --data FILE`: the labels of full precision, from few bytes of the weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "eval",
-        help="labels of inputs and accuracy, from the leading bytes of the weights",
-        description="Labels of inputs and accuracy. The two leading bytes of each weight are read, then more of those "
-        "that matter most, until every label is certainly that of full precision.",
+        help="label inputs, and compute accuracy, from the leading bytes of the weights",
+        description="Label inputs, and compute accuracy. The command reads the two leading bytes of each weight, then "
+        "more of the weights that matter most, until every label is certain to be that of full precision.",
     )
     add_version(parser)
     parser.add_argument(
@@ -29,20 +29,20 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
         required=True,
         help="inputs and labels: .npz with x and y, .npy, .safetensors, .parquet",
     )
-    parser.add_argument("--x", metavar="NAME", help="the array of the file that has the inputs; x by default")
-    parser.add_argument("--y", metavar="NAME", help="the one that has the true labels; y by default, where it is there")
+    parser.add_argument("--x", metavar="NAME", help="the array with the inputs (default: x)")
+    parser.add_argument("--y", metavar="NAME", help="the array with the true labels (default: y, if present)")
     parser.add_argument(
         "--precision",
         default="auto",
         metavar="auto|full|K",
-        help="as little as is certain; all; or K bytes of each weight",
+        help="as few bytes as possible, all bytes, or K bytes of each weight (default: auto)",
     )
     parser.add_argument(
         "--budget", type=float, metavar="SHARE", help="read at most this share of the bytes, such as 0.5"
     )
-    parser.add_argument("--top-k", type=int, default=1, metavar="K", help="the K best classes, in place of the best")
-    parser.add_argument("--snapshot", metavar="EPOCH", help="the weights after this epoch; the last by default")
-    parser.add_argument("--labels", metavar="FILE", type=Path, help="write the labels: .npy")
+    parser.add_argument("--top-k", type=int, default=1, metavar="K", help="the K best classes instead of the best one")
+    parser.add_argument("--snapshot", metavar="EPOCH", help="the weights after this epoch (default: the last)")
+    parser.add_argument("--labels", metavar="FILE", type=Path, help="write the labels to a .npy file")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -109,11 +109,11 @@ def _heading(found: Evaluation) -> tuple[str, ...]:
 def _below(found: Evaluation) -> tuple[str, ...]:
     from regatta import format as fmt
 
-    sure = int(found.certain.sum())
+    certain = int(found.certain.sum())
     lines = [
         f"{fmt.size(found.bytes_read)} of {fmt.size(found.bytes_full)} read ({found.share:.1%}); "
-        f"an input on its own needs {found.mean_share:.1%} in the mean"
+        f"a single input needs {found.mean_share:.1%} on average"
     ]
-    if sure < len(found.labels):
-        lines.append(f"{len(found.labels) - sure:,} labels are not certain to be those of full precision")
+    if certain < len(found.labels):
+        lines.append(f"{len(found.labels) - certain:,} labels are not certain to be those of full precision")
     return tuple(lines)

@@ -1,4 +1,4 @@
-"""`regatta list`: the versions of a repository, and what came out of what."""
+"""`regatta list`: the versions of a repository, with their lineage."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from regatta.errors import NotFoundError, UsageError, nearest
 if TYPE_CHECKING:
     from regatta.repo import Repo, Versions
 
-LAST = 30
+DEFAULT_LIMIT = 30
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "list",
-        help="the versions that are kept, and which came out of which",
-        description="Versions, the newest first, with the lineage among them; of metrics the best value, not the last.",
+        help="list the versions, with their lineage",
+        description="List versions, newest first, with the lineage between them, and the best value of each metric.",
     )
-    parser.add_argument("pattern", metavar="NAME", nargs="?", help="only of this name; * and ? stand for others")
-    parser.add_argument("--search", metavar="WORDS", help="words of names, messages, hyperparameters, file names")
+    parser.add_argument("pattern", metavar="NAME", nargs="?", help="only versions of this name; * and ? are wildcards")
+    parser.add_argument("--search", metavar="WORDS", help="words in names, messages, hyperparameters, file names")
     parser.add_argument(
         "--where", metavar="NAME=VALUE", action="append", default=[],
-        help="with this hyperparameter; said twice for one name, either value",
+        help="only versions with this hyperparameter; repeat a name for alternative values",
     )  # fmt: skip
-    parser.add_argument("--metric", metavar="NAME", help="only what has this metric, and show it")
-    parser.add_argument("--best", action="store_true", help="the best by --metric first, instead of the newest")
-    parser.add_argument("--mode", choices=("min", "max"), help="which values of a metric are good; by its name if not")
-    parser.add_argument("--run", metavar="RUN", dest="of_run", help="only what this run left")
+    parser.add_argument("--metric", metavar="NAME", help="only versions with this metric, and show it")
+    parser.add_argument("--best", action="store_true", help="sort by --metric, best first")
+    parser.add_argument(
+        "--mode", choices=("min", "max"), help="which values are better (default: by the name of the metric)"
+    )
+    parser.add_argument("--run", metavar="RUN", dest="of_run", help="only versions of this run")
     parser.add_argument("--since", metavar="WHEN", type=moment, help="a date, or a time ago: 30min, 3h, 2d")
-    parser.add_argument("--until", metavar="WHEN", type=moment, help="the same, for the other end")
-    parser.add_argument("-n", "--last", metavar="N", type=int, help=f"so many; {LAST} by default")
-    parser.add_argument("--all", action="store_true", help="every version and every column")
-    parser.add_argument("--names", action="store_true", help="only the names of models, one a line")
-    parser.add_argument("--no-graph", action="store_true", help="without the lines of the lineage")
+    parser.add_argument("--until", metavar="WHEN", type=moment, help="a date, or a time ago")
+    parser.add_argument("-n", "--last", metavar="N", type=int, help=f"at most N versions (default: {DEFAULT_LIMIT})")
+    parser.add_argument("--all", action="store_true", help="show every version and every column")
+    parser.add_argument("--names", action="store_true", help="print only the names of models, one per line")
+    parser.add_argument("--no-graph", action="store_true", help="do not draw the lineage")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -44,7 +46,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     with opened_repo(args) as repo:
-        limit = None if args.all or (args.json and args.last is None) else args.last or LAST
+        limit = None if args.all or (args.json and args.last is None) else args.last or DEFAULT_LIMIT
         found = _chosen(repo, args, limit)
         if args.names:
             _show_names(found, args.json)
@@ -62,7 +64,7 @@ def _chosen(repo: Repo, args: argparse.Namespace, limit: int | None) -> Versions
     if args.last is not None and args.last < 1:
         raise UsageError(f"{args.last} versions were asked for.", hint="Give a number from 1, or --all.")
     if args.best and args.metric is None:
-        raise UsageError("The best come first by some metric.", hint="Name it: --metric loss --best")
+        raise UsageError("--best needs a metric.", hint="For example: --metric loss --best")
     filters: dict[str, Any] = {"search": args.search, "run": args.of_run, "since": args.since, "until": args.until}
     filters |= {"where": _where(args.where), "metric": args.metric, "order": "best" if args.best else "newest"}
     mode = args.mode or usual_mode(args.metric or "")
@@ -110,21 +112,20 @@ def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
 
     total = repo.catalog.count()
     if not found:
-        ui.message(_nothing(total))
+        ui.message(_no_versions(total))
         return
     shown = {version.id for version in found}
     graph = not args.no_graph and not args.best and any(link.base in shown for link in found.links)
     tags = tags_by_version(repo.tags())
-    look = {"metric": args.metric, "mode": args.mode, "graph": graph, "wide": args.all, "room": ui.room()}
+    look = {"metric": args.metric, "mode": args.mode, "graph": graph, "wide": args.all, "room": ui.terminal_width()}
     ui.write_table(version_table(found, tags, **look))
     if len(found) < total:
         ui.message(f"{len(found)} of {count(total, 'version')}")
 
 
-def _nothing(total: int) -> str:
+def _no_versions(total: int) -> str:
     from regatta.cli.arguments import command
 
     if total:
-        return f"None of the {total:,} versions is like that."
-    words = command()
-    return f"There is no version yet. Runs leave some ({words} demo); or: {words} add FILE, {words} commit NAME"
+        return f"None of the {total:,} versions matches."
+    return f"There is no version yet. Try {command()} demo; or {command()} add FILE, then {command()} commit NAME"

@@ -1,4 +1,4 @@
-"""`regatta log VERSION`: a version and all that it came out of."""
+"""`regatta log VERSION`: a version and its ancestors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "log",
-        help="a version and all that it came out of",
-        description="A version, its parents and theirs, the newest first, as git's log tells of commits. "
-        "Without VERSION: every version.",
+        help="show a version and its ancestors",
+        description="Show a version and its ancestors, newest first. Without VERSION: show every version.",
     )
     add_version(parser, optional=True)
-    parser.add_argument("-n", "--last", metavar="N", type=int, help="so many at most")
-    parser.add_argument("--oneline", action="store_true", help="a line for each")
+    parser.add_argument("-n", "--last", metavar="N", type=int, help="at most N versions")
+    parser.add_argument("--oneline", action="store_true", help="one line for each version")
     add_repo(parser)
     add_json(parser)
     return parser
