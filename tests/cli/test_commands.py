@@ -148,7 +148,7 @@ def test_simulate_a_file_or_a_run(ran: Path, target: str, capsys: pytest.Capture
     assert main(["simulate", target, "--workers", "1,2,4"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows[-4:-1]] == ["1", "2", "4"]
-    assert rows[-1].startswith("by hops alone")
+    assert rows[-1].startswith("with hops alone")
     assert main(["simulate", target, "--workers", "1,4", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["workers"] for row in document["workers"]] == [1, 4]
@@ -183,5 +183,5 @@ def test_a_page_does_not_overwrite_a_program(ran: Path, capsys: pytest.CaptureFi
     program = ran / "own.py"
     program.write_text("print(1)")
     assert main(["show", "--gantt", str(program)]) == 2
-    assert "left as it is" in capsys.readouterr().err
+    assert "not overwritten" in capsys.readouterr().err
     assert program.read_text() == "print(1)"

@@ -60,7 +60,7 @@ def test_the_sweep_of_a_file_and_of_another_name(folder: Path) -> None:
 def test_a_file_without_a_sweep_says_what_it_has(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"empty\.py: There is no sweep named 'sweep'") as caught:
         load_sweep(write(folder, "empty.py", "import os\nalpha = 1\ndef beta(): ...\n"))
-    assert "It defines alpha, beta, but no sweep." in str(caught.value)
+    assert "The file defines alpha, beta, but no sweep." in str(caught.value)
     assert "sweep = regatta.Sweep(" in str(caught.value)
 
 

@@ -94,7 +94,7 @@ def test_every_verb_has_help_and_every_reading_one_has_json(capsys: pytest.Captu
     for verb in verbs:
         with pytest.raises(SystemExit):
             call(verb, "--help")
-        assert verb in ("demo", "worker") or "--json" in capsys.readouterr().out
+        assert verb in ("demo", "worker", "completion") or "--json" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--no-color", "runs"], ["runs", "--no-color"]])

@@ -99,7 +99,7 @@ def versions(files: Path, shell: Shell) -> Path:
 
 
 def test_init_says_whether_there_was_one(here: Path, shell: Shell) -> None:
-    assert shell("init") == "Made a repository in .regatta\n"
+    assert shell("init") == "Created a repository in .regatta\n"
     assert shell("init") == "There is a repository in .regatta\n"
     assert shell.json("init", "elsewhere") == {
         "folder": str(here / "elsewhere" / ".regatta"), "made": True, "versions": 0,
@@ -141,10 +141,10 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["add", "log.csv", "--as", "weights"], 2, "is not read as weights"),
     (["commit"], 2, "The version needs a name"),
     (["commit", "a@3", "--param", "x=1"], 2, "ends as the number of a version does"),
-    (["commit", "a", "--param", "lr"], 2, "gives no value"),
-    (["commit", "a", "--metric", "loss=low"], 2, "is no number"),
+    (["commit", "a", "--param", "lr"], 2, "is not of the form"),
+    (["commit", "a", "--metric", "loss=low"], 2, "is not a number"),
     (["commit", "a", "--parent", "nobody", "--param", "x=1"], 3, "There is no version 'nobody'"),
-    (["commit", "a", "--run", "r"], 2, "Give --run alone"),
+    (["commit", "a", "--run", "r"], 2, "Use --run alone"),
     (["commit", "--run", "r"], 3, "There is no run 'r'"),
     (["unstage", "x"], 3, "is not staged"),
     (["list", "--since", "yesterday"], 2, "is not a date"),

@@ -14,7 +14,7 @@ from regatta.errors import MissingExtraError, UsageError
 from regatta.journal.journal import Journal, Record, read_journal
 from regatta.journal.record import RunRecord
 from regatta.sinks import csv, following, usable_sinks
-from regatta.sinks.base import need
+from regatta.sinks.base import require_package
 
 
 class Heard:
@@ -103,7 +103,7 @@ def test_a_sink_that_raises_is_switched_off_with_one_note(tmp_path: Path) -> Non
     assert read.status == "done"
     assert [level for level, _ in read.notes] == ["warning"]
     assert told == [text for _, text in read.notes]
-    assert "failed with OSError: no such; the run goes on" in told[0]
+    assert "failed with OSError: no such; the run continues" in told[0]
     assert "regatta show made --export" in told[0]
 
 
@@ -162,4 +162,4 @@ def test_wrong_sinks_are_said_early() -> None:
     with pytest.raises(UsageError, match="which is not a sink"):
         usable_sinks([3])  # type: ignore[list-item]
     with pytest.raises(MissingExtraError, match=r"regatta\[mlflow\]"):
-        need("no_such_package_at_all", "mlflow", "The sink mlflow")
+        require_package("no_such_package_at_all", "mlflow", "The sink mlflow")

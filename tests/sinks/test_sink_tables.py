@@ -120,7 +120,7 @@ def test_a_column_of_mixed_values_is_text(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_left_alone(kind: str, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / f"precious.{kind}"
     path.write_text("name,value\nprecious,1\n")
-    with pytest.raises(UsageError, match="left as it is"):
+    with pytest.raises(UsageError, match="not overwritten"):
         export(folder, f"{kind}:{path}")
     assert path.read_text() == "name,value\nprecious,1\n"
     with pytest.raises(UsageError, match="is a folder"):

@@ -154,4 +154,4 @@ def test_a_notebook_gets_the_leaderboard_as_text(made: RunRecord) -> None:
     assert "&lt;b&gt;" in shown
     assert config.id in shown
     assert "batch_size" not in shown
-    assert "not begun" in table_html("x", RunRecord())
+    assert "not started" in table_html("x", RunRecord())

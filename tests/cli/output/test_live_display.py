@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from regatta.cli.output import live_frame as pictures
+from regatta.cli.output import live_frame
 from regatta.cli.output.live_display import (
     DisplayState,
     LineDisplay,
@@ -44,7 +44,7 @@ def lines_of(made: FakeRun, clock: Any = lambda: 0.0) -> list[str]:
 def frame(run: RunRecord, width: int = 100, height: int = 30, now: float = 0.0) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height)
-    console.print(pictures.picture(run, UnitRate(), now or run.now, width, height))
+    console.print(live_frame.frame(run, UnitRate(), now or run.now, width, height))
     return out.getvalue().splitlines()
 
 
@@ -153,7 +153,7 @@ def test_a_hundred_configurations_fit_any_terminal(width: int, height: int) -> N
 
 def test_the_best_and_the_running_ones_are_shown() -> None:
     run = midway(FakeRun(configs=100, workers=4, epochs=2))
-    chosen = pictures.choose_configs(run, limit=10)
+    chosen = live_frame.choose_configs(run, limit=10)
     assert len(chosen) == 10
     assert {c.id for c in run.configs.values() if c.running} <= {c.id for c in chosen}
     assert run.leaderboard()[0] in chosen
@@ -163,7 +163,7 @@ def test_before_the_first_record_there_is_something_to_see() -> None:
     console = Console(file=io.StringIO())
     state = DisplayState()
     assert "starting" in str(state.show(console))
-    state.hear(RunRecord(), {"event": "note", "time": 0.0, "level": "info", "text": "early"})
+    state.on_record(RunRecord(), {"event": "note", "time": 0.0, "level": "info", "text": "early"})
     assert "starting" in str(state.show(console))
 
 
@@ -172,8 +172,8 @@ def test_pace_needs_two_units_and_counts_down_between_them() -> None:
     assert pace.rate is None
     assert pace.left(10, 0.0, 0.0) is None
     for second in range(5):
-        pace.hear({"event": "unit", "kind": "train", "time": float(second)})
-    pace.hear({"event": "unit", "kind": "eval", "time": 100.0})
+        pace.on_record({"event": "unit", "kind": "train", "time": float(second)})
+    pace.on_record({"event": "unit", "kind": "eval", "time": 100.0})
     assert pace.rate == 1.0
     assert pace.left(10, 0.0, 4.0) == 10.0
     assert pace.left(10, 3.0, 7.0) == 7.0
@@ -189,7 +189,7 @@ def test_a_display_may_join_a_run_that_has_begun() -> None:
     state = DisplayState()
     for line in records[60:]:
         run.apply(line)
-        state.hear(run, line)
+        state.on_record(run, line)
     assert state.record is not run
     assert state.record == run
 
@@ -210,7 +210,7 @@ def test_drawing_while_the_run_goes_on_is_safe() -> None:
 
     thread = threading.Thread(target=refresh)
     thread.start()
-    play(state.hear, FakeRun(configs=40, epochs=2).records)
+    play(state.on_record, FakeRun(configs=40, epochs=2).records)
     over.set()
     thread.join()
     assert not wrong
@@ -225,7 +225,7 @@ def test_records_in_any_order_do_no_harm(order: list[dict[str, Any]], header: in
     """Whatever a record can take in, the display shows; the journal begins with its run and configurations."""
     first = [line for line in MIXED if line["event"] in ("run", "config")]
     later = [line for line in order if line["event"] not in ("run", "config")]
-    later.insert(min(header, len(later)), {"event": "of a later version", "time": 0.0})
+    later.insert(min(header, len(later)), {"event": "note", "time": 0.0, "level": "info", "text": "between"})
     run, state = RunRecord(), DisplayState()
     out = io.StringIO()
     console = Console(file=out, width=80, height=20)
@@ -235,7 +235,7 @@ def test_records_in_any_order_do_no_harm(order: list[dict[str, Any]], header: in
             run.apply(line)
         except KeyError:
             continue  # a unit of a worker that is not up: the runner could not have written it either
-        state.hear(run, line)
+        state.on_record(run, line)
         lines(run, line)
         if number % 6 == 0:
             console.print(state.show(console))
