@@ -1,14 +1,15 @@
-"""One module per framework, the same verbs in each: what a unit needs of the tool that trains the model.
+"""The frameworks that train models; a module for each, with the same functions.
 
-    assemble   what model_fn returned -> a trainee, checked
-    prepare    arrays as input_fn read them -> the framework's own, on the device
-    train      one pass over a partition, batch by batch
-    evaluate   the mean loss over a partition, nothing changed
-    save/read/restore   the whole state of a trainee to a file and back, without loss
+    assemble   makes a trainee, a model with all that trains it, of what model_fn returned
+    prepare    turns arrays into the framework's own, on the device
+    train      makes one pass over a partition, batch by batch
+    evaluate   computes the mean loss over a partition, and changes nothing
+    save/read/restore   write the whole state of a trainee to a file and bring it back without loss
     seeded     a scope in which all random numbers come from one seed
 
-`base.py` writes the contract down, `regatta.testing.frameworks` tests it, `numpy` is the slow and obvious one.
-Nothing here knows of workers, partitions on disk or schedules; no framework is imported before it is used.
+`base.py` is the contract, `regatta.testing.frameworks` tests it, and `numpy.py` is the simple reference. `arrays.py`,
+`state_tree.py` and `threads.py` serve several frameworks; `outlines.py` reads the networks of a sweep's models.
+Nothing here knows of workers, partitions on disk or schedules. No framework is imported before it is used.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from regatta.errors import UsageError, nearest
 from regatta.frameworks.base import LOSS_OR_TRAIN_FN, OPTIONAL_LOSS_ARGUMENTS, Framework, describe
 
 NAMES = ("torch", "keras", "jax", "numpy")
-_ASKED = ("keras", "torch", "jax", "numpy")  # on the PyTorch backend, a Keras model is a torch.nn.Module as well
+_LOOKUP_ORDER = ("keras", "torch", "jax", "numpy")  # with PyTorch as backend, a Keras model is a torch.nn.Module too
 
 __all__ = [
     "LOSS_OR_TRAIN_FN",
@@ -50,17 +51,17 @@ def load_framework(name: str) -> Framework:
 
 
 def framework_of(built: object) -> Framework:
-    """The framework to which what `model_fn` returned belongs."""
+    """The framework of an object that `model_fn` returned."""
     jax = load_framework("jax")
     if jax.owns(built):
-        return jax  # also where a bare pytree is a tuple
+        return jax  # a bare pytree may be a tuple
     model = built[0] if isinstance(built, tuple) and built else built
-    for name in _ASKED:
+    for name in _LOOKUP_ORDER:
         framework = load_framework(name)
         if framework.owns(model):
             return framework
     raise UsageError(
-        f"model_fn returned {describe(built)}, which belongs to no known framework.",
+        f"model_fn returned {describe(built)}, which does not belong to a known framework.",
         hint="Return a torch.nn.Module, (module, optimizer), or (module, optimizer, schedule); a compiled keras.Model, "
         "or (model, optimizer); (parameters, optimizer) for JAX; for the NumPy reference a dict of arrays and its "
         "optimizer.",
@@ -68,18 +69,18 @@ def framework_of(built: object) -> Framework:
 
 
 def may_have_own_loss(framework: str) -> bool:
-    """Whether models of a sweep may bring their own loss, as compiled Keras models do."""
+    """Whether models of a sweep may have their own loss, as compiled Keras models do."""
     return framework == "keras" or (framework == "auto" and "keras" in sys.modules)
 
 
 def loaded_frameworks() -> tuple[str, ...]:
-    """The frameworks that this process has imported; NumPy always is."""
+    """The frameworks that this process has imported; NumPy is always among them."""
     return tuple(name for name in NAMES if name in sys.modules)
 
 
 @contextmanager
 def seeded_in_all(seed: int) -> Iterator[None]:
-    """As `seeded` of every framework that is loaded: which one a model belongs to is not known before it is built."""
+    """`seeded` of every loaded framework, because the framework of a model is not known before it is built."""
     with ExitStack() as stack:
         for name in loaded_frameworks():
             stack.enter_context(load_framework(name).seeded(seed))
@@ -88,7 +89,7 @@ def seeded_in_all(seed: int) -> Iterator[None]:
 
 @contextmanager
 def keep_settings_in_all() -> Iterator[None]:
-    """As `keep_settings` of every framework that is loaded."""
+    """`keep_settings` of every loaded framework."""
     with ExitStack() as stack:
         for name in loaded_frameworks():
             stack.enter_context(load_framework(name).keep_settings())

@@ -1,6 +1,6 @@
-"""What the frameworks share whose data and states are arrays: seeds of Python and NumPy, batches, files of arrays.
+"""For frameworks whose data and states are arrays: seeds of Python and NumPy, batches, files of arrays.
 
-Nothing here imports a framework; PyTorch is asked only about types that NumPy has no name for, such as bfloat16.
+Nothing here imports a framework, except PyTorch for types that NumPy lacks, such as bfloat16.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
-from regatta.frameworks.base import Indices
 from regatta.store.format.tensor_id import Bits
 from regatta.store.states.state_files import read_metadata, read_state, state_metadata
 from regatta.store.torch_tensors import torch_tensors
 
 Arrays = dict[str, NDArray[Any]]
-EXTENDED = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}  # NumPy knows them by ml_dtypes
+# Types that NumPy has only through ml_dtypes.
+EXTENDED_TYPES = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Random numbers of Python and NumPy come from the seed inside; outside, nothing has changed."""
+    """A scope in which random numbers of Python and NumPy come from the seed; it changes nothing outside."""
     before = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -39,19 +39,19 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def rows(data: Any) -> int:
-    """The number of examples in tuples and dicts of arrays: that of the first array."""
+    """The number of examples in tuples and dicts of arrays: the length of the first array."""
     while isinstance(data, tuple | dict):
         data = data[0] if isinstance(data, tuple) else next(iter(data.values()))
     return len(data)
 
 
-def take(data: Any, indices: Indices) -> Any:
-    """Some rows of every array."""
+def take(data: Any, indices: Any) -> Any:
+    """The rows with these indices, of every array."""
     return map_leaves(lambda part: part[indices], data)
 
 
 def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
-    """The same tuples and dicts with another thing in each place; lists become tuples."""
+    """Apply a function to every leaf of tuples and dicts; lists become tuples."""
     if isinstance(data, tuple | list):
         return tuple(map_leaves(function, part) for part in data)
     if isinstance(data, dict):
@@ -60,7 +60,7 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
 
 
 def read_only(data: Any) -> Any:
-    """Arrays that cannot be written to: other units will see the same ones."""
+    """Read-only views, because other units will use the same arrays."""
 
     def view(part: Any) -> Any:
         if not isinstance(part, np.ndarray):
@@ -72,8 +72,8 @@ def read_only(data: Any) -> Any:
     return map_leaves(view, data)
 
 
-def unique(names: Iterable[str]) -> list[str]:
-    """The names, with a mark on those that were there before."""
+def unique_names(names: Iterable[str]) -> list[str]:
+    """The names, with "~" appended to repeated ones."""
     found: dict[str, None] = {}
     for name in names:
         while name in found:
@@ -83,25 +83,25 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def check_same_variables(part: str, saved: Any, built: list[str]) -> None:
-    """A state fits only the model that it was taken from: the same variables in the same places."""
+    """A state fits only a model with the same variables in the same places."""
     if saved == built:
         return
     saved = saved if isinstance(saved, list) else []
-    lacks = [name for name in built if name not in saved]
+    missing = [name for name in built if name not in saved]
     extra = [name for name in saved if name not in built]
     raise UsageError(
         f"The state has {len(saved)} arrays under {part}, the model that model_fn built has {len(built)}"
         + (f"; only in the state: {', '.join(extra[:3])}" if extra else "")
-        + (f"; only in the model: {', '.join(lacks[:3])}." if lacks else "."),
+        + (f"; only in the model: {', '.join(missing[:3])}." if missing else "."),
         hint="model_fn must build the same model each time it is given the same configuration.",
     )
 
 
 def write_arrays(path: Path, framework: str, arrays: Mapping[str, NDArray[Any]], tree: Any, **more: Any) -> None:
-    """A state made of arrays, as a safetensors file."""
-    extended = {name: array.dtype.name for name, array in arrays.items() if array.dtype.name in EXTENDED}
+    """Write a state of arrays as a safetensors file."""
+    extended = {name: array.dtype.name for name, array in arrays.items() if array.dtype.name in EXTENDED_TYPES}
     meta = state_metadata(framework, tree, extended=extended, **more)
-    own = {name: _storable(name, array) for name, array in arrays.items()}
+    own = {name: _to_storable(name, array) for name, array in arrays.items()}
     if not extended:
         from safetensors.numpy import save_file
 
@@ -109,19 +109,21 @@ def write_arrays(path: Path, framework: str, arrays: Mapping[str, NDArray[Any]],
     else:
         from safetensors.torch import save_file as save_tensors
 
-        bits = {name: Bits(EXTENDED[kind], own[name].shape, own[name].tobytes()) for name, kind in extended.items()}
+        bits = {
+            name: Bits(EXTENDED_TYPES[kind], own[name].shape, own[name].tobytes()) for name, kind in extended.items()
+        }
         save_tensors(torch_tensors({**own, **bits}), path, meta)
 
 
-def _storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
+def _to_storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
     plain = array.dtype.kind in "biuf" and array.dtype.itemsize <= 8
-    if not plain and array.dtype != np.complex64 and array.dtype.name not in EXTENDED:
+    if not plain and array.dtype != np.complex64 and array.dtype.name not in EXTENDED_TYPES:
         raise UsageError(f"{name} is an array of dtype {array.dtype}, which cannot travel with the model.")
     return np.array(array, order="C")
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays of a state and its metadata; types that NumPy lacks come as those of ml_dtypes."""
+    """The arrays of a state and its metadata; types that NumPy lacks come from ml_dtypes."""
     extended = read_metadata(path).get("extended", {})
     if not extended:
         return read_state(path, "np")
@@ -129,9 +131,9 @@ def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:
 
     tensors, meta = read_state(path, "pt")
     torch = sys.modules["torch"]
-    whole = {1: torch.uint8, 2: torch.int16}
+    integers = {1: torch.uint8, 2: torch.int16}
     arrays = {name: tensor.numpy() for name, tensor in tensors.items() if name not in extended}
     for name, kind in extended.items():
-        words = tensors[name].view(whole[tensors[name].element_size()]).numpy()
+        words = tensors[name].view(integers[tensors[name].element_size()]).numpy()
         arrays[name] = words.view(getattr(ml_dtypes, kind))
     return arrays, meta

@@ -1,6 +1,6 @@
-"""The contract between a unit and the framework that trains it.
+"""The contract of a framework: the functions that its module must have.
 
-A framework is a module with these functions; `regatta.testing.frameworks.FrameworkContract` tests one.
+`regatta.testing.frameworks.FrameworkContract` tests it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from regatta.errors import UsageError
 
 Indices = NDArray[np.int64]
 LossFunction = Callable[[Any, Any, Mapping[str, Scalar]], Any]
-OPTIONAL_LOSS_ARGUMENTS = ("training", "key", "rng")  # what a loss_fn gets by name, if it has an argument of that name
+OPTIONAL_LOSS_ARGUMENTS = ("training", "key", "rng")  # a loss_fn gets those that it has an argument for
 LOSS_OR_TRAIN_FN = (
     "loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
     "trains a whole pass over a partition by itself."
@@ -28,37 +28,35 @@ LOSS_OR_TRAIN_FN = (
 
 
 class Trainee(Protocol):
-    """A model with all that trains it; frameworks add what they need."""
+    """A model with all that trains it; frameworks add their own attributes."""
 
     model: Any
     optimizer: Any
 
 
 class Framework(Protocol):
-    """The verbs of a framework."""
+    """The functions of a framework."""
 
     NAME: str
-    COMPILES: (
-        bool  # the first steps of a trainee cost so much that a worker keeps it, and restores the next state into it
-    )
+    COMPILES: bool  # first steps are expensive: a worker keeps the trainee, and restores the next state into it
 
     def owns(self, model: object) -> bool:
         """Whether a model belongs to this framework; must not import it when it is not loaded."""
 
     def assemble(self, built: Any, device: str) -> Any:
-        """What `model_fn` returned as a trainee on the device; a UsageError says what is wrong with it."""
+        """Make a trainee on the device of what `model_fn` returned; UsageError if something is wrong with it."""
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
-        """All random numbers inside come from the seed; outside, nothing has changed."""
+        """A scope in which all random numbers come from the seed; it changes nothing outside."""
 
     def keep_settings(self) -> AbstractContextManager[None]:
-        """Settings of the whole process that change inside are as they were afterwards, for the next unit."""
+        """A scope whose end restores the settings of the whole process, for the next unit."""
 
     def prepare(self, data: Any, device: str) -> Any:
-        """Arrays become the framework's, on the device; anything else stays as it is."""
+        """Turn arrays into the framework's own, on the device; anything else stays as it is."""
 
     def check_unmodified(self, data: Any) -> AbstractContextManager[None]:
-        """A scope whose end raises a UsageError if prepared data, which other units share, was changed in it."""
+        """A scope whose end raises a UsageError if the data, which other units share, was changed in it."""
 
     def rows(self, data: Any) -> int:
         """The number of examples in prepared data."""
@@ -71,13 +69,13 @@ class Framework(Protocol):
         loss_fn: LossFunction | None,
         config: Mapping[str, Scalar],
     ) -> dict[str, float]:
-        """One optimizer step per batch, in order; the mean `loss` over all rows, and what the model measures itself.
+        """Take an optimizer step for each batch, in order; returns the mean `loss` over rows and the model's metrics.
 
-        Without a loss_fn the model must have a loss of its own.
+        Without a loss_fn the model must have its own loss.
         """
 
     def train_fn_arguments(self, trainee: Any) -> tuple[Any, Any]:
-        """The model and the optimizer as a `train_fn` gets them, to change them in place."""
+        """The model and the optimizer for a `train_fn`, which changes them in place."""
 
     def end_epoch(self, trainee: Any) -> None:
         """Advance the schedules that count epochs."""
@@ -90,26 +88,26 @@ class Framework(Protocol):
         loss_fn: LossFunction | None,
         config: Mapping[str, Scalar],
     ) -> dict[str, float]:
-        """The mean `loss` over all rows, in evaluation mode, with what else `train` gives; the trainee is unchanged."""
+        """Compute the results of `train` in evaluation mode, without changing the trainee."""
 
     def evaluating(self, trainee: Any) -> AbstractContextManager[None]:
-        """A scope in which the model is in evaluation mode and keeps no gradients."""
+        """A scope in which the model is in evaluation mode and records no gradients."""
 
     def save(self, trainee: Any, path: Path) -> None:
         """Write the whole state of the trainee: weights, buffers, optimizer, schedules."""
 
     def unsaved_values(self, trainee: Any) -> dict[str, Any]:
-        """Plain values and random generators, by name, that `save` leaves out: changes of them are lost at a hop."""
+        """Plain values and random generators that `save` leaves out, by name: their changes are lost at a hop."""
 
     def read(self, path: Path) -> Any:
-        """Bring a saved state into memory, without a trainee: what a worker does ahead of time."""
+        """Read a saved state into memory, without a trainee; a worker does this ahead of time."""
 
     def restore(self, trainee: Any, state: Any) -> None:
-        """Put what `read` gave into a freshly assembled trainee of the same configuration, without loss."""
+        """Put a state from `read` into a trainee of the same configuration, without loss."""
 
 
 def describe(built: object) -> str:
-    """What `model_fn` returned, in words."""
+    """An object that `model_fn` returned, in words."""
     if built is None:
         return "None (is a `return` missing?)"
     if isinstance(built, tuple):
@@ -117,19 +115,19 @@ def describe(built: object) -> str:
     return f"the class {built.__name__}, not one of its objects" if isinstance(built, type) else type(built).__name__
 
 
-def bind_optional(loss_fn: LossFunction | None, model: object, **offered: Any) -> LossFunction:
-    """The loss_fn with those of the offered values that it has an argument for; there must be one."""
+def bind_optional(loss_fn: LossFunction | None, model: object, **optional: Any) -> LossFunction:
+    """Bind those of the optional arguments that the loss_fn has; there must be a loss_fn."""
     if loss_fn is None:
         raise UsageError(
-            f"model_fn returned {describe(model)}, which has no loss of its own: give either loss_fn or train_fn.",
+            f"model_fn returned {describe(model)}, which does not have its own loss: give either loss_fn or train_fn.",
             hint=LOSS_OR_TRAIN_FN,
         )
-    wanted = {name: value for name, value in offered.items() if name in arguments(loss_fn)}
+    wanted = {name: value for name, value in optional.items() if name in arguments(loss_fn)}
     return functools.partial(loss_fn, **wanted) if wanted else loss_fn
 
 
 def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     try:
         return tuple(inspect.signature(function).parameters)
-    except ValueError:  # builtins need not have one
+    except ValueError:  # some builtins have no signature
         return ()

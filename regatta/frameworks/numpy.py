@@ -1,4 +1,4 @@
-"""The slow, obvious reference: a model is a dict of arrays, and its gradients are the user's business.
+"""The simple reference framework: a model is a dict of arrays, and the user's loss_fn computes its gradients.
 
 def model_fn(config):
     weights = {"w": np.random.normal(size=(64, 10)), "b": np.zeros(10)}
@@ -98,7 +98,7 @@ def prepare(data: Any, device: str) -> Any:
 
 
 def check_unmodified(data: Any) -> nullcontext[None]:
-    return nullcontext()  # what `prepare` gives cannot be written to
+    return nullcontext()  # prepared data is read-only
 
 
 def train(
@@ -160,7 +160,7 @@ def save(trainee: NumpyTrainee, path: Path) -> None:
 
 
 def unsaved_values(trainee: NumpyTrainee) -> dict[str, Any]:
-    return {}  # dicts of arrays have nothing else
+    return {}  # a dict of arrays has nothing else
 
 
 def read(path: Path) -> dict[str, Any]:

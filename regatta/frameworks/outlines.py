@@ -1,7 +1,7 @@
-"""The networks of models that a sweep's `model_fn` builds, read without building any of their weights.
+"""The networks of the models that a sweep's `model_fn` builds, found without building their weights.
 
-PyTorch only: modules are built on its device "meta", which has shapes and no numbers. A model that cannot be built
-there or cannot be traced has no outline, and that is no error: it is trained all the same.
+This works for PyTorch only: modules are built on its "meta" device, which has shapes and no values. A model that cannot
+be built or traced there has no outline. That is not an error, and the model is trained all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regatta.network import Network, from_torch, to_json
 if TYPE_CHECKING:
     import torch
 
-ROWS = 2  # of an example batch
+EXAMPLE_ROWS = 2
 
 
 def outlines(
@@ -27,12 +27,12 @@ def outlines(
     seconds: float,
     example: tuple[str, Sequence[int]] | None = None,
 ) -> dict[str, str]:
-    """The network of each configuration as JSON, by id, as far as the time reaches; equal ones are one object.
+    """The network of each configuration as JSON, by id, as far as the time allows; equal texts are one object.
 
-    `example` is the type and the shape of a row that the models take: it gives the shapes of all layers.
+    `example` is the type and the shape of an input row; with it, the shapes of all layers are known.
     """
     until, found, same = time.perf_counter() + seconds, dict[str, str](), dict[str, str]()
-    with seeded_in_all(0), _no_progress_thread():  # whoever called this finds the random numbers as they were
+    with seeded_in_all(0), _no_progress_thread():  # the caller finds its random numbers unchanged
         for ident, config in configs.items():
             if time.perf_counter() >= until:
                 break
@@ -45,7 +45,7 @@ def outlines(
 
 @contextmanager
 def _no_progress_thread() -> Iterator[None]:
-    """PyTorch makes a progress bar for each pass over a graph, and the first one would leave a thread behind."""
+    """PyTorch shows a progress bar for each pass over a graph, and the first one would leave a thread behind."""
     import torch.hub
 
     tqdm: Any = vars(torch.hub)["tqdm"]
@@ -69,7 +69,7 @@ def _outline(
             if not isinstance(model, torch.nn.Module):
                 return None
             return from_torch(model.to("meta"), _batch(example))
-    except Exception:  # noqa: BLE001 (it is the user's function, called where it was not made for)
+    except Exception:  # noqa: BLE001 (the user's function was not written for this device)
         return None
 
 
@@ -78,4 +78,4 @@ def _batch(example: tuple[str, Sequence[int]] | None) -> torch.Tensor | None:
 
     if example is None or not isinstance(getattr(torch, example[0], None), torch.dtype):
         return None
-    return torch.zeros((ROWS, *example[1]), dtype=getattr(torch, example[0]), device="meta")
+    return torch.zeros((EXAMPLE_ROWS, *example[1]), dtype=getattr(torch, example[0]), device="meta")

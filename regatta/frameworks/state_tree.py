@@ -1,8 +1,8 @@
-"""Nested state as tensors and JSON: the form in which optimizers and schedules go into a file.
+"""Nested state as tensors and JSON: the form in which optimizers and schedules are saved.
 
-Tensors are taken out under a name that tells their place; everything else becomes JSON from which the same
-Python objects come back: integers stay integers, floats keep every bit, keys keep their types. What has no
-such form is an error that names its place: nothing is pickled.
+Tensors are stored under names that give their place in the tree. Everything else becomes JSON that restores the same
+Python objects: integers stay integers, floats keep every bit, keys keep their types. An object without such a form is
+an error that names its place; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[A
 
     def encode(value: Any, place: str) -> Any:
         if is_tensor(value):
-            while place in tensors:  # two keys may be written alike, as 1 and "1"
+            while place in tensors:  # two keys may look alike, such as 1 and "1"
                 place += "~"
             tensors[place] = value
             return {TAG: "tensor", "v": place}
@@ -54,7 +54,7 @@ def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[A
 
 
 def unflatten(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
-    """The tree of a skeleton, its tensors looked up by name."""
+    """The tree of a skeleton; `tensor` looks up a tensor by its name."""
     if isinstance(skeleton, list):
         return [unflatten(item, tensor) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -74,4 +74,4 @@ def unflatten(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
     if kind in ("dict", "counter"):
         pairs = {unflatten(key, tensor): unflatten(item, tensor) for key, item in value}
         return Counter(pairs) if kind == "counter" else pairs
-    raise CorruptError(f"A saved state holds an unknown mark {kind!r}.")
+    raise CorruptError(f"A saved state has an unknown tag {kind!r}.")

@@ -1,7 +1,7 @@
-"""How many threads a process computes with, and what else is settled before a framework computes for the first time.
+"""How many threads a process computes with, and other settings that frameworks read before they compute.
 
-The frameworks read it from the environment: TensorFlow and JAX when they first compute, PyTorch when it is imported.
-So no framework has to be imported here; where PyTorch is loaded already, it is told.
+Frameworks read them from the environment: TensorFlow and JAX at their first computation, PyTorch at its import. So no
+framework has to be imported here. If PyTorch is loaded already, its own function is called.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _THREADS = (
     "OPENBLAS_NUM_THREADS",
     "TF_NUM_INTRAOP_THREADS",
     "PJRT_NPROC",  # the pool of XLA on the CPU
-    "NPROC",  # the same, of older versions
+    "NPROC",  # the same, for older versions
 )
-_ONE_AT_A_TIME = "TF_NUM_INTEROP_THREADS"
-_XLA = "XLA_FLAGS"
-_SERIAL = "--xla_cpu_multi_thread_eigen=false"
+_CONCURRENT_OPERATIONS = "TF_NUM_INTEROP_THREADS"
+_XLA_FLAGS = "XLA_FLAGS"
+_SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
 def limit(threads: int) -> None:
-    """Let every framework compute with so many threads in this process."""
+    """Let every framework in this process compute with this number of threads."""
     os.environ.update(dict.fromkeys(_THREADS, str(threads)))
-    os.environ[_ONE_AT_A_TIME] = "1"
-    flags = os.environ.get(_XLA, "")
+    os.environ[_CONCURRENT_OPERATIONS] = "1"
+    flags = os.environ.get(_XLA_FLAGS, "")
     if threads == 1 and "xla_cpu_multi_thread_eigen" not in flags:
-        os.environ[_XLA] = f"{flags} {_SERIAL}".strip()
+        os.environ[_XLA_FLAGS] = f"{flags} {_SINGLE_THREADED}".strip()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
 

@@ -65,7 +65,7 @@ class TestWrongKerasBuilds(WrongBuilds):
             (lambda: (mlp(), 0.1), r"model_fn returned \(model, float\)"),
             (lambda: (mlp(), keras.optimizers.Adam), r"returned \(model, the class Adam"),
             (lambda: (mlp(), keras.optimizers.Adam(), None), "model_fn returned 3 things"),
-            (unbuilt, "which has no weights yet"),
+            (unbuilt, "which has no weights before its first batch"),
         ]
     )
     def wrong_build(self, request: pytest.FixtureRequest) -> tuple[Any, str]:
@@ -154,7 +154,7 @@ def test_a_wrong_loss_is_a_usage_error(loss: Any, text: str) -> None:
 
 def test_modes_are_not_mixed_up_in_silence() -> None:
     trainee = keras_framework.assemble(pair({}), "cpu")
-    with pytest.raises(UsageError, match=r"The layer dropout.* acts otherwise in training"):
+    with pytest.raises(UsageError, match=r"The layer dropout.* behaves differently in training"):
         keras_framework.train(trainee, arrays(), BATCHES, lambda m, b, c: classify(m, b, c, False), {})
 
 

@@ -127,7 +127,7 @@ def test_a_tensor_as_a_key_is_refused() -> None:
 
 
 def test_an_unknown_mark_is_refused() -> None:
-    with pytest.raises(CorruptError, match="unknown mark 'code'"):
+    with pytest.raises(CorruptError, match="unknown tag 'code'"):
         unflatten([{"$": "code", "v": "print()"}], {}.get)
 
 

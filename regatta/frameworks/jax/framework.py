@@ -7,8 +7,8 @@ def model_fn(config):
 def loss_fn(params, batch, config, key=None):       # `key` is None in evaluation
     ...
 
-A step is compiled once for each trainee. Its key, for a loss_fn that asks for one, is
-`fold_in(unit_key(seed), step)`, with the seed of the unit and steps counted from 0.
+A step is compiled once for each trainee. A loss_fn with an argument `key` gets `fold_in(unit_key(seed), step)`, where
+`seed` is the seed of the unit and steps count from 0.
 """
 
 from __future__ import annotations
@@ -81,20 +81,20 @@ __all__ = [
 
 @dataclass
 class JaxTrainee:
-    """Parameters with their optimizer, and the steps that were compiled for them."""
+    """Parameters with their optimizer, and the steps compiled for them."""
 
     whole: Model
     optimizer: Any = None
-    bare: bool = True  # model_fn returned parameters alone, and loss_fn gets them so
+    bare: bool = True  # model_fn returned only parameters, and loss_fn gets only parameters
     device: Any = None
     steps: dict[tuple[str, LossFunction | None], Any] = field(default_factory=dict)
 
     @property
     def model(self) -> Any:
-        return self.seen(self.whole.params, self.whole.state)
+        return self.as_users_model(self.whole.params, self.whole.state)
 
-    def seen(self, params: Any, state: Any) -> Any:
-        """The model as the user's functions get it."""
+    def as_users_model(self, params: Any, state: Any) -> Any:
+        """The model in the form that the user's functions get."""
         return params if self.bare else Model(params, state)
 
 
@@ -103,19 +103,20 @@ class JaxTrainee:
 
 def owns(model: object) -> bool:
     jax = sys.modules.get("jax")
-    if jax is None or not hasattr(jax, "tree_util"):  # half imported
+    if jax is None or not hasattr(jax, "tree_util"):  # it is being imported
         return False
     if isinstance(model, Model):
         return True
-    if isinstance(model, tuple) and len(model) == 2 and fits(model[1]):  # with it, arrays of NumPy are parameters too
+    # Beside an optimizer, NumPy arrays are parameters too.
+    if isinstance(model, tuple) and len(model) == 2 and is_optimizer(model[1]):
         leaves = jax.tree_util.tree_leaves(model[0])
         return bool(leaves) and all(map(is_array, leaves))
     leaves = jax.tree_util.tree_leaves(model)
     return any(isinstance(leaf, jax.Array) for leaf in leaves) and all(map(is_array, leaves))
 
 
-def fits(optimizer: object) -> bool:
-    """Whether something has the two functions of Optax's optimizers."""
+def is_optimizer(optimizer: object) -> bool:
+    """Whether an object has the two functions of Optax's optimizers."""
     return callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))
 
 
@@ -143,16 +144,14 @@ def _import_jax() -> Any:
 
 def _check_parts(built: object, model: object, optimizer: object) -> None:
     leaves = sys.modules["jax"].tree_util.tree_leaves(model.params if isinstance(model, Model) else model)
-    strange = [leaf for leaf in leaves if not is_array(leaf)]
-    if not leaves or strange:
-        what = (
-            f"; among its leaves is {describe(strange[0])}" if strange and not owns(model) and len(leaves) > 1 else ""
-        )
+    wrong = [leaf for leaf in leaves if not is_array(leaf)]
+    if not leaves or wrong:
+        what = f"; among its leaves is {describe(wrong[0])}" if wrong and not owns(model) and len(leaves) > 1 else ""
         raise UsageError(
             f"model_fn returned {describe(built)}, where parameters belong: a pytree of arrays{what}.",
             hint="Return (parameters, optimizer); functions and settings are not parameters and stay outside.",
         )
-    if optimizer is not None and not fits(optimizer):
+    if optimizer is not None and not is_optimizer(optimizer):
         raise UsageError(
             f"model_fn returned (parameters, {describe(optimizer)}); the second is an optimizer.",
             hint="An optimizer has Optax's init(parameters) and update(gradients, state, parameters).",
@@ -160,7 +159,7 @@ def _check_parts(built: object, model: object, optimizer: object) -> None:
 
 
 def _place(device: str) -> Any:
-    """The device of JAX for one of ours; a JAX without GPUs takes the CPU."""
+    """The device of JAX; without GPUs it is the CPU."""
     jax = _import_jax()
     kind, _, index = device.partition(":")
     if kind != "cpu" and jax.default_backend() != "cpu":
@@ -187,18 +186,18 @@ class _Keys:
     drawn: int = 0
 
 
-_keys: ContextVar[_Keys] = ContextVar("where keys come from", default=_Keys())  # noqa: B039 (meant to be shared)
+_keys: ContextVar[_Keys] = ContextVar("source of keys", default=_Keys())  # noqa: B039 (meant to be shared)
 
 
 def unit_key(seed: int) -> jax.Array:
-    """The key of a unit: `jax.random.key` would drop what is above 32 bits of the seed."""
+    """The key of a unit; `jax.random.key` alone would drop the bits of the seed above 32."""
     import jax
 
     return jax.random.fold_in(jax.random.key(seed % 2**32), seed >> 32)
 
 
 def next_key() -> jax.Array:
-    """Another key from the seed of the present scope: for model_fn, train_fn and eval_fn."""
+    """The next key of the present seed, for model_fn, train_fn and eval_fn."""
     import jax
 
     keys = _keys.get()
@@ -230,7 +229,7 @@ def keep_settings() -> Iterator[None]:
 
 
 def evaluating(trainee: JaxTrainee) -> nullcontext[None]:
-    return nullcontext()  # there is no mode: loss_fn is told
+    return nullcontext()  # JAX has no mode: loss_fn gets `training`
 
 
 # -- data --------------------------------------------------------------------------------------------------
@@ -249,11 +248,11 @@ def prepare(data: Any, device: str) -> Any:
 
 
 def check_unmodified(data: Any) -> nullcontext[None]:
-    return nullcontext()  # arrays of JAX cannot be changed
+    return nullcontext()  # JAX arrays are immutable
 
 
 def _take(data: Any, indices: Indices) -> Any:
-    """A batch; all arrays of JAX in one compiled call."""
+    """A batch; one compiled call takes the rows of all JAX arrays."""
     import jax
 
     leaves, structure = jax.tree_util.tree_flatten(data)
@@ -297,12 +296,12 @@ def train(
 
 
 def train_fn_arguments(trainee: JaxTrainee) -> tuple[Model, Any]:
-    """Arrays cannot be changed in place: a train_fn gets a `Model` and assigns its `params` and `opt_state`."""
+    """JAX arrays are immutable: a train_fn gets a `Model`, and assigns its `params` and `opt_state`."""
     return trainee.whole, trainee.optimizer
 
 
 def end_epoch(trainee: JaxTrainee) -> None:
-    """Schedules are within the optimizer, and count steps."""
+    """Schedules belong to the optimizer, and count steps."""
 
 
 def evaluate(
@@ -319,7 +318,7 @@ def evaluate(
 
 
 def _mean(losses: list[tuple[Any, int]]) -> float:
-    """The mean over rows; asked for at the end, so that steps need not wait for each other."""
+    """The mean over rows; losses are read at the end, so that steps do not wait for each other."""
     seen = sum(count for _, count in losses)
     return sum(float(loss) * count for loss, count in losses) / max(1, seen)
 
@@ -377,7 +376,7 @@ def _loss(
     import jax.numpy as jnp
 
     params, state = parts
-    found = loss_fn(trainee.seen(params, state), batch, dict(config))
+    found = loss_fn(trainee.as_users_model(params, state), batch, dict(config))
     if state is not None:
         if not isinstance(found, tuple) or len(found) != 2:
             raise UsageError(f"loss_fn returned {describe(found)}; for a Model with a state it is (loss, new state).")

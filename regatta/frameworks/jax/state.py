@@ -1,7 +1,7 @@
-"""The state of a JAX trainee: pytrees out to a file, and back into the structure that a fresh build gives.
+"""The state of a JAX trainee: pytrees saved to a file, and restored into the structure of a fresh build.
 
 Leaves are named by their places: `model/...` for parameters, `buffers/...` for the state beside them, `optimizer/...`
-for that of the optimizer. Only arrays travel; containers, namedtuples among them, come from `model_fn`.
+for the state of the optimizer. Only arrays are saved; containers such as namedtuples come from `model_fn`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique, write_arrays
+from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique_names, write_arrays
 
 if TYPE_CHECKING:
     from regatta.frameworks.jax.framework import JaxTrainee
@@ -25,10 +25,10 @@ _PARTS = {"model": "params", "buffers": "state", "optimizer": "opt_state"}
 
 @dataclass(eq=False)
 class Model:
-    """Parameters, and what else a model has: `state` that no gradient changes but a pass over a batch does.
+    """Parameters, and a `state` that a pass over a batch changes without gradients, such as running means.
 
-    A model_fn that returns one instead of bare parameters gets it in its functions, too; with a `state`, the loss_fn
-    returns (loss, new state).
+    If model_fn returns a Model instead of bare parameters, the other functions get a Model too. With a `state`, the
+    loss_fn returns (loss, new state).
     """
 
     params: Any
@@ -45,7 +45,7 @@ class JaxState:
 
 
 def is_array(leaf: object) -> bool:
-    """Whether JAX can compute with it: an array of numbers, or a number."""
+    """Whether JAX can compute with a leaf: an array of numbers, or a number."""
     jax = sys.modules["jax"]
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind in "biufcV"  # V: the types of ml_dtypes
@@ -77,7 +77,7 @@ def restore(trainee: JaxTrainee, state: JaxState) -> None:
 
     for part, attribute in _PARTS.items():
         if part == "optimizer" and trainee.optimizer is None:
-            continue  # a model that is only looked at
+            continue  # a model that is only evaluated
         fresh = getattr(trainee.whole, attribute)
         leaves = _named_leaves(part, fresh)
         check_same_variables(part, state.meta["tree"].get(part), list(leaves))
@@ -87,19 +87,19 @@ def restore(trainee: JaxTrainee, state: JaxState) -> None:
 
 
 def unsaved_values(trainee: JaxTrainee) -> dict[str, Any]:
-    return {}  # pytrees have nothing else
+    return {}  # a pytree has nothing else
 
 
 def _named_leaves(part: str, tree: Any) -> dict[str, Any]:
     import jax
 
     pairs = jax.tree_util.tree_flatten_with_path(tree)[0]
-    places = ["/".join([part, *(_step(key) for key in path)]) for path, _ in pairs]
-    return dict(zip(unique(places), (leaf for _, leaf in pairs), strict=True))
+    places = ["/".join([part, *(_path_part(key) for key in path)]) for path, _ in pairs]
+    return dict(zip(unique_names(places), (leaf for _, leaf in pairs), strict=True))
 
 
-def _step(key: Any) -> str:
-    """One step on the way to a leaf: the key of a dict, the index of a list or the name of a field."""
+def _path_part(key: Any) -> str:
+    """One part of the path to a leaf: the key of a dict, the index of a list or the name of a field."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -119,7 +119,7 @@ def _as_array(leaf: Any) -> NDArray[Any]:
 
 
 def _as_leaf(name: str, fresh: Any, state: JaxState, device: Any) -> Any:
-    """What was saved under a name, as an array on the device, with JAX's notion of how firm its type is."""
+    """The saved array of a leaf, on the device, with its weak type if it had one."""
     import jax
     import jax.numpy as jnp
 
@@ -127,7 +127,7 @@ def _as_leaf(name: str, fresh: Any, state: JaxState, device: Any) -> Any:
     if name in state.meta["keys"]:
         impl = jax.random.key_impl(fresh)
         return jax.device_put(jax.random.wrap_key_data(jnp.array(saved), impl=impl), device)
-    if name in state.meta["weak"]:  # only numbers of Python make such arrays
+    if name in state.meta["weak"]:  # only Python numbers make such arrays
         numbers = [jnp.asarray(number) for number in saved.reshape(-1).tolist()]
         return jax.device_put(jnp.stack(numbers).reshape(saved.shape) if saved.ndim else numbers[0], device)
     return jax.device_put(jnp.array(saved), device)

@@ -5,8 +5,9 @@ def model_fn(config):
     model.compile(keras.optimizers.Adam(config["lr"]), loss=..., metrics=["accuracy"])
     return model
 
-A compiled model needs neither loss_fn nor train_fn. Seed generators, which Dropout and the like hold, are variables
-of the model and travel with it, as in a plain loop of Keras; a unit's seed is for everything else that draws.
+A compiled model needs neither loss_fn nor train_fn. The seed generators of layers such as Dropout are variables of the
+model and travel with it, as in a plain loop of Keras. The seed of a unit serves everything else that draws random
+numbers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import keras
 
 COMPILES = True
-_TRAINING_ONLY = ("rate", "dropout", "recurrent_dropout", "stddev")  # what layers call their share of noise
+_TRAINING_ONLY = ("rate", "dropout", "recurrent_dropout", "stddev")  # attributes of layers that add noise in training
 
 __all__ = [
     "COMPILES",
@@ -62,7 +63,7 @@ __all__ = [
 
 @dataclass
 class KerasTrainee:
-    """A model, its optimizer, and the steps that were compiled for them."""
+    """A model, its optimizer, and the steps compiled for them."""
 
     model: keras.Model
     optimizer: Any = None
@@ -97,7 +98,7 @@ def _check_parts(model: Any, optimizer: object) -> None:
         raise UsageError(f"model_fn returned {describe(model)}, where a keras.Model belongs.")
     if not model.built:
         raise UsageError(
-            f"model_fn returned the model {model.name!r}, which has no weights yet: its first batch would make them.",
+            f"model_fn returned the model {model.name!r}, which has no weights before its first batch.",
             hint="Begin the model with keras.Input(shape), or call model.build((None, ...)) before you return it.",
         )
     if optimizer is not None and not isinstance(optimizer, keras.Optimizer):
@@ -117,7 +118,7 @@ def _import_keras() -> Any:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds of Python and NumPy, which Keras draws from, and the generators of Keras and of its backend."""
+    """Seed Python and NumPy, which Keras draws from, and the generators of Keras and of its backend."""
     _import_keras()
     from keras.src.backend.common import global_state
 
@@ -131,7 +132,7 @@ def seeded(seed: int) -> Iterator[None]:
             stack.enter_context(framework.seeded(seed))
         if "tensorflow" in sys.modules:
             stack.enter_context(_seeded_tensorflow(seed))
-        global_state.set_global_attribute(names[0], None)  # made anew, from Python's numbers
+        global_state.set_global_attribute(names[0], None)  # created again, from Python's random numbers
         global_state.set_global_attribute(names[1], seed % 2**32)
         try:
             yield
@@ -182,18 +183,18 @@ def _keep_backend_settings(backend: str) -> Any:
 
 
 def evaluating(trainee: KerasTrainee) -> nullcontext[None]:
-    return nullcontext()  # there is no mode: calls are told, and predict and evaluate know
+    return nullcontext()  # Keras has no mode: each call gets `training`
 
 
 # -- data --------------------------------------------------------------------------------------------------
 
 
 def prepare(data: Any, device: str) -> Any:
-    return read_only(data)  # arrays of NumPy are what every backend takes
+    return read_only(data)  # every backend takes NumPy arrays
 
 
 def check_unmodified(data: Any) -> nullcontext[None]:
-    return nullcontext()  # it cannot be written to
+    return nullcontext()  # the arrays are read-only
 
 
 # -- training ----------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ def train_fn_arguments(trainee: KerasTrainee) -> tuple[Any, Any]:
 
 
 def end_epoch(trainee: KerasTrainee) -> None:
-    """Schedules are within the optimizer, and count steps."""
+    """Schedules belong to the optimizer, and count steps."""
 
 
 def evaluate(
@@ -250,7 +251,7 @@ def _pass(
 
 
 def _own_metrics(model: Any, step: StepFunction, data: Any, batches: Iterable[Indices]) -> dict[str, float]:
-    """What a compiled model measures itself: means over the rows since the metrics were reset."""
+    """The metrics of a compiled model: means over the rows since the metrics were reset."""
     model.reset_metrics()
     logs: Any = {}
     for indices in batches:
@@ -270,7 +271,7 @@ def _step(
 
 
 def _check_loss_fn(model: Any, loss_fn: LossFunction | None) -> None:
-    """Nothing may be trained, or judged, in the wrong mode without a word."""
+    """Refuse a loss_fn that would train or evaluate in the wrong mode unnoticed."""
     if loss_fn is None:
         if not model.compiled:
             raise UsageError(
@@ -281,7 +282,7 @@ def _check_loss_fn(model: Any, loss_fn: LossFunction | None) -> None:
         names = [layer.name for layer in model._flatten_layers() if _has_modes(layer)]
         if names:
             raise UsageError(
-                f"The layer {names[0]} acts otherwise in training than in evaluation, and loss_fn does not say which.",
+                f"The layer {names[0]} behaves differently in training, and loss_fn does not say if it is training.",
                 hint="Write loss_fn(model, batch, config, training) and call model(x, training=training) in it.",
             )
 
@@ -294,7 +295,7 @@ def _has_modes(layer: Any) -> bool:
 
 
 def _on(device: str) -> AbstractContextManager[Any]:
-    """A scope of Keras for one of our devices; none for the CPU, or without GPUs: as in a plain loop."""
+    """The scope of Keras for a device; for the CPU, or without GPUs, an empty one, as in a plain loop."""
     import keras
 
     kind, _, index = device.partition(":")

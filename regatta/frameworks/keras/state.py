@@ -1,7 +1,7 @@
 """The state of a Keras trainee: every variable of the model and of its optimizer, by its place in the model.
 
-Layers that get their names from Keras are called otherwise in each process, and after each build (`dense_5` for
-`dense`): such names are numbered anew, in the order of the model. Seed generators are variables, and travel.
+Keras numbers its default names of layers differently in each process and after each build (`dense_5` for `dense`). So
+default names are renumbered in the order of the model. Seed generators are variables, and belong to the state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique, write_arrays
+from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique_names, write_arrays
 
 if TYPE_CHECKING:
     from regatta.frameworks.keras.framework import KerasTrainee
@@ -46,7 +46,7 @@ def read(path: Path) -> KerasState:
 def restore(trainee: KerasTrainee, state: KerasState) -> None:
     for part in ("model", "optimizer"):
         if part == "optimizer" and trainee.optimizer is None:
-            continue  # a model that is only looked at
+            continue  # a model that is only evaluated
         variables = _variables(trainee, part)
         check_same_variables(part, state.meta["tree"].get(part), list(variables))
         for name, variable in variables.items():
@@ -54,7 +54,7 @@ def restore(trainee: KerasTrainee, state: KerasState) -> None:
 
 
 def unsaved_values(trainee: KerasTrainee) -> dict[str, Any]:
-    """Numbers and texts among the attributes of layers: Keras saves variables alone."""
+    """Numbers and strings among the attributes of layers, because Keras saves only variables."""
     found = {}
     for number, layer in enumerate(trainee.model._flatten_layers()):
         for name, value in vars(layer).items():
@@ -69,12 +69,12 @@ def _variables(trainee: KerasTrainee, part: str) -> dict[str, Any]:
         return {f"optimizer/{number:03d}": variable for number, variable in enumerate(variables)}
     variables = trainee.model.variables
     below = [variable.path.removeprefix(f"{trainee.model.name}/") for variable in variables]
-    places = _places(below, _own_names(trainee.model))
-    return dict(zip(unique(f"model/{place}" for place in places), variables, strict=True))
+    places = _places(below, _default_names(trainee.model))
+    return dict(zip(unique_names(f"model/{place}" for place in places), variables, strict=True))
 
 
-def _own_names(model: Any) -> set[str]:
-    """The names that Keras gives by itself to layers like those of the model, without their numbers."""
+def _default_names(model: Any) -> set[str]:
+    """The default names of Keras for the classes of the model's layers, without numbers."""
     classes = {type(layer).__name__ for layer in model._flatten_layers()}
     return {_snake(name) for name in classes} | {"seed_generator"}
 
@@ -85,8 +85,8 @@ def _snake(name: str) -> str:
     return re.sub("([a-z])([A-Z])", r"\1_\2", name).lower()
 
 
-def _places(paths: list[str], own_names: set[str]) -> list[str]:
-    """Paths of variables, with numbers that depend on their order alone."""
+def _places(paths: list[str], default_names: set[str]) -> list[str]:
+    """Paths of variables, with numbers that depend only on their order."""
     renamed: dict[str, str] = {}
     used: Counter[str] = Counter()
 
@@ -95,8 +95,8 @@ def _places(paths: list[str], own_names: set[str]) -> list[str]:
             above, _, name = path.rpartition("/")
             above = place(above) if above else ""
             match = _NUMBERED.fullmatch(name)
-            base = match[1] if match and match[1] in own_names else name
-            if base in own_names:
+            base = match[1] if match and match[1] in default_names else name
+            if base in default_names:
                 used[f"{above}/{base}"] += 1
                 count = used[f"{above}/{base}"] - 1
                 name = f"{base}_{count}" if count else base
@@ -108,7 +108,7 @@ def _places(paths: list[str], own_names: set[str]) -> list[str]:
 
 def _as_array(variable: Any) -> NDArray[Any]:
     value = variable.value
-    if hasattr(value, "detach"):  # of PyTorch, whose bfloat16 NumPy does not take
+    if hasattr(value, "detach"):  # a PyTorch tensor; NumPy lacks bfloat16
         value = value.detach().cpu()
         if variable.dtype == "bfloat16":
             import ml_dtypes

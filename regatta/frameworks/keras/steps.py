@@ -1,4 +1,4 @@
-"""One step of Keras, on each of its backends: the model's own `train_step`, or a loss_fn with the optimizer.
+"""A training or evaluation step of Keras on each backend: the model's own `train_step`, or a loss_fn and optimizer.
 
 The functions that `StepBuilder.make` returns take batches of NumPy arrays. Their results depend on the batch and on
 the variables alone, not on the batches seen before.
@@ -14,14 +14,14 @@ from regatta.configuration import Scalar
 from regatta.errors import UsageError
 from regatta.frameworks.base import LossFunction, bind_optional, describe
 
-StepFunction = Callable[[Any], Any]  # a batch -> its loss, or a dict of metrics so far
+StepFunction = Callable[[Any], Any]  # takes a batch, returns its loss or a dict of the metrics so far
 Logs = dict[str, Any]
-_RANDOM = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "StatelessIf")
+_RANDOM_OPERATIONS = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "StatelessIf")
 
 
 @dataclass
 class StepBuilder:
-    """What one step needs; `kept` are the steps that were compiled."""
+    """What a step needs."""
 
     model: Any
     optimizer: Any
@@ -29,11 +29,11 @@ class StepBuilder:
     config: Mapping[str, Scalar]
 
     def make(self, training: bool) -> StepFunction:
-        """The function that takes one step on a batch: an optimizer's, or one that only looks."""
+        """A function that takes one step on a batch: it trains, or it only evaluates."""
         import keras
 
-        makers = {"tensorflow": _tensorflow, "torch": _torch, "jax": _jax}
-        return makers[keras.backend.backend()](self, training)
+        builders = {"tensorflow": _tensorflow, "torch": _torch, "jax": _jax}
+        return builders[keras.backend.backend()](self, training)
 
     def loss(self, batch: Any, training: bool) -> Any:
         import keras
@@ -45,7 +45,7 @@ class StepBuilder:
             raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint="Take its mean.")
         return keras.ops.reshape(loss, ())
 
-    def known(self) -> list[Any]:
+    def all_variables(self) -> list[Any]:
         """All variables that a step may change or read."""
         own = self.optimizer.variables if self.optimizer is not None else []
         return [*self.model.variables, *self.model.metrics_variables, *own]
@@ -76,7 +76,7 @@ def _tensorflow(steps: StepBuilder, training: bool) -> StepFunction:
 
 
 def _traced(steps: StepBuilder, body: StepFunction) -> StepFunction:
-    """A graph for batches of any length: one that Keras makes would depend on which lengths came first."""
+    """A graph for batches of any length; a graph made by Keras would depend on the first lengths."""
     import tensorflow as tf
 
     compile_ = bool(getattr(steps.model, "jit_compile", False)) if steps.loss_fn is None else False
@@ -95,14 +95,18 @@ def _traced(steps: StepBuilder, body: StepFunction) -> StepFunction:
 
 
 def _check_graph(graph: Any, steps: StepBuilder) -> None:
-    """Whatever a graph remembers beside the variables that travel would differ between workers."""
-    known = {id(variable.value) for variable in steps.known()}
-    strange = [variable.name for variable in graph.variables if id(variable) not in known]
-    random = [op.name for op in graph.graph.get_operations() if op.type.startswith(_RANDOM) and op.op_def.is_stateful]
-    if strange or random:
-        what = f"the variable {strange[0]}" if strange else f"the random operation {random[0]}"
+    """A graph must not keep state outside the saved variables: that state would differ between workers."""
+    known = {id(variable.value) for variable in steps.all_variables()}
+    unknown = [variable.name for variable in graph.variables if id(variable) not in known]
+    random = [
+        op.name
+        for op in graph.graph.get_operations()
+        if op.type.startswith(_RANDOM_OPERATIONS) and op.op_def.is_stateful
+    ]
+    if unknown or random:
+        what = f"the variable {unknown[0]}" if unknown else f"the random operation {random[0]}"
         raise UsageError(
-            f"A training step uses {what}, which is not part of the model, and would be lost at each hop.",
+            f"A training step uses {what}, which is not part of the model and would be lost at each hop.",
             hint="Make it part of the model: random numbers come from a keras.random.SeedGenerator that is an "
             "attribute of the model or of one of its layers.",
         )
@@ -142,7 +146,7 @@ def _tensors(batch: Any) -> Any:
 
 
 def _jax(steps: StepBuilder, training: bool) -> StepFunction:
-    """Variables go in and come out of a pure function; they are assigned after each step."""
+    """A pure function takes and returns the variables, which are assigned after each step."""
     import jax
 
     made: list[Any] = []
@@ -151,7 +155,7 @@ def _jax(steps: StepBuilder, training: bool) -> StepFunction:
         batch = _tensors(batch)
         if not made:
             if steps.loss_fn is None:
-                steps.model._symbolic_build(data_batch=batch)  # its metrics have no variables before
+                steps.model._symbolic_build(data_batch=batch)  # before that its metrics have no variables
             made.extend([jax.jit(_pure(steps, training)), _groups(steps, training)])
         compiled, groups = made
         found, values = compiled(tuple([v.value for v in group] for group in groups), batch)
@@ -164,7 +168,7 @@ def _jax(steps: StepBuilder, training: bool) -> StepFunction:
 
 
 def _groups(steps: StepBuilder, training: bool) -> list[list[Any]]:
-    """The variables that a pure step takes and gives back."""
+    """The variables that a pure step takes and returns."""
     model = steps.model
     groups = [model.trainable_variables, model.non_trainable_variables]
     groups += [steps.optimizer.variables] if training else []
@@ -183,8 +187,10 @@ def _pure_train(steps: StepBuilder) -> Callable[..., Any]:
 
     def pure(state: tuple[Any, ...], batch: Any) -> Any:
         trainable, others, slots = state
-        slopes = jax.value_and_grad(lambda weights: _stateless(steps, weights, others, batch, True), has_aux=True)
-        (_, (loss, others)), gradients = slopes(trainable)
+        value_and_grad = jax.value_and_grad(
+            lambda weights: _stateless(steps, weights, others, batch, True), has_aux=True
+        )
+        (_, (loss, others)), gradients = value_and_grad(trainable)
         trainable, slots = steps.optimizer.stateless_apply(slots, gradients, trainable)
         return loss, (trainable, others, slots)
 
@@ -201,7 +207,7 @@ def _pure_test(steps: StepBuilder) -> Callable[..., Any]:
 
 
 def _stateless(steps: StepBuilder, trainable: Any, others: Any, batch: Any, training: bool) -> Any:
-    """The scaled loss; with it, the loss itself and what became of the variables that no gradient changes."""
+    """The scaled loss, and with it the loss itself and the new values of the variables without gradients."""
     import keras
 
     model = steps.model

@@ -1,9 +1,8 @@
-"""PyTorch: any module, any optimizer, any learning-rate schedule; `torch_state` keeps what they become."""
+"""PyTorch: any module, any optimizer, any learning-rate schedule; `state.py` saves and restores them."""
 
 from __future__ import annotations
 
 import inspect
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,8 @@ import numpy as np
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
+from regatta.frameworks import arrays
+from regatta.frameworks.arrays import map_leaves, rows, take
 from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
 from regatta.frameworks.torch.state import (
     NAME,
@@ -55,7 +56,7 @@ __all__ = [
 
 @dataclass
 class TorchTrainee:
-    """A module, its optimizer and its schedules by how often they advance: "step" or "epoch"."""
+    """A module, its optimizer and its schedules, by when they advance: every "step" or every "epoch"."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer | None = None
@@ -78,7 +79,7 @@ def assemble(built: Any, device: str) -> TorchTrainee:
     if device.startswith("cuda") and optimizer is not None:
         from regatta.pack.cuda_graphs.optimizers import capturable
 
-        capturable(optimizer, "step" in trainee.schedules)  # in a pack or not, the same form rounds the same way
+        capturable(optimizer, "step" in trainee.schedules)  # so that it rounds the same way in a pack or not
     return trainee
 
 
@@ -93,13 +94,13 @@ def _check_parts(model: object, optimizer: object) -> None:
         raise UsageError(f"model_fn returned (module, {describe(optimizer)}); the second is a torch.optim.Optimizer.")
     owned = {id(p) for p in model.parameters()}
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    strange = sum(id(p) not in owned for p in held)
-    if strange:
+    foreign = sum(id(p) not in owned for p in held)
+    if foreign:
         raise UsageError(
-            f"Of the {len(held)} parameters of the optimizer that model_fn returned, the module beside it has not "
-            f"{strange}, which would be lost at each hop.",
-            hint="Make the optimizer from the parameters of the very module that is returned; what else learns, such "
-            "as a loss with weights, belongs into that module too.",
+            f"model_fn returned an optimizer of {len(held)} parameters, and the module beside it lacks {foreign} of "
+            "them, which would be lost at each hop.",
+            hint="Make the optimizer from the parameters of the returned module; anything else that learns, such as a "
+            "loss with weights, belongs into that module too.",
         )
 
 
@@ -125,20 +126,17 @@ def _schedules(schedule: object) -> dict[str, Any]:
 def seeded(seed: int) -> Iterator[None]:
     import torch
 
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    before = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    # torch.manual_seed would also queue seeds for devices that are never used, a little more memory each time
+    # torch.manual_seed would also queue seeds for unused devices, and take a little more memory each time
     torch.default_generator.manual_seed(seed)
     if cuda is not None:
         torch.cuda.manual_seed_all(seed)
     try:
-        yield
+        with arrays.seeded(seed):
+            yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        torch.set_rng_state(before)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
 
@@ -166,16 +164,15 @@ def keep_settings() -> Iterator[None]:
 def prepare(data: Any, device: str) -> Any:
     import torch
 
-    if isinstance(data, tuple | list):
-        return tuple(prepare(part, device) for part in data)
-    if isinstance(data, dict):
-        return {name: prepare(part, device) for name, part in data.items()}
-    if isinstance(data, np.ndarray) and data.dtype.kind in "biufc":
-        with warnings.catch_warnings():  # a mapped file is read-only, and training only reads it
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
-            backwards = any(stride < 0 for stride in data.strides)  # which tensors cannot be
-            return torch.from_numpy(data.copy() if backwards else data).to(device)
-    return data.to(device) if isinstance(data, torch.Tensor) else data
+    def to_tensor(part: Any) -> Any:
+        if isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
+            with warnings.catch_warnings():  # a mapped file is read-only, and training only reads it
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
+                backwards = any(stride < 0 for stride in part.strides)  # not possible in tensors
+                return torch.from_numpy(part.copy() if backwards else part).to(device)
+        return part.to(device) if isinstance(part, torch.Tensor) else part
+
+    return map_leaves(to_tensor, data)
 
 
 @contextmanager
@@ -184,8 +181,8 @@ def check_unmodified(data: Any) -> Iterator[None]:
     yield
     if before != [tensor._version for tensor in _tensors(data)]:
         raise UsageError(
-            "train_fn or eval_fn changed its data in place, which other models are to see as it was.",
-            hint="Work on a copy: x = x * 2 instead of x.mul_(2). What is done to all data belongs into input_fn.",
+            "train_fn or eval_fn changed its data in place, but other models use the same data.",
+            hint="Work on a copy: x = x * 2 instead of x.mul_(2). Changes to all data belong into input_fn.",
         )
 
 
@@ -195,20 +192,6 @@ def _tensors(data: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(part)
     elif is_tensor(data):
         yield data
-
-
-def rows(data: Any) -> int:
-    while isinstance(data, tuple | dict):
-        data = data[0] if isinstance(data, tuple) else next(iter(data.values()))
-    return len(data)
-
-
-def take(data: Any, indices: torch.Tensor) -> Any:
-    if isinstance(data, tuple):
-        return tuple(take(part, indices) for part in data)
-    if isinstance(data, dict):
-        return {name: take(part, indices) for name, part in data.items()}
-    return data[indices]
 
 
 def train(
@@ -223,7 +206,7 @@ def train(
     total = torch.zeros((), dtype=torch.float64, device=trainee.device)
     seen = 0
     trainee.model.train()
-    step = stepper(trainee, _gradients(trainee, bind_optional(loss_fn, trainee.model, training=True), config))
+    step = step_function(trainee, _gradients(trainee, bind_optional(loss_fn, trainee.model, training=True), config))
     for indices in batches:
         loss = step(take(data, torch.from_numpy(indices).to(trainee.device)))
         total += loss.double() * len(indices)
@@ -234,7 +217,7 @@ def train(
 def _gradients(
     trainee: TorchTrainee, loss_fn: LossFunction, config: Mapping[str, Scalar]
 ) -> Callable[[Any], torch.Tensor]:
-    """The function that leaves the gradients of a batch in the parameters and returns its loss."""
+    """A function that stores the gradients of a batch in the parameters, and returns its loss."""
     model, optimizer = trainee.model, _optimizer(trainee)
 
     def gradients(batch: Any) -> torch.Tensor:
@@ -252,8 +235,8 @@ def _optimizer(trainee: TorchTrainee) -> torch.optim.Optimizer:
     return trainee.optimizer
 
 
-def stepper(trainee: TorchTrainee, gradients: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
-    """The function that takes one optimizer step on a batch and returns its loss."""
+def step_function(trainee: TorchTrainee, gradients: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    """A function that takes an optimizer step on a batch, and returns its loss."""
     optimizer, schedule = _optimizer(trainee), trainee.schedules.get("step")
 
     def step(batch: Any) -> torch.Tensor:

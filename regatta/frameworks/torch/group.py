@@ -1,10 +1,13 @@
-"""PyTorch models trained by a group of processes: each takes its rows of every batch, and all take the same step.
+"""Data-parallel training of PyTorch models by a group of processes.
 
-A process weighs its loss by its share of the batch's rows, so that the sum over the group is the gradient of the whole
-batch; the gradients of all parameters travel as one piece for each type of number, with the loss and with what went
-wrong anywhere, so that all stop when one has to. Buffers that came out differently, such as the statistics of
-a BatchNorm, which sees the rows of its process, become their mean at the end of a unit, weighed by rows; whole numbers
-become the largest. Parameters never differ, and the end of each unit looks whether that is so.
+Each process takes its rows of every batch, and all take the same step. A process weights its loss by its share of the
+batch's rows, so the sum over the group is the gradient of the whole batch. The gradients of all parameters travel as
+one buffer for each dtype. The loss, and whether any process has failed, travel in the same buffer, so all processes
+stop together.
+
+At the end of a unit, buffers that differ become their mean, weighted by rows; the statistics of a BatchNorm are an
+example, because each process computes them from its own rows. Integers become the largest. Parameters never differ, and
+the end of each unit checks that.
 """
 
 from __future__ import annotations
@@ -20,55 +23,57 @@ import numpy as np
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
+from regatta.frameworks.arrays import take
 from regatta.frameworks.base import Indices, LossFunction, bind_optional
 from regatta.frameworks.torch.framework import (
     TorchTrainee,
     check_loss,
     evaluating,
     losses,
-    stepper,
-    take,
+    step_function,
 )
 from regatta.frameworks.torch.rendezvous import PeerFailedError as PeerFailedError
-from regatta.frameworks.torch.rendezvous import meet, reaching
+from regatta.frameworks.torch.rendezvous import connect, reaching_peers
 
 if TYPE_CHECKING:
     import torch
 
-SAME_LOSS = {1: 1.0, 2: 3e-2}  # by bytes of a number: how far shards may come to another loss than their batch
-USUAL = 1e-4
+# How much the mean loss of the shards may differ from the loss of their batch, by the size of a number in bytes.
+LOSS_TOLERANCES = {1: 1.0, 2: 3e-2}
+DEFAULT_LOSS_TOLERANCE = 1e-4
 
 
 @dataclass
 class TorchGroup:
-    """One process's place in its group, once they have met."""
+    """A process's membership in a group whose processes are connected."""
 
     rank: int
     width: int
     device: str
-    seconds: float = 0.0  # that exchanges took, with waiting for the others
+    seconds: float = 0.0  # of exchanges, including the wait for other processes
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """The sum over all processes, in place, with the same bits in each."""
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by its sum over all processes; each gets the same bits."""
         import torch.distributed as dist
 
         self._exchange(tensor, dist.ReduceOp.SUM)
 
-    def greatest(self, tensor: torch.Tensor) -> None:
+    def all_reduce_max(self, tensor: torch.Tensor) -> None:
         import torch.distributed as dist
 
         self._exchange(tensor, dist.ReduceOp.MAX)
 
     def any(self, mine: bool) -> bool:
+        """Whether a condition holds in any process."""
         import torch
 
         found = torch.tensor([float(mine)], device=self.device)
-        self.greatest(found)
+        self.all_reduce_max(found)
         return bool(found.item())
 
-    def shard(self, batch: Indices, least: int = 1) -> Indices:
-        """The rows of a batch that are this process's: so many at least, or none where there are too few for all."""
-        parts = min(self.width, max(1, len(batch) // least))
+    def shard(self, batch: Indices, min_rows: int = 1) -> Indices:
+        """This process's rows of a batch: at least `min_rows`, or none if there are too few rows for all."""
+        parts = min(self.width, max(1, len(batch) // min_rows))
         return np.array_split(batch, parts)[self.rank] if self.rank < parts else batch[:0]
 
     def _exchange(self, tensor: torch.Tensor, operation: Any) -> None:
@@ -76,9 +81,9 @@ class TorchGroup:
         import torch.distributed as dist
 
         if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)  # what is computed until here is no exchange
+            torch.cuda.synchronize(tensor.device)  # computation until here does not count as exchange
         start = time.perf_counter()
-        with reaching():
+        with reaching_peers():
             dist.all_reduce(tensor, operation)
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
@@ -86,56 +91,56 @@ class TorchGroup:
 
 
 def join(store: Any, rank: int, width: int, backend: str, device: str, address: str | None = None) -> TorchGroup:
-    """Meet the others of a group, as `torch_meeting.meet` does."""
-    meet(store, rank, width, backend, device, address)
+    """Connect to the other processes of a group, as `rendezvous.connect` does."""
+    connect(store, rank, width, backend, device, address)
     return TorchGroup(rank, width, device)
 
 
 def agree(group: TorchGroup, trainee: TorchTrainee | None, error: BaseException | None) -> None:
-    """All go on, with the same model, or none does."""
+    """Make sure that all processes go on with the same model, or that none does."""
     import torch
 
-    outline = 0 if trainee is None else _outline(trainee)
-    found = torch.tensor([error is not None, outline, -outline], dtype=torch.int64, device=group.device)
-    group.greatest(found)
-    failed, most, least = found.tolist()
+    fingerprint = 0 if trainee is None else _fingerprint(trainee)
+    found = torch.tensor([error is not None, fingerprint, -fingerprint], dtype=torch.int64, device=group.device)
+    group.all_reduce_max(found)
+    failed, largest, negated_smallest = found.tolist()
     if error is not None:
         raise error
     if failed:
         raise PeerFailedError("Another worker of the group failed.")
-    if most != -least:
+    if largest != -negated_smallest:
         raise UsageError(
             "model_fn gave the workers of a group different models.",
-            hint="It may depend on nothing but its configuration and the random numbers of PyTorch, NumPy and Python.",
+            hint="It may depend only on its configuration and on the random numbers of PyTorch, NumPy and Python.",
         )
 
 
-def _outline(trainee: TorchTrainee) -> int:
-    """Equal for trainees whose numbers have the same names, shapes and types, and the same values."""
+def _fingerprint(trainee: TorchTrainee) -> int:
+    """Equal for trainees whose tensors have the same names, shapes, types and values."""
     model = trainee.model
     tensors = [*model.named_parameters(), *model.named_buffers()]
     parts = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
-    held = _held(trainee.optimizer)
-    whole = (parts, _marks([tensor for _, tensor in tensors]).tolist(), [tuple(p.shape) for p in held])
+    trained = _trained_parameters(trainee.optimizer)
+    whole = (parts, _checksums([tensor for _, tensor in tensors]).tolist(), [tuple(p.shape) for p in trained])
     return int.from_bytes(hashlib.sha256(repr(whole).encode()).digest()[:7])
 
 
-def _held(optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Parameter]:
+def _trained_parameters(optimizer: torch.optim.Optimizer | None) -> list[torch.nn.Parameter]:
     groups = [] if optimizer is None else optimizer.param_groups
     return list({id(p): p for group in groups for p in group["params"]}.values())
 
 
-def _marks(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A number for each tensor that changes with any of its bits."""
+def _checksums(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A checksum of each tensor, which changes with any of its bits."""
     import torch
 
     views = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    marks = []
+    sums = []
     for tensor in tensors:
         plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
         bits = plain.contiguous().view(views[plain.element_size()])
-        marks.append(bits.sum(dtype=torch.int64) & (2**62 - 1))
-    return torch.stack(marks) if marks else torch.zeros(0, dtype=torch.int64)
+        sums.append(bits.sum(dtype=torch.int64) & (2**62 - 1))
+    return torch.stack(sums) if sums else torch.zeros(0, dtype=torch.int64)
 
 
 def train(
@@ -147,34 +152,34 @@ def train(
     *,
     group: TorchGroup,
 ) -> dict[str, float]:
-    """What `torch.train` does, by all processes of a group at once; all come to the same parameters."""
+    """`framework.train` by all processes of a group; all end with the same parameters."""
     total, seen, mine = 0.0, 0, 0
     trainee.model.train()
-    share = _StepShard(trainee, data, bind_optional(loss_fn, trainee.model, training=True), config, group)
-    step = stepper(trainee, share.gradients)
+    shard = _StepShard(trainee, data, bind_optional(loss_fn, trainee.model, training=True), config, group)
+    step = step_function(trainee, shard.gradients)
     for batch in batches:
         total += step(batch).double().item() * len(batch)
         seen += len(batch)
-        mine += len(share.rows(batch))
-    _settle(trainee, group, mine / max(1, seen))
+        mine += len(shard.rows(batch))
+    _merge_buffers(trainee, group, mine / max(1, seen))
     return {"loss": total / max(1, seen)}
 
 
 class _StepShard:
-    """This process's part in a step."""
+    """This process's part of each step."""
 
     def __init__(
         self, trainee: TorchTrainee, data: Any, loss_fn: LossFunction, config: Mapping[str, Scalar], group: TorchGroup
     ) -> None:
         self._trainee, self._data, self._loss_fn, self._config, self._group = trainee, data, loss_fn, config, group
-        self._bucket = _GradientBucket(_held(trainee.optimizer), group)
-        self._least = _least_rows(trainee.model)
+        self._bucket = _GradientBucket(_trained_parameters(trainee.optimizer), group)
+        self._min_rows = _min_rows(trainee.model)
 
     def rows(self, batch: Indices) -> Indices:
-        return self._group.shard(batch, self._least)
+        return self._group.shard(batch, self._min_rows)
 
     def gradients(self, batch: Indices) -> torch.Tensor:
-        """The gradients of a whole batch go into the parameters; its loss."""
+        """Store the gradients of a whole batch in the parameters; returns its loss."""
         import torch
 
         assert self._trainee.optimizer is not None
@@ -185,7 +190,7 @@ class _StepShard:
             if len(rows):
                 loss = self._backward(rows, len(rows) / len(batch))
             self._bucket.fill(loss)
-        except BaseException as raised:  # noqa: BLE001 (the user's code may raise anything; the others must hear of it)
+        except BaseException as raised:  # noqa: BLE001 (user code may raise anything; the other processes must know)
             error = raised
         return self._bucket.exchange(error)
 
@@ -198,7 +203,7 @@ class _StepShard:
         return loss.detach()
 
 
-def _least_rows(model: torch.nn.Module) -> int:
+def _min_rows(model: torch.nn.Module) -> int:
     """A BatchNorm cannot be trained on one row."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -206,9 +211,10 @@ def _least_rows(model: torch.nn.Module) -> int:
 
 
 class _GradientBucket:
-    """Gradients as one piece for each type; one of them has the loss, what went wrong, and who has a gradient at all.
+    """Gradients in one buffer for each dtype.
 
-    A parameter without a gradient in any process has none afterwards: optimizers pass it over, as they would in one.
+    One of the buffers also carries the loss, whether a process failed, and which parameters have a gradient.
+    A parameter without a gradient in any process has none afterwards, and optimizers skip it as in a single process.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], group: TorchGroup) -> None:
@@ -219,82 +225,83 @@ class _GradientBucket:
         exact = (torch.float32, torch.float64)
         carrier = next((dtype for dtype in types if dtype in exact), torch.float32)
         sizes = dict.fromkeys([*types, carrier], 0)
-        self._places = []
+        self._slices = []
         for p in parameters:
-            self._places.append((sizes[p.dtype], sizes[p.dtype] + p.numel()))
+            self._slices.append((sizes[p.dtype], sizes[p.dtype] + p.numel()))
             sizes[p.dtype] += p.numel()
-        self._whole = {
+        self._buffers = {
             dtype: torch.zeros(size + (dtype == carrier) * (2 + len(parameters)), dtype=dtype, device=group.device)
             for dtype, size in sizes.items()
         }
-        self._news = self._whole[carrier][sizes[carrier] :]  # loss, whether anything went wrong, who has a gradient
+        self._status = self._buffers[carrier][sizes[carrier] :]  # loss, failures, which parameters have gradients
 
     def fill(self, loss: torch.Tensor) -> None:
-        self._news.zero_()
+        self._status.zero_()
         present = [p.grad is not None for p in self._parameters]
-        for p, (start, end) in zip(self._parameters, self._places, strict=True):
-            piece = self._whole[p.dtype][start:end]
+        for p, (start, end) in zip(self._parameters, self._slices, strict=True):
+            piece = self._buffers[p.dtype][start:end]
             if p.grad is None:
                 piece.zero_()
             elif p.grad.is_sparse:
-                raise UsageError("Sparse gradients do not travel in a group.", hint="Build it with sparse=False.")
+                raise UsageError("A group cannot exchange sparse gradients.", hint="Build it with sparse=False.")
             else:
                 piece.copy_(p.grad.reshape(-1))
-        self._news[0] = loss
-        self._news[2:] = self._news.new_tensor(present)
+        self._status[0] = loss
+        self._status[2:] = self._status.new_tensor(present)
 
     def exchange(self, error: BaseException | None) -> torch.Tensor:
-        """The sums go into the parameters; the loss of the whole batch."""
+        """Store the sums in the parameters; returns the loss of the whole batch."""
         if error is not None:
-            self._news.zero_()
-            self._news[1] = 1.0
-        for whole in self._whole.values():
-            self._group.add(whole)
-        _, failed, *present = self._news.tolist()
+            self._status.zero_()
+            self._status[1] = 1.0
+        for buffer in self._buffers.values():
+            self._group.all_reduce_sum(buffer)
+        _, failed, *present = self._status.tolist()
         if error is not None:
             raise error
         if failed:
             raise PeerFailedError("Another worker of the group failed.")
-        for p, (start, end), found in zip(self._parameters, self._places, present, strict=True):
-            p.grad = self._whole[p.dtype][start:end].view_as(p) if found else None
-        return self._news[0].clone()
+        for p, (start, end), found in zip(self._parameters, self._slices, present, strict=True):
+            p.grad = self._buffers[p.dtype][start:end].view_as(p) if found else None
+        return self._status[0].clone()
 
 
-def _settle(trainee: TorchTrainee, group: TorchGroup, weight: float) -> None:
-    """Buffers that differ become one; parameters that do are an error."""
+def _merge_buffers(trainee: TorchTrainee, group: TorchGroup, weight: float) -> None:
+    """Merge buffers that differ between processes; parameters that differ are an error."""
     import torch
 
     parameters, buffers = dict(trainee.model.named_parameters()), dict(trainee.model.named_buffers())
     tensors = {**parameters, **buffers}
-    marks = _marks(list(tensors.values())).to(group.device)
-    both = torch.cat([marks, -marks])
-    group.greatest(both)
-    most, least = both.chunk(2)
-    apart = [name for name, differs in zip(tensors, (most != -least).tolist(), strict=True) if differs]
-    strange = [name for name in apart if name in parameters]
-    if strange:
+    sums = _checksums(list(tensors.values())).to(group.device)
+    both = torch.cat([sums, -sums])
+    group.all_reduce_max(both)
+    largest, negated_smallest = both.chunk(2)
+    differs = (largest != -negated_smallest).tolist()
+    different = [name for name, is_different in zip(tensors, differs, strict=True) if is_different]
+    wrong = [name for name in different if name in parameters]
+    if wrong:
         raise UsageError(
-            f"The workers of a group came to different values of {', '.join(strange[:3])}.",
+            f"The workers of a group came to different values of {', '.join(wrong[:3])}.",
             hint="Something besides gradients changes them, such as an optimizer that draws random numbers: train it "
             "without group=.",
         )
     with torch.no_grad():
-        for name in apart:
-            _unite(buffers[name], group, weight)
+        for name in different:
+            _merge(buffers[name], group, weight)
 
 
-def _unite(buffer: torch.Tensor, group: TorchGroup, weight: float) -> None:
+def _merge(buffer: torch.Tensor, group: TorchGroup, weight: float) -> None:
     import torch
 
     if buffer.is_complex():
         buffer = torch.view_as_real(buffer)
     if buffer.is_floating_point():
         mean = buffer.double() * weight
-        group.add(mean)
+        group.all_reduce_sum(mean)
         buffer.copy_(mean)
     else:
         largest = buffer.to(torch.int64)
-        group.greatest(largest)
+        group.all_reduce_max(largest)
         buffer.copy_(largest)
 
 
@@ -307,7 +314,7 @@ def evaluate(
     *,
     group: TorchGroup,
 ) -> dict[str, float]:
-    """What `torch.evaluate` gives, to the bit; each process takes every so many batches."""
+    """The results of `framework.evaluate`, to the bit; the processes take the batches in turn."""
     import torch
 
     found = torch.zeros(len(batches) + 1, dtype=torch.float64, device=group.device)
@@ -318,15 +325,15 @@ def evaluate(
     except BaseException as raised:  # noqa: BLE001 (as above)
         error = raised
         found[-1] = 1.0
-    group.add(found)
-    *each, failed = found.tolist()
+    group.all_reduce_sum(found)
+    *losses_of_batches, failed = found.tolist()
     if error is not None:
         raise error
     if failed:
         raise PeerFailedError("Another worker of the group failed.")
     total = 0.0
-    for loss_of_one, batch in zip(each, batches, strict=True):
-        total += loss_of_one * len(batch)
+    for batch_loss, batch in zip(losses_of_batches, batches, strict=True):
+        total += batch_loss * len(batch)
     return {"loss": total / max(1, sum(map(len, batches)))}
 
 
@@ -338,33 +345,34 @@ def check_mean(
     config: Mapping[str, Scalar],
     width: int,
 ) -> None:
-    """A loss must be the mean over rows, or a group would train for something else than one worker does."""
+    """Check that the loss is a mean over rows; otherwise a group would optimize another loss than one worker."""
     import torch
 
     function = bind_optional(loss_fn, trainee.model, training=False)
 
-    def of(rows: Indices) -> float:
+    def loss_of(rows: Indices) -> float:
         chosen = take(data, torch.from_numpy(rows).to(trainee.device))
         return float(check_loss(function(trainee.model, chosen, config), needs_gradient=False).item())
 
     with _unchanged(trainee):
-        whole, again = of(batch), of(batch)
+        whole, again = loss_of(batch), loss_of(batch)
         shards = [rows for rows in np.array_split(batch, width) if len(rows)]
-        parts = sum(of(rows) * len(rows) / len(batch) for rows in shards)
+        parts = sum(loss_of(rows) * len(rows) / len(batch) for rows in shards)
     if whole != again or not np.isfinite(whole):
-        return  # it draws random numbers: nothing can be told
+        return  # it draws random numbers, so it cannot be checked
     size = min((p.element_size() for p in trainee.model.parameters()), default=4)
-    if abs(whole - parts) > SAME_LOSS.get(size, USUAL) * max(abs(whole), abs(parts), USUAL):
+    tolerance = LOSS_TOLERANCES.get(size, DEFAULT_LOSS_TOLERANCE)
+    if abs(whole - parts) > tolerance * max(abs(whole), abs(parts), DEFAULT_LOSS_TOLERANCE):
         raise UsageError(
             f"loss_fn gives {whole:.6g} for a batch of {len(batch)} rows, and the mean over its {len(shards)} parts is "
-            f"{parts:.6g}: a group of {width} workers would train for something else.",
+            f"{parts:.6g}: a group of {width} workers would optimize another loss.",
             hint="Return the mean over the rows of the batch, or train without group=.",
         )
 
 
 @contextmanager
 def _unchanged(trainee: TorchTrainee) -> Iterator[None]:
-    """A scope in evaluation mode after which buffers are as they were; a loss may still ask for gradients."""
+    """A scope in evaluation mode that restores the buffers; a loss may still use gradients."""
     import torch
 
     before = [(buffer, buffer.detach().clone()) for buffer in trainee.model.buffers()]

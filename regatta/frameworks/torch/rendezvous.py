@@ -15,57 +15,57 @@ from typing import Any
 
 from regatta.errors import RegattaError, UsageError
 
-PATIENCE = timedelta(days=7)  # whoever owns the processes hears of a death long before
+EXCHANGE_TIMEOUT = timedelta(days=7)  # the pool notices a death long before
 _SIOCGIFADDR = 0x8915  # asks Linux for the address of an interface
 
 
 class PeerFailedError(RegattaError):
-    """Another process of the group failed, and says itself why; or is gone."""
+    """Another process of the group has failed, and reports the reason itself; or it is gone."""
 
 
 class RendezvousServer:
-    """Where processes of other machines find this one: a socket, behind which there is a store once it is needed."""
+    """Where processes of other machines find this one: a socket, and a store on it once it is needed."""
 
     def __init__(self, address: str) -> None:
-        self._socket = _listening(address)
+        self._socket = _listen(address)
         self.address, self._port = address, self._socket.getsockname()[1]
         self.host = f"{address}:{self._port}"
 
     @cached_property
     def store(self) -> Any:
-        served = self._socket.detach()
+        file = self._socket.detach()
         return _distributed().TCPStore(
-            self.address, self._port, None, True, wait_for_workers=False, master_listen_fd=served
+            self.address, self._port, None, True, wait_for_workers=False, master_listen_fd=file
         )
 
 
-def _listening(address: str) -> socket.socket:
+def _listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         return socket.create_server((address, 0), family=family)
-    except OSError:  # an address that others know this machine by, and it does not know itself
+    except OSError:  # only other machines know this machine by that address
         return socket.create_server(("", 0), family=family)
 
 
 def file_store(path: Path, width: int) -> Any:
-    """Through which processes of one machine find each other."""
+    """A store through which processes of one machine find each other."""
     return _distributed().FileStore(str(path), width)
 
 
-def network_store(host: str, name: str, door: RendezvousServer | None) -> Any:
-    """Through which processes find each other that may be on several machines; `door`: it is this process's own."""
+def network_store(host: str, name: str, server: RendezvousServer | None) -> Any:
+    """A store through which processes on several machines find each other; `server` if this process runs it."""
     dist = _distributed()
-    if door is not None:
-        return dist.PrefixStore(name, door.store)
+    if server is not None:
+        return dist.PrefixStore(name, server.store)
     address, _, port = host.rpartition(":")
-    with reaching():
+    with reaching_peers():
         return dist.PrefixStore(name, dist.TCPStore(address, int(port), None, False, wait_for_workers=False))
 
 
-def meet(store: Any, rank: int, width: int, backend: str, device: str, address: str | None = None) -> None:
+def connect(store: Any, rank: int, width: int, backend: str, device: str, address: str | None = None) -> None:
     """Connect the processes of a group; a process is in one group at a time.
 
-    `address`: by which those on other machines reach this one; None: there are none.
+    `address` is how processes on other machines reach this one; None if there are no others.
     """
     import torch
 
@@ -74,8 +74,8 @@ def meet(store: Any, rank: int, width: int, backend: str, device: str, address: 
         dist.destroy_process_group()
     if device.startswith("cuda"):
         torch.cuda.set_device(torch.device(device).index or 0)
-    with reaching(), _through(address):
-        dist.init_process_group(backend, store=store, rank=rank, world_size=width, timeout=PATIENCE)
+    with reaching_peers(), _use_interface(address):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=width, timeout=EXCHANGE_TIMEOUT)
 
 
 def _distributed() -> Any:
@@ -87,10 +87,10 @@ def _distributed() -> Any:
 
 
 @contextmanager
-def _through(address: str | None) -> Iterator[None]:
-    """A scope in which gloo takes the interface of that address, unless the user has named one.
+def _use_interface(address: str | None) -> Iterator[None]:
+    """A scope in which gloo uses the network interface of that address, unless the user has chosen one.
 
-    By itself it takes the one that the machine's name leads to, which on many is one that nobody else reaches.
+    By default gloo uses the interface of the host name, which other machines often cannot reach.
     """
     name = _interface(address)
     if name is None or "GLOO_SOCKET_IFNAME" in os.environ:
@@ -104,7 +104,7 @@ def _through(address: str | None) -> Iterator[None]:
 
 
 def _interface(address: str | None) -> str | None:
-    """The interface with an address, where that can be told; without one, the interface that every machine has."""
+    """The interface with an address, if it can be found; without an address, the loopback interface."""
     if address is None:
         return "lo" if sys.platform == "linux" else "lo0"
     if sys.platform != "linux":
@@ -121,10 +121,10 @@ def _interface(address: str | None) -> str | None:
 
 
 @contextmanager
-def reaching() -> Iterator[None]:
-    """Where nothing but the connection to the others can fail, which PyTorch has no kind of error for."""
+def reaching_peers() -> Iterator[None]:
+    """A scope in which only the connection to other processes can fail; PyTorch has no exception class for that."""
     try:
         yield
     except RuntimeError as error:
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise PeerFailedError(f"The others of the group cannot be reached: {told}") from error
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise PeerFailedError(f"The others of the group cannot be reached: {line}") from error

@@ -1,4 +1,4 @@
-"""The state of a PyTorch trainee: out to a file, back in without loss, and what no state keeps.
+"""The state of a PyTorch trainee: saved to a file, restored without loss, and what no state contains.
 
 A saved state is a safetensors file: the module's state_dict under `model/`, buffers that a state_dict leaves out
 under `buffers/`, the optimizer's tensors under `optimizer/`, and the rest as JSON in the file's metadata.
@@ -48,7 +48,7 @@ def save(trainee: TorchTrainee, path: Path) -> None:
 def unsaved_values(trainee: TorchTrainee) -> dict[str, Any]:
     import torch
 
-    own = torch.nn.Module.get_extra_state  # a module that overrides it keeps more than its tensors
+    own = torch.nn.Module.get_extra_state  # a module that overrides it saves more than tensors
     owners = [(name, m) for name, m in trainee.model.named_modules() if type(m).get_extra_state is own]
     found = {f"{prefix}.{name}".lstrip("."): value for prefix, m in owners for name, value in vars(m).items()}
     if trainee.optimizer is not None and type(trainee.optimizer).state_dict is torch.optim.Optimizer.state_dict:
@@ -59,7 +59,7 @@ def unsaved_values(trainee: TorchTrainee) -> dict[str, Any]:
 
 
 def _comparable(value: object) -> object:
-    """A number, a text, or the state of a random generator; None for anything else."""
+    """A number, a string, or the state of a random generator; None for anything else."""
     import torch
 
     if isinstance(value, bool | int | float | str):
@@ -78,7 +78,7 @@ def _unsaved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _own_storage(tensors: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors that share no memory, ready for a file; tied ones are written once, under their first name."""
+    """Tensors that share no memory, as a file needs them; tied tensors are written once, under their first name."""
     own: dict[str, torch.Tensor] = {}
     same_as: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
@@ -112,7 +112,7 @@ class TorchState:
     meta: dict[str, Any]
 
     def tree(self, part: str, device: str) -> Any:
-        """A part of the state; tensors that were on a device are on it again, the others still the file's own."""
+        """A part of the state; tensors that were on a device are moved to it, the others still belong to the file."""
         moved = set(self.meta["on_device"])
 
         def tensor(name: str) -> torch.Tensor:
@@ -131,7 +131,7 @@ def restore(trainee: TorchTrainee, state: TorchState) -> None:
 
     model, device = trainee.model, trainee.device
     weights, buffers = state.tree("model", device), state.tree("buffers", device)
-    weights = {name: _copied(part) if name.endswith("_extra_state") else part for name, part in weights.items()}
+    weights = {name: _copy(part) if name.endswith("_extra_state") else part for name, part in weights.items()}
     with torch.no_grad():
         _match_buffers(model, {**weights, **buffers})
         model.load_state_dict(weights, strict=True)
@@ -141,11 +141,11 @@ def restore(trainee: TorchTrainee, state: TorchState) -> None:
     if trainee.optimizer is not None:
         _restore_optimizer(trainee.optimizer, state.tree("optimizer", device))
     for every, saved in state.tree("schedules", device).items():
-        trainee.schedules[every].load_state_dict(_copied(saved))
+        trainee.schedules[every].load_state_dict(_copy(saved))
 
 
 def _match_buffers(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Buffers come, go and grow while a model trains: give a fresh module those that were saved, to be filled."""
+    """Give a fresh module the buffers that were saved: buffers may appear, disappear and grow in training."""
     import torch
 
     for prefix, module in model.named_modules(remove_duplicate=False):
@@ -158,7 +158,7 @@ def _match_buffers(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """As load_state_dict, but without its cast of the state to the type of the parameter, which loses bits."""
+    """Like load_state_dict, but without its cast of the state to the parameter's dtype, which loses bits."""
     import torch
 
     if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
@@ -167,17 +167,17 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) 
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for key, values in saved["state"].items():  # the number of a parameter, or a name of the optimizer's own
-        optimizer.state[parameters[key] if isinstance(key, int) else key] = _copied(values)
+        optimizer.state[parameters[key] if isinstance(key, int) else key] = _copy(values)
     for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({name: _copied(value) for name, value in values.items() if name != "params"})
+        group.update({name: _copy(value) for name, value in values.items() if name != "params"})
 
 
-def _copied(value: Any) -> Any:
-    """The same tree with tensors of its own: what was read may be a mapped file, or be restored again."""
+def _copy(value: Any) -> Any:
+    """A copy of a tree with its tensors: what was read may be a mapped file, or be restored again."""
     if isinstance(value, dict):
-        return type(value)({key: _copied(item) for key, item in value.items()})
+        return type(value)({key: _copy(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(_copy(item) for item in value)
     return value.clone() if is_tensor(value) else value
 
 

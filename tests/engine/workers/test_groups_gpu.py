@@ -128,13 +128,13 @@ from regatta.frameworks.torch import group as torch_group, rendezvous
 folder, rank = Path(sys.argv[1]), int(sys.argv[2])
 group = torch_group.join(rendezvous.file_store(folder / "first", 2), rank, 2, "nccl", "cuda:0")
 numbers = torch.ones(1000, device="cuda:0")
-group.add(numbers)
+group.all_reduce_sum(numbers)
 assert float(numbers.sum()) == 2000
 (folder / "first").unlink(missing_ok=True)
 if rank == 1:
     time.sleep(100)  # busy with something else
 start = time.perf_counter()
-torch_group.join(rendezvous.file_store(folder / "second", 1), 0, 1, "nccl", "cuda:0").add(numbers)
+torch_group.join(rendezvous.file_store(folder / "second", 1), 0, 1, "nccl", "cuda:0").all_reduce_sum(numbers)
 print(time.perf_counter() - start, flush=True)
 """
 
