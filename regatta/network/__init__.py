@@ -1,7 +1,7 @@
-"""Networks as data: read from PyTorch, Keras and ONNX, compared, cut, named by what they are, and made runnable again.
+"""Networks as data: read from PyTorch, Keras and ONNX, compared, sliced, hashed, and built as runnable modules again.
 
 Enters: a model or a file. Leaves: a `Network`, which holds no weights and needs no framework. The modules that read or
-build one import their framework inside functions; nothing here knows of repositories, runs or the command line.
+build one import their framework inside functions. Nothing here knows repositories, runs or the command line.
 """
 
 from regatta.network.align import Alignment, align

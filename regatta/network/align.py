@@ -1,7 +1,7 @@
 """Which layers of two networks correspond: the alignment behind `diff`.
 
-Whole stretches first: layers whose place in the network (all that leads to them, or all that comes of them) is the same
-in both. What is left lies between such anchors, and is aligned along the order of execution by dynamic programming.
+First, layers with equal ancestors or equal descendants in both networks become anchors. The layers between two anchors
+are then aligned along the order of execution by dynamic programming.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from regatta.network.canonical import ancestry, labels, progeny
+from regatta.network.canonical import ancestor_hashes, descendant_hashes, own_hashes
 from regatta.network.graph import Network, Node
 from regatta.network.kinds import KINDS, Attribute
 
-LARGEST_TABLE = 4_000_000  # cells; a wider gap is aligned by equal layers only
+MAX_TABLE_CELLS = 4_000_000  # cells; a wider gap is aligned by equal layers only
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Alignment:
 
 def align(left: Network, right: Network) -> Alignment:
     """Pair the layers of two networks so that as much as possible corresponds, in the order of execution."""
-    sides = _Side(left), _Side(right)
+    sides = _HashedNetwork(left), _HashedNetwork(right)
     partner = dict(_aligned(*sides, _anchors(*sides)))
     taken = set(partner.values())
     pairs = [Pair(a, partner[a], _changes(left.by_id[a], right.by_id[partner[a]])) for a in left.order if a in partner]
@@ -59,20 +59,20 @@ def align(left: Network, right: Network) -> Alignment:
     )
 
 
-class _Side:
-    """One of the two networks, with all hashes that are asked for."""
+class _HashedNetwork:
+    """One of the two networks, with its hashes."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.order = network.order
         self.nodes = [network.by_id[id] for id in network.order]
-        self.labels = labels(network)
-        self.above = ancestry(network, self.labels)
-        self.below = progeny(network, self.labels)
+        self.own_hashes = own_hashes(network)
+        self.above = ancestor_hashes(network, self.own_hashes)
+        self.below = descendant_hashes(network, self.own_hashes)
 
 
-def _anchors(left: _Side, right: _Side) -> list[tuple[int, int]]:
-    """Places of layers that surely correspond: same origin, or same fate, and no other layer is like it."""
+def _anchors(left: _HashedNetwork, right: _HashedNetwork) -> list[tuple[int, int]]:
+    """Positions of layers that certainly correspond: equal ancestors or equal descendants, and no other equal layer."""
     found = dict(_unique(left, right, left.above, right.above))
     taken = set(found.values())
     for a, b in _unique(left, right, left.below, right.below):
@@ -83,16 +83,16 @@ def _anchors(left: _Side, right: _Side) -> list[tuple[int, int]]:
 
 
 def _unique(
-    left: _Side, right: _Side, lefts: Mapping[str, str], rights: Mapping[str, str]
+    left: _HashedNetwork, right: _HashedNetwork, lefts: Mapping[str, str], rights: Mapping[str, str]
 ) -> Iterator[tuple[int, int]]:
     places_left, places_right = _by_hash(left, lefts), _by_hash(right, rights)
     for key, mine in places_left.items():
         other = places_right.get(key, [])
-        if len(mine) == len(other):  # equally often: layers that are alike, in their order
+        if len(mine) == len(other):  # equally often: equal layers correspond in their order
             yield from zip(mine, other, strict=True)
 
 
-def _by_hash(side: _Side, hashes: Mapping[str, str]) -> dict[str, list[int]]:
+def _by_hash(side: _HashedNetwork, hashes: Mapping[str, str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for place, id in enumerate(side.order):
         found.setdefault(hashes[id], []).append(place)
@@ -100,7 +100,7 @@ def _by_hash(side: _Side, hashes: Mapping[str, str]) -> dict[str, list[int]]:
 
 
 def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest series of pairs that runs forward in both networks."""
+    """The longest sequence of pairs that increases in both networks."""
     tails: list[int] = []
     ends: list[int] = []
     before: list[int] = []
@@ -117,48 +117,50 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return chain[::-1]
 
 
-def _aligned(left: _Side, right: _Side, anchors: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+def _aligned(
+    left: _HashedNetwork, right: _HashedNetwork, anchors: Sequence[tuple[int, int]]
+) -> Iterator[tuple[str, str]]:
     a = b = 0
     for to_a, to_b in [*anchors, (len(left.order), len(right.order))]:
-        for x, y in _between(left, right, range(a, to_a), range(b, to_b)):
+        for x, y in _align_gap(left, right, range(a, to_a), range(b, to_b)):
             yield left.order[x], right.order[y]
         if to_a < len(left.order):
             yield left.order[to_a], right.order[to_b]
         a, b = to_a + 1, to_b + 1
 
 
-def _between(left: _Side, right: _Side, rows: range, columns: range) -> list[tuple[int, int]]:
+def _align_gap(left: _HashedNetwork, right: _HashedNetwork, rows: range, columns: range) -> list[tuple[int, int]]:
     if not rows or not columns:
         return []
-    if len(rows) * len(columns) > LARGEST_TABLE:
+    if len(rows) * len(columns) > MAX_TABLE_CELLS:
         return _equal_stretches(left, right, rows, columns)
     return _best_path(left, right, rows, columns)
 
 
-def _equal_stretches(left: _Side, right: _Side, rows: range, columns: range) -> list[tuple[int, int]]:
-    mine = [left.labels[left.order[row]] for row in rows]
-    other = [right.labels[right.order[column]] for column in columns]
+def _equal_stretches(left: _HashedNetwork, right: _HashedNetwork, rows: range, columns: range) -> list[tuple[int, int]]:
+    mine = [left.own_hashes[left.order[row]] for row in rows]
+    other = [right.own_hashes[right.order[column]] for column in columns]
     blocks = SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks()
     return [(rows[block.a + i], columns[block.b + i]) for block in blocks for i in range(block.size)]
 
 
-class _Likenesses:
-    """How like each layer of the left is to those of a stretch of the right; computed once for equal layers."""
+class _Similarities:
+    """The similarity of each layer of the left to those of a range of the right; computed once for equal layers."""
 
-    def __init__(self, left: _Side, right: _Side, columns: range) -> None:
+    def __init__(self, left: _HashedNetwork, right: _HashedNetwork, columns: range) -> None:
         self._left = left.nodes
         self._others = [right.nodes[column] for column in columns]
         self._classes = [_class(node) for node in self._others]
         self._known: dict[object, list[float]] = {}
 
-    def of(self, row: int) -> list[float]:
+    def row(self, row: int) -> list[float]:
         node = self._left[row]
         mine = _class(node)
         if mine not in self._known:
             by_class: dict[object, float] = {}
             for other, known in zip(self._others, self._classes, strict=True):
                 if known not in by_class:
-                    by_class[known] = _likeness(node, other)
+                    by_class[known] = _similarity(node, other)
             self._known[mine] = [by_class[known] for known in self._classes]
         return self._known[mine]
 
@@ -167,28 +169,28 @@ def _class(node: Node) -> object:
     return node.kind, tuple(node.attributes.items()), node.shape
 
 
-def _best_path(left: _Side, right: _Side, rows: range, columns: range) -> list[tuple[int, int]]:
-    """The pairs, in order, with the greatest sum of likenesses."""
+def _best_path(left: _HashedNetwork, right: _HashedNetwork, rows: range, columns: range) -> list[tuple[int, int]]:
+    """The pairs, in order, with the largest sum of similarities."""
     width = len(columns)
-    likenesses = _Likenesses(left, right, columns)
+    similarities = _Similarities(left, right, columns)
     best = [[0.0] * (width + 1) for _ in range(len(rows) + 1)]
     for i in range(len(rows) - 1, -1, -1):
-        row, below, alike = best[i], best[i + 1], likenesses.of(rows[i])
+        row, below, alike = best[i], best[i + 1], similarities.row(rows[i])
         for j in range(width - 1, -1, -1):
             both = below[j + 1] + alike[j] if alike[j] else 0.0
             one = below[j] if below[j] > row[j + 1] else row[j + 1]
             row[j] = both if both > one else one
-    return _retraced(best, likenesses, rows, columns)
+    return _retraced(best, similarities, rows, columns)
 
 
 def _retraced(
-    best: Sequence[Sequence[float]], likenesses: _Likenesses, rows: range, columns: range
+    best: Sequence[Sequence[float]], similarities: _Similarities, rows: range, columns: range
 ) -> list[tuple[int, int]]:
     i = j = 0
     pairs = []
     while i < len(rows) and j < len(columns):
-        likeness = likenesses.of(rows[i])[j]
-        if likeness and best[i][j] == best[i + 1][j + 1] + likeness:
+        similarity = similarities.row(rows[i])[j]
+        if similarity and best[i][j] == best[i + 1][j + 1] + similarity:
             pairs.append((rows[i], columns[j]))
             i, j = i + 1, j + 1
         elif best[i][j] == best[i + 1][j]:
@@ -198,8 +200,8 @@ def _retraced(
     return pairs
 
 
-def _likeness(a: Node, b: Node) -> float:
-    """From 0, cannot correspond, to 3.5: same kind, attributes and shape. Names are of the writer's taste."""
+def _similarity(a: Node, b: Node) -> float:
+    """From 0 (cannot correspond) to 3.5 (same kind, attributes and shape). Names do not count."""
     if a.kind != b.kind:
         family = KINDS[a.kind].family
         return 0.5 if family == "activation" and family == KINDS[b.kind].family else 0.0
@@ -220,14 +222,14 @@ def _changes(a: Node, b: Node) -> dict[str, tuple[Attribute, Attribute]]:
 
 
 def _equal(a: Attribute, b: Attribute) -> bool:
-    """Numbers that differ only as float32 and float64 do are the same."""
+    """Numbers that differ only by float32 rounding are equal."""
     if isinstance(a, float) and isinstance(b, float):
         return f"{a:.6g}" == f"{b:.6g}"
     return a == b
 
 
 def _is_rewired(left: Network, right: Network, pair: Pair, partner: Mapping[str, str]) -> bool:
-    """Whether an operand that both networks have goes elsewhere. What comes or goes with a layer is not said twice."""
+    """Whether an operand that both networks have is connected differently. Added and removed layers do not count."""
     have = set(right.sources[pair.right])
     expected = {partner[source] for source in left.sources[pair.left] if source in partner}
     lost = expected - have

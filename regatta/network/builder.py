@@ -1,4 +1,4 @@
-"""How importers write a network down: nodes as they come, ids made unique, defaults left out."""
+"""Builds a network for importers: nodes in any order, unique ids, defaults left out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Builder:
         shape: Shape | None = None,
         parameters: Iterable[Parameter] = (),
     ) -> str:
-        """Add a node; its id, which is like its name, is the answer."""
+        """Add a node; returns its id, which is derived from its name."""
         id = self._fresh_id(name or kind.lower())
         self._nodes[id] = Node(id, kind, name[:MAX_NAME], attributes or {}, shape, tuple(parameters))
         self._edges += [Edge(source, id, position) for position, source in enumerate(inputs)]

@@ -1,7 +1,7 @@
-"""What a network is, whatever its layers are called: structural hashes, and the form that they give.
+"""Structural hashes of networks, which do not depend on names, and the canonical form that they give.
 
-A node's hash covers its kind, its attributes, how its parameters are shared, and all that it is connected to; names,
-ids, shapes of tensors and the order in which nodes are written do not count. Operands of ADD, MUL, ... have no order.
+A node's hash covers its kind, its attributes, how its parameters are shared, and everything that it is connected to.
+Names, ids, shapes of tensors and the order of nodes do not count. Operands of ADD, MUL, ... have no order.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Hashes = Mapping[str, str]
 
 
 def structural_hash(network: Network) -> str:
-    """Thirty-two hexadecimal digits: equal for networks that compute the same by the same layers."""
+    """Thirty-two hexadecimal digits, equal for networks that compute the same with the same layers."""
     return _hash("network", *sorted(node_hashes(network).values()))
 
 
 def node_hashes(network: Network) -> dict[str, str]:
-    """Of each node, the hash of its place in the whole network."""
-    colours = labels(network)
-    for _ in range(2):  # the second round sees, in each direction, what the first found in the other
-        above = ancestry(network, colours)
-        below = progeny(network, colours)
+    """For each node, the hash of its position in the whole network."""
+    colours = own_hashes(network)
+    for _ in range(2):  # the second round uses, in each direction, the first round's result of the other
+        above = ancestor_hashes(network, colours)
+        below = descendant_hashes(network, colours)
         colours = {id: _hash(above[id], below[id]) for id in colours}
     return colours
 
 
-def labels(network: Network) -> dict[str, str]:
-    """Of each node, the hash of what it is by itself."""
+def own_hashes(network: Network) -> dict[str, str]:
+    """For each node, the hash of the node alone."""
     shared = Counter(name for node in network.nodes for name in {p.name for p in node.parameters})
     ports = {node.id: place for place, node in enumerate(network.inputs)}
     return {node.id: _label(node, ports.get(node.id, -1), shared) for node in network.nodes}
@@ -48,12 +48,12 @@ def _label(node: Node, port: int, shared: Mapping[str, int]) -> str:
 
 
 def _number(value: object) -> object:
-    """ONNX keeps float32: numbers that differ only by that are the same."""
+    """Round to float32, because ONNX stores float32."""
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def ancestry(network: Network, colours: Hashes) -> dict[str, str]:
-    """Of each node, the hash of all that leads to it."""
+def ancestor_hashes(network: Network, colours: Hashes) -> dict[str, str]:
+    """For each node, the hash of all its ancestors."""
     found: dict[str, str] = {}
     for id in network.order:
         above = [found[source] for source in network.sources[id]]
@@ -62,8 +62,8 @@ def ancestry(network: Network, colours: Hashes) -> dict[str, str]:
     return found
 
 
-def progeny(network: Network, colours: Hashes) -> dict[str, str]:
-    """Of each node, the hash of all that comes of it."""
+def descendant_hashes(network: Network, colours: Hashes) -> dict[str, str]:
+    """For each node, the hash of all its descendants."""
     ways: dict[str, list[tuple[int, str]]] = {node.id: [] for node in network.nodes}
     for edge in network.edges:
         commutes = network.by_id[edge.target].kind in COMMUTATIVE
@@ -75,7 +75,7 @@ def progeny(network: Network, colours: Hashes) -> dict[str, str]:
 
 
 def canonical(network: Network) -> Network:
-    """The same structure without names: nodes in an order that follows from it, ids n0, n1, ..."""
+    """The same structure without names: nodes in an order that follows from the structure, ids n0, n1, ..."""
     order = _canonical_order(network)
     ids = {id: f"n{place}" for place, id in enumerate(order)}
     nodes = [Node(ids[old.id], old.kind, "", old.attributes, old.shape) for old in (network.by_id[id] for id in order)]
@@ -89,7 +89,7 @@ def canonical(network: Network) -> Network:
 
 
 def _canonical_order(network: Network) -> list[str]:
-    """Kahn's order; of the nodes that are ready the one with the earliest operands, then the least hash, is next."""
+    """Kahn's order; among the ready nodes, the one with the earliest operands, then the smallest hash, is next."""
     hashes = node_hashes(network)
     ports = {node.id: place for place, node in enumerate(network.inputs)}
     missing = {id: len(sources) for id, sources in network.sources.items()}

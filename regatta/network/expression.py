@@ -1,7 +1,7 @@
 """The architecture of a network as a regular expression over its layers: `(CONV POOL){2} FULL{2}`.
 
 As in table I of the ModelHub paper (Miao et al., 2017), activations and side connections are left out: the expression
-follows the path from input to output that has the most layers. Repetition is found, not given.
+follows the path from input to output with the most layers. Repetitions are found automatically.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from regatta.network.graph import Network
 
 LAYERS = frozenset(("CONV", "POOL", "FULL", "EMBED", "ATTENTION", "RNN"))
-LONGEST_PERIOD = 128  # layers, runs counted once; a longer block is written out
+MAX_PERIOD = 128  # layers, runs counted once; a longer block is written out
 
 
 def expression(network: Network, kinds: Collection[str] = LAYERS) -> str:
     """The kinds along the longest path, with repetitions as `{n}`."""
-    return repeated(main_path(network, kinds))
+    return shortest_expression(main_path(network, kinds))
 
 
 def main_path(network: Network, kinds: Collection[str] = LAYERS) -> list[str]:
-    """The kinds of the layers on the path through the network that has the most of them."""
+    """The kinds of the layers on the path with the most layers."""
     length: dict[str, int] = {}
     before: dict[str, str | None] = {}
     for id in network.order:
@@ -36,13 +36,13 @@ def main_path(network: Network, kinds: Collection[str] = LAYERS) -> list[str]:
     return [kind for kind in reversed(path) if kind in kinds]
 
 
-def repeated(words: Sequence[str]) -> str:
-    """The words as the shortest expression that only repeats: runs first, then blocks within blocks."""
+def shortest_expression(words: Sequence[str]) -> str:
+    """The words as the shortest expression with repetitions: runs first, then nested blocks."""
     return " ".join(_shortest(_runs(words), {}).parts)
 
 
 @dataclass(frozen=True)
-class _Written:
+class _Expression:
     """An expression and its cost: one for each symbol, one for each pair of brackets."""
 
     cost: int
@@ -50,8 +50,8 @@ class _Written:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """The cheapest way to write the words up to a place: its cost, its number of parts, and how it got there."""
+class _Cover:
+    """The cheapest expression of the words up to a position: its cost, its number of parts, and its last part."""
 
     cost: int
     parts: int
@@ -69,11 +69,11 @@ def _runs(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word if count == 1 else f"{word}{{{count}}}" for word, count in found)
 
 
-def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Written]) -> _Written:
-    """The cheapest cover of the words by single ones and by repeated blocks, from the left."""
+def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Expression]) -> _Expression:
+    """The cheapest cover of the words by single words and by repeated blocks, from the left."""
     if words in known:
         return known[words]
-    steps = {0: _Step(0, 0, 0, "")}
+    steps = {0: _Cover(0, 0, 0, "")}
     repeats = _repeats(words)
     for start, word in enumerate(words):
         _improve(steps, start, start + 1, 1, word)
@@ -82,18 +82,18 @@ def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Written]) ->
             for times in {2, count - 1, count} - {1}:
                 part = f"({' '.join(block.parts)}){{{times}}}"
                 _improve(steps, start, start + period * times, block.cost + 1, part)
-    known[words] = _Written(steps[len(words)].cost, _retraced(steps, len(words)))
+    known[words] = _Expression(steps[len(words)].cost, _retraced(steps, len(words)))
     return known[words]
 
 
-def _improve(steps: dict[int, _Step], start: int, end: int, cost: int, part: str) -> None:
-    new = _Step(steps[start].cost + cost, steps[start].parts + 1, start, part)
+def _improve(steps: dict[int, _Cover], start: int, end: int, cost: int, part: str) -> None:
+    new = _Cover(steps[start].cost + cost, steps[start].parts + 1, start, part)
     old = steps.get(end)
     if old is None or (new.cost, new.parts) <= (old.cost, old.parts):
         steps[end] = new
 
 
-def _retraced(steps: Mapping[int, _Step], end: int) -> tuple[str, ...]:
+def _retraced(steps: Mapping[int, _Cover], end: int) -> tuple[str, ...]:
     parts = []
     while end:
         parts.append(steps[end].part)
@@ -101,18 +101,18 @@ def _retraced(steps: Mapping[int, _Step], end: int) -> tuple[str, ...]:
     return tuple(reversed(parts))
 
 
-def _is_repeated(shorter: Mapping[int, int], period: int) -> bool:
-    """Whether a block is itself a shorter one, several times."""
+def _is_periodic(shorter: Mapping[int, int], period: int) -> bool:
+    """Whether a block is a repetition of a shorter one."""
     return any(period % p == 0 and p * count >= period for p, count in shorter.items())
 
 
 def _repeats(words: Sequence[str]) -> Mapping[int, dict[int, int]]:
-    """By start, then by period: how often the block there follows itself, if it does."""
+    """By start, then by period: how often the block at that position repeats, if it does."""
     found: dict[int, dict[int, int]] = {}
-    for period in range(1, min(len(words) // 2, LONGEST_PERIOD) + 1):
+    for period in range(1, min(len(words) // 2, MAX_PERIOD) + 1):
         same = 0
         for start in range(len(words) - period - 1, -1, -1):
             same = same + 1 if words[start] == words[start + period] else 0
-            if same >= period and not _is_repeated(found.get(start, {}), period):
+            if same >= period and not _is_periodic(found.get(start, {}), period):
                 found.setdefault(start, {})[period] = same // period + 1
     return found

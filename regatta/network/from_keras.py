@@ -1,7 +1,7 @@
-"""The network of a Keras model: functional and sequential ones as they are connected, subclassed ones by their layers.
+"""The network of a Keras model: functional and sequential models with their connections, subclassed ones by layers.
 
-Shapes and parameters are as Keras has them (channels last, unless the model says otherwise); the role of a parameter
-says how its axes lie. A layer with an activation becomes two nodes, as it would be written in PyTorch.
+Shapes and parameters have Keras's order of axes (channels last by default); the role of a parameter gives the order of
+its axes. A layer with an activation becomes two nodes, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def from_keras(model: keras.Model, *, name: str = "") -> Network:
-    """The layers of a Keras model and what flows between them.
+    """The layers of a Keras model and their connections.
 
-    A subclassed model has no graph; its layers are listed one after the other, in the order in which they were made.
+    A subclassed model has no graph; its layers are listed one after another, in the order of their creation.
     """
     try:
         import keras
@@ -34,7 +34,7 @@ def from_keras(model: keras.Model, *, name: str = "") -> Network:
             f"The model {model.name!r} has not been built, so its layers have no shapes.",
             hint="Begin it with keras.Input(shape), or call model.build(shape).",
         )
-    reader = _Reader(Builder(name or model.name, "keras"))
+    reader = _KerasReader(Builder(name or model.name, "keras"))
     if isinstance(model, keras.Sequential):
         model = model._functional  # its graph, which is there once it is built
     if _is_functional(model):
@@ -49,15 +49,15 @@ def _is_functional(model: Any) -> bool:
 
 
 def _leaves(layer: Any) -> Iterator[Any]:
-    """The layers inside that the vocabulary has, or that have nothing inside."""
+    """The inner layers that the vocabulary has, or that contain no other layers."""
     for inner in layer._flatten_layers(include_self=False, recursive=False):
         is_known = type(inner).__name__ in _LAYERS and type(inner).__module__.startswith("keras.")
         deeper = [] if is_known else list(_leaves(inner))
         yield from deeper or [inner]
 
 
-class _Reader:
-    """Writes the operations of a model, each with its activation."""
+class _KerasReader:
+    """Adds the operations of a model to a builder, each with its activation."""
 
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
@@ -83,7 +83,7 @@ class _Reader:
         self._made[id(tensor)] = self._builder.add("INPUT", name=name, shape=tuple(tensor.shape), attributes=attributes)
 
     def _inside(self, model: Any) -> None:
-        """The operations of a functional model whose inputs are written already, in their order."""
+        """Add the operations of a functional model, in order; its inputs are added already."""
         import keras
 
         for depth in sorted(model._nodes_by_depth, reverse=True):
@@ -99,7 +99,7 @@ class _Reader:
                     self._operation(operation, node)
 
     def _nested(self, model: Any, node: Any) -> None:
-        """A model used as a layer is written with what it is made of."""
+        """Add the layers of a model that is used as a layer."""
         for inner, outer in zip(model.inputs, node.input_tensors, strict=True):
             self._made[id(inner)] = self._made[id(outer)]
         self._inside(model)
@@ -176,7 +176,7 @@ _NORM_ROLES = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
 
 
 def _role(kind: str, name: str, rank: int, layer: str) -> str:
-    """What the variable is in PyTorch's terms, with the order in which its axes have to be taken."""
+    """The role of a variable in PyTorch's terms, with the permutation of its axes."""
     if kind == "FULL" and name == "kernel":
         return "weight@10"
     if kind == "CONV" and name == "kernel" and not layer.startswith(("Depthwise", "Separable")):
@@ -200,7 +200,7 @@ def _spatial(shape: Shape, layer: Any) -> Shape:
 def _padding(
     layer: Any, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], shape: Any
 ) -> list[int]:
-    """What "same" adds: begins, then ends if they differ. A size that is not known counts as a multiple of strides."""
+    """The padding of "same": starts, then ends if they differ. An unknown size counts as a multiple of the strides."""
     if layer.padding != "same":
         return [0] * len(kernel)
     sizes = _spatial(shape, layer) if shape is not None else [None] * len(kernel)
@@ -303,7 +303,7 @@ def _relu(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
 
 
 def _concat(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-    """Channels are axis 1 in the vocabulary, wherever Keras has them."""
+    """In the vocabulary, channels are axis 1, also where Keras has them last."""
     rank = len(shapes[0]) if shapes[0] is not None else 0
     last = bool(rank) and layer.axis % rank == rank - 1
     return [("CONCAT", {"axis": 1 if last and (rank == 2 or rank > 3) else layer.axis})]

@@ -1,7 +1,7 @@
-"""A network as data: layers, what flows between them, and the names and shapes of their parameters.
+"""A network as data: layers, their connections, and the names and shapes of their parameters.
 
-Enters: what an importer has read from a model, or the JSON of a catalog or of a stranger. Leaves: a graph that is
-sound (no cycle, no edge into nowhere, bounded sizes). It knows no framework and holds no weights.
+Enters: what an importer has read from a model, or JSON from a catalog or an untrusted source. Leaves: a valid graph (no
+cycle, no dangling edge, bounded sizes). It knows no framework and holds no weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from regatta.errors import DataError, NotFoundError, nearest
-from regatta.network.kinds import Attribute, Attributes, tidy, with_default
+from regatta.network.kinds import Attribute, Attributes, normalize_attributes, with_default
 
 MAX_NODES = 100_000
 MAX_EDGES = 400_000
@@ -42,7 +42,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Node:
-    """One layer. The shape is that of its output, None where it varies (the batch); a shape of None is not known."""
+    """One layer. `shape` is the shape of its output: None for an axis that varies (the batch), or None if unknown."""
 
     id: str
     kind: str
@@ -54,7 +54,7 @@ class Node:
     def __post_init__(self) -> None:
         _check_text("id", self.id)
         _check_text("name of a node", self.name, empty=True)
-        attributes = tidy(self.kind, self.attributes, place=f"node {self.id!r:.80}")
+        attributes = normalize_attributes(self.kind, self.attributes, place=f"node {self.id!r:.80}")
         object.__setattr__(self, "attributes", MappingProxyType(attributes))
         if self.shape is not None:
             object.__setattr__(self, "shape", check_shape(self.shape, self.id))
@@ -84,7 +84,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Network:
-    """A directed acyclic graph of layers; inputs and outputs are in the order of its nodes and edges."""
+    """A directed acyclic graph of layers. Inputs and outputs are in the order of its nodes and edges."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...] = ()
@@ -114,7 +114,7 @@ class Network:
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """By name: a parameter that several nodes share is there once."""
+        """The parameters by name; one that several nodes share appears once."""
         return {parameter.name: parameter for node in self.nodes for parameter in node.parameters}
 
     @cached_property
@@ -135,7 +135,7 @@ class Network:
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Node ids so that each comes after what it needs: the order of `nodes`, where that allows it."""
+        """Node ids in topological order: the order of `nodes` where possible."""
         return _topological(self)
 
     @property
@@ -143,7 +143,7 @@ class Network:
         return tuple(node for node in self.nodes if node.kind == "INPUT")
 
     def find(self, name: str) -> Node:
-        """The node with this id, or else the only one with this name."""
+        """The node with this id, or the only one with this name."""
         if name in self.by_id:
             return self.by_id[name]
         found = [node for node in self.nodes if node.name == name]
@@ -157,7 +157,7 @@ class Network:
         )
 
     def slice(self, start: str, end: str) -> Network:
-        """All that lies on a path from one node to another. What else they need from outside becomes an input."""
+        """All nodes on a path from one node to another. Other operands that they need become inputs."""
         return _sliced(self, self.find(start).id, self.find(end).id)
 
 
@@ -205,7 +205,7 @@ def _check_edges(network: Network) -> None:
 
 
 def _topological(network: Network) -> tuple[str, ...]:
-    """Depth first in the order of nodes, without recursion: the branches of a network stay together."""
+    """Depth first in the order of nodes, without recursion, so that the branches of a network stay together."""
     done: dict[str, None] = {}
     open_nodes: set[str] = set()
     for root in network.nodes:

@@ -1,4 +1,4 @@
-"""Networks as JSON, out and in. What comes in may be hostile: everything is checked before it is believed.
+"""Networks as JSON, written and read. The input may be malicious, so everything is checked.
 
 {"format": "regatta.network", "version": 1, "name": "", "source": "torch",
  "nodes": [{"id", "kind", "name", "attributes", "shape", "parameters": [{"role", "name", "shape"}]}],
@@ -20,13 +20,13 @@ MAX_BYTES = 128 * 2**20
 
 
 def to_json(network: Network) -> str:
-    """The text of a network: the same for the same network, in one line."""
+    """The text of a network, in one line; equal networks have equal texts."""
     document = {
         "format": FORMAT,
         "version": VERSION,
         "name": network.name,
         "source": network.source,
-        "nodes": [_written(node) for node in network.nodes],
+        "nodes": [_to_dict(node) for node in network.nodes],
         "edges": [[edge.source, edge.target, edge.position] for edge in network.edges],
     }
     return json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -36,7 +36,7 @@ def from_json(text: str | bytes) -> Network:
     """The network in a text, or a DataError that says what is wrong with it."""
     if len(text) > MAX_BYTES:
         raise DataError(f"The JSON of a network has {len(text)} bytes; {MAX_BYTES} are allowed.")
-    document = _object(_parsed(text), "the document", {"format", "version", "nodes", "edges"}, {"name", "source"})
+    document = _object(_parse(text), "the document", {"format", "version", "nodes", "edges"}, {"name", "source"})
     if document["format"] != FORMAT:
         raise DataError(f"The format is {document['format']!r:.80}, not {FORMAT!r}.")
     if document["version"] != VERSION or isinstance(document["version"], bool):
@@ -49,7 +49,7 @@ def from_json(text: str | bytes) -> Network:
     return Network(tuple(nodes), tuple(edges), document.get("name", ""), document.get("source", ""))
 
 
-def _written(node: Node) -> dict[str, Any]:
+def _to_dict(node: Node) -> dict[str, Any]:
     written: dict[str, Any] = {"id": node.id, "kind": node.kind}
     if node.name:
         written["name"] = node.name
@@ -62,16 +62,16 @@ def _written(node: Node) -> dict[str, Any]:
     return written
 
 
-def _parsed(text: str | bytes) -> object:
+def _parse(text: str | bytes) -> object:
     try:
-        return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
+        return json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
     except RecursionError:
         raise DataError("The JSON of a network is nested too deeply.") from None
     except ValueError as error:  # wrong JSON, wrong UTF-8, a number of thousands of digits
         raise DataError(f"This is not the JSON of a network: {error}.") from None
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name occurs twice in one object")

@@ -1,7 +1,7 @@
-"""The vocabulary of layers: one for every framework, so that their graphs compare.
+"""The vocabulary of layers, common to all frameworks, so that their graphs can be compared.
 
-A kind lists the hyperparameters that its nodes may have, with the type of each and what holds when it is not said.
-What equals the default is never written, so that two networks that mean the same are the same.
+A kind lists the hyperparameters that its nodes may have, with types and defaults. A value that equals the default is
+never stored, so that two networks with the same meaning are equal.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_INTEGER = 2**63
 
 
 @dataclass(frozen=True)
-class Kind:
-    """`types` of attributes: int, number, bool, text, ints, any. A default for ints is what each of them is."""
+class LayerKind:
+    """`types` of attributes: int, number, bool, text, ints, any. A default for ints is the value of each."""
 
     name: str
     types: Mapping[str, str] = field(default_factory=dict)
@@ -37,11 +37,11 @@ class Kind:
         return self.name == "OTHER"
 
 
-def _kind(name: str, family: str = "", /, **attributes: Any) -> Kind:
+def _kind(name: str, family: str = "", /, **attributes: Any) -> LayerKind:
     """`stride=("ints", 1)` is an attribute with a default, `kernel="ints"` one without."""
     types = {key: value if isinstance(value, str) else value[0] for key, value in attributes.items()}
     defaults = {key: value[1] for key, value in attributes.items() if not isinstance(value, str)}
-    return Kind(name, types, defaults, family)
+    return LayerKind(name, types, defaults, family)
 
 
 _WINDOW: dict[str, Any] = {"dims": "int", "kernel": "ints", "padding": ("ints", 0), "dilation": ("ints", 1)}
@@ -133,11 +133,11 @@ _ENDS = (
     _kind("OTHER"),
 )
 
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in (*_LAYERS, *_ACTIVATIONS, *_ARITHMETIC, *_SHAPES, *_ENDS)}
+KINDS: Mapping[str, LayerKind] = {kind.name: kind for kind in (*_LAYERS, *_ACTIVATIONS, *_ARITHMETIC, *_SHAPES, *_ENDS)}
 COMMUTATIVE = frozenset(("ADD", "MUL", "MAXIMUM", "MINIMUM"))
 
 
-def kind_of(name: str, place: str | None = None) -> Kind:
+def kind_of(name: str, place: str | None = None) -> LayerKind:
     try:
         return KINDS[name]
     except KeyError:
@@ -146,8 +146,10 @@ def kind_of(name: str, place: str | None = None) -> Kind:
         ) from None
 
 
-def tidy(kind_name: str, attributes: Mapping[str, Any], place: str | None = None) -> dict[str, Attribute]:
-    """Attributes in the one way to write them: known names, right types, lists as tuples, defaults left out."""
+def normalize_attributes(
+    kind_name: str, attributes: Mapping[str, Any], place: str | None = None
+) -> dict[str, Attribute]:
+    """Attributes in canonical form: known names, valid types, lists as tuples, defaults left out."""
     kind = kind_of(kind_name, place)
     if len(attributes) > MAX_ATTRIBUTES:
         raise DataError(f"{len(attributes)} attributes, where {MAX_ATTRIBUTES} are allowed.", place=place)
@@ -161,7 +163,7 @@ def tidy(kind_name: str, attributes: Mapping[str, Any], place: str | None = None
 
 
 def with_default(kind_name: str, attributes: Attributes, name: str) -> Attribute:
-    """An attribute's value, or what holds when it is not said."""
+    """An attribute's value, or its default."""
     if name in attributes:
         return attributes[name]
     kind = KINDS[kind_name]
@@ -205,7 +207,7 @@ def _leaves(value: Attribute) -> Iterator[Attribute]:
     yield value
 
 
-def _check_type(kind: Kind, name: str, value: Attribute, place: str | None) -> None:
+def _check_type(kind: LayerKind, name: str, value: Attribute, place: str | None) -> None:
     if kind.is_free or value is None:
         return
     if name not in kind.types:
@@ -213,10 +215,10 @@ def _check_type(kind: Kind, name: str, value: Attribute, place: str | None) -> N
             f"{kind.name} has no attribute {name!r:.80}.", place=place, candidates=nearest(name, kind.types)
         )
     if not _has_type(value, kind.types[name]):
-        raise DataError(f"{kind.name}'s {name!r} is {value!r:.80}, not {_SAID[kind.types[name]]}.", place=place)
+        raise DataError(f"{kind.name}'s {name!r} is {value!r:.80}, not {_TYPE_NAMES[kind.types[name]]}.", place=place)
 
 
-_SAID = {
+_TYPE_NAMES = {
     "int": "an integer", "number": "a number", "bool": "true or false", "text": "a text",
     "ints": "a list of integers", "any": "JSON",
 }  # fmt: skip
@@ -237,7 +239,7 @@ def _has_type(value: Attribute, wanted: str) -> bool:
     return True
 
 
-def _is_default(kind: Kind, name: str, value: Attribute) -> bool:
+def _is_default(kind: LayerKind, name: str, value: Attribute) -> bool:
     if name not in kind.defaults:
         return False
     default = kind.defaults[name]

@@ -10,7 +10,7 @@ from network_models import VGG19, AlexNet, LeNet, ResNet
 from torch import nn
 
 from regatta.network import Network, expression, from_torch
-from regatta.network.expression import repeated
+from regatta.network.expression import shortest_expression
 
 
 def described(make: Callable[[], nn.Module]) -> Network:
@@ -69,9 +69,9 @@ def test_other_kinds_can_be_asked_for() -> None:
     ],
 )
 def test_repetitions_are_found(words: str, said: str) -> None:
-    assert repeated(words.split()) == said
+    assert shortest_expression(words.split()) == said
 
 
 def test_a_long_network_is_written_in_time() -> None:
     block = ["CONV", "NORM", "RELU", "CONV", "NORM", "ADD"]
-    assert repeated(block * 500) == "(CONV NORM RELU CONV NORM ADD){500}"
+    assert shortest_expression(block * 500) == "(CONV NORM RELU CONV NORM ADD){500}"

@@ -20,7 +20,7 @@ from regatta.network import (
     to_json,
     to_torch,
 )
-from regatta.network.torch.traces import exported, symbolic, watched
+from regatta.network.torch.traces import trace_example, trace_exported, trace_symbolic
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:
@@ -75,14 +75,14 @@ def test_all_three_ways_to_read_a_module_find_the_same_network(name: str) -> Non
     torch.manual_seed(0)
     make, inputs = MODELS[name]
     module, example = make(), (inputs(3),)
-    found = [trace(module, example, "") for trace in (symbolic, watched, exported)]
+    found = [trace(module, example, "") for trace in (trace_symbolic, trace_example, trace_exported)]
     alike = found[:2] if name == "Branches" else found  # torch.export slices one axis at a time
     assert len({structural_hash(network) for network in alike}) == 1
     for network in found:
         same_outputs(module, network, inputs(2))
 
 
-@pytest.mark.parametrize("trace", [exported, watched])
+@pytest.mark.parametrize("trace", [trace_exported, trace_example])
 @pytest.mark.parametrize("name", ["Patches", "Tagger", "Attends", "Encoder"])
 def test_hard_models_are_read_whole_by_the_others_too(name: str, trace: Callable[..., Network]) -> None:
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def test_hard_models_are_read_whole_by_the_others_too(name: str, trace: Callable
     if "OTHER" not in kinds(network):
         same_outputs(module, network, inputs(2), exact=name not in ("Attends", "Encoder"))
     else:
-        assert (name, trace) == ("Tagger", exported)  # an exported LSTM is one operator with eight weights
+        assert (name, trace) == ("Tagger", trace_exported)  # an trace_exported LSTM is one operator with eight weights
 
 
 def test_no_input_is_needed_where_no_value_decides() -> None:
@@ -130,7 +130,7 @@ def test_reading_leaves_the_module_as_it_was() -> None:
     module[2].eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     modes, random = [part.training for part in module.modules()], torch.random.get_rng_state()
-    for trace in (symbolic, exported, watched):
+    for trace in (trace_symbolic, trace_exported, trace_example):
         trace(module, (torch.randn(2, 4, generator=torch.Generator().manual_seed(1)),), "")
     assert [part.training for part in module.modules()] == modes
     assert torch.equal(torch.random.get_rng_state(), random)

@@ -63,8 +63,8 @@ def test_a_version_comes_back_as_it_was(repo: Repo, tmp_path: Path) -> None:
         assert same(again.load(found), WEIGHTS)
         assert again.read_file(found, "src/train.py") == b"print()"
         assert again.network(found) == NETWORK
-        described = again.describe(found.id[:8])
-        assert described.files[0].path == "src/train.py"
+        describe_layer = again.describe(found.id[:8])
+        assert describe_layer.files[0].path == "src/train.py"
         assert again.catalog._all("SELECT node, kind, attributes FROM node ORDER BY position") == [
             ("in", "INPUT", "{}"),
             ("fc", "FULL", '{"width":3}'),

@@ -121,9 +121,9 @@ def test_nan_is_ahead_as_it_is_for_pytorch() -> None:
     ids=lambda module: type(module).__name__,
 )
 def test_settings_that_a_kind_does_not_have_are_not_dropped(module: nn.Module) -> None:
-    from regatta.network.torch.modules import described
+    from regatta.network.torch.modules import describe_layer
 
-    kind, attributes = described(module)
+    kind, attributes = describe_layer(module)
     assert (kind, attributes["type"]) == ("OTHER", type(module).__name__)
 
 

@@ -1,8 +1,8 @@
-"""Activations: functions of one number, between two lines wherever their argument is known to lie.
+"""Activations: functions of one number, bounded by two lines on the interval of their argument.
 
-A function is between s z + t - d and s z + t + d on an interval, where s z + t goes through its ends: d is found from
-how much it bends there. Where the interval is so wide that a constant is nearer, s is 0. A rectifier has a better line
-below: through the origin, with the slope of whichever side is the wider.
+On an interval, a function lies between s z + t - d and s z + t + d, where s z + t goes through its ends. Its curvature
+gives d. On an interval so wide that a constant is closer, s is 0. A rectifier has a better lower line: through the
+origin, with the slope of the wider side.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import special
 
-from regatta.network.bounds.balls import DOUBLE, FLOOR, SINGLE, Array, Ball, Rows, between, least
+from regatta.network.bounds.balls import DOUBLE, FLOOR, SINGLE, Array, Ball, Rows, between, lower_bound
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.graph import Node
 
 Function: TypeAlias = Callable[[Array], Array]
 Slopes: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
-_OWN = 64 * DOUBLE  # of our own evaluation of a function, generously
+_OWN_ERROR = 64 * DOUBLE  # a generous bound on the float64 error of evaluating a function here
 
 
 @dataclass(frozen=True)
 class Curve:
     """A function of one number.
 
-    How much it bends is told by `bend`, the greatest |f''|, or by `slopes`, between which f' is on an interval. `turn`
-    is where it goes from falling to rising, `steps` how many float32 roundings an evaluation of it may take, relative
-    to f(z), to `follow` times z, and to `level`.
+    Its curvature is given by `bend`, the largest |f''|, or by `slopes`, the bounds of f' on an interval. At `turn` it
+    changes from falling to rising. `steps` is the number of float32 roundings of one evaluation, relative to f(z), to
+    `follow` times z, and to `level`.
     """
 
     value: Function
@@ -44,8 +44,8 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """low_slope z + low <= f(z) <= high_slope z + high. `cushion` is what is lost when these are worked with."""
+class LinearBounds:
+    """low_slope z + low <= f(z) <= high_slope z + high. `cushion` is the rounding error of computing with them."""
 
     low_slope: Array
     low: Array
@@ -64,36 +64,36 @@ def activation(node: Node, boxes: Boxes) -> Step:
         slack = curve.steps * (SINGLE * mass + FLOOR)
         ball = Ball(image.centre, image.radius + slack)
 
-        lines = cache(lambda: _rectifier_lines(x.ball, slope) if slope is not None else _lines(curve, x.ball))
+        lines = cache(lambda: _rectifier_bounds(x.ball, slope) if slope is not None else _linear_bounds(curve, x.ball))
 
         def back(a: Array, rows: Rows) -> Back:
-            return _taken_back(a, lines(), x, slack, rows)
+            return _take_back(a, lines(), x, slack, rows)
 
         return Trace(ball, back, x.batched)
 
     return step
 
 
-def _taken_back(a: Array, lines: Lines, x: Trace, slack: Array, rows: Rows) -> Back:
+def _take_back(a: Array, lines: LinearBounds, x: Trace, slack: Array, rows: Rows) -> Back:
     rising = a >= 0
     slope = np.where(rising, x.rows(lines.low_slope, rows), x.rows(lines.high_slope, rows))
     offset = np.where(rising, x.rows(lines.low, rows), x.rows(lines.high, rows))
-    return Back((a * slope,), least(a, offset, x.rows(slack + lines.cushion, rows)))
+    return Back((a * slope,), lower_bound(a, offset, x.rows(slack + lines.cushion, rows)))
 
 
 def _image(curve: Curve, ball: Ball) -> Ball:
-    """The least and the greatest value on the interval."""
+    """The smallest and the largest value on the interval."""
     ends = curve.value(ball.low), curve.value(ball.high)
     low, high = np.minimum(*ends), np.maximum(*ends)
     if curve.turn is not None:
         bottom = curve.value(np.array(curve.turn))
         low = np.where((ball.low < curve.turn) & (curve.turn < ball.high), np.minimum(bottom, low), low)
-        low = low - _OWN * (1 + np.abs(low))  # the turn itself is known to so many digits
+        low = low - _OWN_ERROR * (1 + np.abs(low))  # the position of the turn is itself rounded
     image = between(low, high)
-    return Ball(image.centre, image.radius + _OWN * image.size)
+    return Ball(image.centre, image.radius + _OWN_ERROR * image.size)
 
 
-def _lines(curve: Curve, ball: Ball) -> Lines:
+def _linear_bounds(curve: Curve, ball: Ball) -> LinearBounds:
     low, high = ball.low, ball.high
     at_low, at_high = curve.value(low), curve.value(high)
     width = high - low
@@ -104,30 +104,34 @@ def _lines(curve: Curve, ball: Ball) -> Lines:
     through = at_low / 2 + at_high / 2 - slope * (low / 2 + high / 2)
     apart = np.abs((at_high - at_low) - slope * width) / 2 + _deviation(curve, low, high)
     centre, radius = np.where(slope == 0, image.centre, through), np.where(slope == 0, image.radius, apart)
-    radius = radius + _OWN * (np.abs(at_low) + np.abs(at_high) + np.abs(slope) * ball.size)
-    return Lines(
-        slope, centre - radius, slope, centre + radius, _OWN * (np.abs(slope) * ball.size + np.abs(centre) + radius)
+    radius = radius + _OWN_ERROR * (np.abs(at_low) + np.abs(at_high) + np.abs(slope) * ball.size)
+    return LinearBounds(
+        slope,
+        centre - radius,
+        slope,
+        centre + radius,
+        _OWN_ERROR * (np.abs(slope) * ball.size + np.abs(centre) + radius),
     )
 
 
 def _deviation(curve: Curve, low: Array, high: Array) -> Array:
-    """How far the function strays from the line through its ends."""
+    """The largest distance of the function from the line through its ends."""
     if curve.slopes is None:
         return np.asarray(curve.bend * (high - low) ** 2 / 8)
     flattest, steepest = curve.slopes(low, high)
     return np.asarray((steepest - flattest) * (high - low) / 4)
 
 
-def _rectifier_lines(ball: Ball, slope: float) -> Lines:
-    """Of max(z, slope z): the chord above; below the wider side."""
+def _rectifier_bounds(ball: Ball, slope: float) -> LinearBounds:
+    """The bounds of max(z, slope z): the chord above, the wider side below."""
     low, high = ball.low, ball.high
     on, off = low >= 0, high <= 0
     width = np.where(on | off, 1.0, high - low)
     chord = np.where(on, 1.0, np.where(off, slope, (high - slope * low) / width))
     above = np.where(on | off, 0.0, (slope - 1) * low * high / width)
-    above = above + np.where(on | off, 0.0, _OWN * (np.abs(low) + np.abs(high)))
+    above = above + np.where(on | off, 0.0, _OWN_ERROR * (np.abs(low) + np.abs(high)))
     below = np.where(on, 1.0, np.where(off, slope, np.where(high > -low, 1.0, slope)))
-    return Lines(below, np.zeros_like(low), chord, above, _OWN * (ball.size + above))
+    return LinearBounds(below, np.zeros_like(low), chord, above, _OWN_ERROR * (ball.size + above))
 
 
 def _rectifier_slope(node: Node) -> float | None:
@@ -169,7 +173,7 @@ def _between_kinks(kinks: Sequence[float], slopes: Sequence[float]) -> Slopes:
 
 
 def _exponential(alpha: float, scale: float = 1.0, stretch: float = 1.0) -> Curve:
-    """ELU and its kin: z above 0, alpha (exp(z / stretch) - 1) below."""
+    """ELU and similar functions: z above 0, alpha (exp(z / stretch) - 1) below."""
     if alpha <= 0 or stretch <= 0:
         raise NotBounded("an exponential unit that does not rise is not bounded")
 

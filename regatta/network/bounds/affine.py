@@ -1,8 +1,8 @@
 """Layers that multiply by weights and add: full connections and convolutions, with a box for every weight.
 
-y = W x + b, of which W is within R of Wc and x within a ball: the centre is Wc xc + bc, and the radius |Wc| xr, which
-depends on what came before, plus the slack (R + rounding)(|xc| + xr) + br, which is the layer's own. A bound that is
-taken back through the layer loses the slack alone.
+For y = W x + b, let W be within R of Wc and x within a ball. The centre of y is Wc xc + bc. Its radius is |Wc| xr from
+the earlier layers, plus the slack (R + rounding)(|xc| + xr) + br, which this layer adds. A bound that is taken back
+through the layer loses only the slack.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regatta.network.bounds.balls import FLOOR, LARGEST, Array, Ball, Rows, exactly, gamma, least, own
+from regatta.network.bounds.balls import (
+    FLOOR,
+    MAX_FLOAT32,
+    Array,
+    Ball,
+    Rows,
+    exactly,
+    gamma,
+    gamma64,
+    lower_bound,
+)
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.bounds.windows import Windows, sliding
 from regatta.network.graph import Node
@@ -20,7 +30,7 @@ from regatta.network.torch.to_torch import split_role
 
 
 class Product(Protocol):
-    """Multiplication by a weight. `terms` are summed for one output, `uses` for one input on the way back."""
+    """Multiplication by a weight. One output sums `terms` products; on the way back, one input sums `uses`."""
 
     @property
     def terms(self) -> int: ...
@@ -37,8 +47,8 @@ class Product(Protocol):
         ...
 
 
-def box_of(node: Node, role: str, boxes: Boxes) -> tuple[str, Ball] | None:
-    """The name and the box of a parameter, with its axes as PyTorch has them."""
+def parameter_box(node: Node, role: str, boxes: Boxes) -> tuple[str, Ball] | None:
+    """The name and the box of a parameter, with its axes in PyTorch's order."""
     for parameter in node.parameters:
         plain, layout = split_role(parameter.role)
         if plain != role:
@@ -54,7 +64,7 @@ def box_of(node: Node, role: str, boxes: Boxes) -> tuple[str, Ball] | None:
 
 
 def full(node: Node, boxes: Boxes) -> Step:
-    weight, bias = _weight(node, boxes), box_of(node, "bias", boxes)
+    weight, bias = _weight(node, boxes), parameter_box(node, "bias", boxes)
     known = _Weighted(weight, bias, _Full(*weight[1].shape), node)
     return lambda x: known(x)
 
@@ -65,7 +75,7 @@ def conv(node: Node, boxes: Boxes) -> Step:
         raise NotBounded("transposed convolutions are not bounded")
     if get("padding_mode") != "zeros":
         raise NotBounded(f"padding with {get('padding_mode')!r} is not bounded")
-    weight, bias = _weight(node, boxes), box_of(node, "bias", boxes)
+    weight, bias = _weight(node, boxes), parameter_box(node, "bias", boxes)
     made: dict[tuple[int, ...], _Weighted] = {}
 
     def step(x: Trace) -> Trace:
@@ -81,15 +91,15 @@ def conv(node: Node, boxes: Boxes) -> Step:
 
 
 def _weight(node: Node, boxes: Boxes) -> tuple[str, Ball]:
-    found = box_of(node, "weight", boxes)
+    found = parameter_box(node, "weight", boxes)
     if found is None:
-        raise NotBounded("its weight is no parameter of its own")
+        raise NotBounded("its weight is not its own parameter")
     return found
 
 
 @dataclass(frozen=True)
 class _Full:
-    """The last axis by a matrix of outputs and inputs."""
+    """Multiplies the last axis by a matrix of outputs and inputs."""
 
     uses: int
     terms: int
@@ -139,7 +149,7 @@ class _Weighted:
         self.bias_name, added = bias if bias is not None else ("", exactly(np.zeros(box.shape[0])))
         self.by, self.weight = by, box.centre
         self.magnitude = np.abs(box.centre)
-        self.rounding = 1.001 * gamma(by.terms + 3)  # and our own, which is a thousandth of it at most
+        self.rounding = 1.001 * gamma(by.terms + 3)  # includes the float64 error, which is at most a thousandth of it
         self.unknown = box.radius + self.rounding * box.size
         self.bias = by.spread(added.centre)
         self.bias_radius = by.spread(added.radius)
@@ -147,19 +157,19 @@ class _Weighted:
 
     def __call__(self, x: Trace) -> Trace:
         by, ball = self.by, x.ball
-        upward = 1 + own(2 * by.terms + 16)
+        upward = 1 + gamma64(2 * by.terms + 16)
         slack = (by.forward(ball.size, self.unknown) + self.bias_slack) * upward
-        slack = np.where(slack <= self.rounding * LARGEST, slack, np.inf)
+        slack = np.where(slack <= self.rounding * MAX_FLOAT32, slack, np.inf)
         centre = by.forward(ball.centre, self.weight) + self.bias
         radius = slack if ball.is_exact else (by.forward(ball.radius, self.magnitude) + slack) * upward
         made = Trace(Ball(centre, radius), batched=x.batched)
-        lost = slack * (1 + own(by.uses + 8) / self.rounding)
+        lost = slack * (1 + gamma64(by.uses + 8) / self.rounding)
 
         def back(a: Array, rows: Rows) -> Back:
             loss = made.rows(lost, rows)
             if ball.is_exact:  # nothing is won further back
-                return Back((None,), least(a, made.rows(centre, rows), loss), self._costs(a, loss))
-            constant = least(a, self.bias, loss)
+                return Back((None,), lower_bound(a, made.rows(centre, rows), loss), self._costs(a, loss))
+            constant = lower_bound(a, self.bias, loss)
             return Back((by.back(a, self.weight),), constant, self._costs(a, loss))
 
         return Trace(made.ball, back, x.batched)

@@ -1,4 +1,4 @@
-"""Layers that add and multiply what other layers computed, sum it over axes, or pick from a table."""
+"""Layers that add or multiply the outputs of other layers, reduce them over axes, or look up rows of a table."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from regatta.network.bounds.affine import box_of
-from regatta.network.bounds.balls import Array, Ball, Rows, between, exactly, gamma, least, own, rounded, slack_of
+from regatta.network.bounds.affine import parameter_box
+from regatta.network.bounds.balls import (
+    Array,
+    Ball,
+    Rows,
+    between,
+    exactly,
+    gamma,
+    gamma64,
+    lower_bound,
+    rounded,
+    rounding_slack,
+)
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace, unbroadcast
 from regatta.network.graph import Node
 
@@ -21,7 +32,7 @@ def weight(node: Node, boxes: Boxes) -> Step:
     def back(a: Array, rows: Rows) -> Back:
         a = a.reshape(len(a), *ball.shape)
         lost = (np.abs(a) * ball.radius).reshape(len(a), -1).sum(axis=1)
-        return Back((), least(a, ball.centre, ball.radius), {name: lost})
+        return Back((), lower_bound(a, ball.centre, ball.radius), {name: lost})
 
     return lambda: Trace(ball, back, batched=False)
 
@@ -32,10 +43,10 @@ def constant(node: Node, boxes: Boxes) -> Step:
 
 
 def embed(node: Node, boxes: Boxes) -> Step:
-    """Rows of a table. What comes in are numbers of rows: there is no way further back."""
-    found = box_of(node, "weight", boxes)
+    """Rows of a table. The inputs are row numbers, so bounds end here."""
+    found = parameter_box(node, "weight", boxes)
     if found is None:
-        raise NotBounded("its table is no parameter of its own")
+        raise NotBounded("its table is not its own parameter")
     name, table = found
 
     def step(x: Trace) -> Trace:
@@ -49,7 +60,7 @@ def embed(node: Node, boxes: Boxes) -> Step:
         def back(a: Array, rows: Rows) -> Back:
             radius = x.rows(ball.radius, rows)
             lost = (np.abs(a) * radius).reshape(len(a), -1).sum(axis=1)
-            return Back((None,), least(a, x.rows(ball.centre, rows), radius), {name: lost})
+            return Back((None,), lower_bound(a, x.rows(ball.centre, rows), radius), {name: lost})
 
         return Trace(ball, back, x.batched)
 
@@ -71,13 +82,13 @@ def add(node: Node, boxes: Boxes) -> Step:
         with_signs = list(zip(signs, operands, strict=True))
         centre = np.asarray(sum(sign * x.ball.centre for sign, x in with_signs)) + shift
         mass = np.asarray(sum(x.ball.size for x in operands)) + abs(shift)
-        slack = slack_of(mass, len(operands) + 3)
-        radius = (np.asarray(sum(x.ball.radius for x in operands)) + slack) * (1 + own(8))
+        slack = rounding_slack(mass, len(operands) + 3)
+        radius = (np.asarray(sum(x.ball.radius for x in operands)) + slack) * (1 + gamma64(8))
         made = Trace(Ball(centre, radius), batched=any(x.batched for x in operands))
 
         def back(a: Array, rows: Rows) -> Back:
             parts = tuple(unbroadcast(sign * a, x.ball.shape, x.batched) for sign, x in with_signs)
-            return Back(parts, least(a, np.full(1, shift), made.rows(slack, rows)))
+            return Back(parts, lower_bound(a, np.full(1, shift), made.rows(slack, rows)))
 
         return Trace(made.ball, back, made.batched)
 
@@ -85,7 +96,7 @@ def add(node: Node, boxes: Boxes) -> Step:
 
 
 def multiply(node: Node, boxes: Boxes) -> Step:
-    """Products: x y is xc y + x yc - xc yc, and off by no more than the product of the radii."""
+    """Products: x y is xc y + x yc - xc yc, with an error of at most the product of the radii."""
     value: Any = node.attributes.get("value")
     divides = node.kind == "DIV"
     if divides and (value is None or not value or node.get("left")):
@@ -104,9 +115,9 @@ def multiply(node: Node, boxes: Boxes) -> Step:
 
 
 def _times(x: Trace, factor: float) -> Trace:
-    slack = slack_of(abs(factor) * x.ball.size, 4)
-    ball = Ball(factor * x.ball.centre, (abs(factor) * x.ball.radius + slack) * (1 + own(8)))
-    return Trace(ball, lambda a, rows: Back((factor * a,), least(a, np.zeros(1), x.rows(slack, rows))), x.batched)
+    slack = rounding_slack(abs(factor) * x.ball.size, 4)
+    ball = Ball(factor * x.ball.centre, (abs(factor) * x.ball.radius + slack) * (1 + gamma64(8)))
+    return Trace(ball, lambda a, rows: Back((factor * a,), lower_bound(a, np.zeros(1), x.rows(slack, rows))), x.batched)
 
 
 def _product(one: Trace, other: Trace) -> Trace:
@@ -114,20 +125,20 @@ def _product(one: Trace, other: Trace) -> Trace:
     x, y = one.ball, other.ball
     mass = x.size * y.size
     centre = x.centre * y.centre
-    unsure = x.radius * y.radius * (1 + own(8)) + slack_of(mass, 4)
-    radius = (np.abs(x.centre) * y.radius + x.radius * np.abs(y.centre) + unsure) * (1 + own(8))
+    unsure = x.radius * y.radius * (1 + gamma64(8)) + rounding_slack(mass, 4)
+    radius = (np.abs(x.centre) * y.radius + x.radius * np.abs(y.centre) + unsure) * (1 + gamma64(8))
     made = Trace(Ball(centre, radius), batched=one.batched or other.batched)
 
     def back(a: Array, rows: Rows) -> Back:
         towards_x = unbroadcast(a * other.rows(y.centre, rows), x.shape, one.batched)
         towards_y = unbroadcast(a * one.rows(x.centre, rows), y.shape, other.batched)
-        return Back((towards_x, towards_y), least(a, -made.rows(centre, rows), made.rows(unsure, rows)))
+        return Back((towards_x, towards_y), lower_bound(a, -made.rows(centre, rows), made.rows(unsure, rows)))
 
     return Trace(made.ball, back, made.batched)
 
 
 def extreme(node: Node, boxes: Boxes) -> Step:
-    """The greater or the lesser of operands, or of one and a number."""
+    """The maximum or minimum of operands, or of one operand and a number."""
     choose = np.maximum if node.kind == "MAXIMUM" else np.minimum
     value: Any = node.attributes.get("value")
 
@@ -171,20 +182,22 @@ def _summed(x: Trace, along: tuple[int, ...], keep: bool, mean: bool) -> Trace:
     def total(values: Array) -> Array:
         return np.asarray(values.sum(axis=along, keepdims=keep) * share)
 
-    mass = total(x.ball.size) * (1 + own(terms + 8))
-    slack = np.where(np.isfinite(slack_of(mass / share, terms + 2)), slack_of(mass, terms + 2), np.inf)
-    ball = Ball(total(x.ball.centre), (total(x.ball.radius) + slack) * (1 + own(terms + 8)))
+    mass = total(x.ball.size) * (1 + gamma64(terms + 8))
+    slack = np.where(np.isfinite(rounding_slack(mass / share, terms + 2)), rounding_slack(mass, terms + 2), np.inf)
+    ball = Ball(total(x.ball.centre), (total(x.ball.radius) + slack) * (1 + gamma64(terms + 8)))
     inner = x.ball.shape[1:]
 
     def back(a: Array, rows: Rows) -> Back:
         wide = a if keep else np.expand_dims(a, along)
-        return Back((np.broadcast_to(wide * share, (len(a), *inner)),), least(a, np.zeros(1), x.rows(slack, rows)))
+        return Back(
+            (np.broadcast_to(wide * share, (len(a), *inner)),), lower_bound(a, np.zeros(1), x.rows(slack, rows))
+        )
 
     return Trace(ball, back)
 
 
 def matmul(node: Node, boxes: Boxes) -> Step:
-    """The product of two matrices that are both computed; bounds end there."""
+    """The product of two matrices that are both computed; bounds end here."""
 
     def step(one: Trace, other: Trace) -> Trace:
         x, y = one.ball, other.ball
@@ -195,15 +208,15 @@ def matmul(node: Node, boxes: Boxes) -> Step:
         terms = x.shape[-1]
         mass = x.size @ y.size
         radius = np.abs(x.centre) @ y.radius + x.radius @ y.size
-        slack = slack_of(mass, terms + 2) + own(2 * terms + 16) * mass
-        ball = Ball(x.centre @ y.centre, (radius + slack) * (1 + own(2 * terms + 16)))
+        slack = rounding_slack(mass, terms + 2) + gamma64(2 * terms + 16) * mass
+        ball = Ball(x.centre @ y.centre, (radius + slack) * (1 + gamma64(2 * terms + 16)))
         return Trace(ball, batched=one.batched or other.batched)
 
     return step
 
 
 def softmax(node: Node, boxes: Boxes) -> Step:
-    """Inside a network; one that ends it changes no order and is left out."""
+    """A softmax inside a network. One at the end does not change the order of outputs and is left out."""
     axis: Any = node.get("axis")
     if node.get("log"):
         raise NotBounded("the logarithm of a softmax inside a network is not bounded")
@@ -223,7 +236,7 @@ def softmax(node: Node, boxes: Boxes) -> Step:
 
 
 def _log_of_others(values: Array, axis: int) -> Array:
-    """Of the sum of the exponentials of all others along an axis; taking one from the whole sum would lose digits."""
+    """The logarithm of the sum of exponentials of all others along an axis; a subtraction would lose digits."""
     ends = np.full_like(values.take([0], axis), -np.inf)
     before = np.concatenate([ends, np.logaddexp.accumulate(values, axis)], axis)
     after = np.flip(np.concatenate([ends, np.logaddexp.accumulate(np.flip(values, axis), axis)], axis), axis)
@@ -232,7 +245,7 @@ def _log_of_others(values: Array, axis: int) -> Array:
 
 
 def _check_meeting(operands: tuple[Trace, ...]) -> None:
-    """Shapes that stretch only behind the batch."""
+    """Check that shapes broadcast only behind the batch axis."""
     batched = [x.ball.shape for x in operands if x.batched]
     ranks = {len(shape) for shape in batched}
     if len(ranks) > 1 or len({shape[0] for shape in batched}) > 1:

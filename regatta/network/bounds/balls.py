@@ -1,8 +1,8 @@
-"""Numbers that are known to lie within a radius of a centre, and what rounding adds to it.
+"""Numbers that lie within a radius of a centre, and the rounding errors that enlarge the radius.
 
-Two roundings are accounted for. The model whose answers are bounded computes in float32, in whatever order its sums
-are taken: a sum of n products is off by at most `gamma(n)` of the sum of their magnitudes (Higham, Accuracy and
-Stability of Numerical Algorithms, 3.1). The bounds themselves are computed in float64, with `own(n)` in place of it.
+Two kinds of rounding are included. The bounded model computes in float32, in any order of its sums: a sum of n products
+has an error of at most `gamma(n)` times the sum of their magnitudes (Higham, Accuracy and Stability of Numerical
+Algorithms, 3.1). The bounds themselves are computed in float64, with `gamma64(n)` instead.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Array: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.intp]
 
 SINGLE, DOUBLE = 2.0**-24, 2.0**-53
-FLOOR = 2.0**-120  # more than what a float32 operation loses where its result is too small for a normal number
-LARGEST = 1e37  # beyond it float32 may overflow, and nothing is known
+FLOOR = 2.0**-120  # more than the error of a float32 operation with a subnormal result
+MAX_FLOAT32 = 1e37  # beyond it float32 may overflow, so there is no bound
 
 
 @dataclass(frozen=True)
 class Ball:
-    """`radius` has the shape of `centre`; infinite where nothing is known."""
+    """`radius` has the shape of `centre`; it is infinite where there is no bound."""
 
     centre: Array
     radius: Array
@@ -38,7 +38,7 @@ class Ball:
 
     @property
     def size(self) -> Array:
-        """The greatest magnitude."""
+        """The largest magnitude."""
         return np.abs(self.centre) + self.radius
 
     @property
@@ -62,12 +62,12 @@ def between(low: Any, high: Any) -> Ball:
 
 
 def gamma(terms: int) -> float:
-    """What a float32 sum of so many products is off by at most, of the sum of their magnitudes."""
+    """The largest relative error of a float32 sum of `terms` products, relative to the sum of their magnitudes."""
     return _relative(terms, SINGLE)
 
 
-def own(terms: int) -> float:
-    """The same of our own sums, in float64."""
+def gamma64(terms: int) -> float:
+    """The same for sums in float64."""
     return _relative(terms, DOUBLE)
 
 
@@ -76,19 +76,19 @@ def _relative(terms: int, unit: float) -> float:
 
 
 def rounded(ball: Ball, steps: int = 1, mass: Array | None = None) -> Ball:
-    """The ball of what float32 makes of it in so many roundings, which are relative to `mass` where that is given."""
-    added = slack_of(ball.size if mass is None else mass, steps)
+    """The ball enlarged by a number of float32 roundings, relative to `mass` if that is given."""
+    added = rounding_slack(ball.size if mass is None else mass, steps)
     return Ball(ball.centre, (ball.radius + added) * (1 + 4 * DOUBLE))
 
 
-def slack_of(mass: Array, steps: int) -> Array:
-    """What so many roundings of numbers of that magnitude are off by; no bound at all where they may overflow."""
+def rounding_slack(mass: Array, steps: int) -> Array:
+    """The error of a number of float32 roundings at that magnitude; infinite where they may overflow."""
     slack = gamma(steps + 1) * mass + steps * FLOOR
-    return np.where(mass <= LARGEST, slack, np.inf)
+    return np.where(mass <= MAX_FLOAT32, slack, np.inf)
 
 
-def least(a: Array, centre: Array, radius: Array) -> Array:
-    """For each row of `a` the least value of its product with the numbers in the ball."""
+def lower_bound(a: Array, centre: Array, radius: Array) -> Array:
+    """For each row of `a`, a lower bound on its product with the numbers in the ball."""
     rows = len(a)
     flat, size = a.reshape(rows, -1), int(np.prod(a.shape[1:]))
     centre = np.broadcast_to(centre, a.shape).reshape(rows, -1)
@@ -97,4 +97,4 @@ def least(a: Array, centre: Array, radius: Array) -> Array:
     products = np.einsum("pi,pi->p", flat, centre)
     spread = np.einsum("pi,pi->p", magnitude, radius)
     mass = np.einsum("pi,pi->p", magnitude, np.abs(centre)) + spread
-    return np.asarray(products - spread - own(size + 4) * mass)
+    return np.asarray(products - spread - gamma64(size + 4) * mass)

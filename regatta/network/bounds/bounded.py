@@ -1,4 +1,4 @@
-"""A network with a box for each weight: between what its outputs are, and whether one certainly exceeds another."""
+"""A network with a box for each weight: bounds of its outputs, and whether one certainly exceeds another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.network.bounds import activations, affine, arithmetic, norms, pools, shapes
-from regatta.network.bounds.balls import Array, Ball, Rows, least
+from regatta.network.bounds.balls import Array, Ball, Rows, lower_bound
 from regatta.network.bounds.traces import Boxes, NotBounded, Step, Trace
 from regatta.network.graph import Network, Node
 
@@ -28,8 +28,8 @@ _WEIGHTED = ("FULL", "CONV")
 
 
 @dataclass
-class Passed:
-    """A batch on its way through: what each layer made of it, and for which of its inputs all of that is known."""
+class ForwardPass:
+    """A forward pass of a batch: the result of each layer, and which inputs have finite bounds everywhere."""
 
     traces: dict[str, Trace]
     known: NDArray[np.bool_]
@@ -38,14 +38,14 @@ class Passed:
 
 @dataclass
 class Margins:
-    """For each pair a lower bound on by how much one output exceeds another, and what parameters cost it."""
+    """For each pair, a lower bound on the margin between two outputs, and the loss caused by each parameter."""
 
     least: Array
     costs: dict[str, Array] = field(default_factory=dict)
 
 
 class BoundedNetwork:
-    """A network whose one output is a row of numbers, one for each class."""
+    """A network with one output, a row of numbers, one for each class."""
 
     def __init__(self, network: Network, boxes: Boxes) -> None:
         self.network = network
@@ -53,49 +53,49 @@ class BoundedNetwork:
         self.steps = {id: _step(network.by_id[id], boxes) for id in network.order if id != network.inputs[0].id}
         self.tail = _tail(network, self.output)
 
-    def forward(self, x: Any) -> Passed:
+    def forward(self, x: Any) -> ForwardPass:
         """Balls from the input to the output: centres and radii through every layer (Rump's interval arithmetic)."""
         return self.forward_from(shapes.given(x), len(x))
 
-    def forward_from(self, start: Trace, count: int) -> Passed:
-        """The same for inputs that are themselves known within balls."""
+    def forward_from(self, start: Trace, count: int) -> ForwardPass:
+        """The same for inputs that are themselves balls."""
         traces = {self.network.inputs[0].id: start}
         known = np.ones(count, bool)
         for id in self.network.order:
             if id in traces:
                 continue
-            traces[id] = self._passed(id, traces)
+            traces[id] = self._forward_pass(id, traces)
             known &= _finite(traces[id], count)
-        return Passed(traces, known, traces[self.output].ball)
+        return ForwardPass(traces, known, traces[self.output].ball)
 
-    def margins(self, passed: Passed, rows: Rows, better: Rows, worse: Rows, whole: bool) -> Margins:
-        """Bounds for pairs of outputs: of input rows[i], by how much output better[i] exceeds worse[i].
+    def margins(self, passed: ForwardPass, rows: Rows, better: Rows, worse: Rows, whole: bool) -> Margins:
+        """Lower bounds on the margin of output better[i] over output worse[i] for input rows[i].
 
-        Taken back through the last layer with weights only, or, `whole`, through the network to its input.
+        The bound goes back through the last layer with weights, or, with `whole`, through the network to its input.
         """
         a = np.zeros((len(rows), passed.logits.shape[1]))
         a[np.arange(len(rows)), better] = 1.0
         a[np.arange(len(rows)), worse] -= 1.0
         return self.take_back(a, passed, rows, whole)
 
-    def take_back(self, a: Array, passed: Passed, rows: Rows, whole: bool) -> Margins:
-        """Lower bounds on products of coefficients with the outputs of the inputs `rows`."""
+    def take_back(self, a: Array, passed: ForwardPass, rows: Rows, whole: bool) -> Margins:
+        """Lower bounds on products of coefficients with the outputs for the inputs `rows`."""
         waiting: dict[str, Array] = {self.output: a}
         found = Margins(np.zeros(len(rows)))
-        with np.errstate(over="ignore", invalid="ignore"):  # where nothing is known
+        with np.errstate(over="ignore", invalid="ignore"):  # where there is no bound
             for id in reversed(self.network.order):
                 if id in waiting:
                     self._step_back(id, waiting.pop(id), passed, rows, waiting, found, whole)
         found.least[~passed.known[rows]] = -np.inf
-        found.least -= 1e-12 * np.abs(found.least)  # of the sums over layers
+        found.least -= 1e-12 * np.abs(found.least)  # for the rounding of the sums over layers
         return found
 
     def _step_back(
-        self, id: str, a: Array, passed: Passed, rows: Rows, waiting: dict[str, Array], found: Margins, whole: bool
+        self, id: str, a: Array, passed: ForwardPass, rows: Rows, waiting: dict[str, Array], found: Margins, whole: bool
     ) -> None:
         trace = passed.traces[id]
         if trace.back is None or not (whole or id in self.tail):
-            found.least += least(a, trace.rows(trace.ball.centre, rows), trace.rows(trace.ball.radius, rows))
+            found.least += lower_bound(a, trace.rows(trace.ball.centre, rows), trace.rows(trace.ball.radius, rows))
             return
         back = trace.back(a, rows)
         found.least += back.constant
@@ -105,7 +105,7 @@ class BoundedNetwork:
             if part is not None:
                 waiting[source] = waiting[source] + part if source in waiting else part
 
-    def _passed(self, id: str, traces: Mapping[str, Trace]) -> Trace:
+    def _forward_pass(self, id: str, traces: Mapping[str, Trace]) -> Trace:
         node = self.network.by_id[id]
         try:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -138,7 +138,7 @@ def _finite(trace: Trace, count: int) -> NDArray[np.bool_]:
 
 
 def _tail(network: Network, output: str) -> frozenset[str]:
-    """The output and what leads to it, back to the last layers with weights."""
+    """The output and its ancestors, back to the last layers with weights."""
     found: set[str] = set()
     waiting: Sequence[str] = [output]
     while waiting:

@@ -1,4 +1,4 @@
-"""Normalisation, in evaluation: by statistics that are parameters (batch), or by those of the input itself."""
+"""Normalisation in evaluation mode: by statistics that are parameters (batch), or by those of the input."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from regatta.network.bounds.affine import box_of
-from regatta.network.bounds.balls import FLOOR, LARGEST, Array, Ball, Rows, between, exactly, gamma, least, own
+from regatta.network.bounds.affine import parameter_box
+from regatta.network.bounds.balls import (
+    FLOOR,
+    MAX_FLOAT32,
+    Array,
+    Ball,
+    Rows,
+    between,
+    exactly,
+    gamma,
+    gamma64,
+    lower_bound,
+)
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.graph import Node
 
@@ -27,27 +38,29 @@ def norm(node: Node, boxes: Boxes) -> Step:
 def _product(one: Ball, other: Ball) -> Ball:
     centre = one.centre * other.centre
     radius = one.radius * other.size + np.abs(one.centre) * other.radius
-    return Ball(centre, (radius + own(8) * one.size * other.size) * (1 + own(8)))
+    return Ball(centre, (radius + gamma64(8) * one.size * other.size) * (1 + gamma64(8)))
 
 
 def _sum(one: Ball, other: Ball, sign: float = 1.0) -> Ball:
     return Ball(
-        one.centre + sign * other.centre, (one.radius + other.radius + own(4) * (one.size + other.size)) * (1 + own(4))
+        one.centre + sign * other.centre,
+        (one.radius + other.radius + gamma64(4) * (one.size + other.size)) * (1 + gamma64(4)),
     )
 
 
 def _one_over_root(low: Array, high: Array) -> Ball:
-    """1 / sqrt, falling; nothing is known where the argument may not be positive."""
+    """1 / sqrt, which decreases; there is no bound where the argument may not be positive."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ball = between(1 / np.sqrt(high), 1 / np.sqrt(low))
     known = low > 0
     return Ball(
-        np.where(known, ball.centre, 0.0), np.where(known, ball.radius * (1 + own(8)) + own(8) * ball.size, np.inf)
+        np.where(known, ball.centre, 0.0),
+        np.where(known, ball.radius * (1 + gamma64(8)) + gamma64(8) * ball.size, np.inf),
     )
 
 
 def _batch(node: Node, boxes: Boxes) -> Step:
-    found = {role: box_of(node, role, boxes) for role in ("weight", "bias", "running_mean", "running_var")}
+    found = {role: parameter_box(node, role, boxes) for role in ("weight", "bias", "running_mean", "running_var")}
     mean, variance = found["running_mean"], found["running_var"]
     if mean is None or variance is None:
         raise NotBounded("batch normalisation without kept statistics is not bounded")
@@ -71,22 +84,22 @@ def _batch(node: Node, boxes: Boxes) -> Step:
 
 
 def _along(ball: Ball, dims: int) -> Ball:
-    """A number for each channel, in a shape to meet (batch, channels, ...)."""
+    """A number for each channel, in a shape that broadcasts to (batch, channels, ...)."""
     shape = (-1, *[1] * (dims - 2))
     return Ball(ball.centre.reshape(shape), ball.radius.reshape(shape))
 
 
 def _scaled(x: Trace, scale: Ball, shift: Ball, mass: Array, names: list[str]) -> Trace:
-    """scale x + shift, each with a box; `mass` is what float32 adds up beside x."""
+    """scale x + shift, each with a box; `mass` is the magnitude that float32 sums in addition to x."""
     moved = (scale.size + _TINY) * x.ball.size
     slack = scale.radius * x.ball.size + shift.radius + _ROUNDINGS * (moved + mass) + FLOOR * (1 + scale.size)
-    slack = np.where(moved + mass <= LARGEST, slack * (1 + own(16)), np.inf)
+    slack = np.where(moved + mass <= MAX_FLOAT32, slack * (1 + gamma64(16)), np.inf)
     centre = scale.centre * x.ball.centre + shift.centre
-    radius = (np.abs(scale.centre) * x.ball.radius + slack) * (1 + own(16))
+    radius = (np.abs(scale.centre) * x.ball.radius + slack) * (1 + gamma64(16))
 
     def back(a: Array, rows: Rows) -> Back:
         loss = x.rows(slack, rows)
-        constant = least(a, shift.centre, loss)
+        constant = lower_bound(a, shift.centre, loss)
         lost = (np.abs(a) * loss).sum(axis=tuple(range(1, a.ndim)))
         return Back((a * scale.centre,), constant, {name: lost / len(names) for name in names})
 
@@ -96,7 +109,7 @@ def _scaled(x: Trace, scale: Ball, shift: Ball, mass: Array, names: list[str]) -
 def _by_itself(node: Node, boxes: Boxes) -> Step:
     get: Any = node.get
     function, eps = get("function"), get("eps")
-    weight, bias = box_of(node, "weight", boxes), box_of(node, "bias", boxes)
+    weight, bias = parameter_box(node, "weight", boxes), parameter_box(node, "bias", boxes)
     if function == "instance" and get("track"):
         raise NotBounded("instance normalisation with kept statistics is not bounded")
     among = (eps, eps)
@@ -114,7 +127,7 @@ def _by_itself(node: Node, boxes: Boxes) -> Step:
 
 
 def _grouping(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in which what is normalised together is the last axis."""
+    """The shape in which the last axis holds the numbers that are normalised together."""
     get: Any = node.get
     function = get("function")
     if function in ("layer", "rms"):
@@ -127,26 +140,26 @@ def _grouping(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _centred(x: Trace, parts: tuple[int, ...]) -> Trace:
-    """x less its mean, which is linear."""
+    """x minus its mean, which is linear."""
     shape, terms = x.ball.shape, parts[-1]
     centre, radius, size = (v.reshape(parts) for v in (x.ball.centre, x.ball.radius, x.ball.size))
     average = radius.mean(-1, keepdims=True)
     mass = size + size.mean(-1, keepdims=True)
-    slack = np.where(mass <= LARGEST / terms, 1.01 * gamma(terms + 8) * mass + FLOOR, np.inf).reshape(shape)
+    slack = np.where(mass <= MAX_FLOAT32 / terms, 1.01 * gamma(terms + 8) * mass + FLOOR, np.inf).reshape(shape)
     moved = (centre - centre.mean(-1, keepdims=True)).reshape(shape)
     spread = (radius * (1 - 2 / terms) + average if terms > 1 else radius).reshape(shape)
-    ball = Ball(moved, (spread + 2 * slack) * (1 + own(terms + 8)))
+    ball = Ball(moved, (spread + 2 * slack) * (1 + gamma64(terms + 8)))
 
     def back(a: Array, rows: Rows) -> Back:
         grouped = a.reshape(len(a), *parts[1:])
         part = (grouped - grouped.mean(-1, keepdims=True)).reshape(a.shape)
-        return Back((part,), least(a, np.zeros(1), 2 * x.rows(slack, rows)))
+        return Back((part,), lower_bound(a, np.zeros(1), 2 * x.rows(slack, rows)))
 
     return Trace(ball, back, x.batched)
 
 
 def _rounded_parts(x: Trace, parts: tuple[int, ...]) -> Trace:
-    """Nothing is taken away; only the number of terms is checked."""
+    """Without subtracting the mean; only the number of terms is checked."""
     return Trace(x.ball, lambda a, rows: Back((a,), np.zeros(len(a))), x.batched)
 
 
@@ -155,39 +168,39 @@ def _mean_square(x: Ball, parts: tuple[int, ...]) -> Array:
 
 
 def _inverse_deviation(centred: Ball, mass: Array, eps: tuple[float, float], parts: tuple[int, ...]) -> Ball:
-    """1 / sqrt(mean square + eps), by the triangle inequality for the norm; rounding is relative to the input's."""
+    """1 / sqrt(mean square + eps), by the triangle inequality for the norm; rounding is relative to the input."""
     terms = parts[-1]
     middle = np.sqrt((centred.centre.reshape(parts) ** 2).sum(-1, keepdims=True))
-    around = np.sqrt((centred.radius.reshape(parts) ** 2).sum(-1, keepdims=True)) * (1 + own(terms + 8))
-    around = around + own(terms + 8) * middle
-    off = np.where(mass <= LARGEST / terms, gamma(2 * terms + 16) * mass + FLOOR, np.inf)
-    low = np.maximum(middle - around, 0.0) ** 2 / terms * (1 - own(8)) + eps[0] - off
-    high = (middle + around) ** 2 / terms * (1 + own(8)) + eps[1] + off
+    around = np.sqrt((centred.radius.reshape(parts) ** 2).sum(-1, keepdims=True)) * (1 + gamma64(terms + 8))
+    around = around + gamma64(terms + 8) * middle
+    off = np.where(mass <= MAX_FLOAT32 / terms, gamma(2 * terms + 16) * mass + FLOOR, np.inf)
+    low = np.maximum(middle - around, 0.0) ** 2 / terms * (1 - gamma64(8)) + eps[0] - off
+    high = (middle + around) ** 2 / terms * (1 + gamma64(8)) + eps[1] + off
     return _one_over_root(low * (1 - _ROUNDINGS), high * (1 + _ROUNDINGS))
 
 
 def _by_data(x: Trace, factor: Ball) -> Trace:
-    """x times a factor for each group, which is known within a ball."""
+    """x times a factor for each group; the factor is a ball."""
     groups = (*factor.shape[:-1], -1)
     size = (x.ball.size.reshape(groups) * factor.size).reshape(x.ball.shape)
     unsure = (x.ball.size.reshape(groups) * factor.radius).reshape(x.ball.shape)
-    slack = (unsure + _ROUNDINGS * size + FLOOR) * (1 + own(16))
+    slack = (unsure + _ROUNDINGS * size + FLOOR) * (1 + gamma64(16))
     centre = (x.ball.centre.reshape(groups) * factor.centre).reshape(x.ball.shape)
     radius = (x.ball.radius.reshape(groups) * np.abs(factor.centre)).reshape(x.ball.shape)
     back_of = x.back
 
     def back(a: Array, rows: Rows) -> Back:
         scaled = (a.reshape(len(a), *groups[1:]) * x.rows(factor.centre, rows)).reshape(a.shape)
-        here = least(a, np.zeros(1), x.rows(slack, rows))
+        here = lower_bound(a, np.zeros(1), x.rows(slack, rows))
         assert back_of is not None
         further = back_of(scaled, rows)
         return Back(further.parts, here + further.constant)
 
-    return Trace(Ball(centre, (radius + slack) * (1 + own(16))), back, x.batched)
+    return Trace(Ball(centre, (radius + slack) * (1 + gamma64(16))), back, x.batched)
 
 
 def _with_parameters(x: Trace, weight: tuple[str, Ball] | None, bias: tuple[str, Ball] | None, function: str) -> Trace:
-    """The learned scale and shift, which follow the normalised axes or, for groups, the channels."""
+    """The learned scale and shift, which apply to the normalised axes or, for groups, to the channels."""
     if weight is None and bias is None:
         return x
     shape = (weight or bias)[1].shape  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Pooling over windows: the greatest or the mean of what each sees."""
+"""Pooling over windows: the maximum or the mean of each window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.network.bounds.balls import DOUBLE, LARGEST, Array, Ball, Rows, between, least, own, slack_of
+from regatta.network.bounds.balls import (
+    DOUBLE,
+    MAX_FLOAT32,
+    Array,
+    Ball,
+    Rows,
+    between,
+    gamma64,
+    lower_bound,
+    rounding_slack,
+)
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.bounds.windows import Windows, adaptive, sliding
 from regatta.network.graph import Node
@@ -47,13 +57,13 @@ def _flat(values: Array) -> Array:
 
 
 def _greatest(x: Trace, windows: Windows, space: tuple[int, ...]) -> Trace:
-    """The greatest is at least any of them, and at most one of them plus what others may exceed it by."""
+    """The maximum is at least any element, and at most one element plus the largest excess of the others over it."""
     low = windows.gather(_flat(x.ball.low), -np.inf)
     high = windows.gather(_flat(x.ball.high), -np.inf)
     shape = (*x.ball.shape[:2], *windows.shape)
     ball = between(low.max(axis=-2).reshape(shape), high.max(axis=-2).reshape(shape))
 
-    leaders = cache(lambda: _leaders(low, high))
+    leaders = cache(lambda: _window_maxima(low, high))
 
     def back(a: Array, rows: Rows) -> Back:
         found, flat = leaders(), _flat(a)
@@ -62,16 +72,16 @@ def _greatest(x: Trace, windows: Windows, space: tuple[int, ...]) -> Trace:
         offset = np.where(level, found.ceiling[rows], np.where(falling, found.excess[rows], 0.0))
         kept = np.where(level, 0.0, flat)[..., None, :] * (np.arange(len(windows.taps))[:, None] == found.tap[rows])
         part = windows.scatter(kept).reshape(len(a), -1, *space)
-        return Back((part,), least(flat, offset, own(len(windows.taps) + 4) * found.size[rows]))
+        return Back((part,), lower_bound(flat, offset, gamma64(len(windows.taps) + 4) * found.size[rows]))
 
     return Trace(ball, back, x.batched)
 
 
 @dataclass(frozen=True)
-class _Leaders:
-    """For each window the tap with the greatest lower bound, what others may exceed it by, and what none exceeds.
+class _WindowMaxima:
+    """For each window: the tap with the largest lower bound, the excess of others over it, and an upper constant.
 
-    `is_level` is where that last constant is nearer than the leader and the excess.
+    `is_level` is true where the constant is closer than the leading tap plus the excess.
     """
 
     tap: NDArray[np.intp]
@@ -81,14 +91,14 @@ class _Leaders:
     size: Array
 
 
-def _leaders(low: Array, high: Array) -> _Leaders:
+def _window_maxima(low: Array, high: Array) -> _WindowMaxima:
     tap = low.argmax(axis=-2, keepdims=True)
     floor = np.take_along_axis(low, tap, -2)[..., 0, :]
     middle = floor / 2 + np.take_along_axis(high, tap, -2)[..., 0, :] / 2
     others = np.where(np.arange(low.shape[-2])[:, None] == tap, -np.inf, high).max(axis=-2)
     excess = np.maximum(others - floor, 0.0) * (1 + 4 * DOUBLE)
     ceiling = high.max(axis=-2)
-    return _Leaders(tap, excess, ceiling, middle + excess > ceiling, np.abs(floor) + np.abs(ceiling))
+    return _WindowMaxima(tap, excess, ceiling, middle + excess > ceiling, np.abs(floor) + np.abs(ceiling))
 
 
 def _mean(x: Trace, windows: Windows, space: tuple[int, ...], counts: Array) -> Trace:
@@ -98,20 +108,20 @@ def _mean(x: Trace, windows: Windows, space: tuple[int, ...], counts: Array) -> 
         return np.asarray((windows.gather(_flat(values)).sum(axis=-2) / counts).reshape(shape))
 
     mass = mean(x.ball.size)
-    slack = slack_of(mass, terms + 2) * (1 + own(terms + 8))
-    slack = np.where(mass * counts.max(initial=1) <= LARGEST, slack, np.inf)  # it is the sum that overflows
-    ball = Ball(mean(x.ball.centre), mean(x.ball.radius) * (1 + own(terms + 8)) + 2 * slack)
+    slack = rounding_slack(mass, terms + 2) * (1 + gamma64(terms + 8))
+    slack = np.where(mass * counts.max(initial=1) <= MAX_FLOAT32, slack, np.inf)  # it is the sum that overflows
+    ball = Ball(mean(x.ball.centre), mean(x.ball.radius) * (1 + gamma64(terms + 8)) + 2 * slack)
 
     def back(a: Array, rows: Rows) -> Back:
         spread = np.broadcast_to((_flat(a) / counts)[..., None, :], (*a.shape[:2], *windows.taps.shape))
         part = windows.scatter(spread).reshape(len(a), -1, *space)
-        return Back((part,), least(a, np.zeros(1), 2 * x.rows(slack, rows)))
+        return Back((part,), lower_bound(a, np.zeros(1), 2 * x.rows(slack, rows)))
 
     return Trace(ball, back, x.batched)
 
 
 def _counts(node: Node, windows: Windows, space: tuple[int, ...]) -> Array:
-    """By how much each mean divides."""
+    """The divisor of each mean."""
     get: Any = node.get
     if get("output") or not get("count_padding"):
         return np.asarray(windows.inside.sum(axis=0), np.float64)

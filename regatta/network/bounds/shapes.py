@@ -1,4 +1,4 @@
-"""Layers that only move numbers: what they do to an array is undone on coefficients."""
+"""Layers that only move numbers: the inverse move is applied to coefficients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from regatta.network.bounds.balls import Array, Ball, Rows, exactly, least
+from regatta.network.bounds.balls import Array, Ball, Rows, exactly, lower_bound
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.graph import Node
 
@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 def same(node: Node, boxes: Boxes) -> Step:
-    """Nothing is done, as by dropout in evaluation."""
+    """No change, such as dropout in evaluation mode."""
     return lambda x: Trace(x.ball, lambda a, rows: Back((a,), np.zeros(len(a))), x.batched)
 
 
@@ -109,7 +109,7 @@ def cut(node: Node, boxes: Boxes) -> Step:
         if not x.batched or not index or index[0] not in (slice(None), slice(None, None, 1), ...):
             raise NotBounded("an index into the batch is not bounded")
         if any(item is None or not isinstance(item, int | slice | type(...)) for item in index):
-            raise NotBounded("an index that is no slice is not bounded")
+            raise NotBounded("an index that is not a slice is not bounded")
         ball = Ball(x.ball.centre[index], x.ball.radius[index])
         if ball.shape[:1] != x.ball.shape[:1]:
             raise NotBounded("an index into the batch is not bounded")
@@ -134,7 +134,7 @@ def _index(item: Any) -> Any:
 
 
 def pad(node: Node, boxes: Boxes) -> Step:
-    """A constant around; amounts are of the last axis first, as PyTorch has them."""
+    """Constant padding; amounts are for the last axis first, as in PyTorch."""
     amounts: Any = node.get("padding")
     value: Any = node.get("value")
     if node.get("mode") != "constant" or any(amount < 0 for amount in amounts):
@@ -152,7 +152,7 @@ def pad(node: Node, boxes: Boxes) -> Step:
         def back(a: Array, rows: Rows) -> Back:
             around = a.copy()
             around[inside] = 0.0
-            return Back((a[inside],), least(around, centre[:1], np.zeros(1)))
+            return Back((a[inside],), lower_bound(around, centre[:1], np.zeros(1)))
 
         return Trace(Ball(centre, np.pad(x.ball.radius, pairs)), back)
 
@@ -162,4 +162,4 @@ def pad(node: Node, boxes: Boxes) -> Step:
 def given(values: Any) -> Trace:
     """The input itself."""
     ball = exactly(values)
-    return Trace(ball, lambda a, rows: Back((), least(a, ball.centre[rows], ball.radius[rows])))
+    return Trace(ball, lambda a, rows: Back((), lower_bound(a, ball.centre[rows], ball.radius[rows])))

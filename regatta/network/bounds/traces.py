@@ -1,4 +1,4 @@
-"""What a layer leaves behind on the way forward, so that bounds can be taken back through it."""
+"""What the forward pass keeps of a layer, so that bounds can be taken back through it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from regatta.network.bounds.balls import Array, Ball, Rows
 
 
 class NotBounded(Exception):
-    """A layer, or the way in which it is used, that has no bound here."""
+    """A layer, or a use of it, that has no bound here."""
 
 
 @dataclass(frozen=True)
 class Back:
     """A lower bound on products with a layer's output, in terms of its operands.
 
-    For each row of coefficients: those of each operand, and what is left over. `costs` says how much of that is lost
-    because a parameter is not known better.
+    For each row of coefficients: the coefficients of each operand, and a constant. `costs` is the part of the constant
+    that is lost because a parameter is not known more exactly.
     """
 
     parts: tuple[Array | None, ...]
@@ -33,7 +33,7 @@ GoBack: TypeAlias = Callable[[Array, Rows], Back]
 
 @dataclass(frozen=True)
 class Trace:
-    """The output of a layer. Without a way back, bounds end at its ball. Row i of coefficients is of input rows[i]."""
+    """The output of a layer. Without a step back, bounds end at its ball. Coefficients i belong to input rows[i]."""
 
     ball: Ball
     back: GoBack | None = None
@@ -49,7 +49,7 @@ Boxes: TypeAlias = Mapping[str, Ball]
 
 
 def unbroadcast(a: Array, shape: tuple[int, ...], batched: bool) -> Array:
-    """Coefficients of an operand of that shape, which was stretched to meet others. The first axis of `a` is rows."""
+    """Coefficients of an operand of that shape, which was broadcast. The first axis of `a` is rows."""
     wanted = shape[1:] if batched else shape
     inner = a.ndim - 1
     if not batched and len(wanted) == inner + 1:

@@ -1,4 +1,4 @@
-"""Which inputs each output of a convolution or of a pooling layer looks at, for any number of dimensions."""
+"""Which inputs each output of a convolution or of a pooling layer depends on, for any number of dimensions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Taps = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """`taps[t, o]` is where output o finds its operand number t in the flattened space; `size` stands for padding."""
+    """`taps[t, o]` is the flat index of operand t of output o; the index `size` stands for padding."""
 
     taps: Taps
     size: int
@@ -59,7 +59,7 @@ class Windows:
 
     @cached_property
     def _apart(self) -> list[bool]:
-        """Whether a tap has another place for each output; the padding does not matter."""
+        """Whether a tap has a different place for each output, except for padding."""
         inside = [row[row < self.size] for row in self.taps]
         return [len(np.unique(row)) == len(row) for row in inside]
 
@@ -72,7 +72,7 @@ def sliding(
     dilation: Sequence[int],
     ceil: bool = False,
 ) -> Windows:
-    """The windows of a kernel; padding is one number for each axis, or all begins and then all ends."""
+    """The windows of a kernel; padding is one number for each axis, or all starts and then all ends."""
     dims = len(space)
     begins, ends = padding[:dims], padding[dims:] if len(padding) == 2 * dims else padding
     axes = []
@@ -105,7 +105,7 @@ def _count(size: int, begin: int, end: int, reach: int, stride: int, ceil: bool)
 
 
 def _combined(axes: Sequence[NDArray[Any]], space: Sequence[int]) -> Windows:
-    """Flat places, from those along each axis: (taps, outputs) each."""
+    """Flat indices from the indices along each axis: (taps, outputs) each."""
     size, shape = int(np.prod(space)), tuple(places.shape[1] for places in axes)
     if min(shape) < 1:
         raise ValueError(f"a window is larger than the space {tuple(space)}")

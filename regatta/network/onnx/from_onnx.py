@@ -1,5 +1,7 @@
-"""The network of an ONNX file. Weights are not read: what the file holds as initializers or constants becomes the names
-and shapes of parameters, but for the few numbers that say how to reshape, slice or scale. External data is not opened.
+"""The network of an ONNX file, without its weights.
+
+Initializers and constants become the names and shapes of parameters. Only short constants, which say how to reshape,
+slice or scale, are read. External data is not opened.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from regatta.errors import DataError, MissingExtraError, NotFoundError
 from regatta.network.builder import Builder
 from regatta.network.graph import MAX_NODES, MAX_RANK, MAX_SIZE, Network, Parameter, Shape
 from regatta.network.onnx.operators import (
+    ConstantTensor,
     Given,
+    NodeOutput,
     Op,
     Sizes,
-    Tensor,
-    Written,
     translate,
 )
 from regatta.network.onnx.shapes import Dims, output_dims, shape_of
@@ -28,19 +30,19 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_BYTES = 2**31 - 1  # of a protobuf message
-FEW = 64  # numbers that are read along
+MAX_NUMBERS_READ = 64  # longer constants are not read
 
 
 def from_onnx(path: str | os.PathLike[str], *, name: str = "") -> Network:
-    """The layers of an ONNX model and what flows between them."""
+    """The layers of an ONNX model and their connections."""
     path = Path(path)
-    model = _loaded(path)
+    model = load_onnx(path)
     if len(model.graph.node) > MAX_NODES:
         raise DataError(f"The model has {len(model.graph.node)} nodes; {MAX_NODES} are allowed.", place=str(path))
-    return _Reader(model, name or path.stem).network()
+    return _OnnxReader(model, name or path.stem).network()
 
 
-def _loaded(path: Path) -> onnx.ModelProto:
+def load_onnx(path: Path) -> onnx.ModelProto:
     try:
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -60,8 +62,8 @@ def _loaded(path: Path) -> onnx.ModelProto:
 
 
 @dataclass
-class _Reader:
-    """Goes through the nodes of a model in their order, which ONNX wants to be topological."""
+class _OnnxReader:
+    """Reads the nodes of a model in their order, which ONNX requires to be topological."""
 
     model: onnx.ModelProto
     name: str
@@ -69,7 +71,7 @@ class _Reader:
     def __post_init__(self) -> None:
         graph = self.model.graph
         self._builder = Builder(self.name, "onnx")
-        self._shapes = _inferred(self.model)
+        self._shapes = _infer_shapes(self.model)
         self._opset = max((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         self._uses = Counter(name for node in graph.node for name in node.input)
         self._uses.update(output.name for output in graph.output)
@@ -97,7 +99,7 @@ class _Reader:
         code = value.type.tensor_type.elem_type
         dtype = onnx.TensorProto.DataType.Name(code).lower().replace("float", "float32") if code == 1 else None
         id = self._builder.add("INPUT", name=value.name, shape=shape, attributes={"dtype": dtype})
-        self._values[value.name] = self._dimensioned(id, "INPUT", {}, (), shape)
+        self._values[value.name] = self._with_sizes(id, "INPUT", {}, (), shape)
 
     def _value(self, name: str) -> Given:
         if name not in self._values:
@@ -111,10 +113,10 @@ class _Reader:
         if node.output[0] in self._values:  # written along with the node before
             return
         inputs = [self._value(name) if name else None for name in node.input]
-        bias = self._bias_after(node)
+        bias = self._following_bias(node)
         op = Op(node.op_type, inputs, _attributes(node), self._opset, self._shapes.get(node.output[0]), bias)
         made = translate(op)
-        if isinstance(made, Sizes | Tensor | Written):
+        if isinstance(made, Sizes | ConstantTensor | NodeOutput):
             self._values[node.output[0]] = made
             return
         self._write(node, op, made)
@@ -134,19 +136,19 @@ class _Reader:
         )
         outputs = [output for output in node.output if output]
         if len(outputs) == 1 or made.kind == "NORM":
-            self._values[outputs[0]] = self._dimensioned(id, made.kind, made.attributes, dims, op.shape)
+            self._values[outputs[0]] = self._with_sizes(id, made.kind, made.attributes, dims, op.shape)
             return
         for item, output in enumerate(node.output):
             if output:
                 shape = self._shapes.get(output)
                 selected = self._builder.add("SELECT", [id], attributes={"item": item}, shape=shape, name=output)
-                self._values[output] = self._dimensioned(selected, "SELECT", {}, (), shape)
+                self._values[output] = self._with_sizes(selected, "SELECT", {}, (), shape)
 
-    def _dimensioned(self, id: str, kind: str, attributes: Any, operands: Any, shape: Shape | None) -> Written:
-        return Written(id, output_dims(id, kind, attributes, operands, shape))
+    def _with_sizes(self, id: str, kind: str, attributes: Any, operands: Any, shape: Shape | None) -> NodeOutput:
+        return NodeOutput(id, output_dims(id, kind, attributes, operands, shape))
 
-    def _bias_after(self, node: onnx.NodeProto) -> Tensor | None:
-        """The constant of the Add that follows, if nobody else sees what comes before it."""
+    def _following_bias(self, node: onnx.NodeProto) -> ConstantTensor | None:
+        """The constant of the Add that follows, if no other node uses this node's output."""
         output = node.output[0] if node.output else ""
         if node.op_type not in ("Conv", "MatMul", "ConvTranspose") or self._uses[output] != 1:
             return None
@@ -154,24 +156,24 @@ class _Reader:
         if after is None or after.op_type != "Add":
             return None
         other = self._values.get(next((name for name in after.input if name != output), ""))
-        other = self._constants_ahead(after, output) if other is None else other
-        return other if isinstance(other, Tensor) else None
+        other = self._later_constants(after, output) if other is None else other
+        return other if isinstance(other, ConstantTensor) else None
 
-    def _constants_ahead(self, after: onnx.NodeProto, output: str) -> Given | None:
-        """Constants may be written after the layer that they belong to, but before the node that uses them."""
+    def _later_constants(self, after: onnx.NodeProto, output: str) -> Given | None:
+        """A constant may come after the layer that it belongs to, but before the node that uses it."""
         wanted = next((name for name in after.input if name != output), "")
         found = self._ahead.get(wanted)
         if found is None:
             return None
         if found.op_type == "Constant":
             return _constant(found)
-        base = self._values.get(found.input[0]) or self._made_ahead(found.input[0])
-        shape = self._values.get(found.input[1]) or self._made_ahead(found.input[1])
-        if isinstance(base, Tensor) and isinstance(shape, Tensor) and shape.numbers is not None:
+        base = self._values.get(found.input[0]) or self._make_later_constant(found.input[0])
+        shape = self._values.get(found.input[1]) or self._make_later_constant(found.input[1])
+        if isinstance(base, ConstantTensor) and isinstance(shape, ConstantTensor) and shape.numbers is not None:
             return replace(base, shape=tuple(int(n) if n > 0 else None for n in shape.numbers))
         return None
 
-    def _made_ahead(self, name: str) -> Given | None:
+    def _make_later_constant(self, name: str) -> Given | None:
         found = self._ahead.get(name)
         return _constant(found) if found is not None and found.op_type == "Constant" else None
 
@@ -186,7 +188,7 @@ class _Reader:
         return self._constants
 
     def _operand(self, value: Given) -> str:
-        if isinstance(value, Written):
+        if isinstance(value, NodeOutput):
             return value.id
         if isinstance(value, Sizes):
             return self._sizes_as_node(value)
@@ -206,22 +208,22 @@ class _Reader:
 
 
 def _dims_of(value: Given) -> Dims | None:
-    if isinstance(value, Written):
+    if isinstance(value, NodeOutput):
         return value.dims
-    if isinstance(value, Tensor):
+    if isinstance(value, ConstantTensor):
         return None if None in value.shape else tuple(size for size in value.shape if size is not None)
     return (len(value.sizes),)
 
 
-def _inferred(model: onnx.ModelProto) -> dict[str, Shape]:
-    """The shapes that the file states and that follow from them; sizes that vary are None."""
+def _infer_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
+    """The shapes that the file states, and those inferred from them; sizes that vary are None."""
     import onnx
     from onnx import shape_inference
 
     try:
         graph = shape_inference.infer_shapes(model, data_prop=True).graph
     except (shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, RuntimeError):
-        graph = model.graph  # an operator of somebody's own
+        graph = model.graph  # the model has a custom operator
     found = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.tensor_type.HasField("shape"):
@@ -238,11 +240,11 @@ def _constant(node: onnx.NodeProto) -> Given:
         numbers = _plain(attribute)
         listed = numbers if isinstance(numbers, list) else [numbers]
         shape = (len(listed),) if isinstance(numbers, list) else ()
-        return Tensor(node.output[0], shape, shape, tuple(listed) if len(listed) <= FEW else None)
+        return ConstantTensor(node.output[0], shape, shape, tuple(listed) if len(listed) <= MAX_NUMBERS_READ else None)
     raise DataError(f"The constant {node.output[0]!r:.80} has no value.")
 
 
-def _tensor(name: str, tensor: onnx.TensorProto) -> Tensor:
+def _tensor(name: str, tensor: onnx.TensorProto) -> ConstantTensor:
     from onnx import numpy_helper
 
     shape = tuple(int(size) for size in tensor.dims)
@@ -251,10 +253,10 @@ def _tensor(name: str, tensor: onnx.TensorProto) -> Tensor:
     count = 1
     for size in shape:
         count *= size
-    if count > FEW or tensor.external_data or tensor.data_type == 8:
-        return Tensor(name, shape, shape, None)
+    if count > MAX_NUMBERS_READ or tensor.external_data or tensor.data_type == 8:
+        return ConstantTensor(name, shape, shape, None)
     try:
-        return Tensor(name, shape, shape, tuple(numpy_helper.to_array(tensor).ravel().tolist()))
+        return ConstantTensor(name, shape, shape, tuple(numpy_helper.to_array(tensor).ravel().tolist()))
     except (ValueError, TypeError) as error:
         raise DataError(f"The tensor {name!r:.80} does not hold what its shape {shape} says: {error}") from None
 
@@ -264,7 +266,7 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _plain(attribute: onnx.AttributeProto) -> Any:
-    """Numbers, texts and lists of them; tensors and graphs inside a node are left out."""
+    """Numbers, strings and lists of them; tensors and graphs inside a node are left out."""
     import onnx
 
     kinds = onnx.AttributeProto

@@ -1,5 +1,7 @@
-"""The operators of ONNX in the common vocabulary. An operator that is not known, or is used in a way that is not,
-becomes OTHER. Sizes of tensors (Shape, and what is computed from it to reshape by) are worked out, not written.
+"""The operators of ONNX in the common vocabulary.
+
+An unknown operator, or an unknown use of one, becomes OTHER. Sizes of tensors (Shape, and what a Reshape computes from
+it) are folded, so they do not become nodes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from regatta.network.torch.calls import MATH
 
 
 @dataclass(frozen=True)
-class Written:
+class NodeOutput:
     """The output of a node of the network."""
 
     id: str
@@ -26,8 +28,8 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A constant of the file, as it is stored and as it is looked at; its numbers if they are few."""
+class ConstantTensor:
+    """A constant of the file: its stored shape, the shape in which it is used, and its numbers if they are few."""
 
     name: str
     stored: Shape
@@ -37,53 +39,53 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sizes:
-    """A list of sizes, some known and some those of a node's output."""
+    """A list of sizes; some are known, others are sizes of a node's output."""
 
     sizes: tuple[int | Size, ...]
 
 
-Given = Written | Tensor | Sizes
+Given = NodeOutput | ConstantTensor | Sizes
 
 
 @dataclass(frozen=True)
 class Op:
-    """One operator: its operands, its settings, the shape of its output, and a bias that an Add after it brings."""
+    """One operator: its operands, its settings, the shape of its output, and a bias from an Add that follows."""
 
     type: str
     inputs: Sequence[Given | None]
     settings: Mapping[str, Any]
     opset: int
     shape: Shape | None
-    bias: Tensor | None
+    bias: ConstantTensor | None
 
     def given(self, place: int) -> Given | None:
         return self.inputs[place] if place < len(self.inputs) else None
 
-    def written(self, place: int = 0) -> Written:
+    def written(self, place: int = 0) -> NodeOutput:
         value = self.given(place)
-        if not isinstance(value, Written):
-            raise NotKnown
+        if not isinstance(value, NodeOutput):
+            raise UnknownOperator
         return value
 
-    def tensor(self, place: int) -> Tensor:
+    def tensor(self, place: int) -> ConstantTensor:
         value = self.given(place)
-        if not isinstance(value, Tensor):
-            raise NotKnown
+        if not isinstance(value, ConstantTensor):
+            raise UnknownOperator
         return value
 
-    def optional(self, place: int) -> Tensor | None:
+    def optional(self, place: int) -> ConstantTensor | None:
         return None if self.given(place) is None else self.tensor(place)
 
     def numbers(self, place: int, setting: str = "") -> list[Any] | None:
-        """A list that was a setting in old files and is a constant operand in new ones; None if it is not there."""
+        """A list that is an attribute in old files and a constant operand in new ones; None if it is missing."""
         if setting in self.settings:
             return list(self.settings[setting])
         value = self.given(place)
         if value is None:
             return None
-        if isinstance(value, Tensor) and value.numbers is not None:
+        if isinstance(value, ConstantTensor) and value.numbers is not None:
             return list(value.numbers)
-        raise NotKnown
+        raise UnknownOperator
 
 
 @dataclass(frozen=True)
@@ -91,19 +93,19 @@ class Made:
     kind: str
     inputs: tuple[Given, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Tensor | None] = field(default_factory=dict)
+    weights: Mapping[str, ConstantTensor | None] = field(default_factory=dict)
     takes_bias: bool = False
 
 
-class NotKnown(Exception):
-    """The operator, or the way that it is used, is not in the vocabulary."""
+class UnknownOperator(Exception):
+    """The operator, or this use of it, is not in the vocabulary."""
 
 
 def translate(op: Op) -> Made | Given:
     try:
-        sizes = _sized(op)
+        sizes = _fold_sizes(op)
         return sizes if sizes is not None else _OPS[op.type](op)
-    except (KeyError, NotKnown):
+    except (KeyError, UnknownOperator):
         inputs = tuple(value for value in op.inputs if value is not None)
         settings = {name: value for name, value in op.settings.items() if value is not None}
         return Made("OTHER", inputs, {**dict(list(settings.items())[:60]), "type": op.type})
@@ -112,16 +114,16 @@ def translate(op: Op) -> Made | Given:
 # Sizes
 
 
-def _sized(op: Op) -> Given | None:
-    """What an operator does to sizes and to constants, where that can be said without running it."""
+def _fold_sizes(op: Op) -> Given | None:
+    """Apply an operator to sizes and constants, where that is possible without running it."""
     first = op.given(0)
-    if op.type == "Shape" and isinstance(first, Written) and first.dims is not None and not op.settings:
+    if op.type == "Shape" and isinstance(first, NodeOutput) and first.dims is not None and not op.settings:
         return Sizes(first.dims)
     if op.type in ("Cast", "Identity", "Unsqueeze", "Squeeze") and isinstance(first, Sizes):
         return first
-    if op.type == "Cast" and isinstance(first, Tensor) and first.numbers is not None:
+    if op.type == "Cast" and isinstance(first, ConstantTensor) and first.numbers is not None:
         return replace(first, numbers=tuple(map(int, first.numbers)) if op.settings["to"] in (6, 7) else first.numbers)
-    if op.type == "Reshape" and isinstance(first, Tensor):
+    if op.type == "Reshape" and isinstance(first, ConstantTensor):
         return _viewed(first, op)
     vectors = [_as_sizes(value) for value in op.inputs]
     if not isinstance(first, Sizes) and not (op.type == "Concat" and any(isinstance(v, Sizes) for v in op.inputs)):
@@ -138,7 +140,7 @@ def _sized(op: Op) -> Given | None:
 def _as_sizes(value: Given | None) -> tuple[int | Size, ...] | None:
     if isinstance(value, Sizes):
         return value.sizes
-    if isinstance(value, Tensor) and value.numbers is not None:
+    if isinstance(value, ConstantTensor) and value.numbers is not None:
         return tuple(int(number) for number in value.numbers)
     return None
 
@@ -147,14 +149,14 @@ def _only_slice(op: Op) -> slice:
     starts, ends = op.numbers(1, "starts"), op.numbers(2, "ends")
     steps = op.numbers(4) or [1]
     if not starts or not ends or len(starts) != 1:
-        raise NotKnown
+        raise UnknownOperator
     return slice(int(starts[0]), int(ends[0]), int(steps[0]))
 
 
-def _viewed(tensor: Tensor, op: Op) -> Tensor:
+def _viewed(tensor: ConstantTensor, op: Op) -> ConstantTensor:
     shape = op.numbers(1, "shape")
     if shape is None or any(size < 1 for size in shape):
-        raise NotKnown
+        raise UnknownOperator
     return replace(tensor, shape=tuple(int(size) for size in shape))
 
 
@@ -167,7 +169,7 @@ def _conv(transposed: bool) -> Callable[[Op], Made]:
         kernel, groups = list(weight.shape[2:]), op.settings.get("group", 1)
         dims = len(kernel)
         if op.settings.get("output_shape"):
-            raise NotKnown
+            raise UnknownOperator
         first, second = (size or 0 for size in weight.shape[:2])
         ins, outs = (first, second * groups) if transposed else (second * groups, first)
         role, bias, takes = _bias(op, outs, dims)
@@ -182,7 +184,7 @@ def _conv(transposed: bool) -> Callable[[Op], Made]:
     return made
 
 
-def _bias(op: Op, outs: int, dims: int) -> tuple[str, Tensor | None, bool]:
+def _bias(op: Op, outs: int, dims: int) -> tuple[str, ConstantTensor | None, bool]:
     own = op.optional(2)
     if own is not None or op.bias is None:
         return "bias", own, False
@@ -193,7 +195,7 @@ def _bias(op: Op, outs: int, dims: int) -> tuple[str, Tensor | None, bool]:
 
 
 def _padding(op: Op, kernel: Sequence[Any], transposed: bool = False) -> list[int]:
-    """Begins, then ends if they differ."""
+    """Starts, then ends if they differ."""
     dims = len(kernel)
     automatic = op.settings.get("auto_pad", "NOTSET")
     if automatic in ("SAME_UPPER", "SAME_LOWER"):
@@ -206,13 +208,13 @@ def _padding(op: Op, kernel: Sequence[Any], transposed: bool = False) -> list[in
 def _same(op: Op, kernel: Sequence[Any], upper: bool, transposed: bool) -> list[int]:
     shape = op.written().shape
     if shape is None or transposed:
-        raise NotKnown
+        raise UnknownOperator
     strides = op.settings.get("strides", [1] * len(kernel))
     dilations = op.settings.get("dilations", [1] * len(kernel))
     short, long = [], []
     for size, k, s, d in zip(shape[2:], kernel, strides, dilations, strict=True):
         if size is None and s != 1:
-            raise NotKnown
+            raise UnknownOperator
         total = same_padding(size or 1, k, s, d)
         short.append(total // 2)
         long.append(total - total // 2)
@@ -220,29 +222,29 @@ def _same(op: Op, kernel: Sequence[Any], upper: bool, transposed: bool) -> list[
 
 
 def same_padding(size: int, kernel: int, stride: int, dilation: int) -> int:
-    """How much is added so that the output is as long as the input, divided by the stride."""
+    """The padding for which the output is as long as the input divided by the stride."""
     return int(max((-(-size // stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0))
 
 
 def _gemm(op: Op) -> Made:
     weight, bias = op.tensor(1), op.optional(2)
     if op.settings.get("transA") or any(op.settings.get(name, 1.0) != 1.0 for name in ("alpha", "beta")):
-        raise NotKnown
+        raise UnknownOperator
     stored_as_ours = bool(op.settings.get("transB"))
     outs, ins = weight.shape if stored_as_ours else weight.shape[::-1]
     if bias is not None and bias.shape not in ((outs,), (1, outs)):
-        raise NotKnown
+        raise UnknownOperator
     weights = {"weight" if stored_as_ours else "weight@10": weight, _flat(bias): bias}
     return Made("FULL", (op.written(),), {"in": ins, "out": outs, "bias": bias is not None}, weights)
 
 
-def _flat(bias: Tensor | None) -> str:
+def _flat(bias: ConstantTensor | None) -> str:
     return "bias" if bias is None or len(bias.stored) == 1 else "bias@flat"
 
 
 def _matmul(op: Op) -> Made:
     weight = op.given(1)
-    if not isinstance(weight, Tensor) or len(weight.shape) != 2 or not isinstance(op.given(0), Written):
+    if not isinstance(weight, ConstantTensor) or len(weight.shape) != 2 or not isinstance(op.given(0), NodeOutput):
         return Made("MATMUL", tuple(value for value in op.inputs if value is not None))
     ins, outs = weight.shape
     takes = op.bias is not None and op.bias.shape in ((outs,), (1, outs))
@@ -253,7 +255,7 @@ def _matmul(op: Op) -> Made:
 
 def _batch_norm(op: Op) -> Made:
     if op.settings.get("training_mode"):
-        raise NotKnown
+        raise UnknownOperator
     roles = ("weight", "bias", "running_mean", "running_var")
     weights = {role: op.tensor(place) for place, role in enumerate(roles, start=1)}
     attributes = {
@@ -290,7 +292,7 @@ def _recurrent(function: str) -> Callable[[Op], Made]:
             "function": function, "in": weight.shape[2], "hidden": op.settings.get("hidden_size"), "batch_first": False,
             "bidirectional": op.settings.get("direction") == "bidirectional", "bias": op.given(3) is not None,
         }  # fmt: skip
-        states = tuple(value for value in op.inputs[4:] if isinstance(value, Written))
+        states = tuple(value for value in op.inputs[4:] if isinstance(value, NodeOutput))
         weights = {"W": weight, "R": op.tensor(2), "B": op.optional(3)}
         return Made("RNN", (op.written(), *states), attributes, weights)
 
@@ -299,12 +301,12 @@ def _recurrent(function: str) -> Callable[[Op], Made]:
 
 def _gather(op: Op) -> Made:
     table, axis = op.given(0), op.settings.get("axis", 0)
-    if isinstance(table, Tensor) and len(table.shape) == 2 and axis == 0:
+    if isinstance(table, ConstantTensor) and len(table.shape) == 2 and axis == 0:
         attributes = {"count": table.shape[0], "features": table.shape[1]}
         return Made("EMBED", (op.written(1),), attributes, {"weight": table})
     index = op.tensor(1)
     if index.shape != () or index.numbers is None or axis < 0:
-        raise NotKnown
+        raise UnknownOperator
     return Made("SLICE", (op.written(),), {"index": ["::"] * axis + [int(index.numbers[0])]})
 
 
@@ -345,7 +347,7 @@ def _global_pool(function: str) -> Callable[[Op], Made]:
 
 
 def _simple(kind: str, **names: tuple[str, Any]) -> Callable[[Op], Made]:
-    """One operand; attributes are settings under other names, with ONNX's defaults."""
+    """A layer with one operand; its attributes are renamed settings, with ONNX's defaults."""
     return lambda op: Made(kind, (op.written(),), {o: op.settings.get(t, d) for o, (t, d) in names.items()})
 
 
@@ -363,7 +365,7 @@ def _softmax(log: bool) -> Callable[[Op], Made]:
         rank = None if shape is None else len(shape)
         last = axis == -1 or (rank is not None and axis == rank - 1)
         if op.opset < 13 and not last:
-            raise NotKnown  # it was over all the axes from there on
+            raise UnknownOperator  # it was over all the axes from there on
         return Made("SOFTMAX", (op.written(),), {"axis": -1 if last else axis, "log": log})
 
     return made
@@ -381,7 +383,7 @@ def _binary(kind: str) -> Callable[[Op], Made]:
             return Made(kind, tuple(operands))
         for place, value in enumerate(operands):
             number = _single_number(value)
-            if number is not None and isinstance(operands[1 - place], Written):
+            if number is not None and isinstance(operands[1 - place], NodeOutput):
                 left = place == 0 and kind in ("SUB", "DIV", "POW")
                 return Made(kind, (operands[1 - place],), {"value": number, "left": left})
         return Made(kind, tuple(operands))
@@ -390,7 +392,12 @@ def _binary(kind: str) -> Callable[[Op], Made]:
 
 
 def _single_number(value: Given) -> float | None:
-    if not isinstance(value, Tensor) or value.numbers is None or len(value.numbers) != 1 or len(value.shape) > 1:
+    if (
+        not isinstance(value, ConstantTensor)
+        or value.numbers is None
+        or len(value.numbers) != 1
+        or len(value.shape) > 1
+    ):
         return None
     return float(f"{value.numbers[0]:.7g}")  # float32 as people write it
 
@@ -403,7 +410,7 @@ def _reduce(function: str) -> Callable[[Op], Made]:
     def made(op: Op) -> Made:
         axes = op.numbers(1, "axes")
         if axes is None:
-            raise NotKnown
+            raise UnknownOperator
         keep = bool(op.settings.get("keepdims", 1))
         return Made("REDUCE", (op.written(),), {"function": function, "axes": axes, "keep": keep})
 
@@ -425,19 +432,19 @@ def _split(op: Op) -> Made:
 
 def _flatten(op: Op) -> Made:
     if op.settings.get("axis", 1) != 1:
-        raise NotKnown
+        raise UnknownOperator
     return Made("FLATTEN", (op.written(),))
 
 
 def _reshape(op: Op) -> Made:
     tensor, wanted = op.written(), _as_sizes(op.given(1)) or tuple(op.settings.get("shape", ()))
     if not wanted or op.settings.get("allowzero"):
-        raise NotKnown
+        raise UnknownOperator
     have = tensor.dims or ()
     own = [0 if isinstance(s, Size) and s in have[place : place + 1] else s for place, s in enumerate(wanted)]
     unknown = [place for place, size in enumerate(own) if not isinstance(size, int)]
     if len(unknown) + own.count(-1) > 1:
-        raise NotKnown
+        raise UnknownOperator
     shape = [-1 if place in unknown else size for place, size in enumerate(own)]
     return Made("FLATTEN", (tensor,)) if shape == [0, -1] else Made("RESHAPE", (tensor,), {"shape": shape})
 
@@ -450,7 +457,7 @@ def _axes(kind: str) -> Callable[[Op], Made]:
     def made(op: Op) -> Made:
         axes = op.numbers(1, "axes")
         if axes is None:
-            raise NotKnown
+            raise UnknownOperator
         return Made(kind, (op.written(),), {"axes": axes})
 
     return made
@@ -459,11 +466,11 @@ def _axes(kind: str) -> Callable[[Op], Made]:
 def _slice(op: Op) -> Made:
     starts, ends = op.numbers(1, "starts"), op.numbers(2, "ends")
     if starts is None or ends is None:
-        raise NotKnown
+        raise UnknownOperator
     axes = op.numbers(3, "axes") or list(range(len(starts)))
     steps = op.numbers(4) or [1] * len(starts)
     if any(axis < 0 for axis in axes) or any(step < 1 for step in steps):
-        raise NotKnown
+        raise UnknownOperator
     index = ["::"] * (max(axes) + 1)
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         index[axis] = f"{start or ''}:{'' if end >= 2**31 - 1 else end}:{'' if step == 1 else step}"
@@ -473,7 +480,7 @@ def _slice(op: Op) -> Made:
 def _pad(op: Op) -> Made:
     pads = op.numbers(1, "pads")
     if pads is None or op.settings.get("mode", "constant") == "wrap":
-        raise NotKnown
+        raise UnknownOperator
     half = len(pads) // 2
     ours = [amount for axis in reversed(range(half)) for amount in (pads[axis], pads[half + axis])]
     value = op.settings.get("value", (op.numbers(2) or [0.0])[0])
@@ -487,7 +494,7 @@ def _resize(op: Op) -> Made:
     scales = op.numbers(2 if op.type == "Resize" and op.opset >= 11 else 1, "scales")
     mode = op.settings.get("mode", "nearest")
     if not scales or scales[:2] != [1.0, 1.0] or mode not in ("nearest", "linear"):
-        raise NotKnown
+        raise UnknownOperator
     where = op.settings.get("coordinate_transformation_mode", "half_pixel")
     asymmetric = where == "asymmetric" and op.settings.get("nearest_mode", "round_prefer_floor") == "floor"
     if mode == "nearest" and (asymmetric or all(scale == int(scale) for scale in scales)):
@@ -495,7 +502,7 @@ def _resize(op: Op) -> Made:
     if mode == "linear" and len(scales) == 4 and where in ("half_pixel", "pytorch_half_pixel", "align_corners"):
         corners = where == "align_corners"
         return Made("RESIZE", (op.written(),), {"scale": scales[2:], "mode": "bilinear", "corners": corners})
-    raise NotKnown
+    raise UnknownOperator
 
 
 def _cast(op: Op) -> Made:

@@ -1,7 +1,7 @@
-"""Which sizes of an operator's output are sizes of its operands, where ONNX's own inference lost track of them.
+"""Which sizes of an operator's output are sizes of its operands, where ONNX's own inference does not know them.
 
-A size that varies is known by where it was first seen, so that `reshape(x, shape(y)[0], ...)` is recognised when x and
-y have the same batch.
+A size that varies is identified by the node where it first appears. So `reshape(x, shape(y)[0], ...)` is recognised
+when x and y have the same batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAME_BATCH = ("CONV", "POOL", "RESIZE", "CONCAT", "FLATTEN", "RNN")
 def output_dims(
     id: str, kind: str, attributes: Mapping[str, Any], operands: Sequence[Dims | None], shape: Shape | None
 ) -> Dims | None:
-    """The sizes of a node's output, by its kind and by what ONNX found out; None if not even their number is known."""
+    """The sizes of a node's output, from its kind and ONNX's inference; None if their number is unknown."""
     found = _from_operands(kind, attributes, operands)
     if shape is None:
         return None if found is None else tuple(Size(id, axis) if s is None else s for axis, s in enumerate(found))
@@ -105,11 +105,11 @@ def _broadcast(operands: Sequence[Dims | None]) -> list[Any] | None:
         return None
     rank = max((len(dims) for dims in operands if dims is not None), default=0)
     padded = [(1,) * (rank - len(dims)) + dims for dims in operands if dims is not None]
-    return [_longest([dims[axis] for dims in padded]) for axis in range(rank)]
+    return [_common_size([dims[axis] for dims in padded]) for axis in range(rank)]
 
 
-def _longest(sizes: Sequence[int | Size]) -> int | Size | None:
-    """The size that all agree on who are not 1; a known one stands, for what varies must be equal to it, or 1."""
+def _common_size(sizes: Sequence[int | Size]) -> int | Size | None:
+    """The common size of all that are not 1. A known size wins: a varying size must be equal to it, or 1."""
     others = {size for size in sizes if size != 1}
     known = {size for size in others if isinstance(size, int)}
     return 1 if not others else others.pop() if len(others) == 1 else known.pop() if len(known) == 1 else None

@@ -1,8 +1,8 @@
-"""Functional calls of PyTorch in the common vocabulary: F.relu(x), x + y, x.view(...), torch.cat, and aten's twins.
+"""Functional calls of PyTorch in the common vocabulary: F.relu(x), x + y, x.view(...), torch.cat, and aten operators.
 
-A call is known by its plain name, so that the function, the method, the operator and the operator of an exported
-program are all the same entry. Its arguments are constants, outputs of nodes (`Ref`), tensors of the model's state
-(`Held`), or sizes of tensors (`Dim`). What is not known, or is called in a way that is not, becomes OTHER.
+A call is identified by its plain name, so the function, the method, the operator and the operator of an exported
+program are the same entry. Its arguments are constants, outputs of nodes (`Ref`), tensors of the model's state
+(`StateTensor`), or sizes of tensors (`Dim`). An unknown call, or an unknown use of one, becomes OTHER.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from regatta.network.torch.modules import listed, pool, same_padding
 
 @dataclass(frozen=True)
 class Ref:
-    """The output of a node; `many` if that is a tuple. Two refs with the same `lead` have equally long first axes."""
+    """The output of a node; `many` if it is a tuple. Two refs with the same `lead` have first axes of equal length."""
 
     id: str
     shape: Shape | None = None
@@ -26,7 +26,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Held:
+class StateTensor:
     """A parameter or buffer of the model."""
 
     name: str
@@ -36,7 +36,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Dim:
-    """The size of an axis of a node's output, not known until the network runs."""
+    """The size of an axis of a node's output, unknown until the network runs."""
 
     of: str
     axis: int
@@ -44,23 +44,23 @@ class Dim:
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownValue:
     """A number or another value that depends on sizes or on data."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A node to be: tensors of the state that have a role in it are its parameters, all others are operands."""
+class LayerCall:
+    """A node to add: state tensors that have a role in it are its parameters, all others are operands."""
 
     kind: str
-    inputs: tuple[Ref | Held, ...] = ()
+    inputs: tuple[Ref | StateTensor, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Held | Ref | None] = field(default_factory=dict)
+    weights: Mapping[str, StateTensor | Ref | None] = field(default_factory=dict)
     many: bool = False
 
 
-class NotKnown(Exception):
-    """The call is not one that the vocabulary has."""
+class UnknownCall(Exception):
+    """The call is not in the vocabulary."""
 
 
 Bound = Mapping[str, Any]
@@ -68,7 +68,7 @@ MATH = ("sqrt", "rsqrt", "exp", "log", "erf", "neg", "abs", "sin", "cos", "floor
 
 
 def plain_name(name: str) -> str:
-    """relu_, iadd, __add__ and add.Tensor lose what does not change their meaning."""
+    """The name without what does not change its meaning: relu_, iadd, __add__, add.Tensor."""
     name = name.partition(".")[0]
     if name.startswith("__") and name.endswith("__"):
         name = name[2:-2]
@@ -76,17 +76,17 @@ def plain_name(name: str) -> str:
     return name[1:] if name in ("iadd", "imul", "isub", "itruediv") else name
 
 
-def translate(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Layer:
-    """The layer that a call is."""
+def translate(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LayerCall:
+    """The layer of a call."""
     try:
         signature, make = _CALLS[plain_name(name)]
         return _checked(make(_bind(signature, args, kwargs)))
-    except (KeyError, NotKnown):
+    except (KeyError, UnknownCall):
         return _other(plain_name(name), args, kwargs)
 
 
-def tensors_in(value: Any) -> Iterable[Ref | Held]:
-    if isinstance(value, Ref | Held):
+def tensors_in(value: Any) -> Iterable[Ref | StateTensor]:
+    if isinstance(value, Ref | StateTensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
@@ -95,11 +95,11 @@ def tensors_in(value: Any) -> Iterable[Ref | Held]:
         yield from tensors_in(list(value.values()))
 
 
-def _other(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Layer:
+def _other(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LayerCall:
     settings = {f"argument {place}": value for place, value in enumerate(args) if _is_json(value)}
     settings |= {key: value for key, value in kwargs.items() if _is_json(value)}
     settings = {key: value for key, value in settings.items() if value is not None}
-    return Layer("OTHER", tuple(tensors_in([list(args), dict(kwargs)])), {**settings, "type": name})
+    return LayerCall("OTHER", tuple(tensors_in([list(args), dict(kwargs)])), {**settings, "type": name})
 
 
 def _is_json(value: object) -> bool:
@@ -111,7 +111,7 @@ def _is_json(value: object) -> bool:
 
 
 def _bind(signature: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name. `*x` takes what is left, or one list; what is not given is not there."""
+    """Arguments by name. `*x` takes the remaining ones, or one list; arguments that are not given are left out."""
     names = signature.split()
     if names[-1].startswith("*"):
         fixed = len(names) - 1
@@ -120,7 +120,7 @@ def _bind(signature: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
         args = [*args[:fixed], list(only) if only is not None else rest] if rest else args
     names = [name.lstrip("*") for name in names]
     if len(args) > len(names) or any(key not in names and key not in _IGNORED for key in kwargs):
-        raise NotKnown
+        raise UnknownCall
     bound = dict(zip(names, args, strict=False))
     return bound | {key: value for key, value in kwargs.items() if key not in _IGNORED}
 
@@ -128,41 +128,41 @@ def _bind(signature: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dic
 _IGNORED = ("inplace", "training", "train", "cudnn", "_stacklevel", "return_indices", "memory_format", "sparse")
 
 
-def _checked(layer: Layer) -> Layer:
-    if not all(isinstance(x, Ref | Held) for x in layer.inputs):
-        raise NotKnown
+def _checked(layer: LayerCall) -> LayerCall:
+    if not all(isinstance(x, Ref | StateTensor) for x in layer.inputs):
+        raise UnknownCall
     if not all(_is_json(value) for value in layer.attributes.values()):
-        raise NotKnown
+        raise UnknownCall
     return layer
 
 
 def _tensor(bound: Bound, name: str = "input") -> Any:
     value = bound.get(name)
-    if not isinstance(value, Ref | Held):
-        raise NotKnown
+    if not isinstance(value, Ref | StateTensor):
+        raise UnknownCall
     return value
 
 
-def _weight(bound: Bound, name: str = "weight") -> Held:
+def _weight(bound: Bound, name: str = "weight") -> StateTensor:
     value = bound.get(name)
-    if not isinstance(value, Held):
-        raise NotKnown
+    if not isinstance(value, StateTensor):
+        raise UnknownCall
     return value
 
 
-def _optional(bound: Bound, name: str) -> Held | None:
+def _optional(bound: Bound, name: str) -> StateTensor | None:
     return None if bound.get(name) is None else _weight(bound, name)
 
 
-def _roles(**weights: Held | None) -> dict[str, Held | Ref | None]:
+def _roles(**weights: StateTensor | None) -> dict[str, StateTensor | Ref | None]:
     return {role: held for role, held in weights.items() if held is not None}
 
 
 # Layers with weights
 
 
-def _conv(dims: int, transposed: bool = False) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _conv(dims: int, transposed: bool = False) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         weight, bias = _weight(bound), _optional(bound, "bias")
         kernel = list(weight.shape[2:])
         dilation, groups = listed(bound.get("dilation", 1), dims), bound.get("groups", 1)
@@ -177,29 +177,31 @@ def _conv(dims: int, transposed: bool = False) -> Callable[[Bound], Layer]:
             "transposed": transposed,
             "output_padding": listed(bound.get("output_padding", 0), dims) if transposed else None,
         }  # fmt: skip
-        return Layer("CONV", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
+        return LayerCall("CONV", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
 
     return made
 
 
-def _linear(bound: Bound) -> Layer:
+def _linear(bound: Bound) -> LayerCall:
     weight, bias = _weight(bound), _optional(bound, "bias")
     if len(weight.shape) != 2:
-        raise NotKnown
+        raise UnknownCall
     attributes = {"in": weight.shape[1], "out": weight.shape[0], "bias": bias is not None}
-    return Layer("FULL", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
+    return LayerCall("FULL", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
 
 
-def _embedding(bound: Bound) -> Layer:
+def _embedding(bound: Bound) -> LayerCall:
     held = bound.get("input")  # aten: (weight, indices); F.embedding: (input, weight)
-    weight, indices = (held, _tensor(bound, "weight")) if isinstance(held, Held) else (_weight(bound), _tensor(bound))
+    weight, indices = (
+        (held, _tensor(bound, "weight")) if isinstance(held, StateTensor) else (_weight(bound), _tensor(bound))
+    )
     padding = bound.get("padding_idx")
     attributes = {"count": weight.shape[0], "features": weight.shape[1]}
     padded = {"padding_index": padding} if padding not in (None, -1) else {}
-    return Layer("EMBED", (indices,), attributes | padded, _roles(weight=weight))
+    return LayerCall("EMBED", (indices,), attributes | padded, _roles(weight=weight))
 
 
-def _batch_norm(bound: Bound) -> Layer:
+def _batch_norm(bound: Bound) -> LayerCall:
     weight, bias = _optional(bound, "weight"), _optional(bound, "bias")
     mean, var = _optional(bound, "running_mean"), _optional(bound, "running_var")
     known = next((held for held in (weight, mean) if held is not None), None)
@@ -208,18 +210,18 @@ def _batch_norm(bound: Bound) -> Layer:
         "momentum": bound.get("momentum", 0.1), "eps": bound.get("eps", 1e-5), "track": mean is not None,
     }  # fmt: skip
     weights = _roles(weight=weight, bias=bias, running_mean=mean, running_var=var)
-    return Layer("NORM", (_tensor(bound),), attributes, weights)
+    return LayerCall("NORM", (_tensor(bound),), attributes, weights)
 
 
-def _layer_norm(function: str) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _layer_norm(function: str) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         weight, bias = _optional(bound, "weight"), _optional(bound, "bias")
         eps = bound.get("eps")
         attributes = {
             "function": function, "shape": listed(bound["normalized_shape"], 1), "affine": weight is not None,
             "bias": bias is not None or weight is None or function == "rms",
         }  # fmt: skip
-        return Layer(
+        return LayerCall(
             "NORM", (_tensor(bound),), attributes | ({} if eps is None else {"eps": eps}),
             _roles(weight=weight, bias=bias),
         )  # fmt: skip
@@ -227,120 +229,120 @@ def _layer_norm(function: str) -> Callable[[Bound], Layer]:
     return made
 
 
-def _group_norm(bound: Bound) -> Layer:
+def _group_norm(bound: Bound) -> LayerCall:
     weight, bias = _optional(bound, "weight"), _optional(bound, "bias")
     attributes = {
         "function": "group", "groups": bound["num_groups"], "features": weight.shape[0] if weight else None,
         "eps": bound.get("eps", 1e-5), "affine": weight is not None,
     }  # fmt: skip
-    return Layer("NORM", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
+    return LayerCall("NORM", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
 
 
-def _prelu(bound: Bound) -> Layer:
+def _prelu(bound: Bound) -> LayerCall:
     weight = _weight(bound)
-    return Layer("PRELU", (_tensor(bound),), {"count": weight.shape[0]}, _roles(weight=weight))
+    return LayerCall("PRELU", (_tensor(bound),), {"count": weight.shape[0]}, _roles(weight=weight))
 
 
-def _dot_product(bound: Bound) -> Layer:
+def _dot_product(bound: Bound) -> LayerCall:
     if bound.get("enable_gqa"):
-        raise NotKnown
+        raise UnknownCall
     mask = bound.get("attn_mask")
     inputs = [_tensor(bound, name) for name in ("query", "key", "value")] + ([mask] if mask is not None else [])
     attributes = {
         "function": "dot_product", "dropout": bound.get("dropout_p", 0.0), "causal": bound.get("is_causal", False),
         "scale": bound.get("scale"),
     }  # fmt: skip
-    return Layer("ATTENTION", tuple(inputs), attributes)
+    return LayerCall("ATTENTION", tuple(inputs), attributes)
 
 
 # Layers without
 
 
-def _pooling(dims: int, function: str) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _pooling(dims: int, function: str) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         if bound.get("divisor_override") is not None:
-            raise NotKnown
+            raise UnknownCall
         kind, attributes = pool(
             dims, function, bound["kernel_size"], bound.get("stride"), bound.get("padding", 0),
             bound.get("dilation", 1), bound.get("ceil_mode", False), bound.get("count_include_pad", True),
         )  # fmt: skip
-        return Layer(kind, (_tensor(bound),), attributes)
+        return LayerCall(kind, (_tensor(bound),), attributes)
 
     return made
 
 
-def _adaptive(dims: int, function: str) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _adaptive(dims: int, function: str) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         output = listed(bound["output_size"], dims)
-        return Layer("POOL", (_tensor(bound),), {"dims": dims, "function": function, "output": output})
+        return LayerCall("POOL", (_tensor(bound),), {"dims": dims, "function": function, "output": output})
 
     return made
 
 
-def _simple(kind: str, **names: str) -> Callable[[Bound], Layer]:
-    """One operand; attributes are arguments under other names."""
+def _simple(kind: str, **names: str) -> Callable[[Bound], LayerCall]:
+    """A layer with one operand; its attributes are renamed arguments."""
 
-    def made(bound: Bound) -> Layer:
-        return Layer(
+    def made(bound: Bound) -> LayerCall:
+        return LayerCall(
             kind, (_tensor(bound),), {ours: bound[theirs] for ours, theirs in names.items() if theirs in bound}
         )
 
     return made
 
 
-def _math(function: str) -> Callable[[Bound], Layer]:
-    return lambda bound: Layer("MATH", (_tensor(bound),), {"function": function})
+def _math(function: str) -> Callable[[Bound], LayerCall]:
+    return lambda bound: LayerCall("MATH", (_tensor(bound),), {"function": function})
 
 
-def _clip(low: float | None = None, high: float | None = None) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
-        return Layer("CLIP", (_tensor(bound),), {"min": bound.get("min", low), "max": bound.get("max", high)})
+def _clip(low: float | None = None, high: float | None = None) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
+        return LayerCall("CLIP", (_tensor(bound),), {"min": bound.get("min", low), "max": bound.get("max", high)})
 
     return made
 
 
-def _softmax(log: bool) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _softmax(log: bool) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         tensor, axis = _tensor(bound), bound.get("dim", -1)
-        return Layer("SOFTMAX", (tensor,), {"axis": from_the_end(axis, tensor.shape), "log": log})
+        return LayerCall("SOFTMAX", (tensor,), {"axis": negative_axis(axis, tensor.shape), "log": log})
 
     return made
 
 
-def from_the_end(axis: int, shape: Shape | None) -> int:
-    """The last axis is -1, however it was said."""
+def negative_axis(axis: int, shape: Shape | None) -> int:
+    """The last axis becomes -1, also if it was given as a positive number."""
     return -1 if shape is not None and axis == len(shape) - 1 else axis
 
 
-def _dropout(function: str) -> Callable[[Bound], Layer]:
-    return lambda bound: Layer("DROPOUT", (_tensor(bound),), {"p": bound.get("p", 0.5), "function": function})
+def _dropout(function: str) -> Callable[[Bound], LayerCall]:
+    return lambda bound: LayerCall("DROPOUT", (_tensor(bound),), {"p": bound.get("p", 0.5), "function": function})
 
 
-def _binary(kind: str, swapped: bool = False) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _binary(kind: str, swapped: bool = False) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         a, b = bound["input"], bound["other"]
         a, b = (b, a) if swapped else (a, b)
         if bound.get("alpha", 1) != 1 or bound.get("rounding_mode") is not None:
-            raise NotKnown
-        if isinstance(a, Ref | Held) and isinstance(b, Ref | Held):
-            return Layer(kind, (a, b))
-        if isinstance(a, Ref | Held):
-            return Layer(kind, (a,), {"value": b})
-        return Layer(kind, (b,), {"value": a, "left": kind in ("SUB", "DIV", "POW")})
+            raise UnknownCall
+        if isinstance(a, Ref | StateTensor) and isinstance(b, Ref | StateTensor):
+            return LayerCall(kind, (a, b))
+        if isinstance(a, Ref | StateTensor):
+            return LayerCall(kind, (a,), {"value": b})
+        return LayerCall(kind, (b,), {"value": a, "left": kind in ("SUB", "DIV", "POW")})
 
     return made
 
 
-def _matmul(bound: Bound) -> Layer:
-    return Layer("MATMUL", (_tensor(bound), _tensor(bound, "other")))
+def _matmul(bound: Bound) -> LayerCall:
+    return LayerCall("MATMUL", (_tensor(bound), _tensor(bound, "other")))
 
 
-def _reduce(function: str) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _reduce(function: str) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         axes = bound.get("dim")
         if axes is None or bound.get("dtype") is not None or (function in ("max", "min") and not _is_several(axes)):
-            raise NotKnown
-        return Layer("REDUCE", (_tensor(bound),), {
+            raise UnknownCall
+        return LayerCall("REDUCE", (_tensor(bound),), {
             "function": function, "axes": listed(axes, 1), "keep": bound.get("keepdim", False),
         })  # fmt: skip
 
@@ -354,45 +356,49 @@ def _is_several(axes: object) -> bool:
 # Shapes
 
 
-def _concat(kind: str) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _concat(kind: str) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         tensors, axis = tuple(bound["tensors"]), bound.get("dim", 0)
         shape = getattr(tensors[0], "shape", None)
-        return Layer(kind, tensors, {"axis": axis + len(shape) if shape and axis < 0 and kind == "CONCAT" else axis})
+        return LayerCall(
+            kind, tensors, {"axis": axis + len(shape) if shape and axis < 0 and kind == "CONCAT" else axis}
+        )
 
     return made
 
 
-def _split(bound: Bound) -> Layer:
+def _split(bound: Bound) -> LayerCall:
     sizes = bound["size"]
     attributes = {"sizes": list(sizes)} if _is_several(sizes) else {"size": sizes}
-    return Layer("SPLIT", (_tensor(bound),), {**attributes, "axis": bound.get("dim", 0)}, many=True)
+    return LayerCall("SPLIT", (_tensor(bound),), {**attributes, "axis": bound.get("dim", 0)}, many=True)
 
 
-def _chunk(bound: Bound) -> Layer:
-    return Layer("SPLIT", (_tensor(bound),), {"count": bound["chunks"], "axis": bound.get("dim", 0)}, many=True)
+def _chunk(bound: Bound) -> LayerCall:
+    return LayerCall("SPLIT", (_tensor(bound),), {"count": bound["chunks"], "axis": bound.get("dim", 0)}, many=True)
 
 
-def _flatten(bound: Bound) -> Layer:
-    return Layer("FLATTEN", (_tensor(bound),), {"start": bound.get("start_dim", 0), "end": bound.get("end_dim", -1)})
+def _flatten(bound: Bound) -> LayerCall:
+    return LayerCall(
+        "FLATTEN", (_tensor(bound),), {"start": bound.get("start_dim", 0), "end": bound.get("end_dim", -1)}
+    )
 
 
-def _reshape(bound: Bound) -> Layer:
-    """In a shape, -1 is what is left and 0 is the operand's own size at that place."""
+def _reshape(bound: Bound) -> LayerCall:
+    """In a shape, -1 is the remaining size and 0 is the operand's own size at that position."""
     tensor = _tensor(bound)
     if not isinstance(bound.get("shape"), list | tuple):
-        raise NotKnown
+        raise UnknownCall
     shape = [_size(tensor, place, size) for place, size in enumerate(bound["shape"])]
     if sum(size is None or size == -1 for size in shape) > 1:
-        raise NotKnown
+        raise UnknownCall
     shape = [-1 if size is None else size for size in shape]
     if shape == [0, -1]:
-        return Layer("FLATTEN", (tensor,))
-    return Layer("RESHAPE", (tensor,), {"shape": shape})
+        return LayerCall("FLATTEN", (tensor,))
+    return LayerCall("RESHAPE", (tensor,), {"shape": shape})
 
 
-def _size(tensor: Ref | Held, place: int, size: Any) -> int | None:
-    """What to write for a size of a shape: the operand's own batch is 0; None where only what is left can tell."""
+def _size(tensor: Ref | StateTensor, place: int, size: Any) -> int | None:
+    """The number for a size in a shape: 0 for the operand's own batch; None where only the remaining size fits."""
     if isinstance(size, int):
         return size
     if not isinstance(size, Dim) or not isinstance(tensor, Ref):
@@ -401,94 +407,94 @@ def _size(tensor: Ref | Held, place: int, size: Any) -> int | None:
     return 0 if as_long or (size.of == tensor.id and size.axis == place) else None
 
 
-def _unflatten(bound: Bound) -> Layer:
+def _unflatten(bound: Bound) -> LayerCall:
     tensor, axis = _tensor(bound), bound["dim"]
     if tensor.shape is None or axis not in (-1, len(tensor.shape) - 1):
-        raise NotKnown
-    return Layer("RESHAPE", (tensor,), {"shape": [0] * (len(tensor.shape) - 1) + list(bound["sizes"])})
+        raise UnknownCall
+    return LayerCall("RESHAPE", (tensor,), {"shape": [0] * (len(tensor.shape) - 1) + list(bound["sizes"])})
 
 
-def _expand(bound: Bound) -> Layer:
-    """An axis as long as the batch of another tensor needs that tensor as a second operand; it is written 0."""
+def _expand(bound: Bound) -> LayerCall:
+    """An axis as long as another tensor's batch needs that tensor as a second operand; its size is 0."""
     tensor, shape = _tensor(bound), list(bound["shape"])
     others = {size.of for size in shape if isinstance(size, Dim)}
     if len(others) > 1 or any(not isinstance(s, int) and not (isinstance(s, Dim) and s.axis == 0) for s in shape):
-        raise NotKnown
+        raise UnknownCall
     sizes = [0 if isinstance(size, Dim) else size for size in shape]
-    return Layer("EXPAND", (tensor, *(Ref(other) for other in others)), {"shape": sizes})
+    return LayerCall("EXPAND", (tensor, *(Ref(other) for other in others)), {"shape": sizes})
 
 
-def _transpose(bound: Bound) -> Layer:
+def _transpose(bound: Bound) -> LayerCall:
     tensor, a, b = _tensor(bound), bound["dim0"], bound["dim1"]
     if tensor.shape is None:
-        return Layer("TRANSPOSE", (tensor,), {"swap": [a, b]})
+        return LayerCall("TRANSPOSE", (tensor,), {"swap": [a, b]})
     order = list(range(len(tensor.shape)))
     order[a], order[b] = order[b], order[a]
-    return Layer("TRANSPOSE", (tensor,), {"order": order})
+    return LayerCall("TRANSPOSE", (tensor,), {"order": order})
 
 
-def _permute(bound: Bound) -> Layer:
-    return Layer("TRANSPOSE", (_tensor(bound),), {"order": list(bound["dims"])})
+def _permute(bound: Bound) -> LayerCall:
+    return LayerCall("TRANSPOSE", (_tensor(bound),), {"order": list(bound["dims"])})
 
 
-def _axes(kind: str) -> Callable[[Bound], Layer]:
-    def made(bound: Bound) -> Layer:
+def _axes(kind: str) -> Callable[[Bound], LayerCall]:
+    def made(bound: Bound) -> LayerCall:
         if "dim" not in bound:
-            raise NotKnown
-        return Layer(kind, (_tensor(bound),), {"axes": listed(bound["dim"], 1)})
+            raise UnknownCall
+        return LayerCall(kind, (_tensor(bound),), {"axes": listed(bound["dim"], 1)})
 
     return made
 
 
-def _getitem(bound: Bound) -> Layer:
+def _getitem(bound: Bound) -> LayerCall:
     tensor, index = _tensor(bound), bound["index"]
     if isinstance(tensor, Ref) and tensor.many:
-        return Layer("SELECT", (tensor,), {"item": index}, many=False)
+        return LayerCall("SELECT", (tensor,), {"item": index}, many=False)
     items = list(index) if isinstance(index, tuple) else [index]
-    return Layer("SLICE", (tensor,), {"index": [_index(item) for item in items]})
+    return LayerCall("SLICE", (tensor,), {"index": [_index(item) for item in items]})
 
 
 def _index(item: Any) -> Any:
-    """A slice as text, `start:stop:step`; the rest as JSON has it."""
+    """A slice as text, `start:stop:step`; other indices as JSON values."""
     if item is Ellipsis:
         return "..."
     if isinstance(item, slice):
         parts = (item.start, item.stop, item.step)
         if not all(part is None or isinstance(part, int) for part in parts):
-            raise NotKnown
+            raise UnknownCall
         return ":".join("" if part is None else str(part) for part in parts)
     if item is None or (isinstance(item, int) and not isinstance(item, bool)):
         return item
-    raise NotKnown
+    raise UnknownCall
 
 
-def _select(bound: Bound) -> Layer:
+def _select(bound: Bound) -> LayerCall:
     return _along(bound, bound["index"])
 
 
-def _aten_slice(bound: Bound) -> Layer:
+def _aten_slice(bound: Bound) -> LayerCall:
     end = bound.get("end")
     end = None if isinstance(end, int) and end >= 2**31 else end
     return _along(bound, slice(bound.get("start"), end, bound.get("step")))
 
 
-def _along(bound: Bound, item: Any) -> Layer:
+def _along(bound: Bound, item: Any) -> LayerCall:
     axis = bound.get("dim", 0)
     if axis < 0:
-        raise NotKnown
-    return Layer("SLICE", (_tensor(bound),), {"index": [":" + ":"] * axis + [_index(item)]})
+        raise UnknownCall
+    return LayerCall("SLICE", (_tensor(bound),), {"index": [":" + ":"] * axis + [_index(item)]})
 
 
-def _pad(bound: Bound) -> Layer:
+def _pad(bound: Bound) -> LayerCall:
     attributes = {"padding": list(bound["pad"]), "mode": bound.get("mode", "constant"), "value": bound.get("value")}
-    return Layer("PAD", (_tensor(bound),), attributes)
+    return LayerCall("PAD", (_tensor(bound),), attributes)
 
 
-def _interpolate(bound: Bound) -> Layer:
+def _interpolate(bound: Bound) -> LayerCall:
     if bound.get("antialias") or bound.get("recompute_scale_factor"):
-        raise NotKnown
+        raise UnknownCall
     size = bound.get("size")
-    return Layer("RESIZE", (_tensor(bound),), {
+    return LayerCall("RESIZE", (_tensor(bound),), {
         "size": None if size is None else listed(size, 1), "scale": bound.get("scale_factor"),
         "mode": bound.get("mode", "nearest"), "corners": bound.get("align_corners"),
     })  # fmt: skip
@@ -499,7 +505,7 @@ _TRANSPOSED_ARGS = "input weight bias stride padding output_padding groups dilat
 _MAX_ARGS = "input kernel_size stride padding dilation ceil_mode return_indices"
 _AVG_ARGS = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
 
-_CALLS: dict[str, tuple[str, Callable[[Bound], Layer]]] = {
+_CALLS: dict[str, tuple[str, Callable[[Bound], LayerCall]]] = {
     **{f"conv{d}d": (_CONV_ARGS, _conv(d)) for d in (1, 2, 3)},
     **{f"conv_transpose{d}d": (_TRANSPOSED_ARGS, _conv(d, transposed=True)) for d in (1, 2, 3)},
     "linear": ("input weight bias", _linear),

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
 from regatta.network.graph import Network
-from regatta.network.torch.traces import exported, symbolic, watched
+from regatta.network.torch.traces import trace_example, trace_exported, trace_symbolic
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 def from_torch(module: nn.Module, example: Any = None, *, name: str = "") -> Network:
-    """The layers of a module and what flows between them.
+    """The layers of a module and their connections.
 
-    `example` is an input, or a tuple of inputs, with a batch as first axis. It gives shapes, and a module whose forward
-    decides by values can only be read with one.
+    `example` is an input, or a tuple of inputs, with a batch as first axis. It gives shapes. A module whose forward
+    depends on values can only be read with one.
     """
     import torch
 
@@ -24,9 +24,9 @@ def from_torch(module: nn.Module, example: Any = None, *, name: str = "") -> Net
         raise UsageError(f"from_torch reads a torch.nn.Module, not {type(module).__name__}: {module!r:.80}.")
     inputs = None if example is None else _inputs(example)
     name = name or type(module).__name__
-    untraceable = _untraceable()
+    untraceable = _tracing_errors()
     try:
-        return symbolic(module, inputs, name)
+        return trace_symbolic(module, inputs, name)
     except untraceable as error:
         if inputs is None:
             raise UsageError(
@@ -34,9 +34,9 @@ def from_torch(module: nn.Module, example: Any = None, *, name: str = "") -> Net
                 hint="Give an example input: from_torch(module, example).",
             ) from error
     try:
-        return exported(module, inputs, name)
+        return trace_exported(module, inputs, name)
     except untraceable:
-        return watched(module, inputs, name)  # what fails here fails in the module itself
+        return trace_example(module, inputs, name)  # an error here is the module's own
 
 
 def _inputs(example: Any) -> tuple[Any, ...]:
@@ -49,8 +49,8 @@ def _inputs(example: Any) -> tuple[Any, ...]:
     return inputs
 
 
-def _untraceable() -> tuple[type[Exception], ...]:
-    """What tracing raises in a forward that is not made for it; most come from the forward itself."""
+def _tracing_errors() -> tuple[type[Exception], ...]:
+    """The errors that tracing raises in a forward that cannot be traced; most come from the forward itself."""
     from torch.fx.proxy import TraceError
 
     builtin = (

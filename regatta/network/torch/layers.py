@@ -1,4 +1,4 @@
-"""One runnable part for each kind of layer that PyTorch can be asked for."""
+"""One runnable module for each kind of layer that PyTorch has."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def can_build(node: Node) -> bool:
     return node.kind in _PARTS
 
 
-def part_of(node: Node) -> nn.Module:
-    """The module of a node. A hyperparameter that PyTorch refuses is said with the node that has it."""
+def build_layer(node: Node) -> nn.Module:
+    """The module of a node. An error names the node whose hyperparameter PyTorch rejects."""
     from torch import nn
 
     try:
@@ -71,11 +71,11 @@ def _conv(node: Node) -> Any:
     if get("transposed"):
         settings["output_padding"] = get("output_padding")
     layer = getattr(nn, name)(get("in"), get("out"), **settings)
-    return layer if padded else _padded_first(layer, get("padding"))
+    return layer if padded else _pad_then_layer(layer, get("padding"))
 
 
-def _padded_first(layer: nn.Module, padding: Sequence[int]) -> nn.Module:
-    """A layer that pads its ends unlike its begins."""
+def _pad_then_layer(layer: nn.Module, padding: Sequence[int]) -> nn.Module:
+    """A layer with different padding at its starts and its ends."""
     half = len(padding) // 2
     amounts = [amount for axis in reversed(range(half)) for amount in (padding[axis], padding[half + axis])]
     layer.register_forward_pre_hook(lambda _, inputs: (_functional().pad(inputs[0], amounts), *inputs[1:]))
@@ -279,7 +279,7 @@ def _dropout(node: Node) -> Any:
 
 
 def _functions(name: str, **arguments: str) -> Callable[[Node], Any]:
-    """A function of torch.nn.functional; its arguments are attributes under other names."""
+    """A function of torch.nn.functional; its arguments are renamed attributes."""
 
     def made(node: Node) -> Any:
         function = getattr(_functional(), name)

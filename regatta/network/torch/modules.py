@@ -1,6 +1,6 @@
-"""The layers of torch.nn in the common vocabulary, and which of their tensors a node names as parameters.
+"""The layers of torch.nn in the common vocabulary, and which of their tensors are parameters of a node.
 
-Layers are known by the name of their very class: a subclass may compute something else, so it is looked into.
+Layers are identified by the name of their exact class. A subclass may compute something else, so its parts are read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Made = tuple[str, dict[str, Any]]
 
-_UNUSUAL = ("divisor_override", "max_norm", "add_zero_attn")  # settings that no kind has and that change the results
+# settings that change results and that no kind has
+_UNSUPPORTED_SETTINGS = ("divisor_override", "max_norm", "add_zero_attn")
 
 
 def is_known(module: nn.Module) -> bool:
@@ -23,22 +24,22 @@ def is_known(module: nn.Module) -> bool:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether a module is one node: a layer that is known, or one of PyTorch's with nothing inside."""
+    """Whether a module is one node: a known layer, or a layer of PyTorch without inner modules."""
     own = type(module).__module__.startswith(("torch.nn.", "torch.ao.nn."))
     return is_known(module) or (
         own and not any(True for _ in module.children()) and type(module).__name__ != "Sequential"
     )
 
 
-def described(module: nn.Module) -> Made:
-    """The kind and the hyperparameters of a leaf. One that does more than its kind says is not taken for that kind."""
-    if is_known(module) and not any(getattr(module, name, None) not in (None, False) for name in _UNUSUAL):
+def describe_layer(module: nn.Module) -> Made:
+    """The kind and the hyperparameters of a leaf. A layer that does more than its kind allows becomes OTHER."""
+    if is_known(module) and not any(getattr(module, name, None) not in (None, False) for name in _UNSUPPORTED_SETTINGS):
         return _LAYERS[type(module).__name__](module)
     return "OTHER", {"type": type(module).__name__, "settings": module.extra_repr()[:4000] or None}
 
 
-def parameters_of(module: nn.Module, path: str) -> Iterator[Parameter]:
-    """The tensors of a leaf, by their names in the state of the whole model."""
+def layer_parameters(module: nn.Module, path: str) -> Iterator[Parameter]:
+    """The tensors of a leaf, with their names in the state of the whole model."""
     prefix = f"{path}." if path else ""
     for role, tensor in (*module.named_parameters(), *module.named_buffers()):
         if role != "num_batches_tracked":
@@ -50,7 +51,7 @@ def listed(value: Any, count: int) -> list[Any]:
 
 
 def same_padding(kernel: list[int], dilation: list[int]) -> list[int]:
-    """What padding="same" of a convolution with stride 1 adds: begins, then ends if they differ."""
+    """The padding of padding="same" for a convolution with stride 1: starts, then ends if they differ."""
     totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
     begins = [total // 2 for total in totals]
     ends = [total - begin for total, begin in zip(totals, begins, strict=True)]
@@ -155,7 +156,7 @@ def _recurrent(function: str) -> Callable[[Any], Made]:
 
 
 def _simple(kind: str, **names: str) -> Callable[[Any], Made]:
-    """A layer whose attributes are those of the module, under other names."""
+    """A layer whose attributes are renamed attributes of the module."""
     return lambda m: (kind, {ours: getattr(m, theirs) for ours, theirs in names.items()})
 
 

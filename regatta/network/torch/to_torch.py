@@ -1,4 +1,4 @@
-"""A network made runnable again: a torch.nn.Module with the same layers, which takes weights by their names."""
+"""A runnable torch.nn.Module from a network, with the same layers; it loads weights by their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import DataError, UsageError, nearest
 from regatta.network.graph import Network, Parameter
-from regatta.network.torch.layers import can_build, part_of
+from regatta.network.torch.layers import build_layer, can_build
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def to_torch(network: Network, weights: Mapping[str, Any] | None = None) -> nn.Module:
-    """A module that computes what the network says; with `weights` (tensors or arrays by name), what the model did.
+    """A module with the layers of the network and, with `weights` (tensors or arrays by name), those of the model.
 
     Its forward takes the inputs in the order of the network's INPUT nodes; several outputs are a tuple.
     """
@@ -30,7 +30,7 @@ def to_torch(network: Network, weights: Mapping[str, Any] | None = None) -> nn.M
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Give a module of `to_torch` its weights, by the names of the network's parameters. More may be there."""
+    """Load weights into a module of `to_torch`, by the names of the network's parameters. Others are ignored."""
     import torch
 
     with torch.no_grad():
@@ -39,9 +39,9 @@ def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
 
 
 def watch(network: Network, weights: Mapping[str, Any], inputs: Sequence[Any], see: Callable[[str, Any], None]) -> None:
-    """Run a network once on arrays, and show what each layer gives: its id, and an array. Nothing is kept.
+    """Run a network once on arrays, and pass on the output of each layer: its id and an array. Nothing is kept.
 
-    Results that are no single tensor, as those of a split, are not shown.
+    Outputs that are not a single tensor, such as those of a split, are left out.
     """
     import torch
 
@@ -79,7 +79,7 @@ def _as_array(tensor: torch.Tensor) -> Any:
 
 
 def outputs(network: Network, weights: Mapping[str, Any], x: NDArray[Any], batch: int = 256) -> NDArray[Any]:
-    """What the model answers in evaluation: the one output for the one input, as arrays, a batch at a time."""
+    """The outputs of the model in evaluation mode: one output for one input, as arrays, batch by batch."""
     import numpy as np
     import torch
 
@@ -110,7 +110,7 @@ def _runnable(network: Network) -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             self.network = network
-            self.parts = nn.ModuleList(part_of(node) for node in steps)
+            self.parts = nn.ModuleList(build_layer(node) for node in steps)
             _tie(self)
 
         def forward(self, *inputs: torch.Tensor) -> Any:
@@ -124,7 +124,7 @@ def _runnable(network: Network) -> nn.Module:
                 for source in sources:
                     left[source] -= 1
                     if not left[source]:
-                        del values[source]  # a deep network does not keep all that it has computed
+                        del values[source]  # free outputs that are no longer needed
             results = tuple(values[node.id] for node in steps if node.kind == "OUTPUT")
             return results[0] if len(results) == 1 else results
 
@@ -150,7 +150,7 @@ def _tie(module: Any) -> None:
 
 
 def split_role(role: str) -> tuple[str, str]:
-    """`weight@10` is stored with other axes: PyTorch's is stored.permute(1, 0). `bias@flat` has axes of length 1."""
+    """`weight@10` is stored with permuted axes: PyTorch's is stored.permute(1, 0). `bias@flat` has axes of length 1."""
     role, _, layout = role.partition("@")
     return role, layout
 
@@ -188,5 +188,5 @@ def _put(module: Any, place: int, parameter: Parameter, weights: Mapping[str, An
         raise DataError(f"A layer of the network has no {role!r} for {parameter.name!r}.")
     if held.shape != given.shape:
         raise DataError(f"{parameter.name!r} has the shape {tuple(given.shape)}, its layer {tuple(held.shape)}.")
-    held.data = held.data.to(given.dtype)  # half stays half, and integers integers
+    held.data = held.data.to(given.dtype)  # keep the stored type
     held.copy_(given)

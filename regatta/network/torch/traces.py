@@ -1,8 +1,8 @@
-"""Three ways to see what a PyTorch module computes, each into the same recorder.
+"""Three ways to trace what a PyTorch module computes, all with the same recorder.
 
-`symbolic` runs the module on stand-ins (torch.fx): no input needed, any batch, no control flow on values.
-`exported` has torch.export take it apart into operators. `watched` runs it once on an example and notes the layers and
-functions that are called: it works for everything that runs, and shows what happened for that one input.
+`trace_symbolic` runs the module on symbolic values (torch.fx): it needs no input, but allows no control flow on values.
+`trace_exported` uses torch.export to get operators. `trace_example` runs the module once on an example and records the
+layers and functions that are called: it works for every module that runs, and shows the path of that one input.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from regatta.network.builder import Builder
 from regatta.network.graph import Network, Parameter, Shape
 from regatta.network.torch.calls import (
     Dim,
-    Held,
-    Layer,
+    LayerCall,
     Ref,
-    Unknown,
+    StateTensor,
+    UnknownValue,
     plain_name,
     tensors_in,
     translate,
 )
-from regatta.network.torch.modules import described, is_leaf, parameters_of
+from regatta.network.torch.modules import describe_layer, is_leaf, layer_parameters
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 _VIEWS = ("real", "imag", "T", "mT", "H", "mH")  # attributes of a tensor that are tensors
-MANY = ("RNN", "SPLIT")
+TUPLE_KINDS = ("RNN", "SPLIT")
 _CHECKS = ("_assert_is_none", "_assert", "_assert_scalar", "_assert_tensor_metadata", "_guards_fn")
 
 
@@ -50,34 +50,34 @@ class Recorder:
         return Ref(self._builder.add("INPUT", name=name, shape=shape, attributes={"dtype": dtype}), shape)
 
     def layer(self, module: nn.Module, path: str, args: Any, kwargs: Any, shape: Shape | None) -> Ref:
-        kind, attributes = described(module)
+        kind, attributes = describe_layer(module)
         inputs = [self._operand(x) for x in tensors_in([args, kwargs])]
         if kind == "ATTENTION":
             attributes |= _attention_call(args, kwargs)
-        parameters = [self._parameter(p.role, p.name, p.shape) for p in parameters_of(module, path)]
+        parameters = [self._parameter(p.role, p.name, p.shape) for p in layer_parameters(module, path)]
         shape = shape if shape is not None else _shape_of_layer(kind, attributes)
         id = self._builder.add(kind, inputs, name=path, attributes=attributes, shape=shape, parameters=parameters)
-        return Ref(id, shape, many=kind in MANY or kind == "ATTENTION")
+        return Ref(id, shape, many=kind in TUPLE_KINDS or kind == "ATTENTION")
 
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape | None) -> Ref:
         return self._add(translate(name, args, kwargs), plain_name(name).removeprefix("aten_"), shape)
 
     def select(self, of: Ref, item: int, shape: Shape | None) -> Ref:
-        return self._add(Layer("SELECT", (of,), {"item": item}), "select", shape)
+        return self._add(LayerCall("SELECT", (of,), {"item": item}), "select", shape)
 
     def output(self, value: Any) -> Network:
         results = [self._operand(x) for x in tensors_in(value)]
         if not results:
-            raise RuntimeError("what the module returns is no tensor that a layer has made")
+            raise RuntimeError("the module returns something that is not an output of a layer")
         self._builder.add("OUTPUT", results, name="output")
         return _without_dead_ends(self._builder.network())
 
     def _parameter(self, role: str, name: str, shape: Shape) -> Parameter:
         return Parameter(role, self._first_names.get(name, name), shape)
 
-    def _add(self, layer: Layer, name: str, shape: Shape | None) -> Ref:
+    def _add(self, layer: LayerCall, name: str, shape: Shape | None) -> Ref:
         inputs = [self._operand(x) for x in layer.inputs]
-        held = [(role, x) for role, x in layer.weights.items() if isinstance(x, Held)]
+        held = [(role, x) for role, x in layer.weights.items() if isinstance(x, StateTensor)]
         parameters = [self._parameter(role, x.name, x.shape) for role, x in held]
         named = _common_path([parameter.name for parameter in parameters]) or name
         id = self._builder.add(
@@ -85,7 +85,7 @@ class Recorder:
         )
         return Ref(id, shape, many=layer.many)
 
-    def _operand(self, value: Ref | Held) -> str:
+    def _operand(self, value: Ref | StateTensor) -> str:
         if isinstance(value, Ref):
             return value.id
         if value.name not in self._weights:
@@ -96,7 +96,7 @@ class Recorder:
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """A tensor that the module has under several names is known by the first."""
+    """The first name of each tensor, for tensors that the module has under several names."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     first: dict[int, str] = {}
     for name, tensor in named:
@@ -105,7 +105,7 @@ def _first_names(module: nn.Module) -> dict[str, str]:
 
 
 def _without_dead_ends(network: Network) -> Network:
-    """Without what was computed and then only looked at, as conditions are."""
+    """Without nodes that no output depends on, such as conditions."""
     needed: set[str] = {node.id for node in network.nodes if node.kind in ("INPUT", "OUTPUT")}
     for id in reversed(network.order):
         if id in needed:
@@ -123,9 +123,9 @@ _ATTENTION_ARGS = (
 
 
 def _attention_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """How nn.MultiheadAttention is called is part of what it computes."""
+    """The arguments of a call of nn.MultiheadAttention that change its result."""
     bound = dict(zip(_ATTENTION_ARGS, args, strict=False)) | dict(kwargs)
-    masks = [name for name in bound if name not in _ATTENTION_ARGS[:3] and isinstance(bound[name], Ref | Held)]
+    masks = [name for name in bound if name not in _ATTENTION_ARGS[:3] and isinstance(bound[name], Ref | StateTensor)]
     plain = {"weights": bound.get("need_weights", True), "causal": bound.get("is_causal", False)}
     return {key: value for key, value in plain.items() if isinstance(value, bool)} | {"masks": masks or None}
 
@@ -136,7 +136,7 @@ def _common_path(names: Sequence[str]) -> str:
 
 
 def _shape_of_layer(kind: str, attributes: Mapping[str, Any]) -> Shape | None:
-    """What a layer alone tells of its output."""
+    """The shape of a layer's output, as far as the layer alone determines it."""
     if kind == "CONV":
         return (None, attributes["out"], *[None] * attributes["dims"])
     return None
@@ -145,19 +145,19 @@ def _shape_of_layer(kind: str, attributes: Mapping[str, Any]) -> Shape | None:
 # Symbolic: torch.fx
 
 
-def symbolic(module: nn.Module, example: tuple[torch.Tensor, ...] | None, name: str) -> Network:
+def trace_symbolic(module: nn.Module, example: tuple[torch.Tensor, ...] | None, name: str) -> Network:
     import torch.fx
 
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
             return is_leaf(m)
 
-    if is_leaf(module):  # the tracer asks only about what is inside
+    if is_leaf(module):  # the tracer asks only about inner modules
         return _single(module, example, name)
-    fixed = _left_out(module, None if example is None else len(example))
+    fixed = _default_arguments(module, None if example is None else len(example))
     tracer = Tracer()
     graph = tracer.trace(module, concrete_args=fixed or None)
-    shapes = {} if example is None else _propagated(torch.fx.GraphModule(tracer.root, graph), example, len(fixed))
+    shapes = {} if example is None else _propagate_shapes(torch.fx.GraphModule(tracer.root, graph), example, len(fixed))
     return _walk(graph, Recorder(name, module), shapes, _SymbolicSource(module, fixed))
 
 
@@ -168,15 +168,15 @@ def _single(module: nn.Module, example: tuple[torch.Tensor, ...] | None, name: s
     if example is None:
         inputs, shape = [recorder.input("input", None)], None
     else:
-        inputs = [recorder.input(f"input_{i}", batched(x), dtype_name(x)) for i, x in enumerate(example)]
-        with torch.no_grad(), evaluating(module):
+        inputs = [recorder.input(f"input_{i}", batch_free_shape(x), dtype_name(x)) for i, x in enumerate(example)]
+        with torch.no_grad(), evaluation_mode(module):
             result = module(*example)
-        shape = batched(result) if isinstance(result, torch.Tensor) else None
+        shape = batch_free_shape(result) if isinstance(result, torch.Tensor) else None
     return recorder.output(recorder.layer(module, "", inputs, {}, shape))
 
 
-def _left_out(module: nn.Module, given: int | None) -> dict[str, Any]:
-    """Arguments with defaults that no input is meant for; they keep their defaults."""
+def _default_arguments(module: nn.Module, given: int | None) -> dict[str, Any]:
+    """Arguments that get no input and keep their defaults."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in positional]
     optional = [p for place, p in enumerate(parameters) if given is None or place >= given]
@@ -184,7 +184,7 @@ def _left_out(module: nn.Module, given: int | None) -> dict[str, Any]:
 
 
 class _SymbolicSource:
-    """What torch.fx calls things: placeholders, attributes and methods."""
+    """The names of torch.fx: placeholders, attributes and methods."""
 
     def __init__(self, module: nn.Module, fixed: Mapping[str, Any]) -> None:
         self.module = module
@@ -192,20 +192,20 @@ class _SymbolicSource:
 
     def placeholder(self, node: torch.fx.Node) -> Any:
         stem = str(node.target)
-        return Unknown() if stem in self._fixed or stem.rpartition("_")[0] in self._fixed else None
+        return UnknownValue() if stem in self._fixed or stem.rpartition("_")[0] in self._fixed else None
 
     def called(self, node: torch.fx.Node) -> str:
         return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-def _propagated(graph: torch.fx.GraphModule, example: tuple[torch.Tensor, ...], fixed: int) -> dict[str, Any]:
-    """The shape of each node's output. What changes when the batch grows by a row is not part of it: None."""
+def _propagate_shapes(graph: torch.fx.GraphModule, example: tuple[torch.Tensor, ...], fixed: int) -> dict[str, Any]:
+    """The shape of each node's output. A size that changes when the batch grows by a row is None."""
     import torch
 
     sizes = _sizes_seen(graph, (*example, *[None] * fixed))
     try:
         grown = _sizes_seen(graph, (*(torch.cat([x, x[:1]]) for x in example), *[None] * fixed))
-    except (RuntimeError, ValueError, IndexError, TypeError):  # a network for this very batch
+    except (RuntimeError, ValueError, IndexError, TypeError):  # the network works only for this batch size
         grown = sizes
     return {name: _stable(shape, grown.get(name)) for name, shape in sizes.items()}
 
@@ -216,7 +216,7 @@ def _sizes_seen(graph: torch.fx.GraphModule, inputs: tuple[Any, ...]) -> dict[st
 
     seen: dict[str, Any] = {}
 
-    class Watch(Interpreter):
+    class ShapeRecorder(Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)
             if isinstance(result, torch.Tensor):
@@ -225,8 +225,8 @@ def _sizes_seen(graph: torch.fx.GraphModule, inputs: tuple[Any, ...]) -> dict[st
                 seen[n.name] = "many"
             return result
 
-    with torch.no_grad(), evaluating(graph), _own_randomness():
-        Watch(graph).run(*inputs)
+    with torch.no_grad(), evaluation_mode(graph), _own_randomness():
+        ShapeRecorder(graph).run(*inputs)
     return seen
 
 
@@ -240,15 +240,15 @@ def _stable(seen: Any, grown: Any) -> Any:
 # Exported: torch.export
 
 
-def exported(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> Network:
+def trace_exported(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> Network:
     import torch
     from torch.export import Dim as ExportDim
     from torch.export import export
 
     two = tuple(x if x.dim() == 0 or x.shape[0] > 1 else torch.cat([x, x]) for x in example)  # a batch of 1 is baked in
     varying = {0: ExportDim.AUTO}
-    with evaluating(module), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # notes of PyTorch's to its own developers
+    with evaluation_mode(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings for PyTorch's own developers
         try:
             program = export(module, two, dynamic_shapes=_for_each_input(module, varying, two), strict=False)
         except (RuntimeError, ValueError, TypeError):
@@ -273,7 +273,7 @@ def _meta_shape(value: Any) -> Any:
 
 
 class _ExportedSource:
-    """What torch.export calls things: the state of the model comes in through placeholders."""
+    """The names of torch.export: the state of the model enters through placeholders."""
 
     def __init__(self, program: torch.export.ExportedProgram, module: nn.Module) -> None:
         self.module = module
@@ -290,7 +290,7 @@ class _ExportedSource:
         if node.name not in self._names:
             return None
         name = self._names[node.name]
-        return Held(name, tuple(self._state[name].shape), learned=node.name in self._learned)
+        return StateTensor(name, tuple(self._state[name].shape), learned=node.name in self._learned)
 
     def called(self, node: torch.fx.Node) -> str:
         schema = getattr(node.target, "_schema", None)
@@ -306,15 +306,15 @@ class _ExportedSource:
 class _ShapeOf:
     """`x.shape` before one of its sizes is taken."""
 
-    def __init__(self, of: Ref | Held) -> None:
+    def __init__(self, of: Ref | StateTensor) -> None:
         self.of = of
 
     def __getitem__(self, axis: int) -> Any:
         shape = self.of.shape
         if shape is not None and -len(shape) <= axis < len(shape) and shape[axis] is not None:
             return shape[axis]
-        if isinstance(self.of, Held):
-            return Unknown()
+        if isinstance(self.of, StateTensor):
+            return UnknownValue()
         axis = axis if shape is None or axis >= 0 else axis + len(shape)
         return Dim(self.of.id, axis, self.of.lead if axis == 0 else None)
 
@@ -344,7 +344,7 @@ def _walk(graph: torch.fx.Graph, recorder: Recorder, shapes: Mapping[str, Any], 
 def _layer_called(node: torch.fx.Node, recorder: Recorder, module: nn.Module, values: Any, shape: Shape | None) -> Any:
     path = str(node.target)
     if path in _CHECKS:
-        return Unknown()
+        return UnknownValue()
     args, kwargs = _resolved(list(node.args), values), _resolved(dict(node.kwargs), values)
     return recorder.layer(module.get_submodule(path), path, args, kwargs, shape)
 
@@ -356,10 +356,10 @@ def _attribute(module: nn.Module, path: str) -> Any:
     return _held(path, value) if isinstance(value, torch.Tensor) else value
 
 
-def _held(path: str, tensor: torch.Tensor) -> Held:
+def _held(path: str, tensor: torch.Tensor) -> StateTensor:
     import torch
 
-    return Held(path, tuple(tensor.shape), learned=isinstance(tensor, torch.nn.Parameter))
+    return StateTensor(path, tuple(tensor.shape), learned=isinstance(tensor, torch.nn.Parameter))
 
 
 def _resolved(value: Any, values: Mapping[Any, Any]) -> Any:
@@ -381,22 +381,24 @@ def _resolved(value: Any, values: Mapping[Any, Any]) -> Any:
 def _called(node: torch.fx.Node, name: str, recorder: Recorder, values: Mapping[Any, Any], seen: Any) -> Any:
     args, kwargs = _resolved(list(node.args), values), _resolved(dict(node.kwargs), values)
     if name in _CHECKS or (name.startswith("sym_") and name != "sym_size"):
-        return Unknown()
-    sized = _sized(name, args)
+        return UnknownValue()
+    sized = _resolve_size(name, args)
     if sized is not None:
         return sized
     if name == "getitem" and isinstance(args[0], _ShapeOf | list | tuple):
-        return args[0][args[1]] if isinstance(args[1], int) else Unknown()
+        return args[0][args[1]] if isinstance(args[1], int) else UnknownValue()
     if not any(True for _ in tensors_in([args, kwargs])):
-        return _folded(node.target, args, kwargs) if seen is None else recorder.call(name, args, kwargs, seen[0])
+        return (
+            _fold_constants(node.target, args, kwargs) if seen is None else recorder.call(name, args, kwargs, seen[0])
+        )
     shape = seen[0] if seen is not None and seen != "many" else None
     ref = recorder.call(name, args, kwargs, shape)
     return replace(ref, many=True) if seen == "many" else ref
 
 
-def _sized(name: str, args: list[Any]) -> Any:
-    """Sizes of tensors are no nodes."""
-    if not args or not isinstance(args[0], Ref | Held):
+def _resolve_size(name: str, args: list[Any]) -> Any:
+    """Sizes of tensors do not become nodes."""
+    if not args or not isinstance(args[0], Ref | StateTensor):
         return None
     tensor = args[0]
     if (name == "getattr" and args[1] == "shape") or (name == "size" and len(args) == 1):
@@ -404,26 +406,26 @@ def _sized(name: str, args: list[Any]) -> Any:
     if name in ("size", "sym_size") and isinstance(args[1], int):
         return _ShapeOf(tensor)[args[1]]
     if name == "dim" or (name == "getattr" and args[1] == "ndim"):
-        return Unknown() if tensor.shape is None else len(tensor.shape)
-    return Unknown() if name == "numel" or (name == "getattr" and args[1] not in _VIEWS) else None
+        return UnknownValue() if tensor.shape is None else len(tensor.shape)
+    return UnknownValue() if name == "numel" or (name == "getattr" and args[1] not in _VIEWS) else None
 
 
-def _folded(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Arithmetic on constants is done now; on sizes it stays unknown."""
+def _fold_constants(function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Compute arithmetic on constants; on sizes it stays unknown."""
     plain = all(isinstance(value, bool | int | float) for value in [*args, *kwargs.values()])
     if plain and getattr(function, "__module__", None) in ("_operator", "math"):
         return function(*args, **kwargs)
-    return Unknown()
+    return UnknownValue()
 
 
 # Watched: hooks on layers, and a look at every function that is called between them
 
 
-def watched(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> Network:
+def trace_example(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> Network:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    watch = _Watch(module, example, Recorder(name, module))
+    watch = _ForwardWatcher(module, example, Recorder(name, module))
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -431,32 +433,32 @@ def watched(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> 
             watch.function(func, args, kwargs or {}, result)
             return result
 
-    with torch.no_grad(), evaluating(module), watch.hooks(), Mode(), _own_randomness():
+    with torch.no_grad(), evaluation_mode(module), watch.hooks(), Mode(), _own_randomness():
         result = module(*example)
     return watch.recorder.output(watch.values(_tensors(result)))
 
 
 def _tensors(value: Any) -> Any:
-    """The tensors of a result in order, whatever holds them."""
+    """The tensors of a nested result, in order."""
     if isinstance(value, Mapping):
         return [_tensors(item) for item in value.values()]
     return [_tensors(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-class _Watch:
-    """Knows each tensor by its identity, and which node it came from."""
+class _ForwardWatcher:
+    """Identifies each tensor by its id, and knows the node that made it."""
 
     def __init__(self, module: nn.Module, example: tuple[torch.Tensor, ...], recorder: Recorder) -> None:
         self.recorder = recorder
         self._module = module
         self._batch = example[0].shape[0] if example and example[0].dim() else None
-        self._known: dict[int, Ref | Held] = {}
-        self._kept: list[Any] = []  # so that no identity is used twice
+        self._known: dict[int, Ref | StateTensor] = {}
+        self._kept: list[Any] = []  # keeps tensors alive, so that no id is used twice
         self._inside = 0
         for path, tensor in (*module.named_parameters(), *module.named_buffers()):
             self._know(tensor, _held(path, tensor))
         for place, tensor in enumerate(example):
-            self._know(tensor, recorder.input(f"input_{place}", batched(tensor), dtype_name(tensor)))
+            self._know(tensor, recorder.input(f"input_{place}", batch_free_shape(tensor), dtype_name(tensor)))
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -510,7 +512,7 @@ class _Watch:
         self._produced(result, lambda shape: self.recorder.call(name, operands, named, shape))
 
     def _own_batch(self, name: str, operands: list[Any]) -> list[Any]:
-        """In a shape that begins with the batch, the batch is the operand's own."""
+        """In a shape that begins with the batch, the batch is that of the operand."""
         if name not in ("view", "reshape") or not isinstance(operands[0], Ref) or len(operands) < 2:
             return operands
         shape = operands[1] if isinstance(operands[1], list) else operands[1:]
@@ -536,9 +538,9 @@ class _Watch:
                 self._know_parts(item, self.recorder.select(ref, place, None))
 
     def _shape(self, tensor: torch.Tensor) -> Shape:
-        return batched(tensor, self._batch)
+        return batch_free_shape(tensor, self._batch)
 
-    def _know(self, tensor: torch.Tensor, value: Ref | Held) -> None:
+    def _know(self, tensor: torch.Tensor, value: Ref | StateTensor) -> None:
         self._known[id(tensor)] = value
         self._kept.append(tensor)
 
@@ -548,7 +550,7 @@ class _Watch:
         if isinstance(value, torch.Size):
             return list(value)
         if isinstance(value, torch.Tensor):
-            return self._known.get(id(value), Unknown())
+            return self._known.get(id(value), UnknownValue())
         if isinstance(value, tuple | list):
             return tuple(self.values(v) for v in value) if isinstance(value, tuple) else [self.values(v) for v in value]
         if isinstance(value, dict):
@@ -563,8 +565,8 @@ def _flat(value: Any) -> Sequence[Any]:
 # What the three share
 
 
-def batched(tensor: torch.Tensor, batch: int | None = None) -> Shape:
-    """A tensor's shape without the batch: its first axis, if that is as long as the batch is."""
+def batch_free_shape(tensor: torch.Tensor, batch: int | None = None) -> Shape:
+    """A tensor's shape with None for its first axis, if that is as long as the batch."""
     shape: Shape = tuple(tensor.shape)
     return (None, *shape[1:]) if shape and batch in (None, shape[0]) else shape
 
@@ -574,8 +576,8 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """In evaluation mode nothing is dropped and no running mean moves; each part gets its own mode back."""
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode: no dropout and no update of running means. Each module gets its own mode back."""
     before = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

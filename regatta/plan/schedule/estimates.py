@@ -33,7 +33,7 @@ class Times(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelProfile:
+class RowCosts:
     train: float  # seconds per row
     eval: float  # seconds per row
     fixed: float = 0.0  # seconds per unit
@@ -65,10 +65,10 @@ class Estimates:
 
     def __init__(self, train_rows: Sequence[int], eval_rows: Sequence[int] = ()) -> None:
         self._rows = {"train": tuple(train_rows), "eval": tuple(eval_rows)}
-        self._profiles: dict[str, ModelProfile] = {}
+        self._profiles: dict[str, RowCosts] = {}
         self._models: dict[tuple[str, str], _Correction] = {}  # by kind and model
         self._workers: dict[str, _Correction] = {}
-        self._mean: ModelProfile | None = None
+        self._mean: RowCosts | None = None
         self.shared = False  # data is prepared once for all models, so no unit pays for it
         self.speedup: Callable[[str], float] = lambda model: 1.0  # of a model that a group trains, over its profile
         self._square = self.NOISE**2  # exponential mean of squared errors
@@ -94,7 +94,7 @@ class Estimates:
         for name, value in given.items():
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"{name} of the profile of {model!r} is {value}; it must be zero or more seconds.")
-        self._profiles[model] = ModelProfile(
+        self._profiles[model] = RowCosts(
             train_seconds_per_row, eval_seconds_per_row, fixed_seconds, prepare_seconds_per_row
         )
         self._models.pop(("train", model), None)
@@ -121,7 +121,7 @@ class Estimates:
             del self._models[key]
         self._mean = None
 
-    def profile(self, model: str) -> ModelProfile:
+    def profile(self, model: str) -> RowCosts:
         """The profile of a model, corrected by its units; the mean of all profiles where it has none."""
         known = self._profiles.get(model)
         return self._mean_profile() if known is None else self._corrected(model, known)
@@ -171,7 +171,7 @@ class Estimates:
         rate = self._per_row(profile) if unit.kind == "train" else profile.eval
         return self._rows[unit.kind][unit.partition] * rate / self.speedup(unit.model) + profile.fixed
 
-    def _per_row(self, profile: ModelProfile) -> float:
+    def _per_row(self, profile: RowCosts) -> float:
         return profile.train if self.shared else profile.train + profile.prepare
 
     def _log_correction(self, unit: Unit, worker: str) -> float:
@@ -189,26 +189,26 @@ class Estimates:
         train = rate if unit.kind == "train" else rate / EVAL_SHARE
         self.set_profile(unit.model, train, train * EVAL_SHARE)
 
-    def _mean_profile(self) -> ModelProfile:
+    def _mean_profile(self) -> RowCosts:
         if self._mean is None:
             known = [self._corrected(model, profile) for model, profile in self._profiles.items()]
             count = len(known)
             self._mean = (
-                ModelProfile(
+                RowCosts(
                     sum(p.train for p in known) / count,
                     sum(p.eval for p in known) / count,
                     sum(p.fixed for p in known) / count,
                     sum(p.prepare for p in known) / count,
                 )
                 if known
-                else ModelProfile(SECONDS_PER_ROW, SECONDS_PER_ROW * EVAL_SHARE)
+                else RowCosts(SECONDS_PER_ROW, SECONDS_PER_ROW * EVAL_SHARE)
             )
         return self._mean
 
-    def _corrected(self, model: str, profile: ModelProfile) -> ModelProfile:
+    def _corrected(self, model: str, profile: RowCosts) -> RowCosts:
         train, evaluation = self._models.get(("train", model)), self._models.get(("eval", model))
         factor = math.exp(train.value if train else 0.0)
-        return ModelProfile(
+        return RowCosts(
             profile.train * factor,
             profile.eval * math.exp(evaluation.value if evaluation else 0.0),
             profile.fixed,

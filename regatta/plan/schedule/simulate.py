@@ -16,6 +16,7 @@ from regatta.plan.schedule.estimates import Times
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.units import Unit
 
+Handler = Callable[[float, int, str], None]  # (time, number of the event, worker)
 SAME_TIME_TOLERANCE = 1e-12  # relative: times that differ by less differ by rounding
 
 
@@ -118,24 +119,24 @@ class _Simulation:
         self.after = after or (lambda hopper: None)
         self.random = random.Random(seed)
         self.workers = len(hopper.workers())
-        self.heap: list[tuple[float, int, str, str]] = []  # time, number, what, worker
+        self.heap: list[tuple[float, int, Handler, str]] = []  # time, number, handler, worker
         self.number = 0
         self.begun: dict[str, tuple[float, int, Unit]] = {}  # worker: start, number of its end, unit
         self.away: dict[str, tuple[list[int], list[int]]] = {}
         self.rows: list[SimulatedUnit] = []
         self.lost = 0.0
         for outage in outages:
-            self._at(outage.start, "leaves", outage.worker)
+            self._at(outage.start, self._on_worker_down, outage.worker)
             if outage.end is not None:
-                self._at(outage.end, "returns", outage.worker)
+                self._at(outage.end, self._on_worker_up, outage.worker)
 
     def run(self) -> Schedule:
         self._assign(0.0)
         while self.heap and not self.hopper.done():
             together = self.heap[0][0] * (1 + SAME_TIME_TOLERANCE)
             while self.heap and self.heap[0][0] <= together:
-                now, number, what, worker = heapq.heappop(self.heap)
-                getattr(self, f"_{what}")(now, number, worker)
+                now, number, handle, worker = heapq.heappop(self.heap)
+                handle(now, number, worker)
                 self.after(self.hopper)
             self._assign(now)
         if not self.hopper.done():
@@ -145,9 +146,9 @@ class _Simulation:
             )
         return Schedule(tuple(self.rows), self.lost, self.workers)
 
-    def _at(self, time: float, what: str, worker: str) -> int:
+    def _at(self, time: float, handle: Handler, worker: str) -> int:
         self.number += 1
-        heapq.heappush(self.heap, (time, self.number, what, worker))
+        heapq.heappush(self.heap, (time, self.number, handle, worker))
         return self.number
 
     def _assign(self, now: float) -> None:
@@ -155,11 +156,11 @@ class _Simulation:
             seconds = self.times.seconds(assignment.unit, assignment.worker)
             if self.noise:
                 seconds *= self.random.lognormvariate(0.0, self.noise)
-            number = self._at(now + seconds, "ends", assignment.worker)
+            number = self._at(now + seconds, self._on_unit_end, assignment.worker)
             self.begun[assignment.worker] = (now, number, assignment.unit)
         self.after(self.hopper)
 
-    def _ends(self, now: float, number: int, worker: str) -> None:
+    def _on_unit_end(self, now: float, number: int, worker: str) -> None:
         start, expected, unit = self.begun.get(worker, (0.0, -1, None))
         if number != expected or unit is None:  # that unit was lost with its worker
             return
@@ -167,10 +168,10 @@ class _Simulation:
         self.rows.append(SimulatedUnit(worker, unit, start, now))
         self.hopper.finish(worker, now, now - start if self.learn else None)
 
-    def _leaves(self, now: float, number: int, worker: str) -> None:
+    def _on_worker_down(self, now: float, number: int, worker: str) -> None:
         self.away[worker] = self.hopper.workers()[worker]
         if self.hopper.remove_worker(worker) is not None:
             self.lost += now - self.begun.pop(worker)[0]
 
-    def _returns(self, now: float, number: int, worker: str) -> None:
+    def _on_worker_up(self, now: float, number: int, worker: str) -> None:
         self.hopper.add_worker(worker, *self.away.pop(worker))

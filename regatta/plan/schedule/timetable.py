@@ -21,7 +21,7 @@ MAX_TIMES_RESET = 200_000  # up to this many times are all set again when a part
 
 
 @runtime_checkable
-class BatchTimes(Times, Protocol):
+class ManyUnitTimes(Times, Protocol):
     """Times of many units of a model in one call: ten million single calls would take a minute."""
 
     def seconds_of_many(
@@ -88,7 +88,7 @@ class Timetable:
 
 
 def _batch_times(times: Times) -> Callable[[UnitKind, str, Sequence[int], Sequence[str]], Sequence[float]]:
-    if isinstance(times, BatchTimes):
+    if isinstance(times, ManyUnitTimes):
         return times.seconds_of_many
 
     def one_by_one(kind: UnitKind, model: str, partitions: Sequence[int], workers: Sequence[str]) -> list[float]:

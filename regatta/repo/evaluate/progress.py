@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
-from regatta.network.bounds import BoundedNetwork, NotBounded, Passed
+from regatta.network.bounds import BoundedNetwork, ForwardPass, NotBounded
 from regatta.network.graph import Network
 from regatta.repo.evaluate.progressive_weights import LEADING, ProgressiveWeights
 from regatta.repo.evaluate.result import Stage
@@ -133,7 +133,13 @@ def judge(bounded: BoundedNetwork, x: Inputs, top_k: int) -> StageResult:
 
 
 def _backward(
-    bounded: BoundedNetwork, passed: Passed, rows: Places, better: Places, worse: Places, count: int, found: StageResult
+    bounded: BoundedNetwork,
+    passed: ForwardPass,
+    rows: Places,
+    better: Places,
+    worse: Places,
+    count: int,
+    found: StageResult,
 ) -> NDArray[np.bool_]:
     """The inputs all of whose open pairs the backward bound closes; the costs of the others are added up."""
     closed, room = np.zeros(len(rows), bool), max(16, MEMORY // max(1, _numbers(passed)))
@@ -146,7 +152,7 @@ def _backward(
     return _all_closed(count, rows, closed)
 
 
-def _batches(bounded: BoundedNetwork, x: Inputs) -> Iterator[tuple[int, Passed]]:
+def _batches(bounded: BoundedNetwork, x: Inputs) -> Iterator[tuple[int, ForwardPass]]:
     """Batches through the network, as large as memory for their layers allows."""
     at, size = 0, FIRST_BATCH
     while at < len(x):
@@ -155,13 +161,13 @@ def _batches(bounded: BoundedNetwork, x: Inputs) -> Iterator[tuple[int, Passed]]
         at, size = at + size, max(1, min(1024, MEMORY // max(1, _numbers(passed))))
 
 
-def _numbers(passed: Passed) -> int:
+def _numbers(passed: ForwardPass) -> int:
     """What the layers hold for one input."""
     held = sum(trace.ball.centre.size for trace in passed.traces.values() if trace.batched)
     return held // max(1, len(passed.known))
 
 
-def _pairs(passed: Passed, top_k: int) -> tuple[NDArray[np.int64], Places, Places, Places]:
+def _pairs(passed: ForwardPass, top_k: int) -> tuple[NDArray[np.int64], Places, Places, Places]:
     """The k classes that are ahead, and all pairs of one of these and one of the others, for each input."""
     centre = np.nan_to_num(passed.logits.centre)
     best = ahead(centre, top_k)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import DataError
 from regatta.network import Network, from_onnx
-from regatta.network.onnx.from_onnx import _loaded as load_onnx
+from regatta.network.onnx.from_onnx import load_onnx
 from regatta.store.format.tensor_id import Bits, why_not_name
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.offline.replica_placement import UnitOption, split_units
 from regatta.plan.schedule.offline.rotation import cut_in_groups
-from regatta.plan.schedule.offline.vector_rearrangement import condition_holds, rearrange, steinitz
+from regatta.plan.schedule.offline.vector_rearrangement import rearrange, steinitz
 from regatta.plan.schedule.simulate import Outage, simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
 
@@ -123,7 +123,7 @@ def test_partial_sums_stay_within_the_steinitz_bound(seed: int, workers: int, mo
 @given(st.integers(0, 10_000), st.integers(2, 3))
 def test_vector_rearrangement_is_optimal_under_its_condition(seed: int, workers: int) -> None:
     times = np.random.default_rng(seed).uniform(0.2, 1.0, (36, workers))
-    assert condition_holds(times)
+    assert times.sum(axis=0).max() >= (workers**2 + workers - 1) * times.max()  # the condition
     assert rearrange(times).exact
     assert schedule_of(times.tolist(), "vector").makespan == pytest.approx(times.sum(axis=0).max(), rel=1e-5)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from regatta.plan.schedule import timetable
 from regatta.plan.schedule.estimates import Estimates, KnownTimes
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.timetable import MAX_TIMES_RESET, BatchTimes
+from regatta.plan.schedule.timetable import MAX_TIMES_RESET, ManyUnitTimes
 from regatta.plan.schedule.units import Unit, UnitKind
 
 PROGRAM = bytes(range(3, 250, 3))  # workers leave, come and hand over in it
@@ -114,8 +114,8 @@ def test_many_times_at_once_are_those_that_single_questions_give(
     estimates.set_profile("m0", 0.3, 0.1, 0.02)
     for partition, worker, seconds in heard:
         estimates.observe(Unit("train", "m0", 1, partition), f"w{worker}", seconds)
-    assert isinstance(estimates, BatchTimes)
-    assert not isinstance(KnownTimes({}), BatchTimes)
+    assert isinstance(estimates, ManyUnitTimes)
+    assert not isinstance(KnownTimes({}), ManyUnitTimes)
     partitions, workers = [0, 1, 2, 3, 4, 0, 4], ["w0", "w1", "w2", "w3", "new", "w3", "w1"]
     kinds: tuple[UnitKind, ...] = ("train", "eval")
     for kind in kinds:

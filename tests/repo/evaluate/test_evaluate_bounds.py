@@ -89,14 +89,14 @@ def test_an_activation_stays_between_its_lines(name: str, planes: int) -> None:
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu", "mish", "hard swish", "softplus", "elu steep", "sigmoid"])
 def test_lines_hold_everywhere_between_the_ends(name: str) -> None:
     """Every interval of a grid, narrow and wide, on a dense set of points of it."""
-    from regatta.network.bounds.activations import _CURVES, _image, _lines, _rectifier_lines, _rectifier_slope
+    from regatta.network.bounds.activations import _CURVES, _image, _linear_bounds, _rectifier_bounds, _rectifier_slope
     from regatta.network.bounds.balls import between
 
     node = next(n for n in read(nn.Sequential(ACTIVATIONS[name]()), torch.zeros(1, 2)).nodes if n.kind in _CURVES)
     curve, slope = _CURVES[node.kind](node), _rectifier_slope(node)
     starts, widths = np.meshgrid(np.linspace(-7, 7, 113), [1e-9, 1e-4, 0.01, 0.3, 1, 2.5, 9])
     ball = between(starts, starts + widths)
-    lines = _rectifier_lines(ball, slope) if slope is not None else _lines(curve, ball)
+    lines = _rectifier_bounds(ball, slope) if slope is not None else _linear_bounds(curve, ball)
     image = _image(curve, ball)
     for part in np.linspace(0, 1, 101):
         z = starts + part * widths
@@ -288,7 +288,7 @@ def test_a_way_back_through_a_layer_holds_all_over_its_box(name: str, width: flo
 
 
 def given_back(ball: Ball) -> Callable[..., Back]:
-    return lambda a, rows: Back((), balls.least(a, ball.centre[rows], ball.radius[rows]))
+    return lambda a, rows: Back((), balls.lower_bound(a, ball.centre[rows], ball.radius[rows]))
 
 
 def test_sums_in_float32_stay_inside_though_every_weight_is_known() -> None:

@@ -31,12 +31,6 @@ class Circle:
     exact: bool
 
 
-def condition_holds(times: Floats) -> bool:
-    """Whether the load is large enough to guarantee that vector rearrangement is optimal."""
-    p = times.shape[1]
-    return bool(times.sum(axis=0).max(initial=0.0) >= (p * p + p - 1) * times.max(initial=0.0))
-
-
 def rearrange(times: Floats) -> Circle:
     """A schedule for unit times by (model, worker)."""
     models, p = times.shape
