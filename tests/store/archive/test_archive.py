@@ -249,7 +249,7 @@ class TestRefusals:
 
     def test_contradictions(self, store: ParameterStore) -> None:
         snapshot = store.put(start(1))
-        with pytest.raises(UsageError, match="leave nothing for `reads`"):
+        with pytest.raises(UsageError, match="cannot be combined"):
             archive(store, budget={snapshot: 1.0}, reads={snapshot: 1.0})
         with pytest.raises(UsageError, match="only under a budget"):
             archive(store, reads={snapshot: 1.0})

@@ -58,8 +58,8 @@ def keep(tmp_path: Path, run: Path, *states: RawState) -> Any:
     assert series is not None
     with ParameterStore.open(tmp_path / "store", threads=1) as store:
         outcome = store_states(store, series, states)
-    assert all(one.path.exists() for one in states if one.path in outcome.kept)
-    for path in outcome.kept:
+    assert all(one.path.exists() for one in states if one.path in outcome.stored)
+    for path in outcome.stored:
         path.unlink()
     return outcome
 
