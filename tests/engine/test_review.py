@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from regatta.engine.messages import (
 from regatta.engine.workers import open_pool
 from regatta.errors import DiskError, UsageError
 from regatta.journal.journal import Journal, read_journal
+from regatta.paths import STATES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = {"batch_size": 5}
@@ -253,12 +257,19 @@ def test_a_disk_that_takes_no_states_ends_the_run_and_blames_nobody(tmp_path: Pa
 def test_failed_states_are_the_disks_fault_in_units_too(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pilot finds room, the first unit does not."""
-    from contextlib import nullcontext
-
+    """Profiling finds space for a state, the first unit does not."""
     from regatta.engine.workers.training import trainer
 
-    monkeypatch.setattr(trainer, "publishing", lambda path: nullcontext(Path("/dev/full")))
+    publishing = trainer.publishing
+
+    @contextmanager
+    def publish_on_a_full_disk(path: Path) -> Iterator[Path]:
+        with publishing(path) as written:
+            yield written
+            if path.parent.parent.name == STATES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(trainer, "publishing", publish_on_a_full_disk)
     with pytest.raises(DiskError, match="The state cannot be written"):
         launched(data, [SIZE], tmp_path, name="full")
     run = open_run("full", tmp_path)

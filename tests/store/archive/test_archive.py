@@ -251,7 +251,7 @@ class TestRefusals:
         snapshot = store.put(start(1))
         with pytest.raises(UsageError, match="cannot be combined"):
             archive(store, budget={snapshot: 1.0}, reads={snapshot: 1.0})
-        with pytest.raises(UsageError, match="only under a budget"):
+        with pytest.raises(UsageError, match="needs a budget"):
             archive(store, reads={snapshot: 1.0})
         with pytest.raises(UsageError, match="no remote"):
             archive(store, remote_planes=2)
