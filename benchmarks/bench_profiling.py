@@ -1,11 +1,11 @@
-"""What pilots say that a unit takes, against what it takes: sweeps of different character on two worker processes.
+"""Estimates of units by profiling against their real times: sweeps of different character on two worker processes.
 
     nice python benchmarks/bench_profiling.py [--only NAME ...] [--rounds 3]
 
-Of every unit that was trained or judged: (estimated seconds) / (seconds that it took), the estimate made before any
-unit ran; a partition whose transform_fn is not shared costs its rows' preparation besides. The medians are held
-against 1, both ways. `unrest` is what no estimate can know: the middle deviation of units from the median of their
-configuration and kind. `pilots` is the share that pilots had of the time in which workers were busy.
+For every training and evaluation unit: (estimated seconds) / (real seconds), with the estimate made before any unit
+ran. A partition whose transform_fn is not shared also costs the preprocessing of its rows. The medians are compared
+with 1, both ways. `unrest` is what no estimate can know: the median deviation of units from the median of their
+configuration and kind. `profiling` is its share of the time for which workers were busy.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from torch import nn
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.profiling.models import models_from_journal
 from regatta.journal.journal import read_journal
-from regatta.plan.schedule.estimates import Pilot
 from regatta.plan.schedule.units import Unit
 
 LIMIT = 1.1
-COUNTS_PREPARATION = "prepare" in Pilot.__dataclass_fields__
 FEATURES, SIDE, CLASSES = 64, 16, 10
 
 
@@ -138,7 +136,7 @@ def data_of(case: Case, folder: Path) -> Dataset:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ComparedUnit:
     """A unit: what was said of it, and what it took."""
 
     kind: str
@@ -151,30 +149,28 @@ class Judged:
         return self.estimated / self.actual
 
 
-def judged(run: Run, data: Dataset) -> Iterator[Judged]:
+def compared(run: Run, data: Dataset) -> Iterator[ComparedUnit]:
     lines = read_journal(run.folder / "journal.jsonl")
     known = models_from_journal(data, [line for line in lines if line["event"] == "pilot"])
     for unit in run.record.units:
         if unit.kind == "pilot" or unit.config not in known.profiles:
             continue
         seconds = known.estimates.seconds(Unit(unit.kind, unit.config, unit.epoch, unit.partition), unit.worker)
-        if unit.kind == "train" and not COUNTS_PREPARATION:
-            seconds += known.profiles[unit.config].prepare_seconds_per_row * (data.train[unit.partition].rows or 0)
-        yield Judged(unit.kind, unit.config, seconds, unit.seconds)
+        yield ComparedUnit(unit.kind, unit.config, seconds, unit.seconds)
 
 
-def measure(case: Case) -> tuple[list[Judged], float]:
-    """The units of one launch, and the share that pilots had."""
+def measure(case: Case) -> tuple[list[ComparedUnit], float]:
+    """The units of one launch, and the share of profiling."""
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
         data = data_of(case, Path(folder) / "data")
         cluster = Cluster.local(workers=2, threads=1)
         options = {"epochs": case.epochs, "repo": Path(folder) / ".regatta", "cluster": cluster, "pack": False}
         run = Sweep(data, search.configs(case.configs), **options, **case.functions).launch(progress=False)
         used = run.record.resources()
-        return list(judged(run, data)), used.pilot / (used.train + used.eval + used.pilot)
+        return list(compared(run, data)), used.pilot / (used.train + used.eval + used.pilot)
 
 
-def unrest(units: list[Judged]) -> float:
+def unrest(units: list[ComparedUnit]) -> float:
     """How far units are from the median of their like, in the middle."""
     alike: dict[str, list[float]] = {}
     for unit in units:
@@ -194,7 +190,7 @@ def main() -> None:
         if wanted.only and name not in wanted.only:
             continue
         rounds = [measure(case) for _ in range(wanted.rounds)]
-        pilots = statistics.median(share for _, share in rounds)
+        profiling = statistics.median(share for _, share in rounds)
         for kind in ("train", "eval"):
             parts = [[unit for unit in units if unit.kind == kind] for units, _ in rounds]
             found = [unit for part in parts for unit in part]
@@ -203,10 +199,10 @@ def main() -> None:
             by_round = " ".join(f"{statistics.median(unit.ratio for unit in part):.2f}" for part in parts)
             seconds = statistics.median(unit.actual for unit in found)
             calm = statistics.median(map(unrest, parts))
-            rows.append([name, kind, len(found), seconds * 1e3, middle, low, high, by_round, calm, pilots])
+            rows.append([name, kind, len(found), seconds * 1e3, middle, low, high, by_round, calm, profiling])
             if kind == "train":
                 bars.append(Bar(f"{name}: estimated over actual, or reversed", max(middle, 1 / middle), LIMIT))
-    columns = ["sweep", "units", "", "ms each", "estimated/actual", "10%", "90%", "by round", "unrest", "pilots"]
+    columns = ["sweep", "units", "", "ms each", "estimated/actual", "10%", "90%", "by round", "unrest", "profiling"]
     report("profiling", columns, rows, bars=bars, notes={"workers": 2, "threads": 1, "rounds": wanted.rounds})
 
 

@@ -180,5 +180,5 @@ def main(run: str, store: str, token: str) -> None:
     try:
         serve(Path(run), Path(store), token.encode(), sys.stdin.fileno())
     except (RegattaError, OSError) as error:
-        if Path(run).exists():  # otherwise the run was deleted meanwhile, which is no error
+        if Path(run).exists():  # otherwise the run was deleted meanwhile, which is not an error
             sys.exit(f"{type(error).__name__}: {error}")

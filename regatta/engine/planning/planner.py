@@ -42,7 +42,7 @@ DEFAULT_START_SECONDS = 2.0  # until a new process can preprocess data, where th
 SIMULATED_UNITS_PER_SECOND = 40.0  # units that may be simulated to compare plans, for each second of the run
 MIN_SIMULATED_UNITS = 200
 GROUPS_CHAIN_FACTOR = 1.05  # groups may pay where a model takes this much longer than a worker has work
-MAX_DRIFT = math.log(1.4)  # units that stray further from their estimates call for another plan
+MAX_DRIFT = math.log(1.4)  # units that differ more from their estimates call for another plan
 MIN_UNITS = 8  # and two of each worker, before a plan is called wrong; twice as many after each plan
 MIN_SPEEDUP = 1.1  # of another plan over the present one
 
@@ -311,7 +311,7 @@ def _run_strategy(profile: SweepProfile, chosen: Strategy, plan: Plan) -> RunStr
 
 
 class _Drift:
-    """How far units stray from their estimates: a running mean of logarithms that forgets old units."""
+    """How far units are from their estimates: a running mean of logarithms that forgets old units."""
 
     def __init__(self) -> None:
         self.mean = 0.0

@@ -92,7 +92,7 @@ def profile_models(pool: WorkerPool, request: ProfilingRequest, hooks: Profiling
     Configurations in the cache are not profiled again, except that every worker profiles one. New profiles go into
     the cache.
     """
-    profiler = _ModelProfiler(pool.workers, request)
+    profiler = _ProfilingScheduler(pool.workers, request)
     found, cache = profiler.found, request.cache
     pool.start()
     begin, first_worker_seconds = time.perf_counter(), None
@@ -118,7 +118,7 @@ def profile_models(pool: WorkerPool, request: ProfilingRequest, hooks: Profiling
 def cached_models(workers: Sequence[str], request: ProfilingRequest) -> ModelProfiles | None:
     """The profiles in the cache, if they are as much as profiling would find; needs no worker."""
     assert request.cache is not None
-    profiler = _ModelProfiler(workers, request)
+    profiler = _ProfilingScheduler(workers, request)
     profiler.found.start_seconds, profiler.found.memory = request.cache.start_seconds, request.cache.memory
     if profiler.wants_more():
         return None
@@ -169,7 +169,7 @@ def _add_profile(found: ModelProfiles, config: str, profile: ModelProfile, rows_
     found.estimates.set_profile(config, train, evaluate, profile.fixed_seconds, prepare)
 
 
-class _ModelProfiler:
+class _ProfilingScheduler:
     """Decides which worker profiles which configuration next, and when there are enough profiles."""
 
     def __init__(self, workers: Sequence[str], request: ProfilingRequest) -> None:

@@ -105,8 +105,8 @@ def compare(regime: Regime, rules: Sequence[Rule] = RULES) -> dict[str, float]:
     seeds = SEEDS if work.models * regime.workers <= LARGE else SEEDS[:1]
     strategies = {strategy: single(work, cluster, strategy) for strategy in STRATEGIES}
     strategies["plan"] = choose(work, cluster, numerics="fast", rules=rules)[0]
-    played = {
+    makespans = {
         strategy: fmean(simulate_strategy(work, cluster, strategy, NOISE, seed) for seed in seeds)
         for strategy in strategies.values()
     }
-    return {name: played[strategy] for name, strategy in strategies.items()}
+    return {name: makespans[strategy] for name, strategy in strategies.items()}

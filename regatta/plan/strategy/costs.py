@@ -239,7 +239,7 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class UnitCosts:
+class StrategyUnits:
     """The units of a strategy, by kind: the number of packs, and the seconds of one unit of a pack."""
 
     groups: int
@@ -254,7 +254,7 @@ class UnitCosts:
         return self.partitions / self.groups
 
 
-def unit_costs(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> UnitCosts:
+def unit_costs(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> StrategyUnits:
     groups, partitions = cluster.workers // strategy.width, cluster.partition_count(strategy)
     share = 1 / (partitions * strategy.width)  # of an epoch that one worker trains on in a unit
     sizes = np.array(strategy.packs or (1,) * len(work.kinds))
@@ -264,7 +264,7 @@ def unit_costs(work: Workload, cluster: ClusterSpec, strategy: Strategy) -> Unit
     shortest = unit_seconds(work, cluster, strategy, small, share)
     mean = (longest * larger + shortest * (packs - larger)) / packs
     prepare = work.data.prepare / partitions / max(cluster.cores, 1) if strategy.share else 0.0
-    return UnitCosts(groups, partitions, packs.astype(float), mean, longest, prepare)
+    return StrategyUnits(groups, partitions, packs.astype(float), mean, longest, prepare)
 
 
 def pack_sizes(models: int, size: int) -> list[int]:

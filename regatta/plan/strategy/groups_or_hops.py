@@ -55,7 +55,7 @@ class ObservedCommunication:
         self._sums: dict[bool, list[float]] = {}  # by whether a group spans nodes: sum of rho(2), and units
 
     def add_unit(self, width: int, nodes: int, seconds: float, sync_seconds: float) -> None:
-        """A unit of a group took `seconds`, of which `sync_seconds` were communication."""
+        """A unit of a group took `seconds`, including `sync_seconds` for communication."""
         if width > 1 and seconds > sync_seconds > 0:
             sums = self._sums.setdefault(nodes > 1, [0.0, 0.0])
             sums[0] += sync_seconds / (seconds - sync_seconds) / (width - 1)

@@ -42,7 +42,7 @@ def simulate_strategy(
     """The makespan of a strategy; `effort` is what the scheduler may spend on looking ahead."""
     real = with_noise(work, noise.profile, seed)
     return max(
-        _Team(work, real, kinds, workers, own).simulate(noise, seed, effort)
+        _SimulatedTeam(work, real, kinds, workers, own).simulate(noise, seed, effort)
         for kinds, workers, own in strategy.by_team(work, cluster)
     )
 
@@ -73,7 +73,7 @@ def with_noise(work: Workload, deviation: float, seed: int) -> Workload:
 
 
 @dataclass(frozen=True)
-class _Team:
+class _SimulatedTeam:
     """The workers of one team, with groups of one width, and the kinds that they train."""
 
     work: Workload  # as profiled

@@ -1,4 +1,4 @@
-"""What pilots measure: how many batches they take, what they count, and that they harm nobody."""
+"""Profiling of models: how many batches it takes, and what it measures."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VALUES = {"batch_size": 4, "epoch_steps": 1000, "fails": "never"}
 
 
 class Clock:
-    """Time that passes only while batches are taken."""
+    """Time that passes only while batches are trained."""
 
     def __init__(self, seconds: Any) -> None:
         self.now, self.taken, self._seconds = 0.0, list[int](), seconds
@@ -52,7 +52,7 @@ class Clock:
         return {"loss": 0.0}
 
 
-def pace_of(
+def times_of(
     monkeypatch: pytest.MonkeyPatch, seconds: Any, batches: int = 100, last: int = 8, **options: Any
 ) -> tuple[BatchTimes, Clock]:
     clock = Clock(seconds)
@@ -61,37 +61,37 @@ def pace_of(
     return time_batches(clock.take, order, **options), clock
 
 
-def test_short_batches_are_taken_until_there_are_48(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace, clock = pace_of(monkeypatch, lambda number: 0.5 if number == 0 else 0.003 if number < 28 else 0.001)
+def test_short_batches_are_trained_up_to_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, clock = times_of(monkeypatch, lambda number: 0.5 if number == 0 else 0.003 if number < 28 else 0.001)
     assert len(clock.taken) == MAX_BATCHES
-    assert pace.first == pytest.approx(0.5)
-    assert pace.each == pytest.approx(0.001)  # the last twenty count
-    assert pace.startup == pytest.approx(0.499)
+    assert times.first == pytest.approx(0.5)
+    assert times.each == pytest.approx(0.001)  # the last twenty count
+    assert times.startup == pytest.approx(0.499)
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.03, 9), (0.15, 3), (5.0, 2)])
 def test_long_batches_are_few(monkeypatch: pytest.MonkeyPatch, seconds: float, most: int) -> None:
-    pace, clock = pace_of(monkeypatch, lambda number: seconds)
+    times, clock = times_of(monkeypatch, lambda number: seconds)
     assert 2 <= len(clock.taken) <= most
-    assert pace.each == pytest.approx(seconds)
+    assert times.each == pytest.approx(seconds)
 
 
 def test_a_disturbed_batch_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace, _ = pace_of(monkeypatch, lambda number: 0.1 if number == 40 else 0.001)
-    assert pace.each == pytest.approx(0.001)
+    times, _ = times_of(monkeypatch, lambda number: 0.1 if number == 40 else 0.001)
+    assert times.each == pytest.approx(0.001)
     assert trimmed_mean([3.0, 1.0, 9.0]) == 3.0
 
 
-def test_batches_that_are_not_full_do_not_count_and_others_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, clock = pace_of(monkeypatch, lambda number: 0.0005, batches=3, last=2)
+def test_batches_that_are_not_full_are_replaced_by_full_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, clock = times_of(monkeypatch, lambda number: 0.0005, batches=3, last=2)
     assert len(clock.taken) == MAX_BATCHES
     assert set(clock.taken) == {8}
-    _, clock = pace_of(monkeypatch, lambda number: 0.0005, batches=9, max_batches=5)
+    _, clock = times_of(monkeypatch, lambda number: 0.0005, batches=9, max_batches=5)
     assert len(clock.taken) == 5
 
 
-def test_members_of_a_group_take_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slower one has the say."""
+def test_members_of_a_group_train_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower member decides."""
     asked: list[bool] = []
     answers = iter([True, False, False, True])
 
@@ -99,7 +99,7 @@ def test_members_of_a_group_take_the_same_batches(monkeypatch: pytest.MonkeyPatc
         asked.append(mine)
         return next(answers)
 
-    _, clock = pace_of(monkeypatch, lambda number: 0.001, agree=agree)
+    _, clock = times_of(monkeypatch, lambda number: 0.001, agree=agree)
     assert asked == [False] * 4
     assert len(clock.taken) == 4
 
@@ -110,7 +110,7 @@ def test_a_short_last_batch_is_a_step_too() -> None:
     assert 1.5 < equivalent_batches(33, 32) < 1.6
 
 
-def pilot_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset | None = None) -> ModelProfile:
+def profile_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset | None = None) -> ModelProfile:
     data = data or small_data(folder / "data")
     paths = [tuple(part.path for part in kind) for kind in (data.train, data.eval)]
     worker = Trainer("w0", WorkerSetup(recipe, 0, paths[0], paths[1], folder / "logs"))
@@ -120,7 +120,7 @@ def pilot_of(folder: Path, recipe: Recipe, values: Any = VALUES, data: Dataset |
     return done.profile
 
 
-def test_building_is_paid_by_every_unit_and_eval_fn_by_evaluations(tmp_path: Path) -> None:
+def test_every_unit_pays_for_building_and_evaluations_for_eval_fn(tmp_path: Path) -> None:
     def slow_model(config: Any) -> Any:
         time.sleep(0.02)
         return model_fn(config)
@@ -129,7 +129,7 @@ def test_building_is_paid_by_every_unit_and_eval_fn_by_evaluations(tmp_path: Pat
         time.sleep(0.05)
         return {"slow": 1.0}
 
-    found = pilot_of(tmp_path, Recipe(slow_model, loss_fn, eval_fn=slow_eval))
+    found = profile_of(tmp_path, Recipe(slow_model, loss_fn, eval_fn=slow_eval))
     assert found.fixed_seconds > 0.02
     assert found.eval_fixed_seconds is not None
     assert found.eval_fixed_seconds > 0.02
@@ -137,7 +137,7 @@ def test_building_is_paid_by_every_unit_and_eval_fn_by_evaluations(tmp_path: Pat
     assert set(found.metrics) == {"train_loss", "loss", "slow"}
 
 
-def test_a_schedule_that_ends_with_the_unit_is_not_outrun(tmp_path: Path) -> None:
+def test_profiling_takes_no_more_steps_than_a_learning_rate_schedule_has(tmp_path: Path) -> None:
     def scheduled(config: Any) -> Any:
         net = model_fn(config)[0]
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -145,10 +145,10 @@ def test_a_schedule_that_ends_with_the_unit_is_not_outrun(tmp_path: Path) -> Non
 
     data = small_data(tmp_path / "data", proportions=(1, 1))
     assert data.train[0].rows in (22, 23)  # six batches of four
-    assert pilot_of(tmp_path, Recipe(scheduled, loss_fn), data=data).train_seconds_per_row > 0
+    assert profile_of(tmp_path, Recipe(scheduled, loss_fn), data=data).train_seconds_per_row > 0
 
 
-def test_what_transform_fn_imports_is_not_its_price(tmp_path: Path) -> None:
+def test_imports_of_transform_fn_are_not_counted(tmp_path: Path) -> None:
     called: list[int] = []
 
     def transform(batch: Any, seed: int) -> Any:
@@ -156,12 +156,12 @@ def test_what_transform_fn_imports_is_not_its_price(tmp_path: Path) -> None:
         called.append(seed)
         return batch
 
-    found = pilot_of(tmp_path, Recipe(model_fn, loss_fn, transform_fn=transform))
+    found = profile_of(tmp_path, Recipe(model_fn, loss_fn, transform_fn=transform))
     assert len(called) > 1
     assert 0 < found.prepare_seconds_per_row * found.train_rows < 0.4
 
 
-def test_a_train_fn_is_tried_on_a_part(tmp_path: Path) -> None:
+def test_a_train_fn_is_profiled_on_some_rows(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def train(data: Any, model: Any, optimizer: Any, config: Any) -> dict[str, float]:
@@ -171,12 +171,12 @@ def test_a_train_fn_is_tried_on_a_part(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8000, 6)).astype(np.float32)
     data = Dataset.from_arrays(x, x.sum(1), partitions=1, eval_fraction=0.1, directory=tmp_path / "data")
-    found = pilot_of(tmp_path, Recipe(model_fn, train_fn=train), data=data)
+    found = profile_of(tmp_path, Recipe(model_fn, train_fn=train), data=data)
     assert set(seen) == {256, 1536}
     assert found.metrics == ("train_loss",)
 
 
-def test_evaluations_are_not_charged_for_leaving_a_state(tmp_path: Path) -> None:
+def test_evaluations_do_not_pay_for_saving_a_state(tmp_path: Path) -> None:
     data = small_data(tmp_path)
     line = {
         "event": "pilot", "config": "a", "train_seconds_per_row": 0.01, "eval_seconds_per_row": 0.01,
@@ -186,14 +186,14 @@ def test_evaluations_are_not_charged_for_leaving_a_state(tmp_path: Path) -> None
     estimates = models_from_journal(data, [line]).estimates
     assert estimates.seconds(Unit("train", "a", 1, 0), "w0") == pytest.approx(0.05 + 0.01 * data.train[0].rows)
     assert estimates.seconds(Unit("eval", "a", 1, 0), "w0") == pytest.approx(0.02 + 0.01 * data.eval[0].rows)
-    del line["eval_fixed_seconds"]  # as older journals have it
+    del line["eval_fixed_seconds"]  # as in older journals
     estimates = models_from_journal(data, [line]).estimates
     assert estimates.seconds(Unit("eval", "a", 1, 0), "w0") == pytest.approx(0.05 + 0.01 * data.eval[0].rows)
 
 
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux counts it")
-def test_the_most_memory_that_a_model_takes(tmp_path: Path) -> None:
-    """Weights, gradients and momentum of 16 MiB each; not what an earlier, larger model or others like it take."""
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="only Linux measures it")
+def test_the_peak_memory_of_a_model(tmp_path: Path) -> None:
+    """Weights, gradients and momentum of 16 MiB each; an earlier, larger model does not count."""
 
     def large(config: Any) -> Any:
         net = torch.nn.Sequential(torch.nn.Linear(6, config["width"]), torch.nn.Linear(config["width"], 2048))
@@ -205,17 +205,19 @@ def test_the_most_memory_that_a_model_takes(tmp_path: Path) -> None:
     data = small_data(tmp_path / "data", proportions=(1, 1))
     recipe = Recipe(large, mean_loss)
     larger, found = (
-        pilot_of(tmp_path, recipe, {"batch_size": 10, "width": width}, data).peak_bytes / 2**20
+        profile_of(tmp_path, recipe, {"batch_size": 10, "width": width}, data).peak_bytes / 2**20
         for width in (4096, 2048)
     )
     assert 3 * 16 * 0.9 < found < 6 * 16
     assert 3 * 32 * 0.9 < larger < 6 * 32
 
 
-def test_memory_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_divided_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = memory_of("cpu", "cpu", 1)
     assert whole > 2**26
     assert memory_of("cpu", "cpu", 4) == whole // 4
-    monkeypatch.setattr(trainer, "choose_device", lambda wanted, index: f"cpu:{index % 2}")  # as if there were two
+    monkeypatch.setattr(
+        trainer, "choose_device", lambda wanted, index: f"cpu:{index % 2}"
+    )  # as if there were two devices
     assert memory_of("cpu:1", "auto", 3) == whole
     assert memory_of("cpu:0", "auto", 3) == whole // 2

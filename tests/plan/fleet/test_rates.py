@@ -25,24 +25,24 @@ from regatta.plan.fleet.rates import (
 )
 
 
-def test_equation_5_goes_on_with_the_last_loss_of_efficiency() -> None:
-    """From two devices at 90 each after one at 100 the loss is 0.9: four are 4 * 90 * 0.9 ** 2."""
+def test_equation_5_continues_the_last_loss_of_efficiency() -> None:
+    """One device has a rate of 100, two have 90 each: the loss is 0.9, and four have 4 * 90 * 0.9 ** 2."""
     profile = ProfiledRates((100.0, 180.0), base=2)
     assert rate(profile, 2, 1) == 180.0
     assert rate(profile, 4, 1) == pytest.approx(4 * 90 * 0.81)
 
 
-def test_the_paper_profiles_two_nodes_or_what_the_slowest_needs() -> None:
+def test_the_widths_that_the_paper_profiles() -> None:
     assert widths_to_profile([21.0, 176.0], 4) == (9, 8)
     assert widths_to_profile([50.0, 100.0], 4) == (8, 8)
 
 
-def test_a_profile_must_hold_what_equation_5_starts_from() -> None:
+def test_a_profile_must_include_the_base_of_equation_5() -> None:
     with pytest.raises(UsageError, match="Equation 5 starts at width 4; widths 1 to 2"):
         ProfiledRates((100.0, 180.0), base=4)
 
 
-def test_the_model_is_found_again_from_what_it_predicts() -> None:
+def test_fitting_recovers_the_model() -> None:
     truth = RingRates(0.02, 0.001, 0.004)
     seen = [Observation(w, n, rate(truth, w, n)) for w, n in ((1, 1), (2, 1), (4, 1), (8, 2))]
     found = fit(seen)
@@ -50,14 +50,14 @@ def test_the_model_is_found_again_from_what_it_predicts() -> None:
     assert rate(found, 16, 4) == pytest.approx(rate(truth, 16, 4), rel=0.02)
 
 
-def test_a_profile_of_one_device_says_nothing_of_links_and_gets_a_guess() -> None:
+def test_without_observed_links_their_cost_is_guessed() -> None:
     found = fit([Observation(1, 1, 50.0)])
     assert found.compute == pytest.approx(0.02, rel=1e-3)
     assert found.inside > 0 and found.across > 0
     assert rate(found, 2, 1) < 100.0
 
 
-def test_steps_of_the_run_correct_the_model_and_the_term_that_they_tell_of() -> None:
+def test_observations_correct_the_model_and_the_right_term() -> None:
     truth, guess = RingRates(0.02, 0.001, 0.012), RingRates(0.02, 0.001, 0.001)
     seen = [Observation(8, 2, rate(truth, 8, 2))] * 40
     found = correct(guess, seen)
@@ -97,13 +97,13 @@ def test_an_envelope_is_concave_and_above_all_rates(rates: list[float]) -> None:
 
 
 def test_the_fluid_bound_by_hand() -> None:
-    """Two models of 100 and 300 rows, 1 row a second per device without loss: four devices need 100 seconds."""
+    """Two models of 100 and 300 rows, 1 row per second and device without loss: four devices need 100 seconds."""
     found = fluid(np.array([100.0, 300.0]), Envelopes(np.array([[1.0, 2, 3, 4]] * 2)), 4)
     assert found.seconds == pytest.approx(100.0)
     assert found.widths == pytest.approx([1.0, 3.0])
 
 
-def test_a_model_that_gains_nothing_bounds_the_run_alone() -> None:
+def test_a_model_that_gains_nothing_by_devices_can_be_the_bound() -> None:
     found = fluid(np.array([100.0, 10.0]), Envelopes(np.array([[1.0, 1.0], [1.0, 2.0]])), 2)
     assert found.seconds == pytest.approx(100.0)
 
@@ -117,7 +117,7 @@ def test_the_bound_falls_with_devices_and_rises_with_work() -> None:
     assert fluid(np.array([2e4, 2e4]), Envelopes(rates), 16).seconds > ends[-1]
 
 
-def test_a_group_is_placed_inside_the_fullest_node_that_holds_it() -> None:
+def test_a_group_is_placed_on_the_fullest_node_with_enough_room() -> None:
     nodes = Nodes((4, 4, 4))
     assert nodes.place(2, {0, 1, 2, 4, 5, 8}) == (4, 5)
     assert nodes.place(4, {0, 1, 2, 4, 5, 8}) == (0, 1, 2, 8)

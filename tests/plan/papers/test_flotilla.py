@@ -16,7 +16,7 @@ from regatta.plan.papers.flotilla import create_flotilla, find_next, slowest
 RATES = np.array([[100.0, 190.0, 270.0, 340.0], [50.0, 95.0, 140.0, 180.0], [30.0, 58.0, 85.0, 110.0]])
 
 
-def test_the_flotilla_gathers_what_reaches_the_pace_of_the_fastest() -> None:
+def test_the_flotilla_has_the_models_that_reach_the_pace_of_the_fastest() -> None:
     """Model 1 comes nearest to 100 with two devices (95); then model 2 with four (110); that makes seven."""
     assert create_flotilla(RATES, [0, 1, 2], 7) == {0: 1, 1: 2, 2: 4}
 
@@ -26,12 +26,12 @@ def test_a_model_takes_the_width_that_the_devices_left_allow() -> None:
     assert create_flotilla(RATES, [0, 1, 2], 6) == {0: 1, 1: 2, 2: 3}
 
 
-def test_who_cannot_reach_the_pace_stays_out_and_the_slowest_gets_the_rest() -> None:
+def test_models_that_cannot_reach_the_pace_wait_and_the_slowest_gets_the_rest() -> None:
     """Five devices leave two for model 2, which makes 58; so they go to the slowest: model 1 (95), then model 0."""
     assert create_flotilla(RATES, [0, 1, 2], 5) == {0: 2, 1: 3}
 
 
-def test_a_wide_delta_takes_what_is_far() -> None:
+def test_a_wide_delta_admits_distant_rates() -> None:
     """The reference is 50; model 2 comes nearest with two devices (58); the fourth goes to the slower, model 1."""
     assert create_flotilla(RATES, [1, 2], 4) == {1: 2, 2: 2}
 
@@ -48,13 +48,13 @@ def test_find_next_takes_the_smallest_gap_and_nothing_beyond_the_devices_left() 
     assert find_next(np.full((2, 3), np.inf), 3) == (-1, 0)
 
 
-def test_the_slowest_is_so_on_the_devices_that_it_has() -> None:
+def test_the_slowest_is_found_by_its_present_width() -> None:
     assert slowest(RATES, {0: 1, 1: 3, 2: 4}) == 0
     assert slowest(RATES, {0: 2, 1: 2, 2: 4}) == 1
 
 
 @pytest.mark.parametrize(("candidates", "devices"), [([], 4), ([0], 0)])
-def test_a_flotilla_of_nothing(candidates: list[int], devices: int) -> None:
+def test_an_empty_flotilla_is_refused(candidates: list[int], devices: int) -> None:
     with pytest.raises(UsageError, match="at least 1"):
         create_flotilla(RATES, candidates, devices)
 
@@ -91,13 +91,13 @@ def test_the_score_is_nodes_over_devices() -> None:
     assert score([(0, 1), (3, 4)], Nodes((4, 4))) == pytest.approx(1 / 2 + 2 / 2)
 
 
-def test_assign_gpus_goes_on_from_the_next_device() -> None:
+def test_assign_gpus_continues_with_the_next_device() -> None:
     groups: dict[int, tuple[int, ...]] = {}
     assert assign_gpus(groups, 7, 3, 2) == 5
     assert groups == {7: (3, 4)}
 
 
-def test_more_than_there_is_cannot_be_assigned() -> None:
+def test_more_devices_than_there_are_cannot_be_assigned() -> None:
     with pytest.raises(UsageError, match="9 devices together do not fit on 8"):
         get_gpu_assignment({0: 4, 1: 5}, Nodes((4, 4)))
 

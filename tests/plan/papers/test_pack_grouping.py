@@ -1,4 +1,4 @@
-"""pack_opt: every candidate once, within the limit, and each heuristic as the paper has it."""
+"""pack_opt: every candidate once, within the limit, and each heuristic as in the paper."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def problems(draw: st.DrawFn) -> tuple[list[PackingCandidate], int]:
 
 
 @given(problems())
-def test_every_grouping_holds_each_candidate_once_within_the_limit(problem: tuple[list[PackingCandidate], int]) -> None:
+def test_every_grouping_has_each_candidate_once_within_the_limit(problem: tuple[list[PackingCandidate], int]) -> None:
     candidates, limit = problem
-    ways = (
+    groupings = (
         by_batch_size(candidates, limit),
         at_random(candidates, limit),
         nearest(candidates, limit, SPACE),
@@ -47,12 +47,12 @@ def test_every_grouping_holds_each_candidate_once_within_the_limit(problem: tupl
         by_rate(candidates, limit),
         by_rate(candidates, limit, lambda kind, n: 1 + 0.1 * n * n),
     )
-    for groups in ways:
+    for groups in groupings:
         assert sorted(c.name for group in groups for c in group) == sorted(c.name for c in candidates)
         assert all(groups)
         assert all(sum(c.peak_bytes for c in group) <= limit or len(group) == 1 for group in groups)
-    assert all(len({c.config["batch_size"] for c in group}) == 1 for group in ways[0])
-    assert all(len({c.kind for c in group}) == 1 for group in ways[4])
+    assert all(len({c.config["batch_size"] for c in group}) == 1 for group in groupings[0])
+    assert all(len({c.kind for c in group}) == 1 for group in groupings[4])
 
 
 def test_the_papers_example_of_a_distance() -> None:
@@ -62,7 +62,7 @@ def test_the_papers_example_of_a_distance() -> None:
     assert distance(one, one, SPACE) == 0
 
 
-def test_the_nearest_go_together() -> None:
+def test_nearest_candidates_are_grouped() -> None:
     sizes = [20, 70, 25, 65, 30, 60]
     base = {"optimizer": "SGD", "lr": 0.01, "activation": "ReLU"}
     candidates = [PackingCandidate(str(size), {"batch_size": size, **base}, 1) for size in sizes]
@@ -72,9 +72,9 @@ def test_the_nearest_go_together() -> None:
         assert first[-1] - first[0] <= 10
 
 
-def test_rates_decide_the_size_of_groups_and_the_longest_go_first() -> None:
+def test_rates_decide_the_size_of_groups() -> None:
     candidates = [PackingCandidate(str(i), peak_bytes=1, steps=i) for i in range(8)]
-    # up to four members a step costs as much as one; then each costs a whole step more
+    # A step of up to four members costs as much as one; each further member costs a whole step.
     curve = measured_seconds({("", 1): 1.0, ("", 4): 1.0, ("", 8): 5.0})
     groups = by_rate(candidates, 100, curve)
     assert [sorted(c.steps for c in group) for group in groups] == [[4, 5, 6, 7], [0, 1, 2, 3]]

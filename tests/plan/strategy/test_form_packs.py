@@ -1,4 +1,4 @@
-"""Packs are as large as they pay, as many as keep workers busy, and of models that are alike."""
+"""Packs have models that are alike, as many as the plan says, and leave no worker idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regatta.plan.strategy.form_packs import (
     form_packs,
 )
 
-SIZES = {"a": 64, "b": 4, "c": 1}  # as a plan says
+SIZES = {"a": 64, "b": 4, "c": 1}  # of the plan
 
 
 def candidates(*builds: str) -> list[PackCandidate]:
@@ -26,12 +26,12 @@ def sizes(groups: list[list[str]]) -> list[int]:
     return sorted(map(len, groups))
 
 
-def test_the_gain_of_other_sizes_follows_a_straight_line() -> None:
+def test_the_time_of_other_sizes_is_linear() -> None:
     rate = PackRate(8, 4.0)  # a step of eight takes as long as two alone: 1 + 7 * each = 2
     assert rate.gain_of(8) == pytest.approx(4.0)
     assert rate.gain_of(15) == pytest.approx(5.0)
     assert rate.gain_of(1) == 1.0
-    assert PackRate(8, 20.0).gain_of(8) == 8.0  # more than all at once there is not
+    assert PackRate(8, 20.0).gain_of(8) == 8.0  # a pack cannot be faster than one model
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_the_gain_of_other_sizes_follows_a_straight_line() -> None:
     [
         ("aaaa", 1, [4]),
         ("aaaa", 2, [2, 2]),
-        ("aaaa", 8, [1, 1, 1, 1]),  # every worker has one of its own
+        ("aaaa", 8, [1, 1, 1, 1]),  # every worker gets one
         ("aaaaab", 3, [1, 2, 3]),
-        ("aaabbb", 1, [3, 3]),  # only what is alike goes together
-        ("b" * 6, 1, [3, 3]),  # no more than the plan says, and all alike
-        ("cccc", 1, [1, 1, 1, 1]),  # the plan says one by one
-        ("xxxx", 1, [1, 1, 1, 1]),  # the plan says nothing of them
+        ("aaabbb", 1, [3, 3]),  # only models of one build form a pack
+        ("b" * 6, 1, [3, 3]),  # at most the size of the plan, and even
+        ("cccc", 1, [1, 1, 1, 1]),  # the plan says size 1
+        ("xxxx", 1, [1, 1, 1, 1]),  # not in the plan
         (["", "", ""], 1, [1, 1, 1]),
         ("a" * 100, 1, [50, 50]),
     ],
@@ -53,13 +53,13 @@ def test_packs_by_builds_sizes_and_idle_workers(builds: Any, idle: int, expected
     assert sizes(form_packs(candidates(*builds), SIZES, idle)) == expected
 
 
-def test_models_at_different_places_stay_apart() -> None:
+def test_models_with_different_progress_form_no_pack() -> None:
     found = [PackCandidate("one", "a", (1, ())), PackCandidate("other", "a", (2, ()))]
     assert form_packs(found, SIZES, 1) == [["one"], ["other"]]
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "", "x"]), min_size=1, max_size=200), st.integers(1, 40))
-def test_everybody_is_in_one_pack_that_is_not_too_large(builds: list[str], idle: int) -> None:
+def test_every_model_is_in_one_pack_that_is_not_too_large(builds: list[str], idle: int) -> None:
     given_candidates = candidates(*builds)
     groups = form_packs(given_candidates, SIZES, idle)
     build = {candidate.name: candidate.build for candidate in given_candidates}
@@ -70,7 +70,7 @@ def test_everybody_is_in_one_pack_that_is_not_too_large(builds: list[str], idle:
         assert len(group) <= SIZES.get(build[group[0]], 1)
 
 
-def test_a_build_is_guessed_by_the_values_that_decide_it() -> None:
+def test_a_build_is_guessed_by_decisive_values() -> None:
     builds = Builds()
     assert builds.build_of("new", {"width": 8}) == ""
     for number, (width, lr) in enumerate([(8, 0.1), (8, 0.2), (16, 0.3), (16, 0.4)]):
@@ -80,7 +80,7 @@ def test_a_build_is_guessed_by_the_values_that_decide_it() -> None:
     assert builds.build_of("strange", {"width": 32, "lr": 0.9, "seed": 7}) == ""
 
 
-def test_one_build_is_everybodys() -> None:
+def test_a_single_build_holds_for_all() -> None:
     builds = Builds()
     builds.learn("m", {"lr": 0.1}, "only")
     assert builds.build_of("new", {"lr": 0.7}) == "only"
