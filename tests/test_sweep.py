@@ -438,3 +438,13 @@ def test_cpsat_is_refused_where_tensorflow_would_crash_it(data: Dataset, monkeyp
     monkeypatch.delitem(sys.modules, "ortools.sat.python.cp_model", raising=False)
     with pytest.raises(UsageError, match="imported TensorFlow before OR-Tools"):
         Sweep(data, search.grid(batch_size=[5]), model_fn, loss_fn=loss_fn, rule="cpsat")
+
+
+def test_a_run_named_after_any_folder_can_be_opened(tmp_path: Path) -> None:
+    made = small_data(tmp_path / "my data, ü")
+    folder = Dataset.from_paths([part.path for part in made.train], [part.path for part in made.eval])
+    run = launch(folder, tmp_path / "repo", search.configs([{"batch_size": 5}]))
+    assert run.name == "my-data-ü-1"
+    assert open_run(run.name, tmp_path / "repo").find({"batch_size": np.int64(5)}).status == "done"
+    with pytest.raises(UsageError, match="name is 'a/b'"):
+        Dataset.from_paths([part.path for part in made.train], name="a/b")

@@ -1,12 +1,13 @@
-"""Makes a plan happen: a sweep enters, a journal with all that was trained leaves.
+"""Executes a plan: a sweep goes in, a journal with everything that was trained comes out.
 
-    events.py    what controller and workers say to each other
-    journal.py   the append-only record of a run: written first, then acted on
-    record.py    what a journal says, folded: the state of a run, live or long past
-    runner.py    the controller: hears events, asks the hop scheduler, assigns units
-    keeper.py    states at ends of epochs go into the parameter store, beside the run
-    workers/     where units run: in this process, or in processes of their own
-    trace.py     the units of a run as rows, and as a Chrome trace
+    messages.py   the messages between the controller and its workers
+    controller/   the controller: its loop, trials, state files, run log, requests
+    profiling/    measures models, packs and groups on a few batches before the run is planned
+    planning/     decides on packs, groups and sharing, and decides again when units prove a plan wrong
+    sharing/      preprocessing that is done once for many models
+    workers/      where units run: in this process, in processes of their own, or on Ray
+    archiver.py   moves states at ends of epochs into the parameter store, beside the run
+    replay.py     trains a run again and compares every state
 
 It knows frameworks only through `regatta.frameworks` and must not know the command line.
 """

@@ -1,4 +1,4 @@
-"""What a controller and its workers say to each other: plain data, the same for every kind of worker."""
+"""The messages between a controller and its workers: plain data, the same for every kind of worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The user's functions: how a configuration becomes a model and how it is trained and judged."""
+    """The user's functions: how a configuration becomes a model, and how that is trained and evaluated."""
 
     model_fn: Callable[..., Any]
     loss_fn: Callable[..., Any] | None = None
@@ -30,29 +30,29 @@ class Recipe:
 
 @dataclass(frozen=True)
 class SharingPlan:
-    """What is shared in a run: the blocks of how many models, over how many epochs, and what they are made of."""
+    """The preprocessing that is shared in a run: for how many models and epochs, and by which functions."""
 
     settings: Sharing
     models: int
     epochs: int
-    reads: bool  # there is an input_fn, whose results are blocks too
-    transforms: bool
+    reads: bool  # there is an input_fn: its results are shared too
+    transforms: bool  # there is a transform_fn
 
     @property
     def reads_for_all(self) -> bool:
-        """Whether workers get even what is only read from others."""
+        """Whether workers also share data that is read and not transformed."""
         return self.reads and self.settings.always is True
 
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What every worker of a run is given before its first task."""
+    """What every worker of a run receives before its first task."""
 
-    recipe_or_pickle: Recipe | bytes  # pickled, where the controller itself has no use for it
+    recipe_or_pickle: Recipe | bytes  # pickled if the controller does not use it
     seed: int
     train: tuple[Path, ...]
     eval: tuple[Path, ...]
-    logs: Path  # the folder for what workers print
+    logs: Path  # the folder for the output of workers
     sharing: SharingPlan | None = None
 
     @cached_property
@@ -61,7 +61,7 @@ class WorkerSetup:
 
 
 def unpickle_recipe(recipe: Recipe | bytes) -> Recipe:
-    """The user's functions, with all that they import; bytes come from our own controller."""
+    """The user's functions, with the modules that they need; bytes come from this run's own controller."""
     if isinstance(recipe, Recipe):
         return recipe
     from regatta.unpickle import unpickle
@@ -78,50 +78,50 @@ def unpickle_recipe(recipe: Recipe | bytes) -> Recipe:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a group meets whose members may be on several nodes: at its first member, under a name of its own."""
+    """Where the members of a group on several nodes find each other: at its first member, under a unique name."""
 
-    host: str  # with the port
+    host: str  # and port
     name: str
 
 
 @dataclass(frozen=True)
 class GroupRank:
-    """A worker's place in a group that does a task together."""
+    """The place of a worker in a group that does a task together."""
 
-    meeting: Path | Address  # through which file, or at which address, its members find each other
+    meeting: Path | Address  # the file or address through which its members find each other
     rank: int
     width: int
     backend: Literal["gloo", "nccl"] = "gloo"
-    nodes: int = 1  # that they are on
+    nodes: int = 1  # on which its members run
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing for one worker to do. A pilot measures a few batches and leaves nothing behind."""
+    """One task for one worker. A pilot task profiles a model on a few batches and writes no state."""
 
     kind: Literal["train", "eval", "pilot"]
     config: str
     values: Mapping[str, Scalar]
     epoch: int
     partition: int
-    state_in: Path | None = None  # None: the model is new
+    state_in: Path | None = None  # None: a new model
     state_out: Path | None = None
     ends_epoch: bool = False
     eval_partition: int | None = None  # on which a profiling task also measures evaluation
-    parent: Mapping[str, Scalar] | None = None  # the values of the configuration whose state it begins with
+    parent: Mapping[str, Scalar] | None = None  # the values of the configuration whose state it starts from
     packed_with: tuple[Task, ...] = ()  # the same unit for the other members of its pack
-    group_rank: GroupRank | None = None  # None: the worker does it alone
+    group_rank: GroupRank | None = None  # None: the worker does the task alone
 
 
 @dataclass(frozen=True)
 class WorkerReady:
     worker: str
-    info: dict[str, Any]  # pid, device, threads, memory; of a group also its width and the pids of its members
+    info: dict[str, Any]  # pid, device, threads, memory; for a group also its width and the pids of its members
 
 
 @dataclass(frozen=True)
 class TaskDone:
-    """A task is finished; of a training unit, the state can be read by others but need not be durable yet."""
+    """A task is finished. Other workers can read the state of a training unit, which may not be durable yet."""
 
     worker: str
     task: Task
@@ -142,18 +142,18 @@ class TaskDone:
 
 @dataclass(frozen=True)
 class PackProfile:
-    """What a few batches of several models side by side tell."""
+    """What a few batches of several models, trained side by side, have shown."""
 
     build: str
     members: int
-    gain: float  # steps are so many times as fast as one after another
+    gain: float  # how many times as fast as one after another
     reason: str
-    fixed: float = 0.0  # seconds of a unit for each member, to put it among the others
+    fixed: float = 0.0  # seconds per unit and member, for putting the member into the pack
 
 
 @dataclass(frozen=True)
 class GroupProfile:
-    """What a few batches by a group of workers tell."""
+    """What a few batches trained by a group of workers have shown."""
 
     build: str
     width: int
@@ -162,26 +162,26 @@ class GroupProfile:
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """What a few batches tell: seconds per row, what a unit costs besides, the size of a state, names of metrics."""
+    """What a few batches of one model have shown: seconds per row and per unit, sizes, and names of metrics."""
 
     train_seconds_per_row: float
     eval_seconds_per_row: float
-    train_rows: int  # of the partitions that were tried
+    train_rows: int  # of the partition that was used
     eval_rows: int
     fixed_seconds: float
     state_bytes: int
     metrics: tuple[str, ...]
-    forgotten: tuple[str, ...] = ()  # what training changes and no state keeps
-    build: str = ""  # models of one build may be trained as a pack; "": this one may not
-    prepare_seconds_per_row: float = 0.0  # of transform_fn
-    peak_bytes: int = 0  # that it takes of its device at most
-    eval_fixed_seconds: float | None = None  # what evaluating a partition costs besides; None: as much as training
-    unsharable: bool = False  # what is transformed is such that no block holds it
+    forgotten: tuple[str, ...] = ()  # attributes that training changes and no state holds
+    build: str = ""  # models with the same build may be trained as a pack; "": never
+    prepare_seconds_per_row: float = 0.0  # in transform_fn
+    peak_bytes: int = 0  # the most memory that it takes on its device
+    eval_fixed_seconds: float | None = None  # per evaluated partition; None: as much as for training
+    unsharable: bool = False  # no block can hold its transformed data
 
 
 @dataclass(frozen=True)
 class TaskFailed:
-    """The user's code, or what it made of its input, raised: the fault of the configuration, not of the worker."""
+    """The user's code raised an error: the configuration fails, and the worker goes on."""
 
     worker: str
     task: Task
@@ -189,13 +189,13 @@ class TaskFailed:
     end: float
     error: str
     traceback: str
-    disk: bool = False  # it does not take the state: nobody's fault, and no other configuration would fare better
-    echo: bool = False  # another member of its group failed, and says why
+    disk: bool = False  # the disk does not take the state: no configuration is to blame
+    echo: bool = False  # another member of its group failed and reports why
 
 
 @dataclass(frozen=True)
 class PackDone:
-    """The task of a pack is finished: what became of each member, which has its share of the time."""
+    """The task of a pack is finished. Each part is one member with its share of the time."""
 
     worker: str
     task: Task
@@ -205,7 +205,7 @@ class PackDone:
 
 
 def published(event: object) -> list[Path]:
-    """The states that can be read now, and are not durable yet."""
+    """The states of an event that can be read and are not durable yet."""
     parts = event.parts if isinstance(event, PackDone) else (event,)
     states = [part.task.state_out for part in parts if isinstance(part, TaskDone)]
     return [state for state in states if state is not None]
@@ -213,7 +213,7 @@ def published(event: object) -> list[Path]:
 
 @dataclass(frozen=True)
 class StateDurable:
-    """A state that a worker published is on the disk now."""
+    """A state that a worker published is durable."""
 
     worker: str
     path: Path
@@ -223,9 +223,9 @@ class StateDurable:
 
 @dataclass(frozen=True)
 class StateLost:
-    """A state that a worker published is gone before it was durable: the unit that made it is to be done again.
+    """A state that a worker published was lost before it was durable: its unit must be done again.
 
-    No task that began with it runs any more, and none has finished.
+    No task that started from it is running, and none has finished.
     """
 
     worker: str
@@ -234,7 +234,7 @@ class StateLost:
 
 @dataclass(frozen=True)
 class TaskReturned:
-    """A worker gives its task back undone, because the state that it begins with could not be had."""
+    """A worker returns its task undone, because it could not get the state that the task starts from."""
 
     worker: str
     task: Task
@@ -242,7 +242,7 @@ class TaskReturned:
 
 @dataclass(frozen=True)
 class DiskFull:
-    """A worker cannot make a state durable now, and tries again: no new units until there is room."""
+    """A worker cannot make a state durable and keeps trying: no new units until the disk has room."""
 
     worker: str
     error: str
@@ -250,7 +250,7 @@ class DiskFull:
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker is gone, and with it the task it had: not the fault of a configuration."""
+    """A worker is gone, and with it its task."""
 
     worker: str
     reason: str

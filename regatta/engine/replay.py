@@ -1,4 +1,4 @@
-"""Train a run again in the order that its journal tells, and compare every state, bit for bit."""
+"""Train a run again in the order of its journal, and compare every state, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """How many states were compared, how many are equal, and where the others are."""
+    """How many states were compared, how many are equal, and which differ."""
 
     units: int
     equal: int
-    left_out: int = 0  # units of epochs that were not finished
+    left_out: int = 0  # units of unfinished epochs
     differing: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -35,9 +35,9 @@ class ReplayReport:
 
 @dataclass
 class _ReplaySearch:
-    """A search that asks for what was trained, no more and no less; children when their parents are where they were."""
+    """A search that asks for exactly what was trained; for children when their parent reaches the same epoch."""
 
-    configs: list[tuple[ConfigRecord, int]]  # with the epochs that are whole
+    configs: list[tuple[ConfigRecord, int]]  # with the number of whole epochs
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "replay"}
@@ -46,16 +46,16 @@ class _ReplaySearch:
         return [Train(dict(config.values), epochs) for config, epochs in self.configs if config.parent_epoch is None]
 
     def hear(self, report: Report) -> list[Action]:
-        born = (report.config, report.epoch)
+        parent = (report.config, report.epoch)
         return [
             Train(dict(config.values), epochs, config.parent)
             for config, epochs in self.configs
-            if (config.parent, config.parent_epoch) == born
+            if (config.parent, config.parent_epoch) == parent
         ]
 
 
 def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
-    """Execute the sweep again, each model visiting the partitions in the recorded order."""
+    """Execute the sweep again; each model visits the partitions in the recorded order."""
     _check_same_data(sweep, record)
     partitions = len(sweep.dataset.train)
     whole = {config.id: _whole_epochs(config, partitions) for config in record.configs.values()}
@@ -63,7 +63,7 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
     compared = {_key(unit): unit for unit in wanted if unit.epoch <= whole[unit.config]}
     again = copy.copy(sweep)
     again.search = _ReplaySearch([(c, whole[c.id]) for c in record.configs.values() if whole[c.id]])
-    again.pack = False  # the bits are the same either way
+    again.pack = False  # packs give the same bits
     again.cluster = _wide_enough(Cluster(**record.header["cluster"]), compared.values())
     orders = {c.id: {e: c.visits(e) for e in range(1, whole[c.id] + 1)} for c in record.configs.values()}
     if not compared:
@@ -83,7 +83,7 @@ def _check_same_data(sweep: Sweep, record: RunRecord) -> None:
 
 
 def _wide_enough(cluster: Cluster, units: Iterable[UnitRecord]) -> Cluster:
-    """The cluster of the run, or one whose groups can do its widest units: it may have been resumed with another."""
+    """The cluster of the run, or one with larger groups if a resumed session of the run had those."""
     widest = max((unit.width for unit in units), default=1)
     if widest <= (cluster.group or 1):
         return replace(cluster, group=cluster.group or 1)
@@ -92,7 +92,7 @@ def _wide_enough(cluster: Cluster, units: Iterable[UnitRecord]) -> Cluster:
 
 
 def _widths(cluster: Cluster, units: Mapping[tuple[str, int, int], UnitRecord]) -> Callable[[Task], int] | None:
-    """How many workers did each unit in the run; None: all of a group. Bits of an evaluation do not depend on it."""
+    """How many workers ran each unit; None: always the whole group. Evaluations do not depend on it."""
     if all(unit.width == (cluster.group or 1) for unit in units.values()):
         return None
     known = {key: unit.width for key, unit in units.items()}

@@ -1,7 +1,6 @@
-"""Journals of runs that never were: made by a small discrete simulation, the same for the same arguments.
+"""Journals of simulated runs, equal for equal arguments.
 
-They let the display, the pages and the commands be tested on failures, NaN and thousands of units without
-training anything.
+With them the display, the pages and the commands are tested on failures, NaN and thousands of units without training.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ START = 1_760_000_000.0
 
 @dataclass
 class FakeRun:
-    """What to make: `fails` and `nans` are numbers of configurations, counted from 0."""
+    """A run to simulate. `fails` and `nans` are the numbers of configurations that fail or diverge, from 0."""
 
     configs: int = 8
     partitions: int = 4
@@ -43,7 +42,7 @@ class FakeRun:
         self._ids = [config_id(values) for values in self._values]
         self._header()
         self._train()
-        self._say(self._time, "end", status=self.status)
+        self._write(self._time, "end", status=self.status)
         self.records.sort(key=lambda record: record["time"])
 
     def record(self) -> RunRecord:
@@ -62,25 +61,25 @@ class FakeRun:
     def _config(self, number: int) -> dict[str, Any]:
         return {"hidden": [32, 128][number % 2], "lr": 10.0 ** -(1 + number % 4), "batch_size": 32, "id": number}
 
-    def _say(self, time: float, event: str, **fields: Any) -> None:
+    def _write(self, time: float, event: str, **fields: Any) -> None:
         self.records.append({"event": event, "time": time, **fields})
 
     def _header(self) -> None:
         train = [{"path": f"train-{p}.npz", "rows": 100} for p in range(self.partitions)]
-        self._say(
+        self._write(
             START, "run", version=1, name=self.name, seed=self.seed, epochs=self.epochs, metric=self.metric,
             mode=self.mode, rule="auto", search="grid", dataset={"name": "made", "train": train, "eval": train[:1]},
             cluster={"kind": "local", "workers": self.workers}, versions={"regatta": "0.1.0"},
         )  # fmt: skip
         for w in range(self.workers):
-            self._say(START, "worker", worker=f"w{w}", state="up", pid=100 + w, device="cpu", threads=1)
+            self._write(START, "worker", worker=f"w{w}", state="up", pid=100 + w, device="cpu", threads=1)
         for ident, values in zip(self._ids, self._values, strict=True):
-            self._say(START, "config", config=ident, values=values, epochs=self.epochs, parent=None)
+            self._write(START, "config", config=ident, values=values, epochs=self.epochs, parent=None)
 
     def _train(self) -> None:
         self._time = START + 0.1
         if self.pilots:
-            self._pilots()
+            self._profile()
         todo = [self._visits() for _ in range(self.configs)]
         idle = [(self._time, w) for w in range(self.workers)]
         ready = [self._time] * self.configs
@@ -96,14 +95,14 @@ class FakeRun:
                 heapq.heappush(idle, (later, w))
             self._time = max(self._time, now)
 
-    def _pilots(self) -> None:
+    def _profile(self) -> None:
         for c in range(min(self.configs, self.workers)):
-            self._say(self._time + 0.05, "pilot", config=self._ids[c], worker=f"w{c}", start=self._time,
+            self._write(self._time + 0.05, "pilot", config=self._ids[c], worker=f"w{c}", start=self._time,
                       end=self._time + 0.05, seconds={"train": 1e-4, "eval": 1e-5}, state_bytes=20_000)  # fmt: skip
         self._time += 0.05
 
     def _visits(self) -> list[list[tuple[str, int, int]]]:
-        """For each epoch, the units still open: training ones in any order, then the evaluation."""
+        """The open units of each epoch: training in any order, then the evaluation."""
         return [
             [*(("train", epoch, p) for p in range(self.partitions)), ("eval", epoch, 0)]
             for epoch in range(1, self.epochs + 1)
@@ -127,18 +126,18 @@ class FakeRun:
         speed = 0.02 if kind == "train" else 0.004
         end = now + speed * (1 + c % 3) * self._random.uniform(0.9, 1.1)
         where = {"kind": kind, "config": ident, "epoch": epoch, "partition": partition, "worker": f"w{w}"}
-        self._say(now, "start", **where)
+        self._write(now, "start", **where)
         if c in self.fails and epoch == 2:
-            self._say(end, "failed", **where, error="ValueError: bad luck",
+            self._write(end, "failed", **where, error="ValueError: bad luck",
                       traceback="Traceback (most recent call last):\n  ...\nValueError: bad luck\n")  # fmt: skip
             visits.clear()
             return end
         value = float("nan") if c in self.nans and epoch > 1 else (1 + c % 5) / (epoch + partition / 10)
-        self._say(end, "unit", **where, start=now, end=end, rows=100, metrics={self.metric: value},
+        self._write(end, "unit", **where, start=now, end=end, rows=100, metrics={self.metric: value},
                   hop_bytes=20_000 * (kind == "train"), hop_seconds=0.0005, load_seconds=0.0, save_seconds=0.001,
                   state=f"{ident}-{epoch}", hash="00")  # fmt: skip
         visits[0].remove(unit)
         if not visits[0]:
-            self._say(end, "report", config=ident, epoch=epoch, metrics={self.metric: value, "accuracy": 0.5})
+            self._write(end, "report", config=ident, epoch=epoch, metrics={self.metric: value, "accuracy": 0.5})
             visits.pop(0)
         return end

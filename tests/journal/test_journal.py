@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -40,7 +42,7 @@ def test_append_returns_what_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
-def test_a_torn_last_line_is_left_out(tmp_path: Path, cut: int) -> None:
+def test_an_incomplete_last_line_is_left_out(tmp_path: Path, cut: int) -> None:
     whole = written(tmp_path / "j", "run", "note")
     (tmp_path / "j").write_bytes(whole[:-cut])
     assert [record["event"] for record in read_journal(tmp_path / "j")] == ["run"]
@@ -71,7 +73,7 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path, line: bytes, te
     assert str(tmp_path / "j") in str(caught.value)
 
 
-def test_what_waits_is_called_when_its_record_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callbacks_come_when_their_record_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []  # the size of the file at each fsync
     real = os.fsync
 
@@ -113,7 +115,7 @@ def test_many_lines_share_an_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(calls) == 3
 
 
-def test_threads_do_not_tear_each_others_lines(tmp_path: Path) -> None:
+def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
 
     def write(writer: int) -> None:
@@ -171,7 +173,7 @@ def test_records_are_plain_json_lines(tmp_path: Path) -> None:
         assert json.loads(line)["event"] in ("run", "note")
 
 
-def test_whoever_waits_for_the_journal_finds_all_done(tmp_path: Path) -> None:
+def test_settle_waits_for_all_callbacks(tmp_path: Path) -> None:
     called: list[int] = []
     with Journal(tmp_path / "j") as journal:
         for number in range(20):
@@ -181,7 +183,7 @@ def test_whoever_waits_for_the_journal_finds_all_done(tmp_path: Path) -> None:
         journal.settle()  # with nothing to wait for
 
 
-def test_waiting_ends_where_the_disk_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_raises_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path / "j")
 
     def full(file: int) -> None:
@@ -191,3 +193,21 @@ def test_waiting_ends_where_the_disk_does(tmp_path: Path, monkeypatch: pytest.Mo
     journal.append("note")
     with pytest.raises(OSError, match="No space left"):
         journal.settle()
+
+
+def test_half_a_line_is_removed(tmp_path: Path) -> None:
+    """The journal's file may grow by a few bytes only; then there is room again."""
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.append("run", name="a")
+    before, room = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, room[1]))
+        with pytest.raises(OSError, match="File too large"):
+            journal.append("note", text="x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+        signal.signal(signal.SIGXFSZ, before)
+    journal.append("end", status="failed")
+    journal.close()
+    assert [line["event"] for line in read_journal(path)] == ["run", "end"]

@@ -85,7 +85,7 @@ def test_cutting_the_file_anywhere_loses_only_what_came_after(run: Run, journal:
         RunRecord.read(path)
 
 
-def test_reading_gives_what_was_followed_live(run: Run) -> None:
+def test_reading_a_journal_gives_the_live_record(run: Run) -> None:
     read = RunRecord.read(run.folder / "journal.jsonl")
     live = run.record
     assert read.units == live.units or str(read.units) == str(live.units)  # NaN differs from itself
@@ -94,7 +94,7 @@ def test_reading_gives_what_was_followed_live(run: Run) -> None:
     assert open_run(run.name, run.folder.parents[1]).record.resources() == live.resources()
 
 
-def test_nothing_runs_in_the_end(run: Run) -> None:
+def test_no_unit_runs_after_the_end(run: Run) -> None:
     for config in run.record.configs.values():
         assert config.running == {}
     for worker in run.record.workers.values():
@@ -227,7 +227,7 @@ def test_a_metric_that_was_not_reported_is_nan() -> None:
     assert config.best("loss", "min") == (1, 1.0)
 
 
-def test_a_worker_that_joins_for_a_while_is_idle_only_while_it_is_there() -> None:
+def test_a_worker_is_idle_only_while_it_is_up() -> None:
     record = RunRecord()
     lines = [
         {
@@ -252,7 +252,7 @@ def test_a_worker_that_joins_for_a_while_is_idle_only_while_it_is_there() -> Non
     assert (used.wall, used.workers, used.idle) == (100.0, 105.0, 2.0)
 
 
-def test_the_longest_way_is_that_of_one_model_and_ends_with_it(journal: list[dict[str, Any]]) -> None:
+def test_the_longest_model_bounds_the_time_left(journal: list[dict[str, Any]]) -> None:
     seen = []
     for record, _ in prefixes(journal):
         going = [config for config in record.configs.values() if config.status == "training" and config.units]

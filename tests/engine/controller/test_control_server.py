@@ -1,4 +1,4 @@
-"""Steering a run while it is trained, from other threads and other processes."""
+"""Requests to a run while it trains, from other threads and other processes, and workers that join."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import pytest
 import torch
 from locations import HELPERS
 from processes import is_running, soon
-from recipes import eval_fn, loss_fn, model_fn, small_data
+from recipes import eval_fn, loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
-from regatta.engine.controller.control_server import ask
+from regatta.engine.controller.control_server import ControlServer, ask, connect
+from regatta.engine.controller.event_loop import EventLoop
 from regatta.errors import NotFoundError, UsageError
+from regatta.search.base import Search
 
 SLOW = {"batch_size": 5, "sleeps": 0.03, "lr": 0.01}
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HELPERS), *sys.path])}
@@ -73,7 +76,7 @@ def test_stop_and_resume_while_others_train(tmp_path: Path, ended: list[Run]) ->
     assert [r["verb"] for r in run.record.requests.values()] == ["stop", "stop", "resume"]
 
 
-def test_a_clone_keeps_what_was_not_changed(tmp_path: Path, ended: list[Run]) -> None:
+def test_a_clone_keeps_unchanged_values(tmp_path: Path, ended: list[Run]) -> None:
     parent = {**SLOW, "kind": "schedule per epoch", "lr": 0.04}
     run = launched(tmp_path, parent, epochs=4)
     ended.append(run)
@@ -119,7 +122,7 @@ def _check_child_began_with(run: Run, parent: dict[str, Any], child: Any) -> Non
     assert torch.is_tensor(trainee.model.steps)
 
 
-def test_what_is_done_can_be_extended_later(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     config = {"batch_size": 5, "lr": 0.01}
     run = launched(tmp_path, config, epochs=1).result(timeout=60)
     answer = run.extend(config, 2)
@@ -162,7 +165,7 @@ def command(folder: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def test_from_the_command_line(tmp_path: Path, ended: list[Run]) -> None:
-    run = launched(tmp_path, SLOW, epochs=4)
+    run = launched(tmp_path, SLOW, epochs=1000)  # until it is stopped, however slow the commands are
     ended.append(run)
     assert begun(run, SLOW)
     name = config_id(SLOW)
@@ -174,13 +177,17 @@ def test_from_the_command_line(tmp_path: Path, ended: list[Run]) -> None:
     assert f"{clone} is stopped" in said
     _, wrong = command(tmp_path, "stop", "steered", clone).communicate(timeout=60)
     assert "is stopped already" in wrong
+    short = {**SLOW, "lr": 0.7}
+    command(tmp_path, "clone", "steered", name, "lr=0.7", "--epochs", "1").communicate(timeout=60)
+    assert begun(run, short)
+    assert run.stop(SLOW)["done"]
     run.result(timeout=120)
-    said, _ = command(tmp_path, "extend", "steered", name, "1").communicate(timeout=60)
+    said, _ = command(tmp_path, "extend", "steered", config_id(short), "1").communicate(timeout=60)
     assert "`regatta resume steered` goes on" in said
     resumed = command(tmp_path, "resume", "steered")
     said, wrong = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, wrong
-    assert open_run("steered", tmp_path).find(SLOW).epoch == 5
+    assert open_run("steered", tmp_path).find(short).epoch == 2
 
 
 def test_a_worker_that_joins_does_work_and_may_leave(tmp_path: Path, ended: list[Run]) -> None:
@@ -209,7 +216,7 @@ def test_a_worker_that_joins_does_work_and_may_leave(tmp_path: Path, ended: list
     assert "No controller of run steered is at work" in wrong
 
 
-def test_nobody_joins_without_the_key(tmp_path: Path, ended: list[Run]) -> None:
+def test_no_connection_without_the_key(tmp_path: Path, ended: list[Run]) -> None:
     from multiprocessing import AuthenticationError
     from multiprocessing.connection import Client
 
@@ -223,13 +230,6 @@ def test_nobody_joins_without_the_key(tmp_path: Path, ended: list[Run]) -> None:
     assert run.stop(SLOW)["done"], "and the door still opens"
 
 
-def test_a_unit_that_hangs_is_ended(tmp_path: Path) -> None:
-    stalls = {"batch_size": 5, "epoch_steps": 10, "fails": "stall"}
-    run = launched(tmp_path, {"batch_size": 5}, stalls, unit_limit=1.5, cluster=Cluster.local(2, threads=1))
-    run.result(timeout=120)
-    assert run.find({"batch_size": 5}).status == "done"
-    assert run.find(stalls).status == "failed"
-    assert "took longer than 1.5 seconds" in str(run.find(stalls).error)
 
 
 def test_ctrl_c_while_waiting_for_a_background_run(tmp_path: Path) -> None:
@@ -244,38 +244,90 @@ def test_ctrl_c_while_waiting_for_a_background_run(tmp_path: Path) -> None:
     assert (run.folder / str(last.state)).exists()
 
 
-def test_a_disk_that_fills_up_pauses_the_run(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("file systems cannot be mounted here")
-    try:
-        _check_pause(disk)
-    finally:
-        subprocess.run(["umount", "-l", disk], check=True)
 
 
-def _check_pause(disk: Path) -> None:
-    config = {**SLOW, "kind": "adam"}
-    run = launched(disk, config, epochs=4)
+
+
+def test_without_a_controller_there_is_no_connection(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="No controller"):
+        connect(tmp_path)
+
+
+def plain_sweep(folder: Path, space: Search, name: str = "run", **options: Any) -> Sweep:
+    settings = {"epochs": 4, "visits": "seeded", "cluster": Cluster.inline(2), "framework": "numpy", **options}
+    data = small_data(folder / "data", rows=24, proportions=(1, 2), eval_partitions=2)
+    return Sweep(data, space, plain_fn, loss_fn=plain_loss, repo=folder, name=name, **settings)
+
+
+def run_with_requests(sweep: Sweep, *requests: dict[str, Any]) -> Run:
+    """A run that finds requests in its folder when it begins."""
+    folder = sweep._new_folder(Path(str(sweep.repo)) / "runs")
+    (folder / "requests").mkdir()
+    for number, request in enumerate(requests):
+        (folder / "requests" / f"{number}.json").write_text(json.dumps(request))
+    return Run(folder)
+
+
+@pytest.mark.parametrize("visits", ["free", "seeded"])
+def test_malformed_requests_do_not_end_a_run(tmp_path: Path, visits: str) -> None:
+    sweep = plain_sweep(tmp_path, search.grid(lr=[0.1], batch_size=[7]), visits=visits)
+    config = next(iter(sweep.configs()))
+    clone = {"verb": "clone", "config": config, "warm": False}
+    wrong = [
+        *({**clone, "values": values} for values in (5, ["lr"], [["lr"]], "lr", None, {"lr": {}})),
+        {**clone, "values": {"lr": 0.5}, "warm": "no"},
+        {**clone, "values": {"lr": 0.5}, "epochs": 10**30},
+        {"verb": "extend", "config": config, "epochs": 10**30},
+        {"verb": ["stop"], "config": config},
+    ]
+    run = run_with_requests(sweep, *wrong)
+    os.mkfifo(run.folder / "requests" / "pipe.json")
+    sweep.train(run, progress=False)
+    assert run.record.status == "done"
+    assert len(run.record.requests) == len(wrong) + 1
+    assert not any(request["answer"]["done"] for request in run.record.requests.values())
+    assert list(run.record.configs) == [config]
+
+
+def slow_loss(weights: Any, batch: Any, config: dict[str, Any]) -> Any:
+    time.sleep(0.01)
+    return plain_loss(weights, batch, config)
+
+
+def test_a_joining_worker_that_is_gone_before_it_is_refused(tmp_path: Path) -> None:
+    data = small_data(tmp_path / "data")
+    run = Sweep(
+        data, search.grid(lr=[0.1], batch_size=[7]), plain_fn, loss_fn=slow_loss, repo=tmp_path, epochs=500,
+        cluster=Cluster.inline(1), framework="numpy",
+    ).launch(wait=False, progress=False)  # fmt: skip
     try:
-        assert begun(run, config)
-        ballast = disk / "ballast"
-        with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-            while True:
-                file.write(bytes(4096))
-        assert soon(lambda: any("Paused" in text for _, text in run.record.notes), 30)
-        assert not run.done()
-        ballast.unlink()
+        assert soon(lambda: (run.folder / "door.json").exists(), 30)
+        for _ in range(3):
+            connection = connect(run.folder)
+            connection.send_bytes(b'{"kind": "worker"}')
+            connection.close()
+        config = next(iter(run.record.configs))
+        assert ask(run.folder, "stop", config)["done"], "they were turned away before"
         run.result(timeout=60)
     finally:
         run.halt()
-    assert run.find(config).status == "done"
-    assert open_run("steered", disk).replay().ok
 
 
-def test_no_controller_no_answer(tmp_path: Path) -> None:
-    from regatta.engine.controller.control_server import connect
+def test_callers_that_come_too_late_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late, run_loop = [], EventLoop.run
 
-    with pytest.raises(NotFoundError, match="No controller"):
-        connect(tmp_path)
+    def run_and_be_visited(self: EventLoop, control: ControlServer) -> None:
+        run_loop(self, control)
+        for kind in ("request", "worker"):
+            late.append(connect(self._settings.folder))
+            late[-1].send_bytes(json.dumps({"kind": kind}).encode())
+        assert soon(lambda: control._callers.qsize() == 2)
+
+    monkeypatch.setattr(EventLoop, "run", run_and_be_visited)
+    run = plain_sweep(tmp_path, search.grid(lr=[0.1], batch_size=[7]), epochs=1).launch(progress=False)
+    assert run.record.status == "done"
+    with pytest.raises(EOFError):
+        late[0].recv_bytes()
+    assert json.loads(late[1].recv_bytes()) == {"refused": "The run has ended."}
+    for connection in late:
+        connection.close()

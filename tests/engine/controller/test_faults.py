@@ -1,4 +1,4 @@
-"""Kill anything: the run goes on, or ends and says why, and leaves nobody behind."""
+"""Killed workers and controllers: the run goes on, or ends with a reason, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_unit_counts_once(battered: Any) -> None:
         assert len(counted) == EPOCHS * (4 + 3)
 
 
-def test_the_loss_is_in_the_journal(battered: Any) -> None:
+def test_a_lost_worker_is_in_the_journal(battered: Any) -> None:
     run, worker, pid = battered
     records = [
         r for r in read_journal(run.folder / "journal.jsonl") if r["event"] == "worker" and r["worker"] == worker
@@ -94,7 +94,7 @@ def test_the_loss_is_in_the_journal(battered: Any) -> None:
     assert records[0]["pid"] == pid != records[2]["pid"]
 
 
-def test_only_what_was_in_flight_is_done_again(battered: Any) -> None:
+def test_only_running_units_are_done_again(battered: Any) -> None:
     events = Counter(record["event"] for record in read_journal(battered[0].folder / "journal.jsonl"))
     assert events["start"] - events["unit"] == 1 + 3  # the unit that was killed, and those of the deadly model
 
@@ -128,7 +128,7 @@ def setup_of(folder: Path) -> tuple[Any, WorkerSetup]:
     return data, WorkerSetup(Recipe(model_fn, loss_fn), 0, paths[0], paths[1], folder / "logs")
 
 
-def test_a_pilot_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_profiling_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) -> None:
     data, setup = setup_of(tmp_path)
     pool = open_pool(Cluster.local(1, threads=1).sized(4), setup)
     configs = {"deadly": values(fails="death", epoch_steps=0), "good": values()}
@@ -144,7 +144,7 @@ def test_a_pilot_that_kills_its_worker_does_not_stop_the_others(tmp_path: Path) 
     assert heard.count("WorkerLost") == 1
 
 
-def test_pilots_that_all_kill_their_workers_end_the_run(tmp_path: Path) -> None:
+def test_profiling_that_kills_every_worker_ends_the_run(tmp_path: Path) -> None:
     data, setup = setup_of(tmp_path)
     pool = open_pool(Cluster.local(1, threads=1).sized(4), setup)
     configs = {"deadly": values(fails="death", epoch_steps=0)}
@@ -155,7 +155,7 @@ def test_pilots_that_all_kill_their_workers_end_the_run(tmp_path: Path) -> None:
         pool.close()
 
 
-def test_workers_that_cannot_start_end_the_run_with_their_words(tmp_path: Path, monkeypatch: Any) -> None:
+def test_workers_that_cannot_start_end_the_run_with_their_output(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "vanished.py").write_text("def model_fn(config):\n    return None\n")
     monkeypatch.syspath_prepend(tmp_path)
     vanished = importlib.import_module("vanished")

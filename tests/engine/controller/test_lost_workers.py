@@ -111,7 +111,7 @@ def check(record: RunRecord, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_losses_change_nothing_in_what_is_learnt(
+def test_lost_workers_change_no_weights(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     record = executed(data, tmp_path, monkeypatch, seed, share=0.25)
@@ -128,7 +128,7 @@ def test_losses_change_nothing_in_what_is_learnt(
         assert config.reports == again.reports
 
 
-def test_losses_far_apart_are_nobodys_fault(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_does_not_fail_when_workers_are_lost_now_and_then(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that gets on between the losses is not to blame, however many they are."""
     record = executed(data, tmp_path, monkeypatch, seed=3, share=0.6, epochs=4, fair=True)
     assert max(_units_lost(tmp_path).values()) >= 3

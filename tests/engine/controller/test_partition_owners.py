@@ -1,4 +1,4 @@
-"""A worker that will not come back: others read what it alone held, where they can reach it."""
+"""A worker that will not come back: others read its partitions where they can reach them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from processes import soon
-from recipes import small_data
+from recipes import loss_fn, model_fn, small_data
 
-from regatta import Cluster, Run, Sweep, search
+from regatta import Cluster, Dataset, Run, Sweep, search
 
 MODULE = """
 import time
@@ -50,7 +50,7 @@ def lose(run: Run, worker: str) -> None:
     assert soon(lambda: "again and again" in str(run.record.workers[worker].info.get("reason")), 60)
 
 
-def test_what_it_held_is_read_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_workers_read_the_partitions_of_a_lost_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = launched(tmp_path, monkeypatch, "taken_away")
     lose(run, "w1")
     run.result(timeout=120)
@@ -60,7 +60,7 @@ def test_what_it_held_is_read_by_others(tmp_path: Path, monkeypatch: pytest.Monk
     assert held == {0, 1, 2, 3}, "w1 held two of the four"
 
 
-def test_what_nobody_can_reach_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_that_no_worker_can_read_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = launched(tmp_path, monkeypatch, "out_of_reach")
     dataset: Any = run.sweep().dataset
     held = dataset.holders(("w0", "w1"))[0]
@@ -79,3 +79,12 @@ def test_what_nobody_can_reach_is_waited_for(tmp_path: Path, monkeypatch: pytest
         assert not run.done()
     finally:
         run.halt()
+
+
+def test_training_and_evaluation_partitions_may_be_on_different_workers(tmp_path: Path) -> None:
+    data, config = small_data(tmp_path / "data"), {"batch_size": 5}
+    train, held_out = ([part.path for part in kind] for kind in (data.train, data.eval))
+    where = {**dict.fromkeys(train, (0,)), **dict.fromkeys(held_out, (1,))}
+    apart = Dataset.from_paths(train, held_out, where)
+    sweep = Sweep(apart, search.configs([config]), model_fn, loss_fn=loss_fn, cluster=Cluster.inline(2), repo=tmp_path)
+    assert sweep.launch(progress=False).find(config).status == "done"

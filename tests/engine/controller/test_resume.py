@@ -1,4 +1,4 @@
-"""A run that was cut short, anywhere, goes on as if nothing had been: no unit twice, the same weights and search."""
+"""A run that was cut off anywhere resumes: no unit is done twice, weights and search are the same."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from recipes import eval_fn, loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.errors import ConflictError, UsageError
+from regatta.journal.journal import Journal, Record
 from regatta.journal.lock import is_live
 
 EPOCHS = 3
@@ -65,7 +67,7 @@ def test_a_controller_killed_again_and_again(tmp_path: Path, undisturbed: Run) -
     assert states == {path.name for path in (undisturbed.folder / "states").glob("*/*")}, "nothing is left lying about"
 
 
-def test_every_prefix_of_a_journal_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_every_prefix_of_a_journal_can_be_resumed(tmp_path: Path) -> None:
     """With a search that decides: what a resumed one decides is what it would have decided."""
     space = search.hyperband(lr=search.uniform(0.001, 0.1), batch_size=[7], R=4, eta=2)
     first = plain_sweep(tmp_path, search=space, epochs=4, name="whole").launch(progress=False)
@@ -102,7 +104,7 @@ def _copied_up_to(run: Run, folder: Path, lines: list[bytes], cut: int) -> Run:
     return open_run(folder.name, folder.parents[1])
 
 
-def test_launching_the_same_sweep_again_goes_on_with_it(tmp_path: Path, undisturbed: Run) -> None:
+def test_launching_the_same_sweep_again_resumes_it(tmp_path: Path, undisturbed: Run) -> None:
     run = plain_sweep(tmp_path, name=None)
     interrupted = _interrupt_after(run, units=5)
     assert interrupted.record.status == "interrupted"
@@ -127,13 +129,13 @@ def _interrupt_after(sweep: Sweep, units: int) -> Run:
 
     runs = Path(str(sweep.repo)) / "runs"
     folder = new_folder(runs, sweep.name, sweep.dataset.name)
-    (folder / "sweep.pkl").write_bytes(sweep._packed())
+    (folder / "sweep.pkl").write_bytes(sweep._pickle())
     with pytest.raises(KeyboardInterrupt):
         sweep.execute(folder, began=began)
     return open_run(folder.name, sweep.repo)
 
 
-def test_another_sweep_or_changed_functions_start_anew(tmp_path: Path) -> None:
+def test_another_sweep_or_changed_functions_start_a_new_run(tmp_path: Path) -> None:
     cut = _interrupt_after(plain_sweep(tmp_path, name=None), units=2)
     for other in (
         plain_sweep(tmp_path, name=None, seed=1),
@@ -165,7 +167,7 @@ def test_a_second_controller_is_refused(tmp_path: Path) -> None:
     assert open_run("only", tmp_path).record.status == "interrupted"
 
 
-def test_a_run_that_is_done_has_nothing_to_go_on_with(undisturbed: Run) -> None:
+def test_a_finished_run_cannot_be_resumed(undisturbed: Run) -> None:
     with pytest.raises(UsageError, match="is done"):
         undisturbed.go_on(progress=False)
 
@@ -184,3 +186,61 @@ def test_diverged_models_leave_a_journal_that_is_json(tmp_path: Path) -> None:
         json.loads(line, parse_constant=refuse)
     reread = open_run("nan", tmp_path)
     assert str(reread.find(space.start(reread.sweep().goal)[0].config).reports[1]["loss"]) == "nan"
+
+
+def halving_sweep(folder: Path) -> Sweep:
+    space = search.hyperband(lr=search.uniform(0.001, 0.1), batch_size=[7], R=4, eta=2)
+    return plain_sweep(folder, search=space, epochs=4)
+
+
+def kill_before(sweep: Sweep, wanted: Callable[[Record], bool]) -> None:
+    """Train in a process that is gone at the moment when it would write such a record."""
+    child = os.fork()
+    if child == 0:
+        write = Journal._write
+
+        def dying(self: Journal, line: bytes) -> None:
+            if wanted(json.loads(line)):
+                os._exit(9)
+            write(self, line)
+
+        Journal._write = dying  # type: ignore[method-assign]
+        try:
+            sweep.launch(progress=False)
+        finally:
+            os._exit(0)
+    assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 9, "it got there"
+
+
+def outcomes(run: Run) -> dict[str, Any]:
+    return {c.id: (c.epochs, c.status, c.reports) for c in run.record.configs.values()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_halving(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return halving_sweep(tmp_path_factory.mktemp("undisturbed")).launch(progress=False)
+
+
+@pytest.mark.parametrize("event", ["report", "config", "end"])
+def test_a_controller_killed_before_a_record(tmp_path: Path, undisturbed_halving: Run, event: str) -> None:
+    """Before the report on which a rung waits, before the first promotion, before the end."""
+    rung, heard = list(undisturbed_halving.record.configs)[:4], set[str]()
+
+    def wanted(line: Record) -> bool:
+        if line["event"] == "report" and line["config"] in rung:
+            heard.add(line["config"])
+        return line["event"] == event and (event == "end" or len(heard) == len(rung))
+
+    kill_before(halving_sweep(tmp_path), wanted)
+    journal = tmp_path / "runs" / "run" / "journal.jsonl"
+    if event == "config":  # and had it come from the first of the rung, those that go on are still to be recalled
+        kept = [line for line in journal.read_bytes().splitlines(True) if not _reports(json.loads(line), rung[0])]
+        journal.write_bytes(b"".join(kept))
+    run = open_run("run", tmp_path)
+    assert run.record.status == "interrupted"
+    run.go_on(progress=False)
+    assert outcomes(run) == outcomes(undisturbed_halving)
+
+
+def _reports(line: Record, config: str) -> bool:
+    return bool(line["event"] == "report" and line["config"] == config)

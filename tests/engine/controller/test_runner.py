@@ -1,4 +1,4 @@
-"""What a run does: each unit once, failures kept apart, states kept and dropped, metrics weighed."""
+"""A run does each unit once, isolates failures, keeps and deletes states, and weights metrics."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_rows_of_units_are_those_of_their_partitions(mixed: Run, data: Dataset) 
 # -- metrics ----------------------------------------------------------------------------------------------
 
 
-def test_metrics_are_weighed_by_rows(mixed: Run, data: Dataset) -> None:
+def test_metrics_are_weighted_by_rows(mixed: Run, data: Dataset) -> None:
     """Against a computation from the stored weights, all evaluation rows at once."""
     sizes = [part.rows or 0 for part in data.eval]
     assert sizes == [5, 5, 5]
@@ -121,7 +121,7 @@ def mark(data: Any, model: Any, config: Any) -> dict[str, float]:
     return {"mark": float(data[0][0, 0])}
 
 
-def test_unequal_partitions_weigh_unequally(tmp_path: Path) -> None:
+def test_unequal_partitions_have_unequal_weights(tmp_path: Path) -> None:
     data = small_data(tmp_path / "data", rows=61, eval_fraction=0.27, eval_partitions=3)
     sizes = [part.rows or 0 for part in data.eval]
     assert len(set(sizes)) > 1
@@ -136,7 +136,7 @@ def test_unequal_partitions_weigh_unequally(tmp_path: Path) -> None:
     assert config.reports[1]["train_loss"] == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_nan_is_reported_not_hidden(mixed: Run) -> None:
+def test_a_nan_is_reported(mixed: Run) -> None:
     config = of(mixed, fails="nan")
     assert config.status == "done"
     assert all(math.isnan(value) for value in config.series("loss"))
@@ -201,7 +201,7 @@ def test_the_last_state_of_a_failed_configuration_stays(mixed: Run) -> None:
     assert weights["steps"] == 10
 
 
-def test_a_sweep_of_which_nothing_works_does_not_begin(data: Dataset, tmp_path: Path) -> None:
+def test_a_sweep_whose_models_all_fail_in_profiling_does_not_start(data: Dataset, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No configuration can be trained") as caught:
         launched(data, [values(fails="build"), values(fails="first batch")], tmp_path)
     assert "ValueError: " in str(caught.value)
@@ -216,12 +216,12 @@ def test_a_sweep_whose_models_all_fail_later_has_failed(data: Dataset, tmp_path:
     assert run.record.error == "every configuration failed"
 
 
-def judge_some(data: Any, model: Any, config: dict[str, Any]) -> dict[str, float]:
+def evaluate_some(data: Any, model: Any, config: dict[str, Any]) -> dict[str, float]:
     return {"score": 1.0} if config["lr"] < 0.05 else {}
 
 
-def test_a_model_that_does_not_report_the_metric_ranks_last_and_that_is_said(data: Dataset, tmp_path: Path) -> None:
-    run = launched(data, [values(lr=0.1), values(lr=0.01)], tmp_path, eval_fn=judge_some, metric="score")
+def test_a_model_without_the_metric_ranks_last_with_a_warning(data: Dataset, tmp_path: Path) -> None:
+    run = launched(data, [values(lr=0.1), values(lr=0.01)], tmp_path, eval_fn=evaluate_some, metric="score")
     assert {config.status for config in run.record.configs.values()} == {"done"}
     assert run.record.leaderboard()[0].values == values(lr=0.01)
     silent = run.find(values(lr=0.1))
@@ -245,7 +245,7 @@ def test_one_state_per_epoch_is_kept_and_matches_its_hash(mixed: Run, data: Data
     assert len(kept) >= 4 * EPOCHS + 2
 
 
-def test_one_state_is_hopped_per_hop_whatever_the_batches(data: Dataset, tmp_path: Path) -> None:
+def test_a_hop_moves_one_state_whatever_the_batch_size(data: Dataset, tmp_path: Path) -> None:
     run = launched(data, [values(batch_size=2), values(batch_size=16)], tmp_path, epochs=2)
     sums = []
     for config in run.record.configs.values():
@@ -263,7 +263,7 @@ def test_one_state_is_hopped_per_hop_whatever_the_batches(data: Dataset, tmp_pat
 # -- other levels -----------------------------------------------------------------------------------------
 
 
-def test_opaque_functions_train_and_judge(data: Dataset, tmp_path: Path) -> None:
+def test_train_fn_and_eval_fn_are_used(data: Dataset, tmp_path: Path) -> None:
     run = launched(
         data, [{"lr": 0.02}, {"lr": 0.1}], tmp_path, loss_fn=None, train_fn=train_fn, eval_fn=eval_fn,
         metric="accuracy", epochs=2,
@@ -286,7 +286,7 @@ def dict_loss(model: Any, batch: Any, config: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 
 
-def test_an_input_fn_reads_what_we_cannot(data: Dataset, tmp_path: Path) -> None:
+def test_an_input_fn_reads_other_formats(data: Dataset, tmp_path: Path) -> None:
     paths = []
     for kind, parts in (("train", data.train), ("eval", data.eval)):
         for number, part in enumerate(parts):
@@ -397,7 +397,7 @@ def test_a_batch_larger_than_a_partition_is_the_partition(data: Dataset, tmp_pat
 
 
 @pytest.mark.parametrize("rule", ["randomized", "longest", "lpt", "lrm", "auto"])
-def test_every_rule_trains_it_all(data: Dataset, tmp_path: Path, rule: str) -> None:
+def test_every_rule_trains_everything(data: Dataset, tmp_path: Path, rule: str) -> None:
     run = launched(data, [values(lr=0.01), values(lr=0.1), values(kind="norm")], tmp_path, epochs=2, rule=rule)
     assert run.record.header["rule"] == rule
     assert units_of(run) == {1}
@@ -410,7 +410,7 @@ def interrupted(model: Any, batch: Any, config: Any) -> Any:
     return loss_fn(model, batch, config)
 
 
-def test_an_interrupt_is_written_down(data: Dataset, tmp_path: Path) -> None:
+def test_an_interrupt_is_recorded(data: Dataset, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         launched(data, [values()], tmp_path, loss_fn=interrupted, name="stopped")
     record = RunRecord.read(tmp_path / "runs" / "stopped" / "journal.jsonl")

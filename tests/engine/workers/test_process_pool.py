@@ -1,4 +1,4 @@
-"""Worker processes keep the contract of a pool, and outlive nothing and nobody."""
+"""Worker processes keep the contract of a pool, and end with their controller."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import recipes
 from processes import children, is_running, soon
 
+from regatta import Sweep, search
 from regatta.cluster import Cluster
-from regatta.engine.messages import WorkerLost, WorkerReady, WorkerSetup
+from regatta.engine.messages import Task, WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers import open_pool
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.process import ProcessPool
@@ -133,3 +136,39 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest
     assert "ModuleNotFoundError: No module named 'vanishing'" in str(caught.value)
     assert f"All it said is in {setup.logs / 'w0.log'}" in str(caught.value)
     assert children(os.getpid()) == before
+
+
+def orphaning_loss(weights: Any, batch: Any, config: dict[str, Any]) -> Any:
+    """Dies, and leaves a child that has inherited all open files."""
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(os.getpid(), config["signal"])
+    raise AssertionError("not reached")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_death_is_noticed_though_a_child_lives_and_the_signal_has_no_name(tmp_path: Path) -> None:
+    setup = write_setup(tmp_path)
+    setup = replace(setup, recipe_or_pickle=replace(setup.recipe, loss_fn=orphaning_loss))
+    pool = open_pool(Cluster.local(1, threads=1, device="cpu"), setup)
+    pool.start()
+    try:
+        pool.events()
+        values = {"batch_size": 5, "lr": 0.1, "signal": 40}
+        pool.submit("w0", Task("train", "c", values, 1, 0, None, tmp_path / "states/c/1.safetensors"))
+        start = time.monotonic()
+        assert pool.events() == [WorkerLost("w0", "was killed by signal 40")]
+        assert time.monotonic() - start < 30
+    finally:
+        pool.close()
+
+
+def test_workers_do_not_import_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("queue", "random", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('not me')\n")
+    monkeypatch.chdir(tmp_path)
+    config, cluster = {"batch_size": 5}, Cluster.local(1, threads=1, device="cpu")
+    data, space = recipes.small_data(tmp_path / "data"), search.configs([config])
+    run = Sweep(data, space, recipes.model_fn, loss_fn=recipes.loss_fn, cluster=cluster, repo=tmp_path / "repo")
+    assert run.launch(progress=False).find(config).status == "done"
