@@ -179,9 +179,9 @@ def test_from_the_command_line(tmp_path: Path, ended: list[Run]) -> None:
     assert "is stopped already" in wrong
     short = {**SLOW, "lr": 0.7}
     command(tmp_path, "clone", "steered", name, "lr=0.7", "--epochs", "1").communicate(timeout=60)
-    assert begun(run, short)
     assert run.stop(SLOW)["done"]
     run.result(timeout=120)
+    assert run.find(short).status == "done"
     said, _ = command(tmp_path, "extend", "steered", config_id(short), "1").communicate(timeout=60)
     assert "`regatta resume steered` goes on" in said
     resumed = command(tmp_path, "resume", "steered")
@@ -230,8 +230,6 @@ def test_no_connection_without_the_key(tmp_path: Path, ended: list[Run]) -> None
     assert run.stop(SLOW)["done"], "and the door still opens"
 
 
-
-
 def test_ctrl_c_while_waiting_for_a_background_run(tmp_path: Path) -> None:
     run = launched(tmp_path, SLOW, epochs=500)
     assert begun(run, SLOW)
@@ -242,10 +240,6 @@ def test_ctrl_c_while_waiting_for_a_background_run(tmp_path: Path) -> None:
     assert open_run("steered", tmp_path).record.status == "interrupted"
     last = [unit for unit in run.record.units if unit.kind == "train"][-1]
     assert (run.folder / str(last.state)).exists()
-
-
-
-
 
 
 def test_without_a_controller_there_is_no_connection(tmp_path: Path) -> None:

@@ -128,7 +128,9 @@ def test_lost_workers_change_no_weights(
         assert config.reports == again.reports
 
 
-def test_a_trial_does_not_fail_when_workers_are_lost_now_and_then(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_between_finished_units_fail_no_trial(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model that gets on between the losses is not to blame, however many they are."""
     record = executed(data, tmp_path, monkeypatch, seed=3, share=0.6, epochs=4, fair=True)
     assert max(_units_lost(tmp_path).values()) >= 3

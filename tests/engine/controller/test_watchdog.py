@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from recipes import eval_fn, loss_fn, model_fn, plain_fn, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.configuration import config_id
+from regatta.engine.controller import watchdog
+from regatta.engine.workers.training import trainer
 from regatta.errors import DiskError, RegattaError
 
 SIZE = {"batch_size": 5}
@@ -154,11 +157,18 @@ def test_a_disk_that_takes_no_states_ends_the_run_and_fails_no_configuration(tmp
 
 
 def test_a_state_that_cannot_be_written_fails_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pilot finds room, the first unit does not."""
-    from regatta.engine.workers.training import trainer
+    """Profiling finds room for its states, and units do not, though the disk seems to have room again each time."""
+    publishing = trainer.publishing
 
-    monkeypatch.setattr(trainer, "publishing", lambda path: nullcontext(Path("/dev/full")))
+    def publishing_without_room(path: Path) -> AbstractContextManager[Path]:
+        if "states" in path.parts:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return publishing(path)
+
+    monkeypatch.setattr(trainer, "publishing", publishing_without_room)
+    monkeypatch.setattr(watchdog, "DISK_POLL_S", 0.01)
     with pytest.raises(DiskError, match="The state cannot be written"):
         launched(tmp_path, SIZE, cluster=Cluster.inline(2), name="full").result(timeout=60)
     run = open_run("full", tmp_path)
     assert (run.record.status, run.find(SIZE).error) == ("failed", None)
+    assert sum(unit.kind == "pilot" for unit in run.record.units) == 1
