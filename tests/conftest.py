@@ -13,6 +13,15 @@ from regatta.engine import archiver
 from regatta.journal.record import RunRecord
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-fixtures", action="store_true", help="write the text fixtures of commands again")
+
+
+@pytest.fixture
+def update_fixtures(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-fixtures"))
+
+
 @pytest.fixture
 def made() -> RunRecord:
     """A finished run of eight configurations: one failed, one went to NaN."""

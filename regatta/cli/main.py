@@ -57,9 +57,9 @@ VERBS = (
 )  # fmt: skip
 GROUPS = {
     "train": ("demo", "run", "explain", "simulate", "resume", "stop", "extend", "clone", "worker", "replay"),
-    "look": ("runs", "show", "list", "log", "desc", "diff", "eval", "query", "status"),
-    "keep": ("init", "add", "unstage", "commit", "copy", "tag", "checkout", "delete"),
-    "tend": ("archive", "gc", "fsck", "doctor", "completion"),
+    "inspect": ("runs", "show", "list", "log", "desc", "diff", "eval", "query", "status"),
+    "edit versions": ("init", "add", "unstage", "commit", "copy", "tag", "checkout", "delete"),
+    "maintain": ("archive", "gc", "fsck", "doctor", "completion"),
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from regatta import open_run
 from regatta.cli.load_sweep import (
     load_file,
     load_sweep,
     looks_like_file,
     split_target,
 )
-from regatta.errors import RegattaError, UsageError
+from regatta.errors import NotFoundError, RegattaError, UsageError
 
 SWEEP = """
 import regatta
@@ -138,3 +139,38 @@ def test_a_file_that_launches_by_itself_is_stopped_before_it_trains(folder: Path
     with pytest.raises(UsageError, match="launches its sweep while it is read"):
         load_sweep(file)
     assert not (folder / ".regatta" / "runs").exists()
+
+
+NEIGHBOUR_FILE = """import torch
+def model_fn(config):
+    net = torch.nn.Linear(64, 10)
+    return net, torch.optim.SGD(net.parameters(), lr=config["lr"])
+def loss_fn(model, batch, config):
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+"""
+
+
+SWEEP_FILE = """import regatta
+from neighbour import model_fn, loss_fn
+data = regatta.Dataset.digits(partitions=1)
+space = regatta.search.grid(lr=[0.1], batch_size=[64])
+cluster = regatta.Cluster(workers=1, kind="inline")
+sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn, epochs=1, cluster=cluster, name="near")
+"""
+
+
+def run_regatta(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "regatta", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+
+
+def test_a_run_finds_the_neighbours_of_its_file_again(tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text(NEIGHBOUR_FILE)
+    (tmp_path / "near.py").write_text(SWEEP_FILE)
+    done = run_regatta("run", "near.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run_regatta("replay", "near", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = open_run("near", repo=tmp_path / ".regatta")
+    with pytest.raises(NotFoundError, match="no configuration whose id starts with 'zzz'"):
+        run.extend("zzz", 2)

@@ -85,7 +85,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     _, verbs = cli.build_parser()
     assert all(f"\n  {verb} " in listed for verb in verbs)
-    assert listed.index("\ntrain:") < listed.index("\nlook:") < listed.index("\nkeep:")
+    assert listed.index("\ntrain:") < listed.index("\ninspect:") < listed.index("\nedit versions:")
 
 
 def test_every_verb_has_help_and_every_reading_one_has_json(capsys: pytest.CaptureFixture[str]) -> None:

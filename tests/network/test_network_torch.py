@@ -233,3 +233,19 @@ def test_wrong_arguments_are_refused() -> None:
         from_torch(LeNet(), [1, 2])
     with pytest.raises(UsageError, match="takes 1 inputs, not 2"):
         to_torch(from_torch(nn.Linear(2, 2)))(torch.zeros(1, 2), torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.AvgPool2d(2, divisor_override=3),
+        nn.Embedding(9, 4, max_norm=1.0),
+        nn.MultiheadAttention(4, 2, add_zero_attn=True),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_settings_that_a_kind_does_not_have_are_not_dropped(module: nn.Module) -> None:
+    from regatta.network.torch.modules import describe_layer
+
+    kind, attributes = describe_layer(module)
+    assert (kind, attributes["type"]) == ("OTHER", type(module).__name__)

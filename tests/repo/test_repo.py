@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from regatta.errors import ConflictError, DataError, NotFoundError, UsageError
+from regatta.errors import ConflictError, CorruptError, DataError, NotFoundError, UsageError
 from regatta.repo import Repo, Version
 
 WEIGHTS = {"layer.weight": np.arange(12, dtype="f4").reshape(3, 4), "layer.bias": np.zeros(3, "f8"), "n": np.array(7)}
@@ -379,3 +379,23 @@ def test_where_a_repository_is(tmp_path: Path) -> None:
         assert other.versions() == []
     with Repo.open(tmp_path / "any name") as again, Repo.init(tmp_path):
         assert again.folder == tmp_path / "any name"
+
+
+def committed_with_file(folder: Path) -> Version:
+    with Repo.init(folder) as repo:
+        return repo.commit("net", {"w": np.ones((3, 4), np.float32)}, files={"notes.txt": b"as it was"})
+
+
+def test_checkout_refuses_a_damaged_file(tmp_path: Path) -> None:
+    committed_with_file(tmp_path)
+    (kept,) = (path for path in (tmp_path / ".regatta" / "files").rglob("*") if path.is_file())
+    kept.chmod(0o644)
+    kept.write_bytes(b"as it WAS")
+    with Repo.open(tmp_path) as repo, pytest.raises(CorruptError, match="not as it was committed"):
+        repo.checkout("net", tmp_path / "out")
+
+
+def test_a_whole_number_beyond_floats_is_a_hyperparameter(tmp_path: Path) -> None:
+    with Repo.init(tmp_path) as repo:
+        repo.commit("net", hyperparameters={"seed": 10**400, "other": -(10**400)})
+        assert repo.version("net").hyperparameters == {"seed": 10**400, "other": -(10**400)}

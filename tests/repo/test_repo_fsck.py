@@ -12,6 +12,9 @@ import pytest
 from regatta.errors import CorruptError, UsageError
 from regatta.repo import Repo
 from regatta.repo.catalog.migrations import STEPS
+from regatta.repo.catalog.records import Version
+from regatta.repo.doctor import examine
+from regatta.store.store import ParameterStore
 
 WEIGHTS = {"w": np.random.default_rng(0).normal(size=1000).astype("f4")}
 
@@ -112,3 +115,61 @@ def test_what_is_no_catalog(tmp_path: Path) -> None:
     (tmp_path / ".regatta" / "catalog.sqlite").write_bytes(b"something else altogether" * 100)
     with pytest.raises(CorruptError, match="catalog cannot be read"):
         Repo.open(tmp_path)
+
+
+def committed_version(folder: Path) -> Version:
+    with Repo.init(folder) as repo:
+        return repo.commit("net", {"w": np.ones((3, 4), np.float32)}, files={"notes.txt": b"as it was"})
+
+
+def test_gc_keeps_weights_if_the_catalog_is_lost(tmp_path: Path) -> None:
+    committed_version(tmp_path)
+    folder = tmp_path / ".regatta"
+    kept = (folder / "catalog.sqlite").read_bytes()
+    for path in folder.glob("catalog.sqlite*"):
+        path.unlink()
+    with Repo.open(folder) as repo:
+        assert any("never had a version" in problem for problem in repo.fsck().problems)
+        with pytest.raises(CorruptError, match="never had a version"):
+            repo.gc(grace=0)
+    for path in folder.glob("catalog.sqlite*"):
+        path.unlink()
+    (folder / "catalog.sqlite").write_bytes(kept)
+    with Repo.open(folder) as repo:
+        assert repo.fsck("deep").clean
+        assert repo.load("net")["w"].sum() == 12
+
+
+def test_gc_deletes_everything_after_the_last_version(tmp_path: Path) -> None:
+    committed_version(tmp_path)
+    with Repo.open(tmp_path) as repo:
+        repo.delete("net")
+        assert repo.gc(grace=0).files == 1
+
+
+def test_doctor_says_that_the_index_of_the_store_is_damaged(tmp_path: Path) -> None:
+    committed_version(tmp_path)
+    index = tmp_path / ".regatta" / "store" / "index.sqlite"
+    for path in index.parent.glob("index.sqlite-*"):
+        path.unlink()
+    assert any(finding.what == "store" and finding.state == "ok" for finding in examine(tmp_path / ".regatta"))
+    for path in index.parent.glob("index.sqlite*"):
+        path.unlink()
+    index.write_bytes(b"no database")
+    assert any(finding.what == "store" and finding.state == "error" for finding in examine(tmp_path / ".regatta"))
+
+
+def test_repair_restores_names_in_a_rebuilt_store(tmp_path: Path) -> None:
+    import numpy as np
+
+    with Repo.init(tmp_path) as repo:
+        version = repo.commit("model", {"w": np.arange(5.0)}, git=False)
+        folder = repo.folder
+    for path in (folder / "store").glob("index.sqlite*"):
+        path.unlink()
+    ParameterStore.rebuild(folder / "store")
+    with Repo.at(folder) as repo:
+        assert not repo.fsck().clean
+        assert repo.fsck(repair=True).clean
+        assert repo.fsck().clean
+        assert repo.load(version)["w"].tolist() == [0, 1, 2, 3, 4]

@@ -410,3 +410,22 @@ def _made(config: Any) -> Any:
 
 def _loss(model: Any, batch: Any, config: Any) -> Any:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def test_rms_normalisation_in_float64_has_the_epsilon_of_float64(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(16, 64), nn.RMSNorm(64), nn.Linear(64, 4)).double()
+    with torch.no_grad():
+        module[0].weight.mul_(1e-4)
+        module[0].bias.mul_(1e-4)
+    x = torch.randn(40, 16, dtype=torch.float64)
+    with Repo.init(tmp_path) as repo:
+        repo.commit("rms", module.state_dict(), network=network.to_json(network.from_torch(module, x[:2])))
+        found = repo.evaluate("rms", x.numpy())
+    assert np.array_equal(found.labels, module(x).argmax(1).numpy())
+
+
+def test_nan_is_ahead_as_it_is_for_pytorch() -> None:
+    outputs = torch.tensor([[1.0, torch.nan, 3.0], [torch.inf, 0.0, torch.nan], [2.0, 2.0, 1.0], [0.0, -0.0, -1.0]])
+    assert np.array_equal(ahead(outputs.numpy(), 1)[:, 0], outputs.argmax(1).numpy())
+    assert np.array_equal(ahead(outputs.numpy(), 2), outputs.topk(2).indices.sort(1).values.numpy())

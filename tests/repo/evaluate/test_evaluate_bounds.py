@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from regatta.network.bounds import Ball, BoundedNetwork, NotBounded, balls
+from regatta import network
+from regatta.network.bounds import Ball, BoundedNetwork, NotBounded, balls, between
 from regatta.network.bounds.traces import Back, Trace
 from regatta.network.bounds.windows import adaptive, sliding
 
@@ -320,3 +321,78 @@ def test_the_greatest_of_a_window_may_be_another_than_the_one_that_leads() -> No
             values = (found.parts[0] * np.array([one, other])).sum((1, 2)) + found.constant
             assert np.all(a[:, 0, 0] * max(one, other) >= values - 1e-12)
     assert found.parts[0][0].tolist() == [[-1.0, 0.0]]  # the leader and a little more, not the ceiling
+
+
+def boxes_of_leading_planes(module: nn.Module, planes: int) -> dict[str, Any]:
+    """Boxes of float32 weights of which so many leading bytes are known."""
+    unknown = np.uint32(2 ** (8 * (4 - planes)) - 1)
+    boxes = {}
+    for name, tensor in module.state_dict().items():
+        if tensor.dtype == torch.float32:
+            bits = tensor.numpy().view(np.uint32)
+            ends = (bits & ~unknown).view(np.float32), (bits | unknown).view(np.float32)
+            boxes[name] = between(np.minimum(*ends), np.maximum(*ends))
+    return boxes
+
+
+def check_network_bounds(module: nn.Module, x: np.ndarray, planes: int) -> None:
+    """The outputs are inside their balls, and no margin is greater than it is."""
+    module.eval()
+    bounded = BoundedNetwork(
+        network.from_torch(module, torch.from_numpy(x[:2])), boxes_of_leading_planes(module, planes)
+    )
+    passed = bounded.forward(x)
+    with torch.no_grad():
+        outputs = module(torch.from_numpy(x)).double().numpy()
+    inside = (passed.logits.low <= outputs) & (outputs <= passed.logits.high)
+    assert inside[passed.known].all()
+    rows, better = np.arange(len(x)), outputs.argmax(axis=1)
+    for whole in (False, True):
+        worse = (better + 1) % outputs.shape[1]
+        gaps = outputs[rows, worse] - outputs[rows, better]
+        least = bounded.margins(passed, rows, worse, better, whole).least
+        assert not (least[passed.known] > gaps[passed.known]).any()
+
+
+class SoftmaxModule(nn.Module):
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.first, self.last, self.axis = nn.Linear(1, 2), nn.Linear(2, 2), axis
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.last(torch.softmax(self.first(x), self.axis))
+
+
+def test_softmax_of_a_wide_interval_beside_a_small_one_keeps_its_floor() -> None:
+    module = SoftmaxModule(1)
+    with torch.no_grad():
+        module.first.weight.copy_(torch.tensor([[6656.0], [0.0]]))  # the least number with these two leading bytes
+        module.first.bias.copy_(torch.tensor([-13312.0, 0.0]))
+        module.last.weight.copy_(torch.eye(2))
+        module.last.bias.zero_()
+    x = (2 + np.linspace(-0.01, 0.02, 200)).astype(np.float32)[:, None]
+    check_network_bounds(module, x, 2)
+
+
+def test_softmax_over_the_batch_is_not_bounded() -> None:
+    module, x = SoftmaxModule(0), np.ones((3, 1), np.float32)
+    read = network.from_torch(module, torch.from_numpy(x))
+    with pytest.raises(NotBounded, match="over the batch"):
+        BoundedNetwork(read, boxes_of_leading_planes(module, 2)).forward(x)
+
+
+def test_batch_normalisation_by_a_scale_too_small_for_its_digits() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2, eps=0.0))
+    with torch.no_grad():
+        module[0].weight.copy_(torch.tensor([4.2e-45, 2.8e-45]))
+        module[0].running_var.copy_(torch.tensor([25.0, 1.69]))
+    x = np.random.default_rng(0).uniform(1e35, 1e36, (50, 2)).astype(np.float32)
+    check_network_bounds(module, x, 4)
+
+
+def test_mean_of_a_window_whose_sum_overflows_is_not_known() -> None:
+    module = nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(2, 3))
+    x = np.full((2, 2, 8, 8), 9e36, np.float32)
+    x[0] = 1.0
+    bounded = BoundedNetwork(network.from_torch(module, torch.from_numpy(x)), boxes_of_leading_planes(module, 2))
+    assert bounded.forward(x).known.tolist() == [True, False]

@@ -306,3 +306,11 @@ def write_exported(path: Path, entry: dict[str, object]) -> None:
         archive.writestr("p/data/weights/model_weights_config.json", json.dumps({"config": {"w": entry}}))
         archive.writestr("p/data/weights/weight_0", np.arange(4, dtype="f4").tobytes())
         archive.writestr("p/etc/passwd", bytes(16))
+
+
+def test_sparse_tensors_in_a_file_are_refused(tmp_path: Path) -> None:
+    from regatta.frameworks.torch.files import read_state_dict
+
+    torch.save({"w": torch.eye(3).to_sparse()}, tmp_path / "sparse.pt")
+    with pytest.raises(DataError, match="sparse"):
+        read_state_dict(tmp_path / "sparse.pt", 10**6)

@@ -9,8 +9,8 @@ from regatta.cli.arguments import Verbs
 
 SHELLS = ("bash", "zsh", "fish")
 INSTALL = {
-    "bash": 'eval "$(regatta completion bash)"   # in ~/.bashrc',
-    "zsh": 'eval "$(regatta completion zsh)"   # in ~/.zshrc, after compinit',
+    "bash": 'eval "$(regatta completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(regatta completion zsh)" in ~/.zshrc, after compinit',
     "fish": "regatta completion fish > ~/.config/fish/completions/regatta.fish",
 }
 # A shell lists the folders of runs by itself. Names of versions are in the catalog, which takes a call of regatta.
@@ -53,11 +53,11 @@ complete -c dlv -w regatta
 
 
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    install = "; ".join(f"{shell}: {line.partition('   #')[0]}" for shell, line in INSTALL.items())
+    install = "; ".join(f"{shell}: {line}" for shell, line in INSTALL.items())
     parser = verbs.add_parser(
         "completion",
         help="print a completion script for your shell",
-        description=f"Print a script that completes commands, options and names in a shell. Install it with {install}",
+        description=f"Print a script that completes commands, options and names in a shell. To install it: {install}",
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
     return parser

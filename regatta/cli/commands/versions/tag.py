@@ -1,4 +1,4 @@
-"""`regatta tag`: names of your own for versions, to be moved as better ones come."""
+"""`regatta tag`: lists, sets, moves and removes tags of versions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser = verbs.add_parser(
         "tag",
-        help="list tags, or give a version a name of its own",
-        description="Without arguments: all tags. With NAME and VERSION: that version gets the tag.",
+        help="list tags, or tag a version",
+        description="Without arguments, list all tags. With NAME and VERSION, tag that version.",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="of the tag, such as production")
-    parser.add_argument("version", metavar="VERSION", nargs="?", help="a name, name@number, tag, or how an id begins")
-    parser.add_argument("--move", action="store_true", help="take the tag from the version that has it")
-    parser.add_argument("--delete", action="store_true", help="let go of the tag; the version stays")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="the tag, such as production")
+    parser.add_argument(
+        "version", metavar="VERSION", nargs="?", help="a name, name@number, tag, or the beginning of an id"
+    )
+    parser.add_argument("--move", action="store_true", help="move the tag from the version that has it")
+    parser.add_argument("--delete", action="store_true", help="remove the tag; the version stays")
     add_repo(parser)
     add_json(parser)
     return parser
@@ -44,7 +46,7 @@ def _set(repo: Repo, args: argparse.Namespace) -> None:
     from regatta.cli.output.json_documents import document
 
     if args.version is None:
-        raise UsageError("Which version is to get the tag?", hint=f"Write: {command()} tag {args.name} VERSION")
+        raise UsageError("The version of the tag is missing.", hint=f"Write: {command()} tag {args.name} VERSION")
     version = repo.version(args.version)
     try:
         tag = repo.tag(version, args.name, move=args.move)
@@ -61,12 +63,14 @@ def _delete(repo: Repo, args: argparse.Namespace) -> None:
     from regatta.cli.output.json_documents import document
 
     if args.version is not None:
-        raise UsageError("A tag is deleted by its name alone.", hint=f"Write: {command()} tag --delete {args.name}")
+        raise UsageError(
+            "--delete takes the name of the tag alone.", hint=f"Write: {command()} tag --delete {args.name}"
+        )
     repo.untag(args.name)
     if args.json:
         ui.write_json(document(deleted=args.name))
     else:
-        ui.write(f"{args.name} is no tag any more")
+        ui.write(f"{args.name} is not a tag any more")
 
 
 def _list(repo: Repo, as_json: bool) -> None:
@@ -84,7 +88,7 @@ def _list(repo: Repo, as_json: bool) -> None:
         names = ("tag", "version", "id", "since", "")
         ui.write_table(Table([left(name) for name in names], rows))
     else:
-        ui.message(f"There is no tag yet. Give one: {command()} tag NAME VERSION")
+        ui.message(f"There is no tag yet. To set one: {command()} tag NAME VERSION")
 
 
 def _entry(name: str, version: Any, created: float) -> dict[str, Any]:
