@@ -1,4 +1,4 @@
-"""What a framework must do, whatever it trains: inherit `FrameworkContract` and supply subjects.
+"""The contract of a framework: inherit `FrameworkContract` and supply subjects, small models to test it with.
 
 class TestMine(FrameworkContract):
     @pytest.fixture
@@ -28,7 +28,7 @@ UNITS = 4  # training passes of a test; every second one ends an epoch
 
 @dataclass(frozen=True)
 class GlobalSetting:
-    """A setting of the whole process: how it is read and put, and a value that it does not have."""
+    """A setting of the whole process: functions to read and set it, and a value that it does not have."""
 
     get: Callable[[], Any]
     put: Callable[[Any], Any]
@@ -37,7 +37,7 @@ class GlobalSetting:
 
 @dataclass(frozen=True)
 class FrameworkCase:
-    """A small model on a framework. `draw` takes a number from the framework's own global generator."""
+    """A small model of a framework; `draw` takes a number from the framework's own global generator."""
 
     framework: Framework
     model_fn: Callable[[dict[str, Any]], Any]
@@ -47,7 +47,7 @@ class FrameworkCase:
     config: dict[str, Any] = field(default_factory=lambda: {"batch_size": 8, "lr": 0.05})
     device: str = "cpu"
     setting: GlobalSetting | None = None
-    precision: float = 1e-12  # of mean losses; some models add them up themselves, in single precision
+    precision: float = 1e-12  # of mean losses; some models compute them in single precision
 
     def assemble(self, seed: int = 0) -> Any:
         with self.framework.seeded(seed):
@@ -61,7 +61,7 @@ class FrameworkCase:
         return batch_order(self.framework.rows(self.data()), self.config["batch_size"], seed)
 
     def train(self, trainee: Any, unit: int) -> float:
-        """One unit, as a worker does it."""
+        """Train one unit, as a worker does."""
         with self.framework.seeded(unit):
             found = self.framework.train(trainee, self.data(), self.batches(unit), self.loss_fn, self.config)
             if unit % 2:
@@ -73,13 +73,13 @@ class FrameworkCase:
             return self.framework.evaluate(trainee, self.data(), batches, self.loss_fn, self.config)["loss"]
 
     def bits(self, trainee: Any, folder: Path) -> bytes:
-        """The whole state of a trainee, as the file that a hop would carry."""
+        """The whole state of a trainee, as the bytes of its file."""
         path = folder / "bits"
         self.framework.save(trainee, path)
         return path.read_bytes()
 
-    def moved(self, trainee: Any, folder: Path) -> Any:
-        """The trainee after a hop: its state in a model that was built anew, under another seed."""
+    def hop(self, trainee: Any, folder: Path) -> Any:
+        """The trainee after a hop: its state in a new model, built with another seed."""
         path = folder / "hop"
         self.framework.save(trainee, path)
         fresh = self.assemble(seed=99)
@@ -102,19 +102,19 @@ class FrameworkContract:
         for unit in range(units):
             subject.train(trainee, unit)
         before = subject.bits(trainee, tmp_path)
-        assert subject.bits(subject.moved(trainee, tmp_path), tmp_path) == before
+        assert subject.bits(subject.hop(trainee, tmp_path), tmp_path) == before
 
-    def test_hopping_changes_nothing_in_what_follows(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_hopping_does_not_change_later_training(self, subject: FrameworkCase, tmp_path: Path) -> None:
         staying, hopping = subject.assemble(), subject.assemble()
         for unit in range(UNITS):
-            hopping = subject.moved(hopping, tmp_path)
+            hopping = subject.hop(hopping, tmp_path)
             assert _same(subject.train(hopping, unit), subject.train(staying, unit))
             assert subject.bits(hopping, tmp_path) == subject.bits(staying, tmp_path)
 
     def test_a_state_can_be_restored_again_after_it_was_trained_on(
         self, subject: FrameworkCase, tmp_path: Path
     ) -> None:
-        """What a worker read ahead must not be written to by the model that it went into."""
+        """A model must not write to the state that it was restored from, which may be restored again."""
         trainee = subject.assemble()
         subject.train(trainee, 0)
         subject.train(trainee, 1)
@@ -129,10 +129,10 @@ class FrameworkContract:
             assert subject.bits(fresh, tmp_path) != before
         assert (tmp_path / "state").read_bytes() == before
 
-    def test_a_kept_trainee_is_as_good_as_a_new_one(self, subject: FrameworkCase, tmp_path: Path) -> None:
-        """Where compiling is dear, a worker restores the next state into a trainee that another state was in."""
+    def test_a_cached_trainee_is_as_good_as_a_new_one(self, subject: FrameworkCase, tmp_path: Path) -> None:
+        """Where compiling is expensive, a worker restores the next state into a used trainee."""
         if not subject.framework.COMPILES:
-            pytest.skip("a worker builds this framework's models anew")
+            pytest.skip("a worker does not cache models of this framework")
         trainee, kept = subject.assemble(), subject.assemble(seed=5)
         subject.train(trainee, 0)
         subject.framework.save(trainee, tmp_path / "state")
@@ -144,15 +144,15 @@ class FrameworkContract:
             assert _same(subject.train(kept, unit), subject.train(trainee, unit))
             assert subject.bits(kept, tmp_path) == subject.bits(trainee, tmp_path)
 
-    def test_what_no_state_keeps_does_not_change(self, subject: FrameworkCase) -> None:
-        """These models are whole: nothing of them is lost at a hop. Names and values can be compared."""
+    def test_training_does_not_change_unsaved_values(self, subject: FrameworkCase) -> None:
+        """The states of these models are complete, and unsaved values can be compared."""
         trainee = subject.assemble()
         before = subject.framework.unsaved_values(trainee)
         assert before == subject.framework.unsaved_values(subject.assemble(seed=3))
         subject.train(trainee, 0)
         assert subject.framework.unsaved_values(trainee) == before
 
-    def test_saving_changes_nothing(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_saving_twice_gives_the_same_bits(self, subject: FrameworkCase, tmp_path: Path) -> None:
         trainee = subject.assemble()
         subject.train(trainee, 0)
         assert subject.bits(trainee, tmp_path) == subject.bits(trainee, tmp_path)
@@ -194,15 +194,15 @@ class FrameworkContract:
         assert subject.bits(trainee, tmp_path) != before
 
     def test_evaluation_changes_nothing(self, subject: FrameworkCase, tmp_path: Path) -> None:
-        judged, left_alone = subject.assemble(), subject.assemble()
+        evaluated, untouched = subject.assemble(), subject.assemble()
         for unit in range(UNITS):
-            before = subject.bits(judged, tmp_path)
-            values = {subject.evaluate(judged, subject.batches(7)) for _ in range(2)}
+            before = subject.bits(evaluated, tmp_path)
+            values = {subject.evaluate(evaluated, subject.batches(7)) for _ in range(2)}
             assert len(values) == 1
-            assert subject.bits(judged, tmp_path) == before
-            subject.train(judged, unit)
-            subject.train(left_alone, unit)
-            assert subject.bits(judged, tmp_path) == subject.bits(left_alone, tmp_path)
+            assert subject.bits(evaluated, tmp_path) == before
+            subject.train(evaluated, unit)
+            subject.train(untouched, unit)
+            assert subject.bits(evaluated, tmp_path) == subject.bits(untouched, tmp_path)
 
     def test_the_mean_loss_weighs_rows_not_batches(self, subject: FrameworkCase) -> None:
         trainee = subject.assemble()
@@ -212,25 +212,25 @@ class FrameworkContract:
         parts = [subject.evaluate(trainee, [part]) * len(part) for part in uneven]
         assert subject.evaluate(trainee, uneven) == pytest.approx(sum(parts) / rows, rel=subject.precision)
 
-    def test_train_fn_gets_what_trains(self, subject: FrameworkCase) -> None:
+    def test_train_fn_gets_the_model_and_the_optimizer(self, subject: FrameworkCase) -> None:
         trainee = subject.assemble()
         model, optimizer = subject.framework.train_fn_arguments(trainee)
         assert subject.framework.owns(model)
         assert optimizer is trainee.optimizer is not None
 
-    def test_a_scope_of_evaluation_changes_nothing(self, subject: FrameworkCase, tmp_path: Path) -> None:
-        scoped, left_alone = subject.assemble(), subject.assemble()
+    def test_evaluation_mode_ends_with_its_scope(self, subject: FrameworkCase, tmp_path: Path) -> None:
+        scoped, untouched = subject.assemble(), subject.assemble()
         with subject.framework.seeded(5), subject.framework.evaluating(scoped):
             pass
         with pytest.raises(ZeroDivisionError), subject.framework.evaluating(scoped):
             raise ZeroDivisionError
         for unit in range(2):
-            assert _same(subject.train(scoped, unit), subject.train(left_alone, unit))
-        assert subject.bits(scoped, tmp_path) == subject.bits(left_alone, tmp_path)
+            assert _same(subject.train(scoped, unit), subject.train(untouched, unit))
+        assert subject.bits(scoped, tmp_path) == subject.bits(untouched, tmp_path)
 
     def test_a_model_without_an_optimizer_cannot_take_steps(self, subject: FrameworkCase) -> None:
         if subject.loss_fn is None:
-            pytest.skip("a model with a loss of its own has its own optimizer")
+            pytest.skip("a model with its own loss has its own optimizer")
         model = subject.assemble().model
         trainee = subject.framework.assemble(model, subject.device)
         with pytest.raises(UsageError, match="model_fn returned none"):
@@ -248,7 +248,7 @@ class FrameworkContract:
         for mine, other in zip(drawn[0], drawn[2], strict=True):
             assert mine != other
 
-    def test_nothing_random_leaks_out_of_a_seeded_scope(self, subject: FrameworkCase) -> None:
+    def test_a_seeded_scope_does_not_disturb_random_numbers_outside(self, subject: FrameworkCase) -> None:
         seeded = subject.framework.seeded
         with seeded(1):
             undisturbed = [_draws(subject), _draws(subject)]
@@ -261,7 +261,7 @@ class FrameworkContract:
                 raise ZeroDivisionError
             assert [first, _draws(subject)] == undisturbed
 
-    def test_what_was_drawn_before_changes_nothing(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_random_numbers_drawn_before_do_not_matter(self, subject: FrameworkCase, tmp_path: Path) -> None:
         ends = []
         for draws in (0, 3):
             for _ in range(draws):
@@ -271,7 +271,7 @@ class FrameworkContract:
             ends.append(subject.bits(trainee, tmp_path))
         assert ends[0] == ends[1]
 
-    def test_settings_of_the_process_are_contained(self, subject: FrameworkCase) -> None:
+    def test_settings_of_the_process_are_restored(self, subject: FrameworkCase) -> None:
         setting = subject.setting
         if setting is None:
             pytest.skip("the framework has no settings")
@@ -288,11 +288,11 @@ class FrameworkContract:
 
     # -- what the user gives ---------------------------------------------------------------------------------
 
-    def test_data_has_as_many_rows_as_its_arrays(self, subject: FrameworkCase) -> None:
+    def test_rows_are_those_of_the_arrays(self, subject: FrameworkCase) -> None:
         assert subject.framework.rows(subject.data()) == len(subject.arrays[0])
 
     def test_shared_data_cannot_be_changed_unnoticed(self, subject: FrameworkCase) -> None:
-        """Either it cannot be written to, or the scope's end says that it was."""
+        """Either the data is read-only, or the end of the scope reports the change."""
         data = subject.data()
         with subject.framework.check_unmodified(data):
             subject.framework.rows(data)
@@ -303,14 +303,14 @@ class FrameworkContract:
         except (TypeError, ValueError):
             assert np.asarray(data[0]).tobytes() == before
 
-    def test_the_framework_knows_its_own(self, subject: FrameworkCase) -> None:
+    def test_the_framework_recognizes_its_models(self, subject: FrameworkCase) -> None:
         assert subject.framework.owns(subject.assemble().model)
-        for stranger in (None, 1, "model", object(), [], {}, {"w": [1.0]}):
-            assert not subject.framework.owns(stranger)
+        for other in (None, 1, "model", object(), [], {}, {"w": [1.0]}):
+            assert not subject.framework.owns(other)
 
 
 class WrongBuilds:
-    """Returns of `model_fn` that are refused, each with a word about what came. Subclasses give `wrong_build`."""
+    """Wrong returns of `model_fn`, each with a part of its error message. Subclasses define `wrong_build`."""
 
     def test_a_wrong_return_of_model_fn_is_a_usage_error(
         self, framework: Framework, wrong_build: tuple[Any, str]

@@ -1,11 +1,11 @@
-"""What a pool of workers must do: inherit `WorkerPoolContract` and say how a pool is opened.
+"""The contract of a pool of workers: inherit `WorkerPoolContract` and define how a pool is opened.
 
 class TestMine(WorkerPoolContract):
     @classmethod
     def open_pool(cls, setup: WorkerSetup, workers: int) -> WorkerPool:
         return MyPool(setup, workers)
 
-The models are NumPy's, so that the suite can compute beside the pool what each task must give.
+The models use NumPy, so that the suite can compute the expected result of each task.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from regatta.store.states.state_files import StateFolder, read_weights
 
 SEED = 5
 ROWS = (12, 7, 9)  # of the partitions
-PATIENCE = 60.0  # seconds until a silent pool has failed
+EVENT_TIMEOUT_S = 60.0
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -67,7 +67,7 @@ def eval_fn(data: Any, weights: Arrays, config: Mapping[str, Any]) -> dict[str, 
 
 
 def input_fn(path: Path) -> Any:
-    """Reads a partition, and leaves a line saying who did."""
+    """Reads a partition, and logs which process and thread did."""
     with (path.parent / "reads").open("a") as log:
         log.write(f"{os.getpid()} {threading.get_ident()} {path.name}\n")
     with np.load(path) as file:
@@ -95,7 +95,7 @@ def write_setup(folder: Path) -> WorkerSetup:
 
 
 class Harness:
-    """A started pool, tasks for it, and what has to come of them."""
+    """A started pool, tasks for it, and their expected results."""
 
     def __init__(self, pool: WorkerPool, setup: WorkerSetup, folder: Path) -> None:
         self.pool = pool
@@ -110,7 +110,7 @@ class Harness:
                 self.ready[event.worker] = event
 
     def values(self, **more: Scalar) -> dict[str, Scalar]:
-        """A configuration that was not there before."""
+        """The values of a new configuration."""
         self._number += 1
         return {"batch_size": 4, "lr": 0.05, "number": self._number, **more}
 
@@ -121,37 +121,37 @@ class Harness:
         return Task("train", name, values, 1, partition, state, self.states.path(name, 1, visits), visits == 3)
 
     def events(self) -> list[Event]:
-        alarm = threading.Timer(PATIENCE, self.pool.wake)
+        alarm = threading.Timer(EVENT_TIMEOUT_S, self.pool.wake)
         alarm.start()
         try:
             found = self.pool.events()
         finally:
             alarm.cancel()
         if not found:
-            pytest.fail(f"The pool said nothing for {PATIENCE} seconds.")
+            pytest.fail(f"The pool returned no event for {EVENT_TIMEOUT_S} seconds.")
         return found
 
     def do(self, tasks: Mapping[str, Task]) -> list[Event]:
-        """Give each worker its task, and wait until all are answered and their states durable."""
+        """Give each worker its task, and wait until all have ended and their states are durable."""
         for worker, task in tasks.items():
             self.pool.submit(worker, task)
-        heard: list[Event] = []
-        open_ends = len(tasks)
-        while open_ends:
+        received: list[Event] = []
+        unfinished = len(tasks)
+        while unfinished:
             for event in self.events():
-                heard.append(event)
+                received.append(event)
                 if isinstance(event, TaskDone) and event.task.kind == "train":
-                    continue  # its state is still to become durable
-                open_ends -= 1
-        return heard
+                    continue  # its state is not durable yet
+                unfinished -= 1
+        return received
 
     def wait_for(self, task: Task) -> None:
-        """Wait until the state of a task that was given is durable."""
+        """Wait until the state of a submitted task is durable."""
         while not any(isinstance(event, StateDurable) and event.path == task.state_out for event in self.events()):
             pass
 
     def done(self, worker: str, task: Task) -> TaskDone:
-        """Have one task done that must succeed."""
+        """Run one task, which must succeed."""
         found = self.do({worker: task})[0]
         assert isinstance(found, TaskDone), found
         return found
@@ -168,11 +168,11 @@ class Harness:
         return trainee
 
     def check_state(self, task: Task, partitions: list[int]) -> None:
-        """The task left exactly the state of a plain loop over these partitions."""
+        """Check that the state of the task is exactly that of a plain loop over these partitions."""
         assert task.state_out is not None
-        beside = task.state_out.with_name("expected")
-        reference.save(self.expected(task.values, partitions), beside)
-        assert task.state_out.read_bytes() == beside.read_bytes()
+        expected = task.state_out.with_name("expected")
+        reference.save(self.expected(task.values, partitions), expected)
+        assert task.state_out.read_bytes() == expected.read_bytes()
 
 
 class WorkerPoolContract:
@@ -180,12 +180,12 @@ class WorkerPoolContract:
 
     @classmethod
     def open_pool(cls, setup: WorkerSetup, workers: int) -> WorkerPool:
-        raise NotImplementedError("say how a pool is opened")
+        raise NotImplementedError("define how a pool is opened")
 
     @pytest.fixture(scope="class")
     @classmethod
     def harness(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
-        """One pool of two workers for all tests of the suite: starting it may take seconds."""
+        """One pool of two workers for all tests of the suite, because a start may take seconds."""
         folder = tmp_path_factory.mktemp("pool")
         setup = write_setup(folder)
         pool = cls.open_pool(setup, 2)
@@ -198,7 +198,7 @@ class WorkerPoolContract:
     def workers(self, harness: Harness) -> tuple[str, ...]:
         return harness.pool.workers
 
-    def test_workers_say_where_they_are(self, harness: Harness, workers: tuple[str, ...]) -> None:
+    def test_ready_workers_report_process_and_device(self, harness: Harness, workers: tuple[str, ...]) -> None:
         assert tuple(sorted(harness.ready)) == tuple(sorted(workers))
         assert len(workers) == 2
         for ready in harness.ready.values():
@@ -240,7 +240,7 @@ class WorkerPoolContract:
         for task in tasks.values():
             harness.check_state(task, [0])
 
-    def test_evaluation_judges_a_state_and_leaves_nothing(self, harness: Harness, workers: tuple[str, ...]) -> None:
+    def test_evaluation_gives_metrics_and_writes_nothing(self, harness: Harness, workers: tuple[str, ...]) -> None:
         trained = harness.train(harness.values(), 0)
         harness.done(workers[0], trained)
         assert trained.state_out is not None
@@ -256,7 +256,7 @@ class WorkerPoolContract:
         assert done[0].metrics["worst"] == worst
         assert done[0].rows == 4
 
-    def test_a_pilot_measures_and_leaves_nothing(self, harness: Harness, workers: tuple[str, ...]) -> None:
+    def test_profiling_measures_a_model_and_writes_nothing(self, harness: Harness, workers: tuple[str, ...]) -> None:
         values = harness.values()
         task = Task("pilot", config_id(values), values, 0, 0, eval_partition=0)
         pilot = harness.done(workers[0], task).profile
@@ -282,7 +282,7 @@ class WorkerPoolContract:
             ("exit", "SystemExit: enough of this", "in loss_fn"),
         ],
     )
-    def test_what_user_code_raises_is_a_failure_of_the_task(
+    def test_an_exception_of_user_code_is_a_failure_of_the_task(
         self, harness: Harness, workers: tuple[str, ...], ends: str, error: str, where: str
     ) -> None:
         task = harness.train(harness.values(ends=ends), 0)
@@ -298,14 +298,14 @@ class WorkerPoolContract:
         harness.done(workers[1], after)
         harness.check_state(after, [0])
 
-    def test_a_state_that_is_missing_fails_the_task(self, harness: Harness, workers: tuple[str, ...]) -> None:
+    def test_a_missing_state_fails_the_task(self, harness: Harness, workers: tuple[str, ...]) -> None:
         task = replace(harness.train(harness.values(), 0), state_in=harness.states.path("none", 1, 1))
         (failed,) = harness.do({workers[0]: task})
         assert isinstance(failed, TaskFailed)
         assert "The state is not there" in failed.error
 
     @pytest.mark.parametrize("hint", ["right", "wrong", "missing", "damaged"])
-    def test_a_hint_changes_nothing_but_time(self, harness: Harness, workers: tuple[str, ...], hint: str) -> None:
+    def test_prefetching_does_not_change_results(self, harness: Harness, workers: tuple[str, ...], hint: str) -> None:
         first = harness.train(harness.values(), 0)
         other = harness.train(harness.values(), 1)
         harness.do(dict(zip(workers, (first, other), strict=True)))

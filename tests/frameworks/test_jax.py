@@ -65,8 +65,8 @@ class TestMoreOfJax:
     """Compiling takes its time: of these, the states alone."""
 
     @pytest.mark.parametrize("name", [name for name in MODELS if name not in WHOLE])
-    def test_hopping_changes_nothing_in_what_follows(self, name: str, tmp_path: Path) -> None:
-        FrameworkContract().test_hopping_changes_nothing_in_what_follows(made(name), tmp_path)
+    def test_hopping_does_not_change_later_training(self, name: str, tmp_path: Path) -> None:
+        FrameworkContract().test_hopping_does_not_change_later_training(made(name), tmp_path)
 
 
 class TestWrongJaxBuilds(WrongBuilds):

@@ -64,7 +64,7 @@ def wrong_builds() -> list[tuple[Any, str]]:
         ((optimizer, model), "model_fn returned SGD, where a torch.nn.Module"),
         ((model, 0.1), r"returned \(module, float\)"),
         ((model, torch.optim.SGD), r"returned \(module, the class SGD"),
-        ((model, other), "the module beside it has not"),
+        ((model, other), "the module beside it lacks"),
         ((model, optimizer, 0.1), "returned float, where a learning-rate schedule"),
         ((model, optimizer, plateau), "ReduceLROnPlateau waits for a metric"),
         ((model, optimizer, {"batch": schedule}), "every 'step' or every 'epoch', not every 'batch'"),

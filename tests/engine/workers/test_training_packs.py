@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from recipes import WIDTH, small_data
 from recipes import model_fn as kinds_fn
 from torch import nn
 
-from regatta import Cluster, Dataset, Run, Sweep, search
+from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.engine.replay import replay
 from regatta.errors import UsageError
 from regatta.journal.journal import read_journal
@@ -42,8 +43,9 @@ def loss_fn(model: nn.Module, batch: Any, config: dict[str, Any]) -> torch.Tenso
     loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
     if config.get("fails") == "loss":
         raise ValueError("no such loss")
-    if config.get("sleeps"):
-        time.sleep(config["sleeps"])
+    if config.get("fails") == "exit":
+        sys.exit("no more")
+    time.sleep(config.get("sleeps", 0.0) + config.get("train_sleeps" if model.training else "eval_sleeps", 0.0))
     return loss * float("nan") if config.get("fails") == "nan" else loss
 
 
@@ -275,3 +277,54 @@ def test_pack_is_true_false_or_none(whole: Dataset, tmp_path: Path) -> None:
         launched(whole, search.grid(lr=[0.1], batch_size=[7]), tmp_path, True, cluster=Cluster.ray(1))
     with pytest.raises(UsageError, match="not trained by groups"):
         launched(whole, search.grid(lr=[0.1], batch_size=[7]), tmp_path, True, cluster=Cluster.local(2, group=2))
+
+
+def test_a_member_that_exits_fails_alone(whole: Dataset, tmp_path: Path) -> None:
+    good = [{"lr": lr, "batch_size": 7} for lr in RATES]
+    bad = {"lr": 0.3, "batch_size": 7, "fails": "exit"}
+    alone = launched(whole, search.configs(good), tmp_path, False)
+    run = launched(whole, search.configs([*good, bad]), tmp_path, True)
+    assert run.find(bad).error == "SystemExit: no more"
+    assert hashes(run) == hashes(alone)
+
+
+def test_a_worker_dies_that_evaluates_a_pack_which_trains_elsewhere(whole: Dataset, tmp_path: Path) -> None:
+    slow = {"batch_size": 7, "train_sleeps": 0.02, "eval_sleeps": 0.05}
+    space = search.configs([{"lr": lr, **slow} for lr in RATES])
+    sweep = Sweep(
+        whole, space, model_fn, loss_fn=loss_fn, epochs=2, cluster=Cluster.local(2, threads=1), repo=tmp_path, pack=True
+    )
+    run = sweep.launch(progress=False, wait=False, resume=False)
+    _kill_an_evaluating_worker(run)
+    run.result(timeout=120)
+    assert run.record.status == "done"
+    units = Counter((u.config, u.kind, u.epoch, u.partition) for u in run.record.units if u.kind != "pilot")
+    assert len(units) == 4 * 2 * (len(whole.train) + len(whole.eval))
+    assert set(units.values()) == {1}
+    assert all(sorted(config.reports) == [1, 2] for config in run.record.configs.values())
+
+
+def _kill_an_evaluating_worker(run: Run) -> None:
+    """Kill the worker of an evaluation while the next epoch of the same pack trains."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        running = [(worker, worker.running) for worker in list(run.record.workers.values()) if worker.running]
+        trained = {unit[1] for _, unit in running if unit[0] == "train"}
+        for worker, unit in running:
+            if unit[0] == "eval" and unit[1] in trained:
+                os.kill(worker.info["pid"], signal.SIGKILL)
+                return
+        time.sleep(0.002)
+    raise AssertionError("no pack was evaluated while it was trained")
+
+
+def test_a_resumed_run_has_a_pack_for_each_worker(whole: Dataset, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"repo": tmp_path, "pack": True, "epochs": 1, "cluster": Cluster.local(2, threads=1)}
+    space = search.grid(lr=RATES, batch_size=[7])
+    run = Sweep(whole, space, model_fn, loss_fn=loss_fn, name="longer", **options).launch(progress=False)
+    for config in run.record.configs:
+        run.extend(config, 2)
+    open_run("longer", tmp_path).go_on(progress=False)
+    lines = list(read_journal(run.folder / "journal.jsonl"))
+    before = next(number for number, line in enumerate(lines) if line["event"] == "resume")
+    assert len({line["pack"] for line in lines[before:] if line.get("pack")}) == 2

@@ -84,3 +84,12 @@ def test_a_single_build_holds_for_all() -> None:
     builds = Builds()
     builds.learn("m", {"lr": 0.1}, "only")
     assert builds.build_of("new", {"lr": 0.7}) == "only"
+
+
+def test_a_learning_rate_does_not_decide_on_builds_after_few_profiles() -> None:
+    builds = Builds()
+    builds.learn("a", {"lr": 0.1, "batch_size": 8, "hidden": 16}, "small")
+    builds.learn("b", {"lr": 0.2, "batch_size": 64, "hidden": 16}, "large")
+    assert builds.build_of("c", {"lr": 0.2, "batch_size": 8, "hidden": 16}) == "small"
+    assert builds.build_of("d", {"lr": 0.3, "batch_size": 64, "hidden": 16}) == "large"
+    assert builds.build_of("e", {"lr": 0.1, "batch_size": 32, "hidden": 16}) == ""
