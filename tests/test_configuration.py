@@ -113,7 +113,7 @@ def test_numpy_scalars_become_plain() -> None:
         ({"x": 1j}, "a complex"),
     ],
 )
-def test_what_is_no_configuration(config: object, message: str) -> None:
+def test_invalid_configurations(config: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         check_configuration(config)
     assert message in str(error.value)

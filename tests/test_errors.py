@@ -19,7 +19,7 @@ from regatta.errors import (
 )
 
 
-def test_an_error_tells_place_message_candidates_and_hint_in_order() -> None:
+def test_an_error_shows_place_message_candidates_and_hint_in_order() -> None:
     error = UsageError("No rule 'lrn'.", hint="See the list.", place="sweep.py:3", candidates=["lrm", "lpt"])
     assert str(error) == "sweep.py:3: No rule 'lrn'.\nDid you mean lrm or lpt?\nSee the list."
     assert (error.message, error.hint, error.place) == ("No rule 'lrn'.", "See the list.", "sweep.py:3")

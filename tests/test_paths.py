@@ -19,7 +19,7 @@ def test_the_nearest_repository_upward(tmp_path: Path, monkeypatch: pytest.Monke
     assert find_repository() == ensure_repository() == tmp_path / "a" / ".regatta"
 
 
-def test_a_file_of_that_name_is_no_repository(tmp_path: Path) -> None:
+def test_a_file_of_that_name_is_not_a_repository(tmp_path: Path) -> None:
     (tmp_path / ".regatta").write_text("")
     found = find_repository(tmp_path)
     assert found != tmp_path / ".regatta"

@@ -26,7 +26,7 @@ def test_each_partition_is_held_and_each_worker_holds_one(partitions: int, worke
         assert all(held[f"w{w}"] == (w % partitions,) for w in range(workers))
 
 
-def test_no_partitions_are_held_by_nobody() -> None:
+def test_without_partitions_workers_hold_none() -> None:
     assert place_partitions([], {}, W3) == {"w0": (), "w1": (), "w2": ()}
 
 
@@ -53,7 +53,7 @@ def test_relative_paths_in_the_map(paths: list[Path], monkeypatch: pytest.Monkey
     assert data.holders(["w0", "w1"])[0] == {"w0": (1,), "w1": (0,)}
 
 
-def test_a_partition_that_nobody_holds(paths: list[Path]) -> None:
+def test_a_partition_without_a_holder(paths: list[Path]) -> None:
     data = Dataset.from_paths(paths[:2], availability={paths[0]: [0]})
     with pytest.raises(DataError, match="No worker holds") as error:
         data.holders(W3)

@@ -122,7 +122,7 @@ def inodes(data: Dataset) -> list[int]:
     return [part.path.stat().st_ino for part in data.train + data.eval]
 
 
-def test_files_lie_in_the_repository_and_are_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_in_the_repository_and_are_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = Dataset.from_arrays(*arrays(), partitions=4, name="mine")
     (folder,) = (tmp_path / ".regatta" / "data").iterdir()

@@ -313,7 +313,7 @@ def test_other_compression_is_refused(tmp_path: Path, method: int) -> None:
     refused(tmp_path / "a.npz", "has a compression that")
 
 
-def test_members_that_are_no_arrays_or_come_twice(tmp_path: Path) -> None:
+def test_members_that_are_not_arrays_or_appear_twice(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("readme.txt", "hello")
     refused(tmp_path / "a.npz", "'readme.txt' is not an array")
@@ -392,7 +392,7 @@ def test_parquet_columns_of_every_kind(tmp_path: Path) -> None:
         ({"x": [[1], [1, 2], [1]]}, "have 1 to 2 values"),
     ],
 )
-def test_parquet_columns_that_are_no_arrays(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+def test_parquet_columns_that_are_not_arrays(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     file = parquet(tmp_path / "a.parquet", columns)
     with pytest.raises(DataError, match=message) as error:
         read_partition(file)
@@ -402,7 +402,7 @@ def test_parquet_columns_that_are_no_arrays(tmp_path: Path, columns: dict[str, A
 @pytest.mark.parametrize(
     "column", [pa.array([{"a": 1}]), pa.array([b"raw"]), pa.array([[b"raw"]]), pa.nulls(1)], ids=lambda c: str(c.type)
 )
-def test_parquet_types_that_are_no_numbers(tmp_path: Path, column: pa.Array) -> None:
+def test_parquet_types_that_are_not_numbers(tmp_path: Path, column: pa.Array) -> None:
     refused(parquet(tmp_path / "a.parquet", {"x": column}), "'x'")
 
 

@@ -101,7 +101,7 @@ def chain(*kinds: str, **attributes: Any) -> Network:
     return Network(tuple(made), tuple(Edge(f"n{i}", f"n{i + 1}") for i in range(len(kinds) - 1)))
 
 
-def test_what_the_hash_tells_apart() -> None:
+def test_what_the_hash_distinguishes() -> None:
     full, wide = (
         Network((Node("a", "INPUT"), Node("b", "FULL", "", {"out": out})), (Edge("a", "b"),)) for out in (3, 4)
     )

@@ -47,7 +47,7 @@ def test_a_changed_hyperparameter_is_a_change_of_its_layer() -> None:
     assert not found.only_left and not found.only_right and not found.rewired
 
 
-def test_a_default_is_said_when_the_other_side_differs_from_it() -> None:
+def test_a_default_is_shown_when_the_other_side_differs_from_it() -> None:
     found = align(of(nn.Conv2d(3, 8, 3)), of(nn.Conv2d(3, 8, 3, stride=2, bias=False)))
     assert dict(found.changed[0].changes) == {"bias": (True, False), "stride": ((1, 1), (2, 2))}
 

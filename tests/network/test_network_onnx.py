@@ -1,4 +1,4 @@
-"""ONNX files as networks: one made here, hostile ones, and three that nobody here wrote."""
+"""ONNX files as networks: one made here, hostile ones, and three from third parties."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ STRANGERS = {
 
 @pytest.mark.skipif(not strangers(), reason="needs the package rapidocr-onnxruntime")
 @pytest.mark.parametrize("path", strangers(), ids=lambda path: path.stem)
-def test_networks_that_nobody_here_wrote_are_read_whole_and_run(path: Path) -> None:
+def test_third_party_networks_are_read_completely_and_run(path: Path) -> None:
     network = from_onnx(path)
     said, shape = STRANGERS[path.stem]
     assert expression(network) == said

@@ -104,7 +104,7 @@ def test_no_input_is_needed_where_no_value_decides() -> None:
     same_outputs(module, network, torch.randn(4, 1, 28, 28))
 
 
-def test_shapes_come_from_the_example_and_the_batch_is_no_part_of_them() -> None:
+def test_shapes_come_from_the_example_without_its_batch() -> None:
     network = from_torch(LeNet(), torch.randn(1, 1, 28, 28))
     shapes = [node.shape for node in network.nodes if node.kind in ("INPUT", "CONV", "POOL", "FULL")]
     assert shapes == [

@@ -69,7 +69,7 @@ def test_a_stack_equals_its_members_alone(name: str, dropout: float) -> None:
 
 
 def layers(seed: int) -> nn.Module:
-    """Layers of which some have a kernel for all members, and some run member by member."""
+    """Some layers have a kernel for all members, others run member by member."""
     torch.manual_seed(seed)
     norms = nn.LayerNorm(12), nn.GroupNorm(2, 4)
     for norm in norms:

@@ -135,7 +135,7 @@ class Picky(nn.Module):
         return found
 
 
-def test_a_member_freed_from_a_stack_keeps_what_it_has_and_the_others_go_on() -> None:
+def test_a_member_freed_from_a_stack_keeps_its_state_and_the_others_continue() -> None:
     pack = Pack("cpu")
     members = [pack.load(*adam(mlp(i, dropout=0.2)), loss_fn, 16, seed=i) for i in range(3)]
     pack.train(data(), epochs=1)
@@ -202,7 +202,7 @@ def test_members_with_different_activations_are_never_one_stack() -> None:
         assert_same(members[i], trainee)
 
 
-def test_out_of_memory_splits_a_group_and_goes_on() -> None:
+def test_out_of_memory_splits_a_group_and_continues() -> None:
     class Tight(FakeGraphs):
         """Room for two graphs at a time."""
 
@@ -333,7 +333,7 @@ def test_measurements_are_shared_and_figures_are_there() -> None:
     assert points.keys() == {("mlp", 1), ("mlp", 2)} and all(seconds > 0 for seconds in points.values())
 
 
-def test_wrong_use_is_told() -> None:
+def test_wrong_use_is_an_error() -> None:
     pack = Pack("cpu")
     model, optimizer = sgd(mlp(0))
     pack.load(model, optimizer, loss_fn, 16, name="a")

@@ -141,7 +141,7 @@ def one(model: nn.Module, **changes: Any) -> Any:
     return fingerprint(Pack("cpu").load(*sgd(model), **made))
 
 
-def test_fingerprints_tell_apart_what_computes_differently() -> None:
+def test_fingerprints_differ_for_different_computations() -> None:
     plain = one(Gate(torch.relu))
     assert plain == one(Gate(torch.relu))
     assert one(mlp(0)) == one(mlp(1))

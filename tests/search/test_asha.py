@@ -49,7 +49,7 @@ def test_rungs(n: int, R: int, expected: list[int]) -> None:
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(2, 7))
-def test_somebody_reaches_the_last_rung(n: int, R: int, eta: int) -> None:
+def test_a_configuration_reaches_the_last_rung(n: int, R: int, eta: int) -> None:
     rungs = asha_rungs(n, R, eta)
     assert rungs[-1] == R
     assert n // eta ** (len(rungs) - 1) >= 1
@@ -97,7 +97,7 @@ def test_promotes_without_waiting_for_the_rung() -> None:
     assert procedure.hear(run.report(sixth, 0.9)) == [Train(run.values[fourth], 3, most=9)]
 
 
-def test_grows_where_nobody_can_be_promoted() -> None:
+def test_grows_where_no_configuration_can_be_promoted() -> None:
     procedure = asha(n=9, at_once=2)
     run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
@@ -146,7 +146,7 @@ def test_valid_configurations_alone() -> None:
         (lambda: asha(n=9, R=27).start(GOAL), "the sweep allows epochs=9"),
     ],
 )
-def test_what_is_no_asha(make: object, message: str) -> None:
+def test_invalid_arguments(make: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)

@@ -97,7 +97,7 @@ def test_all_brackets_are_asked_for_at_once() -> None:
     assert [[run.wanted[config] for config in bracket] for bracket in brackets] == [[1] * 9, [3] * 3, [9] * 3]
 
 
-def test_it_says_how_far_one_may_come() -> None:
+def test_actions_say_how_many_epochs_may_follow() -> None:
     """Whoever plans the run cannot know that a configuration of one epoch may be the one of 81."""
     assert {action.most for action in hyperband(R=9).start(LARGE) if isinstance(action, Train)} == {9}
 
@@ -115,7 +115,7 @@ def test_a_rung_waits_for_its_own_members_alone() -> None:
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", [0, 1, 2]), ("max", [8, 7, 6])])
-def test_the_best_go_on(mode: str, best: list[int]) -> None:
+def test_the_best_continue(mode: str, best: list[int]) -> None:
     procedure = hyperband()
     run, (first, _, _) = begin(procedure, Goal("loss", mode, 9, 0))  # type: ignore[arg-type]
     for value, config in enumerate(first):
@@ -144,7 +144,7 @@ def test_failures_do_not_block_a_rung() -> None:
     assert len(run.open()) == 6
 
 
-def test_a_member_that_fails_after_it_was_heard_is_not_promoted() -> None:
+def test_a_member_that_fails_after_its_report_is_not_promoted() -> None:
     procedure = hyperband()
     run, (first, _, _) = begin(procedure)
     for config in first[:-1]:
@@ -200,7 +200,7 @@ def test_describes_what_it_does() -> None:
         (lambda: search.hyperband(x=range(50), where=lambda c: c["x"] > 40).start(SMALL), "<lambda> allowed only 9"),
     ],
 )
-def test_what_is_no_hyperband(make: object, message: str) -> None:
+def test_invalid_arguments(make: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)

@@ -65,7 +65,7 @@ def _package() -> Any:
 
 @needs_optuna
 @pytest.mark.parametrize("sampler", ["tpe", "random", "qmc", "nsgaii", pytest.param("cmaes", marks=needs_cmaes)])
-def test_any_sampler_proposes_and_is_rebuilt_by_what_it_heard(sampler: str) -> None:
+def test_any_sampler_proposes_and_is_rebuilt_from_reports(sampler: str) -> None:
     check_sampler(sampler, n=20)
 
 
@@ -87,7 +87,7 @@ def check_sampler(sampler: Any, n: int) -> None:
 
 
 @needs_optuna
-def test_a_sampler_learns_from_what_it_hears() -> None:
+def test_a_sampler_learns_from_reports() -> None:
     """Better than drawing at random, on a bowl; with the sign turned, as good at finding the top."""
 
     def best(sampler: str, mode: Any) -> float:
@@ -105,7 +105,7 @@ def test_a_sampler_learns_from_what_it_hears() -> None:
 
 
 @needs_optuna
-def test_so_many_are_in_training_at_once() -> None:
+def test_the_number_in_training_is_limited() -> None:
     procedure = optuna(n=7, at_once=3)
     run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
@@ -251,7 +251,7 @@ def test_describes_what_it_does() -> None:
         (lambda: optuna(where=lambda c: False).start(GOAL), "<lambda> allowed only 0"),
     ],
 )
-def test_what_is_no_optuna_search(make: object, message: str) -> None:
+def test_invalid_arguments(make: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)

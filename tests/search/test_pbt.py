@@ -137,13 +137,13 @@ def whole_generation(outcomes: list[float | None], **options: Any) -> tuple[Simu
     return run, members, [action for action in actions if isinstance(action, Train)]
 
 
-def test_who_failed_or_has_no_number_is_replaced() -> None:
+def test_members_that_failed_or_have_no_metric_are_replaced() -> None:
     run, members, actions = whole_generation([None, 3.0, math.nan, None])
     assert [action.parent for action in actions] == [members[1]] * 3 + [None]
     assert len(run.open()) == 4
 
 
-def test_where_nobody_has_a_number_they_go_on() -> None:
+def test_where_no_member_has_a_metric_they_continue() -> None:
     _, members, actions = whole_generation([math.nan, math.nan, None, math.nan])
     assert [config_id(action.config) for action in actions if action.parent is None] == members[:2]
 
@@ -159,7 +159,7 @@ def test_of_an_odd_population_the_larger_part_is_kept() -> None:
     assert [config_id(action.config) for action in actions if action.parent is None] == members[:3]
 
 
-def test_equal_values_are_told_apart_by_the_member() -> None:
+def test_equal_values_differ_by_the_member() -> None:
     procedure = search.pbt(population=3, every=1, mutate={"lr": search.factor(1.0)}, lr=0.1)
     run = run_to_end(procedure, GOAL, lambda values, epoch: 1.0)
     assert len({canonical({**values, "member": 0}) for values in run.values.values()}) == 1
@@ -176,7 +176,7 @@ def test_invalid_children_are_not_born() -> None:
     assert all(values["a"] % 2 == 0 for values in run.values.values())  # type: ignore[operator]
 
 
-def test_ignores_who_is_no_member_any_more() -> None:
+def test_ignores_former_members() -> None:
     procedure = pbt(every=1)
     run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
@@ -265,7 +265,7 @@ def test_describes_what_it_does() -> None:
         (lambda: search.step(1, low=3, high=2), "the lower bound is above the upper one"),
     ],
 )
-def test_what_is_no_pbt(make: object, message: str) -> None:
+def test_invalid_arguments(make: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)

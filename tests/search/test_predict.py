@@ -61,11 +61,11 @@ def test_a_search_may_read_any_metric() -> None:
     assert of.heard == 0  # only a copy received reports
 
 
-def test_a_search_that_makes_nothing_of_made_up_results_is_taken_at_its_beginning() -> None:
+def test_a_search_that_fails_on_made_up_results_is_forecast_by_its_start() -> None:
     assert list(epochs(Choosy("broken"), GOAL).values()) == [1]
 
 
-def test_what_is_not_all_is_said_to_be_less() -> None:
+def test_an_incomplete_forecast_is_described() -> None:
     def limits(of: search.Search) -> str:
         return describe_forecast_limits(of, GOAL, forecast(of, GOAL))
 
@@ -85,7 +85,7 @@ def test_what_is_not_all_is_said_to_be_less() -> None:
     )
 
 
-def test_of_a_search_that_goes_on_asking_only_the_beginning_is_counted() -> None:
+def test_only_the_first_configurations_of_an_adaptive_search_are_counted() -> None:
     pytest.importorskip("optuna")
     of = search.optuna(lr=search.uniform(0, 1), batch_size=[8], n=12, at_once=4)
     assert describe_forecast_limits(of, GOAL, forecast(of, GOAL)) == "only the first 4 of 12 are counted"

@@ -86,7 +86,7 @@ def test_the_contract_notices(actions: Callable[[], list[Action]]) -> None:
         SimulatedRun(GOAL).act(actions())
 
 
-def test_the_contract_lets_a_stopped_configuration_go_on() -> None:
+def test_the_contract_allows_resuming_a_stopped_configuration() -> None:
     run = SimulatedRun(GOAL)
     config = {"lr": 0.1}
     run.act([Train(config, 2), Stop(config_id(config))])
@@ -104,7 +104,7 @@ def test_the_contract_notices_a_second_try_of_what_failed() -> None:
 
 
 class Remembering:
-    """Breaks the rule that `start` begins anew."""
+    """Breaks the rule that `start` begins again."""
 
     def __init__(self) -> None:
         self.started = 0

@@ -140,7 +140,7 @@ def test_descriptions() -> None:
         (lambda: search.configs([{"": 1}]), "non-empty strings"),
     ],
 )
-def test_what_is_no_search(make: object, message: str) -> None:
+def test_invalid_arguments(make: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)

@@ -85,7 +85,7 @@ def test_for_a_metric_to_be_maximised_more_is_better() -> None:
     assert (len(up.story), len(down.story)) == (5, 2)
 
 
-def test_who_ran_out_of_patience_blocks_no_rung() -> None:
+def test_a_configuration_that_patience_ended_blocks_no_rung() -> None:
     """Nothing ever becomes better: all end after two epochs, and every rung is decided all the same."""
     run = run_to_end(stopping(search.hyperband(x=SPACE), patience=1), GOAL, flat)
     assert Counter(run.reached.values()) == {1: 6, 2: 9}
@@ -95,7 +95,7 @@ def test_who_ran_out_of_patience_blocks_no_rung() -> None:
     assert {config for config, epoch in run.reached.items() if epoch > 1} == promoted
 
 
-def test_who_ran_out_of_patience_can_be_a_parent() -> None:
+def test_a_configuration_that_patience_ended_can_be_a_parent() -> None:
     rules = {"x": search.factor(0.5)}
     procedure = stopping(search.pbt(population=2, every=3, mutate=rules, x=SPACE), patience=1)
     run = SimulatedRun(GOAL)
@@ -187,7 +187,7 @@ def test_describes_itself_and_its_search() -> None:
         (lambda: stopping(search.grid(x=1), patience=1, min_delta=-1), "min_delta=-1"),
     ],
 )
-def test_what_is_no_limit(make: object, message: str) -> None:
+def test_invalid_limits(make: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)

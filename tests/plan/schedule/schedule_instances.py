@@ -56,7 +56,7 @@ def bound_of(times: Matrix) -> float:
     return max(*(sum(column) for column in zip(*times, strict=True)), *(sum(row) for row in times))
 
 
-def told(schedule: Schedule) -> list[str]:
+def units_by_worker(schedule: Schedule) -> list[str]:
     """A schedule as lines, by worker: `w0: m1 0-3, m0 3-5`."""
     by_worker: dict[str, list[SimulatedUnit]] = {}
     for row in sorted(schedule.rows, key=lambda row: (row.worker, row.start)):

@@ -47,7 +47,7 @@ def test_a_wrong_profile_is_corrected() -> None:
     assert estimates.seconds(unit("a"), "new") == pytest.approx(3.0, rel=0.25)
 
 
-def test_a_slow_worker_is_told_from_slow_models() -> None:
+def test_a_slow_worker_is_distinguished_from_slow_models() -> None:
     """w0 takes twice as long for every model; models' profiles are off by up to 30%."""
     draw = random.Random(1)
     estimates = Estimates([100] * 4)

@@ -17,7 +17,7 @@ from regatta.plan.schedule.simulate import simulate
 from regatta.plan.schedule.units import Assignment, Unit
 
 
-def test_a_model_goes_on_with_the_next_epoch_at_once() -> None:
+def test_a_model_continues_with_the_next_epoch_at_once() -> None:
     hopper = two_workers(models=1)
     seen = []
     for _ in range(4):
@@ -145,7 +145,7 @@ def test_a_lost_unit_is_done_again_elsewhere() -> None:
     assert again.worker != assignment.worker
 
 
-def test_partitions_that_nobody_holds_are_named() -> None:
+def test_partitions_without_a_holder_are_named() -> None:
     hopper = two_workers(models=1)
     hopper.remove_worker("w1")
     assert hopper.unheld_partitions() == [1]

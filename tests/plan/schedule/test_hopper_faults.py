@@ -170,7 +170,7 @@ def test_nothing_is_undone_under_what_followed_from_it() -> None:
 # -- workers ------------------------------------------------------------------------------------------
 
 
-def test_what_a_lost_worker_held_is_trained_by_who_holds_it_now() -> None:
+def test_partitions_of_a_lost_worker_are_trained_by_their_new_holder() -> None:
     hopper = two_workers(evals=2)
     hopper.assign()
     lost = hopper.remove_worker("w1")

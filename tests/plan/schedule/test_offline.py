@@ -13,7 +13,7 @@ from schedule_instances import (
     hopper_for,
     known,
     schedule_of,
-    told,
+    units_by_worker,
 )
 
 from regatta.errors import MissingExtraError
@@ -42,7 +42,7 @@ def test_a_schedule_is_kept_to() -> None:
     hopper = hopper_for(times, "planned")
     rows = [(0.0, "w1", "m1", 1), (0.0, "w0", "m0", 0), (3.0, "w0", "m1", 0), (3.0, "w1", "m0", 1)]
     hopper.follow((start, worker, Unit("train", model, 1, j)) for start, worker, model, j in rows)
-    assert told(simulate(hopper, known(times))) == ["w0: m0 0-2, m1 3-4", "w1: m1 0-3, m0 3-4"]
+    assert units_by_worker(simulate(hopper, known(times))) == ["w0: m0 0-2, m1 3-4", "w1: m1 0-3, m0 3-4"]
 
 
 def test_a_worker_waits_for_a_model_that_is_about_to_come() -> None:
@@ -59,13 +59,13 @@ def test_a_worker_waits_for_a_model_that_is_about_to_come() -> None:
         hopper.add_model("c", 1, visited=[1])
         rows = [(0.0, "w0", "a", 0), (0.0, "w1", "b", 1), (4.0, "w0", "b", 0), (8.0, "w0", "c", 0)]
         hopper.follow(((t, w, Unit("train", m, 1, j)) for t, w, m, j in rows), patience)
-        return told(simulate(hopper, KnownTimes(real)))
+        return units_by_worker(simulate(hopper, KnownTimes(real)))
 
     assert run(2.0)[0] == "w0: a 0-4, b 4.5-8.5, c 8.5-16.5"
     assert run(0.0)[0] == "w0: a 0-4, c 4-12, b 12-16"
 
 
-def test_a_plan_survives_a_worker_that_comes_and_goes() -> None:
+def test_a_plan_survives_an_outage() -> None:
     times = drawn(3, 12, 4)
     hopper = hopper_for(times, "rotation", epochs=2)
     schedule = simulate(hopper, known(times), outages=[Outage("w2", 10.0, 60.0)], after=Hopper.validate)
@@ -78,7 +78,7 @@ def test_models_that_a_plan_does_not_know_come_last() -> None:
     hopper = hopper_for(times, "planned")
     rows = [(0.0, "w0", "m1", 0), (0.0, "w1", "m2", 1), (1.0, "w0", "m2", 0), (1.0, "w1", "m1", 1)]
     hopper.follow((start, worker, Unit("train", model, 1, j)) for start, worker, model, j in rows)
-    assert [line.split(", ")[-1] for line in told(simulate(hopper, known(times)))] == ["m0 2-3", "m0 3-4"]
+    assert [line.split(", ")[-1] for line in units_by_worker(simulate(hopper, known(times)))] == ["m0 2-3", "m0 3-4"]
 
 
 # -- rotation ----------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_rotation_is_as_good_as_optimal_where_workers_are_alike(seed: int) -> No
     assert schedule_of(times, "rotation").makespan <= 1.01 * bound_of(times)
 
 
-def test_rotation_goes_on_over_epochs_and_several_partitions_per_worker() -> None:
+def test_rotation_covers_epochs_and_several_partitions_per_worker() -> None:
     times = [[c] * 8 for c in (1.0, 2.0, 4.0, 3.0, 2.0, 1.0, 5.0, 2.0)]
     schedule = schedule_of(times, "rotation", workers=4, epochs=3)
     assert schedule.makespan == pytest.approx(3 * 2 * 20.0)  # three epochs of two partitions: no idle time

@@ -11,7 +11,7 @@ from schedule_instances import (
     hopper_for,
     known,
     schedule_of,
-    told,
+    units_by_worker,
 )
 
 from regatta.errors import UsageError
@@ -26,22 +26,25 @@ DISPATCH = ["randomized", "lpt", "lrm", "longest", "match", "backlog"]
 
 def test_lpt_takes_the_longest_unit() -> None:
     times = [[1, 5], [4, 1], [2, 3]]
-    assert told(schedule_of(times, "lpt")) == ["w0: m1 0-4, m2 4-6, m0 6-7", "w1: m0 0-5, m1 5-6, m2 6-9"]
+    assert units_by_worker(schedule_of(times, "lpt")) == ["w0: m1 0-4, m2 4-6, m0 6-7", "w1: m0 0-5, m1 5-6, m2 6-9"]
 
 
 def test_lrm_takes_the_model_with_the_most_work_left() -> None:
     # loads are 7 and 9: w1 chooses first. Totals are 6, 5, 5.
     times = [[1, 5], [4, 1], [2, 3]]
-    assert told(schedule_of(times, "lrm")) == ["w0: m1 0-4, m2 4-6, m0 6-7", "w1: m0 0-5, m1 5-6, m2 6-9"]
+    assert units_by_worker(schedule_of(times, "lrm")) == ["w0: m1 0-4, m2 4-6, m0 6-7", "w1: m0 0-5, m1 5-6, m2 6-9"]
     # totals are 3, 4, 5 and both workers have 6: w0 takes m2, w1 takes m1 though m0's unit there is longer
     times = [[1, 2], [3, 1], [2, 3]]
-    assert told(schedule_of(times, "lrm")) == ["w0: m2 0-2, m1 2-5, m0 5-6", "w1: m1 0-1, m0 1-3, m2 3-6"]
+    assert units_by_worker(schedule_of(times, "lrm")) == ["w0: m2 0-2, m1 2-5, m0 5-6", "w1: m1 0-1, m0 1-3, m2 3-6"]
 
 
 def test_longest_takes_the_model_with_the_most_work_elsewhere() -> None:
     # both have 6 to do. w0 takes m2 (3 left on w1); w1 then m1 (3 left on w0), not the longer m0 (1 left on w0)
     times = [[1, 2], [3, 1], [2, 3]]
-    assert told(schedule_of(times, "longest")) == ["w0: m2 0-2, m1 2-5, m0 5-6", "w1: m1 0-1, m0 1-3, m2 3-6"]
+    assert units_by_worker(schedule_of(times, "longest")) == [
+        "w0: m2 0-2, m1 2-5, m0 5-6",
+        "w1: m1 0-1, m0 1-3, m2 3-6",
+    ]
 
 
 def test_augmenting_paths_leave_no_worker_idle_that_need_not_be() -> None:
@@ -74,7 +77,7 @@ def test_randomized_is_what_its_seed_makes_it() -> None:
             hopper.add_worker(worker, *held)
         for model in range(8):
             hopper.add_model(f"m{model}", 1)
-        return told(simulate(hopper, known(times)))
+        return units_by_worker(simulate(hopper, known(times)))
 
     assert drawn(1) == drawn(1)
     assert len({tuple(drawn(seed)) for seed in range(10)}) == 10

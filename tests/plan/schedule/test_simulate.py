@@ -1,4 +1,4 @@
-"""Runs on a simulated clock: noise, workers that come and go, and who holds what."""
+"""Runs on a simulated clock: noise, outages, and which worker holds which partition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_several_workers_share_a_partition_where_there_are_fewer_of_them() -> No
     }
 
 
-def test_replicas_lie_on_neighbours() -> None:
+def test_replicas_are_on_neighbours() -> None:
     assert spread_partitions(4, 4, 0, replicas=2) == {
         "w0": ([0, 3], []),
         "w1": ([0, 1], []),
@@ -81,7 +81,7 @@ def test_noise_is_the_same_for_the_same_seed() -> None:
     assert run(1) != run(2)
 
 
-def test_events_that_only_rounding_keeps_apart_are_heard_together() -> None:
+def test_events_that_differ_only_by_rounding_are_delivered_together() -> None:
     """0.1 + 0.2 is not 0.3: but both workers are idle at that moment, and one model fits only one of them."""
     times = [[0.1, 0.3], [0.2, 0.1], [0.5, 0.5]]
     decisions: list[float] = []

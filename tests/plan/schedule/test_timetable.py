@@ -20,7 +20,7 @@ PROGRAM = bytes(range(3, 250, 3))  # workers leave, come and hand over in it
 
 
 class Counted:
-    """Equal times, and who was asked for."""
+    """Equal times that record which were asked for."""
 
     noise = 0.0
 
@@ -60,7 +60,7 @@ def test_taking_over_only_what_moved_leads_to_the_same_assignments(rule: str, mo
     assert played(0) == played(MAX_TIMES_RESET)
 
 
-def test_a_worker_that_comes_or_goes_costs_only_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_or_removing_a_worker_sets_only_its_own_times(monkeypatch: pytest.MonkeyPatch) -> None:
     times = Counted()
     monkeypatch.setattr(timetable, "MAX_TIMES_RESET", 0)
     made = hopper(times)
