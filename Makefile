@@ -1,15 +1,20 @@
-# Two commands: `make demo` shows what it does, `make test` shows that it works.
+# `make demo` shows what it does, `make quick` is for after each change, `make test` shows that all of it works.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PARALLEL := -n auto --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types unit docs hooks test-slow test-gpu fuzz bench clean
+.PHONY: demo quick test lint types unit docs hooks test-slow test-gpu fuzz bench clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/regatta demo
 
-test: lint types docs unit
+quick: $(VENV)/.dev
+	$(BIN)/pytest --quick $(PARALLEL)
+
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory -j4 lint types docs unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -19,7 +24,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(BIN)/pytest $(PARALLEL) --durations=25 -m "not slow and not gpu"
 
 docs: $(VENV)/.dev
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/site

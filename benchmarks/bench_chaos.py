@@ -161,14 +161,25 @@ def _kill_one(pids: list[int], luck: random.Random) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    """The workers of a controller: its children, but not the archiver, whose death is tried elsewhere."""
+    """The workers of a controller and the process that forks them, but not the archiver."""
+    servers = [child for child in _direct_children(pid) if b"fork_template" in _command(child)]
+    return [*servers, *(worker for server in servers for worker in _direct_children(server))]
+
+
+def _direct_children(pid: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if entry.name.isdigit() else 0
-            if parent == pid and b"workers.process" in (entry / "cmdline").read_bytes():
+            if parent == pid:
                 found.append(int(entry.name))
     return found
+
+
+def _command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def _examine(folder: Path, name: str, calm: Run, toll: Toll) -> None:

@@ -84,7 +84,7 @@ class TestWrongJaxBuilds(WrongBuilds):
             (({"w": jnp.zeros(1), "f": jnp.tanh}, optax.sgd(0.1)), "among its leaves is"),
             ((optax.sgd(0.1), {"w": jnp.zeros(1)}), "where parameters belong"),
         ],
-        ids=str,
+        ids=lambda pair: pair[1],
     )
     def wrong_build(self, request: pytest.FixtureRequest) -> tuple[Any, str]:
         return request.param  # type: ignore[no-any-return]
