@@ -26,10 +26,6 @@ RUN_VARIABLE = "REGATTA_TEST_RUN"  # in the environment of all that a test start
 WATCHDOG = Path(__file__).parent / "helpers" / "watchdog.py"
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-fixtures", action="store_true", help="write the text fixtures of commands again")
-
-
 @pytest.fixture
 def update_fixtures(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-fixtures"))
@@ -58,6 +54,7 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-fixtures", action="store_true", help="write the text fixtures of commands again")
     parser.addoption("--quick", action="store_true", help="only tests that are quick and start no process")
     parser.addoption("--write-quick-list", action="store_true", help="with --quick: find out which those are")
 
