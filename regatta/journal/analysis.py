@@ -95,9 +95,10 @@ def _rows(plan: Plan, record: RunRecord, units: list[UnitRecord]) -> Iterable[An
     count = sum(part.units for part in packs)
     mean = sum(part.units * part.unit for part in packs) / count if count else 0.0
     yield from _unit_rows("units of packs", count, mean, _pack_units(units), shares)
-    judged = next((part for part in root.parts if isinstance(part, EvaluateNode)), None)
+    evaluation = next((part for part in root.parts if isinstance(part, EvaluateNode)), None)
     evaluated = [unit for unit in units if unit.kind == "eval"]
-    yield from _unit_rows("evaluations", judged.units if judged else 0, judged.unit if judged else 0.0, evaluated)
+    planned = (evaluation.units, evaluation.unit) if evaluation else (0, 0.0)
+    yield from _unit_rows("evaluations", *planned, evaluated)
     if any(unit.width > 1 for unit in units) or any(isinstance(part, GroupNode) for part in root.parts):
         yield AnalysisRow("exchanging gradients", "seconds", None, sum(unit.sync_seconds for unit in units))
     if shares:

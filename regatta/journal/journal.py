@@ -10,7 +10,7 @@ Whatever is not in the journal has not happened.
 | resume  | pid: another controller continues the run                                                      |
 | worker  | worker, state (up, down); up: pid, device, threads, train, eval, of groups width and members;  |
 |         | down: reason, or regroups if it goes on in another group                                       |
-| config  | config, values, epochs, parent, parent_epoch: train this configuration for so many epochs      |
+| config  | config, values, epochs, parent, parent_epoch: train this configuration for these epochs        |
 | pilot   | config, worker, start, end, and what a few batches of it measured: seconds, bytes, build       |
 | packs   | the same for models trained side by side: build, members, gain, reason, fixed                  |
 | groups  | the same for a group of workers: build, width, ratio of communication to computation           |

@@ -72,7 +72,7 @@ class EventLoop:
         self._interrupted = parts.interrupted
         self._scheduler = scheduler
         self._pending = PendingRecords(parts.run_log, parts.state_files, self._report_epoch, self._delete_state)
-        self._hinted: set[str] = set()  # busy workers that were told which state they will probably need next
+        self._hinted: set[str] = set()  # busy workers that have been given a state to prefetch
         self._started = time.time()
         self._owners = PartitionOwners(parts.settings.dataset, *parts.replanner.teams())
         self._add_workers(ready)

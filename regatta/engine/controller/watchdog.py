@@ -32,7 +32,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def start_unit(self, worker: str, units: int = 1) -> None:
-        """A worker has started a task that may take as long as so many units."""
+        """A worker has started a task, which may take as long as `units` units."""
         if self._limit_s is not None:
             with self._changed:
                 self._deadlines[worker] = time.monotonic() + self._limit_s * units

@@ -195,11 +195,11 @@ def test_a_worker_that_joins_does_work_and_may_leave(tmp_path: Path, ended: list
     run = launched(tmp_path, *configs, epochs=200)
     ended.append(run)
     assert begun(run, configs[0])
-    guest = command(tmp_path, "worker", "steered")
-    assert soon(lambda: any(unit.worker == "w1" for unit in list(run.record.units)), 60), guest.communicate()[1]
+    joining = command(tmp_path, "worker", "steered")
+    assert soon(lambda: any(unit.worker == "w1" for unit in list(run.record.units)), 60), joining.communicate()[1]
     pid = run.record.workers["w1"].info["pid"]
-    guest.send_signal(signal.SIGINT)
-    guest.communicate(timeout=30)
+    joining.send_signal(signal.SIGINT)
+    joining.communicate(timeout=30)
     assert soon(lambda: not is_running(pid))
     assert soon(lambda: not run.record.workers["w1"].up)
     count = len(run.record.units)
@@ -208,7 +208,7 @@ def test_a_worker_that_joins_does_work_and_may_leave(tmp_path: Path, ended: list
     assert soon(lambda: any(unit.worker == "w2" for unit in list(run.record.units)), 60)
     run.halt()
     second.communicate(timeout=30)
-    assert second.returncode == 0, "a run that ends lets its guests go"
+    assert second.returncode == 0, "a run that ends lets its joined workers go"
     with pytest.raises(KeyboardInterrupt):
         run.result()
     assert not (run.folder / "door.json").exists()

@@ -58,7 +58,7 @@ def kill_a_worker_that_trains(run: Run) -> tuple[str, int]:
 
 @pytest.fixture(scope="module")
 def battered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, str, int]]:
-    """A run in the background whose worker was killed, and of which one model kills each worker that it meets."""
+    """A background run whose worker was killed, and one of whose models kills every worker that trains it."""
     folder = tmp_path_factory.mktemp("battered")
     run = Sweep(
         small_data(folder / "data"), search.configs([*GOOD, DEADLY]), model_fn, loss_fn=loss_fn, eval_fn=eval_fn,
@@ -181,7 +181,7 @@ from pathlib import Path
 import recipes
 from regatta import Cluster, Sweep, search
 
-def model_fn(config):  # in the program itself, as people have it
+def model_fn(config):  # in the program itself, as users write it
     return recipes.model_fn(config)
 
 if __name__ == "__main__":
@@ -234,7 +234,7 @@ def test_a_killed_controller_leaves_a_readable_run_and_no_workers(tmp_path: Path
     program.process.communicate()
     assert soon(lambda: not any(map(is_running, workers)), 5)
     run = open_run("long", tmp_path)
-    assert run.record.status == "interrupted"  # nobody could write its end, and nobody holds its lock
+    assert run.record.status == "interrupted"  # no process wrote its end, and none holds its lock
     last = [unit for unit in run.record.units if unit.kind == "train"][-1]
     assert (run.folder / str(last.state)).exists(), "a unit counts only when its state is on the disk"
 

@@ -28,11 +28,11 @@ EPOCHS = 2
 FATES = ("before", "unheard", "after", "late")
 
 
-class Unlucky(InlinePool):
-    """Loses workers around their units, as often as its luck will have it.
+class LosingPool(InlinePool):
+    """Loses workers at random, at one of four moments of a unit.
 
-    before: the unit left nothing. unheard: its state was published, but nobody was told. after: the controller
-    knows, but the state was not made durable. late: when all was said.
+    before: the unit left nothing. unheard: its state is published, but the controller does not know. after: the
+    controller knows, but the state is not durable. late: the state is durable too.
     """
 
     def __init__(self, cluster: Cluster, setup: WorkerSetup, luck: random.Random, share: float, fair: bool) -> None:
@@ -81,10 +81,10 @@ def sweep_on(data: Dataset, rule: str = "auto", epochs: int = EPOCHS) -> Sweep:
 
 def executed(data: Dataset, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, **how: Any) -> RunRecord:
     """A run on unlucky workers; they share the partitions, so that a unit can go elsewhere."""
-    pools: list[Unlucky] = []
+    pools: list[LosingPool] = []
 
-    def open_pool(cluster: Cluster, setup: WorkerSetup) -> Unlucky:
-        pools.append(Unlucky(cluster, setup, random.Random(seed), how["share"], how.get("fair", False)))
+    def open_pool(cluster: Cluster, setup: WorkerSetup) -> LosingPool:
+        pools.append(LosingPool(cluster, setup, random.Random(seed), how["share"], how.get("fair", False)))
         return pools[0]
 
     monkeypatch.setattr(workers, "open_pool", open_pool)

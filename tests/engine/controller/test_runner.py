@@ -185,7 +185,7 @@ def test_a_configuration_that_raises_is_failed(mixed: Run, fails: str, error: st
     assert config.error == error
     assert where in config.traceback
     assert "recipes.py" in config.traceback
-    assert config.epoch <= epochs  # of which the last may not have been judged by then
+    assert config.epoch <= epochs  # the last may not be evaluated by then
     assert config.running == {}
 
 
@@ -347,7 +347,7 @@ def test_a_search_extends_adds_and_stops(data: Dataset, tmp_path: Path) -> None:
     for report in picky.heard:
         heard.setdefault(report.config, []).append((report.epoch, report.failed))
     assert heard[extended] == [(1, False), (2, False), (3, False)]
-    assert heard[failed] in ([(1, False), (2, True)], [(2, True)])  # the first epoch may not have been judged by then
+    assert heard[failed] in ([(1, False), (2, True)], [(2, True)])  # the first epoch may not be evaluated by then
     assert all(report.metrics["loss"] > 0 for report in picky.heard if not report.failed)
 
 

@@ -32,7 +32,7 @@ def test_epochs_that_users_asked_for_count_in_a_later_rung() -> None:
         trials.replay_record(report(rung[0], epoch, 0.5))
     for place, config in enumerate(rung[1:]):
         trials.replay_record(report(config, 1, 0.1 + place))
-    assert trials[rung[1]].epochs == 2, "the two best go on, of which the other is there already"
+    assert trials[rung[1]].epochs == 2, "the two best go on; the other one is there already"
     trials.replay_record(report(rung[1], 2, 0.1))
     assert trials[rung[1]].epochs == 4, "and the better of them to the end"
     assert trials[rung[2]].epochs == 1
@@ -50,5 +50,5 @@ def test_a_clone_is_reported_when_the_search_asks_for_it_later() -> None:
             trials.replay_record(line)
         assert not any(trials[clone].search_epochs for clone in clones)
         trials.replay_record(report(first.id, 1, 0.5))
-        assert all(trials[clone].search_epochs for clone in clones), "one after another, for none had to be waited for"
-        assert sum(trial.epochs == 4 for trial in trials) == 1, "of three in a rung one goes on"
+        assert all(trials[clone].search_epochs for clone in clones), "one after another, without waiting"
+        assert sum(trial.epochs == 4 for trial in trials) == 1, "one of three in a rung goes on"
