@@ -17,12 +17,7 @@ import sys
 from report import Bar, report
 
 from regatta.plan.fleet.nodes import Nodes
-from regatta.plan.papers.fleet_suite import (
-    DEVICES,
-    DEVICES_PER_NODE,
-    SUITES,
-    FleetProblem,
-)
+from regatta.plan.papers.fleet_suite import DEVICES, DEVICES_PER_NODE, SUITES, FleetProblem
 
 BARS = dict(zip(DEVICES, (1.19, 1.42, 1.64, 1.85, 1.88, 2.2, 2.5, 2.8), strict=True))
 METHODS: dict[str, tuple[str, int | None]] = {

@@ -18,12 +18,7 @@ from functools import cache
 
 from report import Bar, report
 
-from regatta.plan.strategy.costs import (
-    ClusterSpec,
-    ModelKind,
-    Strategy,
-    Workload,
-)
+from regatta.plan.strategy.costs import ClusterSpec, ModelKind, Strategy, Workload
 from regatta.plan.strategy.groups_or_hops import WIDTH_RULES, Communication
 from regatta.plan.strategy.simulate import Noise, simulate_strategy
 

@@ -42,12 +42,7 @@ def choose_kinds() -> str:
 
 def _choose(kinds: int) -> str:
     from regatta.plan.strategy.choose import choose
-    from regatta.plan.strategy.costs import (
-        ClusterSpec,
-        DataCosts,
-        ModelKind,
-        Workload,
-    )
+    from regatta.plan.strategy.costs import ClusterSpec, DataCosts, ModelKind, Workload
     from regatta.plan.strategy.groups_or_hops import Communication
 
     draw = random.Random(0)

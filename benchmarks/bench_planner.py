@@ -17,15 +17,7 @@ import sys
 
 from report import Bar, report
 
-from regatta.plan.papers.regimes import (
-    MODELS,
-    SIZES,
-    STRATEGIES,
-    WORKERS,
-    compare,
-    grid,
-    mixed,
-)
+from regatta.plan.papers.regimes import MODELS, SIZES, STRATEGIES, WORKERS, compare, grid, mixed
 from regatta.plan.strategy.choose import RULES, team
 
 NAMES = (*STRATEGIES, "plan")

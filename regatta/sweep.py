@@ -22,13 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cloudpickle
 from blake3 import blake3
 
-from regatta.checks import (
-    check_argument,
-    check_batch_size,
-    check_signature,
-    check_solver_import,
-    is_whole,
-)
+from regatta.checks import check_argument, check_batch_size, check_signature, check_solver_import, is_whole
 from regatta.cluster import Cluster
 from regatta.code_identity import describe_code
 from regatta.configuration import Scalar, config_id, derive_seed
@@ -38,13 +32,7 @@ from regatta.data.sharing import Sharing, sharing_of
 from regatta.engine.archiver import Archiver
 from regatta.engine.controller.runner import Runner
 from regatta.engine.controller.settings import RunSettings
-from regatta.engine.messages import (
-    Recipe,
-    SharingPlan,
-    Task,
-    WorkerSetup,
-    unpickle_recipe,
-)
+from regatta.engine.messages import Recipe, SharingPlan, Task, WorkerSetup, unpickle_recipe
 from regatta.engine.planning.planner import Planner, PlanOptions
 from regatta.engine.workers.start_process import expect_workers as expect_workers
 from regatta.errors import UsageError, nearest

@@ -15,38 +15,9 @@ from typing import NoReturn, cast
 from regatta import __version__
 from regatta.cli import ui
 from regatta.cli.arguments import Verbs
-from regatta.cli.commands.repository import (
-    archive,
-    completion,
-    doctor,
-    fsck,
-    gc,
-    init,
-)
-from regatta.cli.commands.runs import (
-    control,
-    demo,
-    explain,
-    replay,
-    resume,
-    run,
-    runs,
-    show,
-    simulate,
-    worker,
-)
-from regatta.cli.commands.versions import (
-    add,
-    checkout,
-    commit,
-    copy,
-    delete,
-    desc,
-    diff,
-    evaluate,
-    log,
-    tag,
-)
+from regatta.cli.commands.repository import archive, completion, doctor, fsck, gc, init
+from regatta.cli.commands.runs import control, demo, explain, replay, resume, run, runs, show, simulate, worker
+from regatta.cli.commands.versions import add, checkout, commit, copy, delete, desc, diff, evaluate, log, tag
 from regatta.cli.commands.versions import list as list_
 from regatta.errors import RegattaError, UsageError, nearest
 

@@ -15,14 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
 from regatta.errors import CorruptError, NewerVersionError
-from regatta.journal.accounting import (
-    Account,
-    Resources,
-    account,
-    most_workers,
-    resources,
-    worker_seconds,
-)
+from regatta.journal.accounting import Account, Resources, account, most_workers, resources, worker_seconds
 from regatta.journal.journal import Record, read_lines
 from regatta.paths import JOURNAL
 

@@ -22,13 +22,7 @@ from regatta.repo.catalog.catalog import NewVersion
 from regatta.repo.catalog.names import ID_DIGITS
 from regatta.repo.catalog.networks import NetworkRows, network_rows
 from regatta.repo.catalog.queries import Filters
-from regatta.repo.catalog.records import (
-    Link,
-    RunEntry,
-    SnapshotRecord,
-    Version,
-    Versions,
-)
+from regatta.repo.catalog.records import Link, RunEntry, SnapshotRecord, Version, Versions
 from regatta.repo.repo import Repo
 from regatta.repo.weights import state_file_weights, stored_weights
 

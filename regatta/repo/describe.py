@@ -8,19 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
-from regatta.repo.catalog.records import (
-    Description,
-    Records,
-    Version,
-    table_html,
-)
+from regatta.repo.catalog.records import Description, Records, Version, table_html
 from regatta.repo.inspect.distributions import Distribution, describe_tensor
-from regatta.repo.inspect.layers import (
-    NetworkLayer,
-    expression_of,
-    layers_of,
-    read_network,
-)
+from regatta.repo.inspect.layers import NetworkLayer, expression_of, layers_of, read_network
 from regatta.repo.inspect.parameters import distributions
 from regatta.repo.references import ResolvedReference, resolve_reference
 from regatta.repo.snapshots import weights_of

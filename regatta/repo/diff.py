@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
 from regatta.repo.catalog.records import Records, Version, data_frame, table_html
-from regatta.repo.inspect.layers import (
-    NetworkDifference,
-    NetworkLayer,
-    compare_networks,
-    layers_of,
-)
+from regatta.repo.inspect.layers import NetworkDifference, NetworkLayer, compare_networks, layers_of
 from regatta.repo.inspect.parameters import ParameterDifference, compare_weights
 from regatta.repo.references import ResolvedReference, resolve_reference
 from regatta.repo.snapshots import weights_of

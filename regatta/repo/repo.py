@@ -37,16 +37,7 @@ from regatta.paths import (
 from regatta.repo.catalog.catalog import Catalog
 from regatta.repo.catalog.names import check_name
 from regatta.repo.catalog.queries import Filters
-from regatta.repo.catalog.records import (
-    Description,
-    Link,
-    MetricPoint,
-    Records,
-    SnapshotRecord,
-    Tag,
-    Version,
-    Versions,
-)
+from regatta.repo.catalog.records import Description, Link, MetricPoint, Records, SnapshotRecord, Tag, Version, Versions
 from regatta.repo.file_store import FileEntry, FileFolder, Files
 from regatta.repo.snapshots import choose_snapshot, weights_of
 

@@ -20,12 +20,7 @@ from regatta.store.format.planes import leading
 from regatta.store.format.tensor_id import RawTensor, as_tensor
 from regatta.store.slices import PartialTensor
 from regatta.store.snapshot import write_safetensors
-from regatta.store.states.state_archive import (
-    header_names,
-    map_file,
-    parse_tensors,
-    stored_names,
-)
+from regatta.store.states.state_archive import header_names, map_file, parse_tensors, stored_names
 
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore

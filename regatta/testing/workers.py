@@ -26,16 +26,7 @@ from numpy.typing import NDArray
 
 from regatta.configuration import Scalar, config_id, initial_seed, unit_seed
 from regatta.data.order import batch_order
-from regatta.engine.messages import (
-    Event,
-    Recipe,
-    StateDurable,
-    Task,
-    TaskDone,
-    TaskFailed,
-    WorkerReady,
-    WorkerSetup,
-)
+from regatta.engine.messages import Event, Recipe, StateDurable, Task, TaskDone, TaskFailed, WorkerReady, WorkerSetup
 from regatta.engine.workers.base import WorkerPool
 from regatta.frameworks import numpy as reference
 from regatta.paths import LOGS, STATES

@@ -11,12 +11,7 @@ import cloudpickle
 import pytest
 
 from regatta import open_run
-from regatta.cli.load_sweep import (
-    load_file,
-    load_sweep,
-    looks_like_file,
-    split_target,
-)
+from regatta.cli.load_sweep import load_file, load_sweep, looks_like_file, split_target
 from regatta.errors import NotFoundError, RegattaError, UsageError
 
 SWEEP = """

@@ -10,13 +10,7 @@ import pytest
 from fake_run import FakeRun
 
 from regatta.journal.record import RunRecord, UnitRecord
-from regatta.journal.trace import (
-    bound_from_trace,
-    chrome_trace,
-    efficiency,
-    rows,
-    worker_names,
-)
+from regatta.journal.trace import bound_from_trace, chrome_trace, efficiency, rows, worker_names
 
 
 def record_of(*units: UnitRecord) -> RunRecord:

@@ -8,15 +8,7 @@ import pytest
 from network_models import LeNet
 
 from regatta.errors import UsageError
-from regatta.network import (
-    align,
-    expression,
-    from_json,
-    from_keras,
-    from_torch,
-    structural_hash,
-    to_json,
-)
+from regatta.network import align, expression, from_json, from_keras, from_torch, structural_hash, to_json
 
 keras = pytest.importorskip("keras")
 layers = keras.layers

@@ -12,15 +12,7 @@ import torch
 from network_models import LeNet
 
 from regatta.errors import DataError, NotFoundError
-from regatta.network import (
-    expression,
-    from_json,
-    from_onnx,
-    from_torch,
-    structural_hash,
-    to_json,
-    to_torch,
-)
+from regatta.network import expression, from_json, from_onnx, from_torch, structural_hash, to_json, to_torch
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402

@@ -11,15 +11,7 @@ from network_models import Attends, Branches, Decides, LeNet, Patches, ResNet, T
 from torch import Tensor, nn
 
 from regatta.errors import DataError, UsageError
-from regatta.network import (
-    Network,
-    from_json,
-    from_torch,
-    load_weights,
-    structural_hash,
-    to_json,
-    to_torch,
-)
+from regatta.network import Network, from_json, from_torch, load_weights, structural_hash, to_json, to_torch
 from regatta.network.torch.traces import trace_example, trace_exported, trace_symbolic
 
 

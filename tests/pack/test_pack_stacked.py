@@ -15,12 +15,7 @@ from torch import nn
 from regatta.pack import Pack
 from regatta.pack.fingerprint import fingerprint
 from regatta.pack.stacked.stack import Stack
-from regatta.pack.stacked.tensors import (
-    NotStackable,
-    _sum_order_is_known,
-    stacked,
-    underlying,
-)
+from regatta.pack.stacked.tensors import NotStackable, _sum_order_is_known, stacked, underlying
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,12 +10,7 @@ import pytest
 
 from regatta.errors import CorruptError, NotFoundError, RegattaError, UsageError
 from regatta.repo import Repo
-from regatta.repo.file_store import (
-    FileEntry,
-    FileFolder,
-    named_files,
-    write_inside,
-)
+from regatta.repo.file_store import FileEntry, FileFolder, named_files, write_inside
 
 HOSTILE = [
     "../x", "a/../../x", "/etc/passwd", "a//b", "./a", "a/.", "..", ".", "", "a/", "C:\\x", "C:x", "..\\x", "a\0b",

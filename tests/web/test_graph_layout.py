@@ -7,13 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from regatta.web.graph_layout import (
-    GAP,
-    HEIGHT,
-    Drawing,
-    arrange,
-    fold,
-)
+from regatta.web.graph_layout import GAP, HEIGHT, Drawing, arrange, fold
 
 
 def drawn(kinds: dict[str, str], sources: dict[str, list[str]]) -> Drawing:

@@ -9,12 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from regatta import format as fmt
-from regatta.cli.output.lineage_graph import (
-    DrawnNode,
-    children_first,
-    draw,
-    strokes,
-)
+from regatta.cli.output.lineage_graph import DrawnNode, children_first, draw, strokes
 from regatta.cli.output.table import Cell, Table, TableColumn, left
 
 if TYPE_CHECKING:

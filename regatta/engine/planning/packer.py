@@ -7,12 +7,7 @@ from typing import TypeAlias
 
 from regatta.engine.controller.scheduled import ScheduledModel
 from regatta.engine.controller.trials import Progress, Trial
-from regatta.plan.strategy.form_packs import (
-    Builds,
-    PackCandidate,
-    PackRate,
-    form_packs,
-)
+from regatta.plan.strategy.form_packs import Builds, PackCandidate, PackRate, form_packs
 
 # The partitions by epoch that a configuration visits in order, up to an epoch; None where the scheduler decides.
 Orders: TypeAlias = Callable[[str, int], Mapping[int, Sequence[int]] | None]

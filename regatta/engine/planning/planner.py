@@ -15,26 +15,11 @@ from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import RegattaError
 from regatta.journal.journal import Record
-from regatta.plan.strategy.choose import (
-    MAX_SIMULATED_UNITS,
-    Constraints,
-    Numerics,
-    choose,
-)
-from regatta.plan.strategy.costs import (
-    ClusterSpec,
-    Strategy,
-    estimate,
-    load_and_chain,
-)
+from regatta.plan.strategy.choose import MAX_SIMULATED_UNITS, Constraints, Numerics, choose
+from regatta.plan.strategy.costs import ClusterSpec, Strategy, estimate, load_and_chain
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import Plan
-from regatta.plan.strategy.workload import (
-    ModelCosts,
-    ProfiledModel,
-    SweepProfile,
-    Team,
-)
+from regatta.plan.strategy.workload import ModelCosts, ProfiledModel, SweepProfile, Team
 from regatta.search.base import Train
 
 UNIT_SECONDS = 0.002  # from the end of a unit to the start of the next

@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from regatta.engine.messages import (
-    GroupProfile,
-    Task,
-    TaskDone,
-    TaskFailed,
-    WorkerLost,
-)
+from regatta.engine.messages import GroupProfile, Task, TaskDone, TaskFailed, WorkerLost
 from regatta.engine.profiling.cache import ProfileCache
 from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
 from regatta.engine.workers.base import WorkerPool

@@ -14,15 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from regatta.configuration import Scalar
 from regatta.data import Dataset
-from regatta.engine.messages import (
-    Event,
-    ModelProfile,
-    Task,
-    TaskDone,
-    TaskFailed,
-    WorkerLost,
-    WorkerReady,
-)
+from regatta.engine.messages import Event, ModelProfile, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
 from regatta.engine.profiling.cache import CachedProfile, ProfileCache
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, RegattaError, UsageError, nearest

@@ -10,23 +10,9 @@ from dataclasses import replace
 from statistics import median
 
 from regatta.configuration import Scalar
-from regatta.engine.messages import (
-    ModelProfile,
-    PackProfile,
-    Task,
-    TaskDone,
-    TaskFailed,
-    WorkerLost,
-    WorkerReady,
-)
+from regatta.engine.messages import ModelProfile, PackProfile, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
 from regatta.engine.profiling.cache import CachedPackRate, ProfileCache
-from regatta.engine.profiling.models import (
-    NO_HOOKS,
-    Configs,
-    ModelProfiles,
-    ProfilingHooks,
-    ProfilingRequest,
-)
+from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal import Record
 from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate

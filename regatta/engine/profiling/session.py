@@ -11,12 +11,7 @@ from regatta.cluster import Cluster
 from regatta.engine.controller.run_log import RunLog
 from regatta.engine.controller.trials import Trials
 from regatta.engine.controller.watchdog import Watchdog
-from regatta.engine.messages import (
-    Event,
-    TaskDone,
-    TaskFailed,
-    WorkerLost,
-)
+from regatta.engine.messages import Event, TaskDone, TaskFailed, WorkerLost
 from regatta.engine.planning.planner import Planner, available_workers
 from regatta.engine.planning.replanner import Replanner
 from regatta.engine.profiling.groups import WIDTH, cached_communication, profile_groups

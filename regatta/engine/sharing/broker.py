@@ -19,12 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from regatta.engine.sharing.connections import SelectableChannel, SharedBlock, SocketChannel
-from regatta.engine.sharing.ledger import (
-    MAX_DEATHS,
-    BlockJob,
-    BlockKey,
-    Ledger,
-)
+from regatta.engine.sharing.ledger import MAX_DEATHS, BlockJob, BlockKey, Ledger
 from regatta.engine.sharing.wire import Message
 
 EXPECTED_START_S = 2.0  # of a preprocess worker, before the first one has started

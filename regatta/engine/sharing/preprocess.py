@@ -16,12 +16,7 @@ import numpy as np
 from regatta.configuration import derive_seed
 from regatta.data import read_partition
 from regatta.engine.messages import WorkerSetup
-from regatta.engine.sharing.blocks import (
-    BlockLayout,
-    iterate_arrays,
-    layout_of,
-    to_arrays,
-)
+from regatta.engine.sharing.blocks import BlockLayout, iterate_arrays, layout_of, to_arrays
 from regatta.engine.sharing.ledger import BlockKey, PartitionKind
 from regatta.errors import UsageError
 from regatta.frameworks import keep_settings_in_all, loaded_frameworks, seeded_in_all

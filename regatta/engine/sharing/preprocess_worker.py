@@ -18,19 +18,8 @@ from typing import Any
 import cloudpickle
 
 from regatta.engine.messages import Recipe, WorkerSetup
-from regatta.engine.sharing.blocks import (
-    BlockLayout,
-    UnsharableError,
-    copy_block,
-    map_block,
-    new_block,
-)
-from regatta.engine.sharing.broker import (
-    Broker,
-    SharingBenefit,
-    StartedWorker,
-    StartWorker,
-)
+from regatta.engine.sharing.blocks import BlockLayout, UnsharableError, copy_block, map_block, new_block
+from regatta.engine.sharing.broker import Broker, SharingBenefit, StartedWorker, StartWorker
 from regatta.engine.sharing.connections import SocketChannel
 from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
 from regatta.engine.sharing.wire import Message, receive, send

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.cluster import Cluster
-from regatta.engine.messages import (
-    Event,
-    StateDurable,
-    Task,
-    WorkerReady,
-    WorkerSetup,
-    published,
-)
+from regatta.engine.messages import Event, StateDurable, Task, WorkerReady, WorkerSetup, published
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.training.device_memory import device_memory
 from regatta.engine.workers.training.trainer import Trainer, choose_device, thread_count

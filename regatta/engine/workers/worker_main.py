@@ -67,13 +67,7 @@ def serve(file: int, blocks: int | None = None) -> None:
     arguments: WorkerArguments = controller.receive()  # before the imports: a controller that sends much waits for it
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
     from regatta.engine.workers.training.device_memory import keep_freed_memory
-    from regatta.engine.workers.training.trainer import (
-        Trainer,
-        choose_device,
-        limit_threads,
-        memory_of,
-        warm_up,
-    )
+    from regatta.engine.workers.training.trainer import Trainer, choose_device, limit_threads, memory_of, warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()

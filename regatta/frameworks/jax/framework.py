@@ -28,15 +28,7 @@ from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays
 from regatta.frameworks.arrays import rows
 from regatta.frameworks.base import Indices, LossFunction, arguments, bind_optional, describe
-from regatta.frameworks.jax.state import (
-    NAME,
-    Model,
-    is_array,
-    read,
-    restore,
-    save,
-    unsaved_values,
-)
+from regatta.frameworks.jax.state import NAME, Model, is_array, read, restore, save, unsaved_values
 
 if TYPE_CHECKING:
     import jax

@@ -23,13 +23,7 @@ from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays
 from regatta.frameworks.arrays import read_only, rows, take
 from regatta.frameworks.base import Indices, LossFunction, arguments, describe
-from regatta.frameworks.keras.state import (
-    NAME,
-    read,
-    restore,
-    save,
-    unsaved_values,
-)
+from regatta.frameworks.keras.state import NAME, read, restore, save, unsaved_values
 from regatta.frameworks.keras.steps import StepBuilder, StepFunction
 
 if TYPE_CHECKING:

@@ -17,14 +17,7 @@ from regatta.errors import UsageError
 from regatta.frameworks import arrays
 from regatta.frameworks.arrays import map_leaves, rows, take
 from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
-from regatta.frameworks.torch.state import (
-    NAME,
-    is_tensor,
-    read,
-    restore,
-    save,
-    unsaved_values,
-)
+from regatta.frameworks.torch.state import NAME, is_tensor, read, restore, save, unsaved_values
 
 if TYPE_CHECKING:
     import torch

@@ -25,13 +25,7 @@ from regatta.configuration import Scalar
 from regatta.errors import UsageError
 from regatta.frameworks.arrays import take
 from regatta.frameworks.base import Indices, LossFunction, bind_optional
-from regatta.frameworks.torch.framework import (
-    TorchTrainee,
-    check_loss,
-    evaluating,
-    losses,
-    step_function,
-)
+from regatta.frameworks.torch.framework import TorchTrainee, check_loss, evaluating, losses, step_function
 from regatta.frameworks.torch.rendezvous import PeerFailedError as PeerFailedError
 from regatta.frameworks.torch.rendezvous import connect, reaching_peers
 

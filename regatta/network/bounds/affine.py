@@ -12,17 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regatta.network.bounds.balls import (
-    FLOOR,
-    MAX_FLOAT32,
-    Array,
-    Ball,
-    Rows,
-    exactly,
-    gamma,
-    gamma64,
-    lower_bound,
-)
+from regatta.network.bounds.balls import FLOOR, MAX_FLOAT32, Array, Ball, Rows, exactly, gamma, gamma64, lower_bound
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.bounds.windows import Windows, sliding
 from regatta.network.graph import Node

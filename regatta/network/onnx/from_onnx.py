@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.errors import DataError, MissingExtraError, NotFoundError
 from regatta.network.builder import Builder
 from regatta.network.graph import MAX_NODES, MAX_RANK, MAX_SIZE, Network, Parameter, Shape
-from regatta.network.onnx.operators import (
-    ConstantTensor,
-    Given,
-    NodeOutput,
-    Op,
-    Sizes,
-    translate,
-)
+from regatta.network.onnx.operators import ConstantTensor, Given, NodeOutput, Op, Sizes, translate
 from regatta.network.onnx.shapes import Dims, output_dims, shape_of
 
 if TYPE_CHECKING:

@@ -14,13 +14,7 @@ from regatta.pack.cuda_graphs.capture import Graphs
 from regatta.pack.cuda_graphs.optimizers import why_not_capturable
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.member import Indices, Member
-from regatta.pack.member_state import (
-    changing_tensors,
-    copy_tensors,
-    first_difference,
-    plain_values,
-    write_back,
-)
+from regatta.pack.member_state import changing_tensors, copy_tensors, first_difference, plain_values, write_back
 from regatta.pack.step import needs_closure, take_step
 from regatta.pack.track import Track
 

@@ -19,14 +19,7 @@ from regatta.pack.device_data import DeviceData, map_tensors, take_rows
 from regatta.pack.member import Indices, Member
 from regatta.pack.member_state import plain_values, same_bits
 from regatta.pack.stacked import updates
-from regatta.pack.stacked.tensors import (
-    NotStackable,
-    drawing_masks,
-    leaf,
-    stacked,
-    underlying,
-    without_rules,
-)
+from regatta.pack.stacked.tensors import NotStackable, drawing_masks, leaf, stacked, underlying, without_rules
 from regatta.pack.step import call_loss, take_step
 
 ALIGNMENT = 16  # four-byte numbers in a cache line: the rounding of products depends on the alignment of operands

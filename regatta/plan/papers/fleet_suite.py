@@ -22,13 +22,7 @@ from regatta.plan.fleet.policies import FleetModel, Policy
 from regatta.plan.fleet.rates import GeometricRates, rate
 from regatta.plan.fleet.simulate import FleetSchedule, GroundTruth, malleable_bound, simulate
 from regatta.plan.fleet.water_filling import WaterFilling
-from regatta.plan.papers.fleet_policies import (
-    FleetG,
-    FleetL,
-    Homogeneous,
-    LongestFirst,
-    OneDevice,
-)
+from regatta.plan.papers.fleet_policies import FleetG, FleetL, Homogeneous, LongestFirst, OneDevice
 
 ROWS = 30_606  # of Caltech256
 MAX_SECONDS = 22_700.0  # of a model on one device

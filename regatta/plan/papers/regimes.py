@@ -12,13 +12,7 @@ from statistics import fmean
 
 from regatta.errors import UsageError, nearest
 from regatta.plan.strategy.choose import RULES, Rule, choose
-from regatta.plan.strategy.costs import (
-    ClusterSpec,
-    DataCosts,
-    ModelKind,
-    Strategy,
-    Workload,
-)
+from regatta.plan.strategy.costs import ClusterSpec, DataCosts, ModelKind, Strategy, Workload
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.simulate import Noise, simulate_strategy
 from regatta.plan.strategy.sizes import best_packs, best_widths

@@ -14,18 +14,8 @@ from statistics import fmean
 from regatta.errors import UsageError, nearest
 from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.papers import fleet_suite as fleet
-from regatta.plan.papers.regimes import (
-    STRATEGIES,
-    WORKERS,
-    compare,
-    grid,
-)
-from regatta.plan.strategy.groups_or_hops import (
-    WIDTH_RULES,
-    Communication,
-    round_time,
-    width_rule,
-)
+from regatta.plan.papers.regimes import STRATEGIES, WORKERS, compare, grid
+from regatta.plan.strategy.groups_or_hops import WIDTH_RULES, Communication, round_time, width_rule
 
 RATIOS = (0.02, 0.1, 0.3, 0.45, 1.0, 4.0)  # 0.3 and 0.45 are those of the Cerebro paper's ImageNet and Criteo runs
 

@@ -13,12 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from regatta.errors import UsageError, nearest
-from regatta.plan.schedule.board import (
-    Board,
-    ModelProgress,
-    Running,
-    UnitChoice,
-)
+from regatta.plan.schedule.board import Board, ModelProgress, Running, UnitChoice
 from regatta.plan.schedule.estimates import Times
 from regatta.plan.schedule.invariants import check_board, check_story
 from regatta.plan.schedule.offline.follow import DEFAULT_PATIENCE, FollowPlan, PlannedStarts
@@ -27,12 +22,7 @@ from regatta.plan.schedule.rollout import Start, earliest_end, start_units
 from regatta.plan.schedule.rule_names import planner_for
 from regatta.plan.schedule.rules import ChosenRule, PlanningRequest, Rule
 from regatta.plan.schedule.timetable import Timetable
-from regatta.plan.schedule.units import (
-    Assignment,
-    Event,
-    Finished,
-    Unit,
-)
+from regatta.plan.schedule.units import Assignment, Event, Finished, Unit
 
 ESTIMATE_TOLERANCE = 0.05  # the board takes over an estimate that changed by more than this
 MAX_EFFORT_DECISIONS = 20_000  # simulated decisions, which take less than a second

@@ -18,21 +18,8 @@ from regatta.plan.schedule.board import Board, Floats
 from regatta.plan.schedule.offline.follow import FollowPlan, PlannedStarts
 from regatta.plan.schedule.offline.replica_placement import FollowPlacement, place_units
 from regatta.plan.schedule.offline.rotation import rotation
-from regatta.plan.schedule.rollout import (
-    RollOutResult,
-    earliest_end,
-    noise_factors,
-    roll_out,
-)
-from regatta.plan.schedule.rules import (
-    Backlog,
-    ChosenRule,
-    Longest,
-    Lrm,
-    Match,
-    PlanningRequest,
-    Rule,
-)
+from regatta.plan.schedule.rollout import RollOutResult, earliest_end, noise_factors, roll_out
+from regatta.plan.schedule.rules import Backlog, ChosenRule, Longest, Lrm, Match, PlanningRequest, Rule
 
 EQUAL_TOLERANCE = 0.05  # unit times within this ratio count as equal
 CLOSE_TO_BOUND = 1e-4  # a makespan this close to the bound ends the search

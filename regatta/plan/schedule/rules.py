@@ -23,12 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from regatta.plan.schedule.board import (
-    Board,
-    Floats,
-    Running,
-    UnitChoice,
-)
+from regatta.plan.schedule.board import Board, Floats, Running, UnitChoice
 
 
 class Rule(Protocol):

@@ -17,14 +17,7 @@ import numpy as np
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
-from regatta.plan.strategy.costs import (
-    ClusterSpec,
-    Strategy,
-    Workload,
-    evaluations,
-    pack_sizes,
-    unit_seconds,
-)
+from regatta.plan.strategy.costs import ClusterSpec, Strategy, Workload, evaluations, pack_sizes, unit_seconds
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
-from regatta.plan.strategy.costs import (
-    DataCosts,
-    KindTeam,
-    ModelKind,
-    Strategy,
-    Workload,
-)
+from regatta.plan.strategy.costs import DataCosts, KindTeam, ModelKind, Strategy, Workload
 from regatta.plan.strategy.form_packs import MAX_PACK_MEMBERS, MIN_PACK_GAIN, PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import RejectedStrategy

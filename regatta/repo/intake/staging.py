@@ -25,14 +25,7 @@ from regatta.paths import FOLDER, STAGING, STAGING_LOCK
 from regatta.repo.catalog.records import Version
 from regatta.repo.commit import new_id
 from regatta.repo.file_store import FileEntry, named_files
-from regatta.repo.intake.read_file import (
-    Kind,
-    RecognizedFile,
-    check_regular,
-    joined,
-    recognize,
-    shards,
-)
+from regatta.repo.intake.read_file import Kind, RecognizedFile, check_regular, joined, recognize, shards
 from regatta.repo.repo import Repo
 from regatta.repo.weights import StoredWeights
 

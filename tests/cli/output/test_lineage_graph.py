@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regatta.cli.output.lineage_graph import (
-    ASCII,
-    UNICODE,
-    children_first,
-    draw,
-    strokes,
-)
+from regatta.cli.output.lineage_graph import ASCII, UNICODE, children_first, draw, strokes
 
 Parents = dict[str, list[str]]
 

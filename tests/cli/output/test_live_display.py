@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from regatta.cli.output import live_frame
-from regatta.cli.output.live_display import (
-    DisplayState,
-    LineDisplay,
-    UnitRate,
-    open_display,
-)
+from regatta.cli.output.live_display import DisplayState, LineDisplay, UnitRate, open_display
 from regatta.journal.record import RunRecord
 
 

@@ -13,13 +13,7 @@ from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Dataset, Sweep, search
 from regatta.engine import workers
-from regatta.engine.messages import (
-    Event,
-    TaskDone,
-    WorkerLost,
-    WorkerReady,
-    WorkerSetup,
-)
+from regatta.engine.messages import Event, TaskDone, WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers.inline import InlinePool
 from regatta.journal.journal import read_journal
 from regatta.journal.record import RunRecord

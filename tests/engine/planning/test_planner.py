@@ -10,12 +10,7 @@ from recipes import small_data
 
 from regatta.data import Dataset
 from regatta.engine.messages import ModelProfile
-from regatta.engine.planning.planner import (
-    AvailableWorkers,
-    Planner,
-    PlanOptions,
-    RunStrategy,
-)
+from regatta.engine.planning.planner import AvailableWorkers, Planner, PlanOptions, RunStrategy
 from regatta.engine.profiling.models import ModelProfiles
 from regatta.engine.profiling.results import ProfilingResults
 from regatta.plan.schedule.estimates import Estimates

@@ -20,12 +20,7 @@ from recipes import WIDTH, small_data
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.engine.planning.planner import (
-    AvailableWorkers,
-    Planner,
-    RunStrategy,
-    available_workers,
-)
+from regatta.engine.planning.planner import AvailableWorkers, Planner, RunStrategy, available_workers
 from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.replay import replay
 from regatta.errors import NotFoundError, UsageError

@@ -13,22 +13,9 @@ from recipes import loss_fn, model_fn, small_data
 from regatta import Cluster, Dataset
 from regatta.code_identity import describe_code
 from regatta.configuration import Scalar, config_id
-from regatta.engine.messages import (
-    Event,
-    ModelProfile,
-    Recipe,
-    TaskDone,
-    WorkerReady,
-    WorkerSetup,
-)
+from regatta.engine.messages import Event, ModelProfile, Recipe, TaskDone, WorkerReady, WorkerSetup
 from regatta.engine.profiling import cache as cache_module
-from regatta.engine.profiling.cache import (
-    CachedPackRate,
-    CachedProfile,
-    ProfileCache,
-    device_names,
-    profile_key,
-)
+from regatta.engine.profiling.cache import CachedPackRate, CachedProfile, ProfileCache, device_names, profile_key
 from regatta.engine.profiling.models import ProfilingHooks, ProfilingRequest, cached_models, profile_models, to_fields
 from regatta.engine.profiling.packs import cached_pack_rates, profile_packs
 from regatta.engine.workers import open_pool

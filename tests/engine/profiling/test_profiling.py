@@ -14,13 +14,7 @@ from recipes import loss_fn, model_fn, small_data
 
 from regatta import Dataset
 from regatta.configuration import config_id
-from regatta.engine.messages import (
-    ModelProfile,
-    Recipe,
-    Task,
-    TaskDone,
-    WorkerSetup,
-)
+from regatta.engine.messages import ModelProfile, Recipe, Task, TaskDone, WorkerSetup
 from regatta.engine.profiling.models import models_from_journal
 from regatta.engine.workers.training import profiler, trainer
 from regatta.engine.workers.training.profiler import (

@@ -29,12 +29,7 @@ from transforms import linear_fn, logged_lines, noisy, squares
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import derive_seed
 from regatta.data.sharing import Sharing
-from regatta.engine.messages import (
-    Recipe,
-    SharingPlan,
-    WorkerReady,
-    WorkerSetup,
-)
+from regatta.engine.messages import Recipe, SharingPlan, WorkerReady, WorkerSetup
 from regatta.engine.planning.planner import available_workers
 from regatta.engine.profiling.models import ModelProfiles
 from regatta.engine.replay import replay

@@ -19,13 +19,7 @@ from recipes import model_fn, plain_fn, small_data, train_fn
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
-from regatta.engine.messages import (
-    Task,
-    TaskDone,
-    WorkerLost,
-    WorkerReady,
-    WorkerSetup,
-)
+from regatta.engine.messages import Task, TaskDone, WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers import groups, open_pool
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool

@@ -6,12 +6,7 @@ from collections.abc import Sequence
 
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
-from regatta.plan.schedule.simulate import (
-    Schedule,
-    SimulatedUnit,
-    simulate,
-    spread_partitions,
-)
+from regatta.plan.schedule.simulate import Schedule, SimulatedUnit, simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
 
 Matrix = Sequence[Sequence[float]]

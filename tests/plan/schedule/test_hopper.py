@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from schedule_instances import (
-    hopper_for,
-    known,
-    train,
-    two_workers,
-)
+from schedule_instances import hopper_for, known, train, two_workers
 
 from regatta.errors import UsageError
 from regatta.plan.schedule.estimates import KnownTimes

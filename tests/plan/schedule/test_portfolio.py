@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from schedule_instances import (
-    bound_of,
-    hopper_for,
-    known,
-    schedule_of,
-)
+from schedule_instances import bound_of, hopper_for, known, schedule_of
 
 from regatta.plan.schedule.estimates import Estimates, KnownTimes
 from regatta.plan.schedule.hopper import MAX_EFFORT_DECISIONS, Hopper

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedule_instances import (
-    bound_of,
-    hopper_for,
-    known,
-    schedule_of,
-    units_by_worker,
-)
+from schedule_instances import bound_of, hopper_for, known, schedule_of, units_by_worker
 
 from regatta.errors import UsageError
 from regatta.plan.schedule.board import Board, ModelProgress

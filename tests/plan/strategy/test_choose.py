@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regatta.errors import UsageError
-from regatta.plan.papers.regimes import (
-    STRATEGIES,
-    Regime,
-    compare,
-    grid,
-    single,
-)
+from regatta.plan.papers.regimes import STRATEGIES, Regime, compare, grid, single
 from regatta.plan.papers.suites import run_suite
 from regatta.plan.strategy.choose import Constraints, choose, lower_bound
 from regatta.plan.strategy.costs import (
@@ -31,13 +25,7 @@ from regatta.plan.strategy.costs import (
     pack_sizes,
 )
 from regatta.plan.strategy.groups_or_hops import Communication
-from regatta.plan.strategy.plan_tree import (
-    EvaluateNode,
-    GroupNode,
-    PackNode,
-    Plan,
-    ShareNode,
-)
+from regatta.plan.strategy.plan_tree import EvaluateNode, GroupNode, PackNode, Plan, ShareNode
 from regatta.plan.strategy.simulate import Noise, simulate_strategy, with_noise
 from regatta.plan.strategy.sizes import best_packs, best_teams, best_widths
 

@@ -17,12 +17,7 @@ from regatta.plan.strategy.costs import ClusterSpec, Strategy
 from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.plan_tree import Plan
-from regatta.plan.strategy.workload import (
-    ModelCosts,
-    ProfiledModel,
-    SweepProfile,
-    kind_names,
-)
+from regatta.plan.strategy.workload import ModelCosts, ProfiledModel, SweepProfile, kind_names
 
 PLANS = FIXTURES / "plan"
 

@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regatta.plan.strategy.form_packs import (
-    Builds,
-    PackCandidate,
-    PackRate,
-    form_packs,
-)
+from regatta.plan.strategy.form_packs import Builds, PackCandidate, PackRate, form_packs
 
 SIZES = {"a": 64, "b": 4, "c": 1}  # of the plan
 

@@ -13,13 +13,7 @@ from safetensors.numpy import save_file
 from regatta.errors import CorruptError, NotFoundError, UsageError
 from regatta.paths import STAGING
 from regatta.repo import Repo
-from regatta.repo.intake.staging import (
-    add,
-    commit_staged,
-    staged,
-    staged_files,
-    unstage,
-)
+from regatta.repo.intake.staging import add, commit_staged, staged, staged_files, unstage
 
 
 @pytest.fixture

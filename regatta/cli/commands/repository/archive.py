@@ -113,12 +113,7 @@ def _table(found: ArchiveResult, dry_run: bool) -> Table:
 
 
 def _report_rows(report: ArchiveReport) -> Iterator[list[Any]]:
-    from regatta.format import (
-        count,
-        seconds,
-        share,
-        size,
-    )
+    from regatta.format import count, seconds, share, size
 
     after = report.bytes_planned if report.bytes_after is None else report.bytes_after
     saved = f"{report.saved:.0%} less" if report.saved > 0 else "nothing saved"

@@ -48,13 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(repo: Repo, found: Versions, oneline: bool) -> None:
-    from regatta.cli.output.version_tables import (
-        drawn,
-        heading,
-        links_by_version,
-        log_lines,
-        tags_by_version,
-    )
+    from regatta.cli.output.version_tables import drawn, heading, links_by_version, log_lines, tags_by_version
 
     tags, by_id = tags_by_version(repo.tags()), {version.id: version for version in found}
     names = {version.id: version.reference for version in found}

@@ -27,27 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.durable import FileLock, lock_file
-from regatta.engine.messages import (
-    StateDurable,
-    Task,
-    TaskDone,
-    TaskFailed,
-    TaskReturned,
-    WorkerReady,
-    WorkerSetup,
-)
+from regatta.engine.messages import StateDurable, Task, TaskDone, TaskFailed, TaskReturned, WorkerReady, WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
 from regatta.engine.sharing.wire import Message
 from regatta.engine.workers.ray.shared_blocks import BrokerChannel
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.engine.workers.training.device_memory import keep_freed_memory
 from regatta.engine.workers.training.model_cache import CachedModel
-from regatta.engine.workers.training.trainer import (
-    Trainer,
-    choose_device,
-    limit_threads,
-    warm_up,
-)
+from regatta.engine.workers.training.trainer import Trainer, choose_device, limit_threads, warm_up
 from regatta.engine.workers.training.unit import UnitCosts
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework

@@ -36,12 +36,7 @@ from regatta.engine.messages import (
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.ray.actor import CONCURRENCY_GROUPS, ActorSetup, RayWorker
 from regatta.engine.workers.ray.preprocess_worker import RaySharing, open_ray_sharing
-from regatta.engine.workers.ray.session import (
-    RaySession,
-    await_end,
-    how_it_ended,
-    watch_process,
-)
+from regatta.engine.workers.ray.session import RaySession, await_end, how_it_ended, watch_process
 from regatta.engine.workers.ray.states import LiveActor, StateTracker, TrackedState
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.errors import DiskError, RegattaError

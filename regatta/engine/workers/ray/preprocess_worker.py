@@ -29,22 +29,11 @@ from regatta.engine.sharing.broker import Broker, StartedWorker
 from regatta.engine.sharing.connections import BlockLostError
 from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.sharing.preprocess import Preprocessor
-from regatta.engine.sharing.preprocess_worker import (
-    NoRoomError,
-    failure,
-    new_broker,
-    preprocess_setup,
-)
+from regatta.engine.sharing.preprocess_worker import NoRoomError, failure, new_broker, preprocess_setup
 from regatta.engine.sharing.wire import Message
 from regatta.engine.workers.ray.actor import write_log
 from regatta.engine.workers.ray.session import RaySession
-from regatta.engine.workers.ray.shared_blocks import (
-    CallbackInbox,
-    RayBlock,
-    ReaderChannel,
-    boxed,
-    call,
-)
+from regatta.engine.workers.ray.shared_blocks import CallbackInbox, RayBlock, ReaderChannel, boxed, call
 from regatta.engine.workers.training.device_memory import keep_freed_memory
 from regatta.engine.workers.training.trainer import limit_threads
 from regatta.paths import PREPROCESSING_LOG

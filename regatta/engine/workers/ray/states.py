@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regatta.engine.messages import (
-    Event,
-    StateDurable,
-    StateLost,
-    Task,
-    TaskReturned,
-)
+from regatta.engine.messages import Event, StateDurable, StateLost, Task, TaskReturned
 
 
 @dataclass(eq=False)

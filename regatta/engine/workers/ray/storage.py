@@ -10,11 +10,7 @@ from typing import Any
 
 from regatta.durable import fsync_path
 from regatta.errors import NotFoundError, UsageError
-from regatta.store.states.state_files import (
-    make_durable,
-    publishing,
-    writing,
-)
+from regatta.store.states.state_files import make_durable, publishing, writing
 
 
 class StateStorage:

@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from regatta.configuration import derive_seed
 from regatta.data import batch_order
-from regatta.engine.messages import (
-    Address,
-    GroupRank,
-    Recipe,
-    Task,
-)
+from regatta.engine.messages import Address, GroupRank, Recipe, Task
 from regatta.engine.workers.training.model_cache import CachedModel
 from regatta.engine.workers.training.unit import UnitCosts, batch_size
 from regatta.errors import UsageError

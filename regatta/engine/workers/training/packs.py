@@ -20,14 +20,7 @@ from blake3 import blake3
 
 from regatta.configuration import Scalar, unit_seed
 from regatta.data import batch_order
-from regatta.engine.messages import (
-    PackDone,
-    PackProfile,
-    Recipe,
-    Task,
-    TaskDone,
-    TaskFailed,
-)
+from regatta.engine.messages import PackDone, PackProfile, Recipe, Task, TaskDone, TaskFailed
 from regatta.engine.workers.training.model_cache import MAX_MODELS, MAX_STATE_BYTES, CachedModel
 from regatta.engine.workers.training.unit import UnitCosts, batch_size
 from regatta.engine.workers.training.unsaved_state import unsaved_state

@@ -20,15 +20,7 @@ from typing import Any, Literal
 
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
 from regatta.data import batch_order
-from regatta.engine.messages import (
-    ModelProfile,
-    PackDone,
-    PackProfile,
-    Task,
-    TaskDone,
-    TaskFailed,
-    WorkerSetup,
-)
+from regatta.engine.messages import ModelProfile, PackDone, PackProfile, Task, TaskDone, TaskFailed, WorkerSetup
 from regatta.engine.workers.training.device_memory import device_memory
 from regatta.engine.workers.training.error_report import headline, users_traceback
 from regatta.engine.workers.training.group_member import GroupMember, member_seed
@@ -49,11 +41,7 @@ from regatta.frameworks import (
     threads,
 )
 from regatta.frameworks.torch.group import PeerFailedError
-from regatta.store.states.state_files import (
-    publishing,
-    state_framework,
-    writing,
-)
+from regatta.store.states.state_files import publishing, state_framework, writing
 
 
 @dataclass

@@ -13,12 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.plan.schedule.board import (
-    Board,
-    Floats,
-    Running,
-    UnitChoice,
-)
+from regatta.plan.schedule.board import Board, Floats, Running, UnitChoice
 from regatta.plan.schedule.rules import Backlog
 
 

@@ -7,12 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from regatta.engine.messages import (
-    StateDurable,
-    StateLost,
-    Task,
-    TaskReturned,
-)
+from regatta.engine.messages import StateDurable, StateLost, Task, TaskReturned
 from regatta.engine.workers.ray.states import LiveActor, StateTracker, TrackedState
 
 A, B, C = (Path(f"0001-00{n}.safetensors") for n in (1, 2, 3))
