@@ -226,7 +226,7 @@ def text_eval(data: Any, model: Any, config: Any) -> Any:
 TRIED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "None": ({"model_fn": none}, ("model_fn returned None (is a `return` missing?)",)),
     "a class": ({"model_fn": a_class}, ("model_fn returned the class Net, not one of its objects",)),
-    "an optimizer of another": ({"model_fn": stranger}, ("the module beside it has not",)),
+    "an optimizer of another": ({"model_fn": stranger}, ("the module beside it lacks",)),
     "four things": ({"model_fn": four_things}, ("model_fn returned 4 things",)),
     "no optimizer": ({"model_fn": no_optimizer}, ("model_fn returned none", "Return (module, optimizer)")),
     "another framework": ({"framework": "numpy"}, ("where a dict of arrays belongs",)),

@@ -1,4 +1,4 @@
-"""Listening to a pool of workers."""
+"""Waiting for events of a pool of workers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from regatta.engine.messages import TaskFailed
 from regatta.engine.workers.base import WorkerPool
 
 
-def heard(pool: WorkerPool, kind: Any) -> Any:
-    """The next event of its kind; no task may fail before."""
+def next_event(pool: WorkerPool, kind: Any) -> Any:
+    """Wait for the next event of a kind; no task may fail before it."""
     while True:
         for event in pool.events():
             assert not isinstance(event, TaskFailed), event

@@ -1,4 +1,4 @@
-"""Looking at processes from outside."""
+"""Facts about processes, seen from outside."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process, and more of it than an entry that waits for its parent."""
+    """Whether the process exists and is not a zombie."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -56,13 +56,13 @@ def _command(pid: int) -> bytes:
 
 
 def cpu_seconds(pid: int) -> float:
-    """The time for which a process was at work itself."""
+    """The CPU time of a process itself."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def soon(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
-    """Whether something comes true before long."""
+    """Wait for a condition; returns whether it became true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -72,7 +72,7 @@ def soon(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
 
 
 def killed_after(records: int, sweep: Sweep) -> bool:
-    """Train in a child process that is killed once its journal has so many more records; whether it was."""
+    """Train in a child process that is killed once its journal has that many more records; whether it was."""
     journal = Path(str(sweep.repo)) / "runs" / str(sweep.name) / "journal.jsonl"
     before = lines_of(journal)
     child = os.fork()

@@ -16,14 +16,14 @@ from processes import soon
 
 from regatta.testing.workers import loss_fn, model_fn
 
-SIGHT = {  # a node that is gone is noticed within two seconds, not half a minute
+HEALTH_CHECKS = {  # Ray notices a lost node within two seconds, not half a minute
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-STORE = 200_000_000
-STARTS = 3
+OBJECT_STORE_BYTES = 200_000_000
+MAX_START_ATTEMPTS = 3
 
 
 class RayNodes:
@@ -33,21 +33,21 @@ class RayNodes:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         import ray
 
-        self._cluster = _headed()
+        self._cluster = _start_head()
         for _ in range(nodes):
             self.add()
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level="ERROR")
 
     def add(self) -> None:
         """Only the main thread may do so."""
-        self._cluster.add_node(num_cpus=1, object_store_memory=STORE, wait=True)
+        self._cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, wait=True)
 
     def count(self) -> int:
-        """The nodes that have room for workers."""
+        """The number of nodes with room for workers."""
         return len(self._cluster.list_all_nodes()) - 1
 
     def resize(self, nodes: int) -> None:
-        """Have so many nodes with room for workers."""
+        """Have this number of nodes with room for workers."""
         workers = [node for node in self._cluster.list_all_nodes() if not node.is_head()]
         for node in workers[nodes:]:
             self.remove(node.node_id)
@@ -70,15 +70,20 @@ class RayNodes:
         self._cluster.shutdown()
 
 
-def _headed() -> Any:
-    """A cluster with a head; on a busy machine that may take longer than the half minute that Ray allows."""
+def _start_head() -> Any:
+    """A cluster with a head; on a busy machine a start may take longer than the half minute that Ray allows."""
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE, "_system_config": SIGHT}
-    for _ in range(STARTS - 1):
+    head = {
+        "num_cpus": 0,
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_system_config": HEALTH_CHECKS,
+    }
+    for _ in range(MAX_START_ATTEMPTS - 1):
         try:
             return Cluster(initialize_head=True, head_node_args=head)
-        except Exception as error:  # Ray has no kind of its own for it
+        except Exception as error:  # Ray has no exception class of its own for it
             if "timed out during startup" not in str(error):
                 raise
     return Cluster(initialize_head=True, head_node_args=head)
@@ -120,7 +125,7 @@ register_implementation("gated", GatedFiles, clobber=True)
 
 
 def wide_fn(config: Mapping[str, Any]) -> Any:
-    """A model of a megabyte; whoever is given it knows the storage above as well."""
+    """A model of a megabyte; a process that unpickles it also imports the storage above."""
     weights, optimizer = model_fn(config)
     return {**weights, "more": np.zeros(125_000)}, optimizer
 

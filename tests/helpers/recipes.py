@@ -1,4 +1,4 @@
-"""Small data, models and functions that the tests of the engine and of sweeps train; workers import them from here."""
+"""Small data, models and functions for the tests of the engine and of sweeps; workers import them from here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 
 def model_fn(config: dict[str, Any]) -> Any:
-    """What `config["kind"]` says; Adam without one."""
+    """The model and optimizer of `config["kind"]`; Adam by default."""
     if config.get("fails") == "build":
         raise ValueError("no such model")
     kind, rate = config.get("kind", "adam"), config.get("lr", 0.01)
@@ -78,7 +78,7 @@ def eval_fn(data: Any, model: Any, config: dict[str, Any]) -> dict[str, float]:
 
 
 def train_fn(data: Any, model: Any, optimizer: Any, config: dict[str, Any]) -> dict[str, float]:
-    """A sub-epoch in one go: two steps on all rows, after noise from the global generator."""
+    """Two steps on all rows, with noise from the global generator."""
     x, y = data
     for _ in range(2):
         optimizer.zero_grad()

@@ -37,7 +37,7 @@ def new_ledger(memory: int = 100, disk: int = 100, **more: Any) -> Ledger:
 
 
 def done(ledger: Ledger, job: BlockJob, size: int = SIZE) -> list[str]:
-    """A job as a maker does it: where there is room."""
+    """Do a job as a preprocess worker does: where there is room."""
     if job.spill:
         ledger.spilled(job.key, True)
         return []
@@ -46,7 +46,7 @@ def done(ledger: Ledger, job: BlockJob, size: int = SIZE) -> list[str]:
     return ledger.made(job.key, size, "disk") if size <= job.disk else ledger.no_room(job.key, size)
 
 
-def test_a_block_that_two_want_is_made_once() -> None:
+def test_a_block_for_two_readers_is_made_once() -> None:
     ledger = new_ledger()
     assert not ledger.request("a", train(0, 1), ["m"]) and not ledger.request("b", train(0, 1), ["n"])
     (job,) = [job for job in ledger.next_jobs(4) if job.key == train(0, 1)]
@@ -54,7 +54,7 @@ def test_a_block_that_two_want_is_made_once() -> None:
     assert ledger.request("c", train(0, 1), ["o"])
 
 
-def test_what_is_waited_for_comes_before_what_comes_next() -> None:
+def test_requested_blocks_are_made_before_those_ahead() -> None:
     ledger = new_ledger()
     for partition in (2, 0):
         ledger.request("a" if partition else "b", train(partition, 1), [f"m{partition}"])
@@ -68,7 +68,7 @@ def test_what_is_waited_for_comes_before_what_comes_next() -> None:
     ]
 
 
-def test_no_more_is_made_ahead_than_there_are_readers_and_nothing_after_the_last_epoch() -> None:
+def test_at_most_one_block_per_reader_is_made_ahead_and_none_after_the_last_epoch() -> None:
     ledger = new_ledger(epochs=1)
     ledger.request("a", train(0, 1), ["m"])
     for key in (train(0, 1), train(1, 1)):
@@ -80,7 +80,7 @@ def test_no_more_is_made_ahead_than_there_are_readers_and_nothing_after_the_last
     assert [job.key for job in ledger.next_jobs(9)] == [train(2, 1)]
 
 
-def test_a_transformed_block_waits_for_what_it_is_made_from() -> None:
+def test_a_transformed_block_is_made_after_its_base() -> None:
     ledger = new_ledger(reads=True)
     ledger.request("a", train(0, 1), ["m"])
     (read,) = ledger.next_jobs(4)
@@ -89,7 +89,7 @@ def test_a_transformed_block_waits_for_what_it_is_made_from() -> None:
     assert ledger.next_jobs(1)[0].key == train(0, 1) and ledger.base_of(train(0, 1)) == train(0)
 
 
-def test_who_waits_for_a_block_hears_that_what_it_is_made_from_failed() -> None:
+def test_readers_of_a_block_are_answered_when_its_base_fails() -> None:
     ledger = new_ledger(reads=True)
     ledger.request("a", train(0, 1), ["m"])
     ledger.request("b", train(0, 2), ["n"])
@@ -97,7 +97,7 @@ def test_who_waits_for_a_block_hears_that_what_it_is_made_from_failed() -> None:
     assert sorted(ledger.failed(train(0))) == ["a", "b"]
 
 
-def test_what_every_model_has_had_is_dropped_before_anything_is_spilled() -> None:
+def test_blocks_used_by_all_models_are_dropped_before_any_is_spilled() -> None:
     ledger = new_ledger(memory=2 * SIZE, partitions=1)
     for epoch in (1, 2, 3):
         ledger.request("a", train(0, epoch), ["m"])
@@ -109,7 +109,7 @@ def test_what_every_model_has_had_is_dropped_before_anything_is_spilled() -> Non
     assert ledger.used_bytes("disk") == 0 and ledger.used_bytes("memory") <= 2 * SIZE
 
 
-def test_what_others_still_need_is_spilled_and_comes_back() -> None:
+def test_blocks_that_models_still_need_are_spilled_and_read_again() -> None:
     ledger = new_ledger(memory=2 * SIZE, partitions=4, epochs=1)
     ledger.request("b", train(3, 1), ["slow"])
     for partition in (0, 1, 2):
@@ -122,7 +122,7 @@ def test_what_others_still_need_is_spilled_and_comes_back() -> None:
     assert ledger.request("b", train(0, 1), ["slow"])
 
 
-def test_a_job_is_given_up_when_it_took_too_many_makers() -> None:
+def test_a_job_is_given_up_after_too_many_deaths() -> None:
     ledger = new_ledger()
     ledger.request("a", train(0, 1), ["m"])
     ends = []
@@ -132,7 +132,7 @@ def test_a_job_is_given_up_when_it_took_too_many_makers() -> None:
     assert ends == [False] * (MAX_DEATHS - 1) + [True]
 
 
-def test_a_lost_block_is_closed_and_made_again_from_what_is_there() -> None:
+def test_a_lost_block_is_closed_and_made_again_from_its_base() -> None:
     ledger = new_ledger(reads=True)
     ledger.request("a", train(0, 1), ["m"])
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_a_lost_block_is_closed_and_made_again_from_what_is_there() -> None:
     assert [job.key for job in ledger.next_jobs(1)] == [train(0)]
 
 
-def test_a_reader_that_leaves_tells_what_was_made_for_it_alone() -> None:
+def test_removing_a_reader_returns_the_blocks_made_for_it_alone() -> None:
     ledger = new_ledger(reads=True)
     ledger.request("a", train(0, 1), ["m"])
     ledger.request("b", train(1, 1), ["n"])
@@ -165,10 +165,10 @@ EVENTS = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(events=EVENTS, memory=st.integers(0, 40), disk=st.integers(0, 40), reads=st.booleans())
-def test_whatever_happens_bounds_hold_and_everybody_is_answered(
+def test_limits_hold_and_every_reader_is_answered_whatever_happens(
     events: list[tuple[str, int, int, int]], memory: int, disk: int, reads: bool
 ) -> None:
-    """Readers ask, release, lose, stop and leave in any order; makers do their jobs or die."""
+    """Readers request, release, lose, stop and leave in any order; preprocess workers do their jobs or die."""
     ledger = new_ledger(memory, disk, reads=reads)
     held: dict[str, BlockKey] = {}
     for reader, partition, epoch, luck in events:
@@ -205,7 +205,7 @@ DATA = {"x": (np.arange(12, dtype=np.float32).reshape(4, 3), np.array([True, Fal
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_arrays_come_back_from_a_block_as_they_were(tmp_path: Path, on_disk: bool) -> None:
+def test_arrays_are_read_from_a_block_unchanged(tmp_path: Path, on_disk: bool) -> None:
     layout = BlockLayout.from_json(layout_of(DATA).as_json())
     file = new_block(layout.bytes, tmp_path if on_disk else None)
     for into, array in zip(iterate_arrays(map_block(file, layout, writing=True)), iterate_arrays(DATA), strict=True):
@@ -220,7 +220,7 @@ def test_arrays_come_back_from_a_block_as_they_were(tmp_path: Path, on_disk: boo
     assert not list(tmp_path.iterdir())
 
 
-def test_tensors_become_arrays_and_what_cannot_is_named() -> None:
+def test_tensors_become_arrays_and_errors_name_what_cannot() -> None:
     import torch
 
     (array,) = to_arrays([torch.ones(2, 3)], "input_fn")
@@ -230,7 +230,7 @@ def test_tensors_become_arrays_and_what_cannot_is_named() -> None:
             to_arrays((wrong,), "input_fn")
 
 
-def test_a_message_brings_its_file_along() -> None:
+def test_a_message_carries_an_open_file() -> None:
     one, other = socket.socketpair()
     file = new_block(3)
     os.pwrite(file, b"abc", 0)

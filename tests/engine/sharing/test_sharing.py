@@ -95,7 +95,7 @@ def test_shared_or_not_the_bits_are_the_same_and_blocks_are_made_once(data: Data
     assert len(set(found["own"].values())) == len(found["own"])
 
 
-def test_a_replay_without_sharing_comes_to_the_same_bits(data: Dataset, tmp_path: Path) -> None:
+def test_a_replay_without_sharing_gives_the_same_bits(data: Dataset, tmp_path: Path) -> None:
     run = sweep(data, tmp_path, True, visits="free").launch(progress=False)
     again = sweep(data, tmp_path, False)
     assert replay(again, run.record).ok
@@ -116,7 +116,7 @@ def test_packs_and_hops_share_alike(data: Dataset, tmp_path: Path) -> None:
     assert packed == trained("inline", share=False, pack=False, cluster=Cluster.inline())
 
 
-def test_what_is_read_is_shared_as_well(data: Dataset, tmp_path: Path) -> None:
+def test_partitions_as_read_are_shared_too(data: Dataset, tmp_path: Path) -> None:
     log = tmp_path / "reads"
     read = partial(transforms.read_noted, log=log)
     run = sweep(data, tmp_path / "shared", True, input_fn=read).launch(progress=False)
@@ -161,15 +161,15 @@ sweep(data, folder, Sharing(memory=20_000, disk=10**8), slow, epochs=50).launch(
 """
 
 
-def test_nothing_outlives_a_controller_that_is_killed(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_controller(tmp_path: Path) -> None:
     text = SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     paths = os.pathsep.join(sys.path)
     controller = subprocess.Popen([sys.executable, "-c", text], env={**os.environ, "PYTHONPATH": paths})
     wanted = {str(derive_seed(0, "transform", 2, 0, 0))}
     wait_for(lambda: wanted & {seed for _, seed in logged_lines(tmp_path / "made")})
     family = children(controller.pid)
-    makers = {int(pid) for pid, seed in logged_lines(tmp_path / "made") if seed in wanted}
-    assert makers < family
+    preprocessing = {int(pid) for pid, seed in logged_lines(tmp_path / "made") if seed in wanted}
+    assert preprocessing < family
     controller.kill()
     controller.wait()
     wait_for(lambda: not any(map(is_running, family)))
@@ -178,7 +178,7 @@ def test_nothing_outlives_a_controller_that_is_killed(tmp_path: Path) -> None:
     assert {file.suffix for file in logs.rglob("*") if file.is_file()} <= {".log"}
 
 
-# -- the broker and its makers -----------------------------------------------------------------------------------
+# -- the broker and its preprocess workers -------------------------------------------------------------------------
 
 
 class Desk:
@@ -248,19 +248,19 @@ def test_a_cache_of_any_size_gives_every_block(opened: Any, memory: int, disk: i
     assert len(files) - len(in_memory) <= disk // 9_600
 
 
-def test_where_a_block_fits_nowhere_workers_make_their_own(opened: Any) -> None:
+def test_workers_make_their_own_data_where_a_block_fits_nowhere(opened: Any) -> None:
     desk = opened(memory=100, disk=100)
     assert desk.reader("r0").get(KEYS[0], ["m0"]) is None
 
 
-def test_readers_map_one_block_and_write_only_for_themselves(opened: Any) -> None:
+def test_readers_map_one_block_and_their_writes_are_private(opened: Any) -> None:
     desk = opened()
     first, second = (desk.reader(name).get(KEYS[0], [name]) for name in ("r0", "r1"))
     first[0][:] = 0
     assert equal(second, desk.right(KEYS[0])) and not equal(first, second)
 
 
-def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
+def test_a_killed_preprocess_worker_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
     desk = opened(partial(transforms.dies_once, mark=tmp_path / "died"))
     found = desk.reader("r0").get(KEYS[0], ["m0"])
     assert (tmp_path / "died").exists() and equal(found, desk.right(KEYS[0]))
@@ -269,7 +269,7 @@ def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any
     assert equal(desk.reader("r1").get(KEYS[3], ["m0"]), desk.right(KEYS[3]))
 
 
-def test_a_block_that_kills_its_makers_is_given_up(opened: Any) -> None:
+def test_a_block_that_kills_its_workers_is_given_up(opened: Any) -> None:
     desk = opened(transforms.dies)
     with pytest.raises(PreprocessingError, match=r"train partition 0 for epoch 1 took 3 processes with it"):
         desk.reader("r0").get(KEYS[0], ["m0"])
@@ -287,7 +287,7 @@ sys.stdin.read()
 """
 
 
-def test_a_reader_that_stops_or_dies_keeps_nobody_waiting(opened: Any) -> None:
+def test_a_stopped_or_dead_reader_does_not_block_others(opened: Any) -> None:
     desk = opened(memory=10_000, disk=0)  # room for one block
     theirs = desk.broker.connect("stopped")
     text, paths = READER.format(file=theirs.fileno()), os.pathsep.join(sys.path)
@@ -302,13 +302,13 @@ def test_a_reader_that_stops_or_dies_keeps_nobody_waiting(opened: Any) -> None:
         try:
             assert equal(reader.get(KEYS[0], ["m1"]), desk.right(KEYS[0]))  # the same block, which is there
             reader.release(KEYS[0])
-            assert reader.get(KEYS[1], ["m1"]) is None  # there is no room, but nobody waits
+            assert reader.get(KEYS[1], ["m1"]) is None  # there is no room, but the reader does not wait
         finally:
             stopped.kill()
     wait_for(lambda: reader.get(KEYS[1], ["m0", "m1"]) is not None)
 
 
-def test_a_reader_that_comes_again_at_once_keeps_nobody_waiting(data: Dataset, tmp_path: Path) -> None:
+def test_a_reader_that_reconnects_at_once_does_not_block_others(data: Dataset, tmp_path: Path) -> None:
     """The broker hears of the end of the first at the same time as of the second, which says nothing yet."""
     from regatta.engine.sharing.wire import receive, send
 
@@ -329,7 +329,7 @@ def test_a_reader_that_comes_again_at_once_keeps_nobody_waiting(data: Dataset, t
                 assert receive(asks) == ({"yourself": True}, None)
 
 
-def test_a_maker_that_hangs_is_ended_with_the_reader_that_waited(opened: Any, tmp_path: Path) -> None:
+def test_a_hanging_preprocess_worker_is_ended_with_its_reader(opened: Any, tmp_path: Path) -> None:
     log = tmp_path / "made"
     desk = opened(partial(noisy, log=log, sleeps=600), most=1)
     waits = desk.broker.connect("r0")
@@ -341,7 +341,7 @@ def test_a_maker_that_hangs_is_ended_with_the_reader_that_waited(opened: Any, tm
     wait_for(lambda: not is_running(int(logged_lines(log)[0][0])))
 
 
-def test_there_are_as_many_makers_as_are_waited_for(opened: Any) -> None:
+def test_there_are_as_many_preprocess_workers_as_readers_need(opened: Any) -> None:
     desk = opened(partial(noisy, sleeps=0.05), most=2)
     assert desk.broker.preprocess_workers() == []
     reader = desk.reader("r0")
@@ -351,8 +351,8 @@ def test_there_are_as_many_makers_as_are_waited_for(opened: Any) -> None:
     assert len(desk.broker.preprocess_workers()) == 1
 
 
-def test_two_that_wait_for_the_first_maker_do_not_make_it_two(opened: Any) -> None:
-    """Blocks are made sooner than another maker would be up; that the first had to start does not count."""
+def test_waiting_for_the_first_worker_does_not_start_a_second(opened: Any) -> None:
+    """Blocks are made faster than another worker would start; the start of the first one does not count."""
     desk = opened(transforms.SlowToStart(), most=2)
     readers = [desk.reader(name) for name in ("r0", "r1")]
     with ThreadPoolExecutor(2) as both:
@@ -361,8 +361,8 @@ def test_two_that_wait_for_the_first_maker_do_not_make_it_two(opened: Any) -> No
     assert len(desk.broker._workers) == 1
 
 
-def test_short_waits_add_up_to_another_maker(opened: Any) -> None:
-    """Each is shorter than the start of a maker, but there is one for every block."""
+def test_short_waits_add_up_to_another_worker(opened: Any) -> None:
+    """Each wait is shorter than a start, but there is one for every block."""
     desk = opened(partial(noisy, sleeps=0.02), most=2)
     readers = [desk.reader(name) for name in ("r0", "r1")]
 
@@ -379,7 +379,7 @@ def test_short_waits_add_up_to_another_maker(opened: Any) -> None:
     assert len(desk.broker.preprocess_workers()) == 2
 
 
-def test_workers_tell_how_soon_a_maker_would_be_there(opened: Any) -> None:
+def test_workers_report_how_long_a_preprocess_worker_takes_to_start(opened: Any) -> None:
     """A preprocess worker is ready before the first worker is, because it does not need the model's functions."""
     desk = opened()
     setup = replace(desk.setup, recipe_or_pickle=replace(desk.setup.recipe, model_fn=recipes.model_fn))
@@ -410,7 +410,7 @@ def test_sharing_begins_where_it_pays(data: Dataset, tmp_path: Path) -> None:
         desk.close()
 
 
-def test_workers_make_their_own_when_the_broker_is_gone(opened: Any) -> None:
+def test_workers_preprocess_for_themselves_when_the_broker_is_gone(opened: Any) -> None:
     desk = opened()
     reader = desk.reader("r0")
     desk.broker.close()
@@ -422,7 +422,7 @@ def test_workers_make_their_own_when_the_broker_is_gone(opened: Any) -> None:
 
 
 @pytest.mark.parametrize("share", ["yes", 2, 0.5, 1, 0])
-def test_share_is_yes_no_or_where_it_pays(data: Dataset, tmp_path: Path, share: Any) -> None:
+def test_share_is_true_false_or_none(data: Dataset, tmp_path: Path, share: Any) -> None:
     with pytest.raises(UsageError, match=f"share is {share!r}; it must be True, False, or None"):
         sweep(data, tmp_path, share)
 
@@ -431,7 +431,7 @@ def test_share_is_yes_no_or_where_it_pays(data: Dataset, tmp_path: Path, share: 
     ("wrong", "said"),
     [({"memory": -1}, "memory is -1"), ({"processes": 0}, "processes is 0"), ({"disk": 1.5}, "disk is 1.5")],
 )
-def test_bounds_are_whole_numbers(wrong: dict[str, Any], said: str) -> None:
+def test_limits_are_whole_numbers(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Sharing(**wrong)
 
@@ -452,14 +452,14 @@ def test_a_transform_is_called_with_rows_and_their_seed(data: Dataset, tmp_path:
         (lambda batch, seed: batch[0].astype("f8" if len(batch[0]) < ROWS_PER_CALL else "f4"), "for the rows from 256"),
     ],
 )
-def test_what_a_transform_returns_is_checked(data: Dataset, tmp_path: Path, transform: Any, said: str) -> None:
+def test_the_result_of_a_transform_is_checked(data: Dataset, tmp_path: Path, transform: Any, said: str) -> None:
     train = tuple(part.path for part in data.train)
     preprocessor = Preprocessor(WorkerSetup(Recipe(linear_fn, transform_fn=transform), 0, train, (), tmp_path))
     with pytest.raises(UsageError, match=said):
         preprocessor.transform(preprocessor.read("train", 0), 0, 1)
 
 
-def test_the_first_rows_are_those_of_the_whole(data: Dataset, tmp_path: Path) -> None:
+def test_a_sample_has_the_first_rows_of_the_partition(data: Dataset, tmp_path: Path) -> None:
     train = tuple(part.path for part in data.train)
     preprocessor = Preprocessor(WorkerSetup(Recipe(linear_fn, transform_fn=noisy), 0, train, (), tmp_path))
     base = preprocessor.read("train", 0)
@@ -498,7 +498,7 @@ def unpacked(batch: Any, seed: int) -> Any:
     return np.concatenate([x, x, x], axis=1), batch[1]
 
 
-def test_what_no_block_can_hold_is_prepared_by_each_unless_sharing_is_asked_for(tmp_path: Path) -> None:
+def test_unsharable_data_is_an_error_only_with_share_true(tmp_path: Path) -> None:
     files = [tmp_path / f"{number}.raw" for number in range(2)]
     for file in files:
         file.touch()
@@ -514,7 +514,7 @@ def test_what_no_block_can_hold_is_prepared_by_each_unless_sharing_is_asked_for(
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_what_turns_out_to_be_unsharable_is_made_by_readers(always: bool) -> None:
+def test_readers_make_data_that_turns_out_to_be_unsharable(always: bool) -> None:
     """Of the later partitions, say, at which no pilot looked."""
     here, there = socket.socketpair()
     broker = Broker(_ledger(), lambda: StartedWorker(SocketChannel(here), here.close), SharingBenefit(always, 1), 1)
@@ -531,11 +531,11 @@ def test_what_turns_out_to_be_unsharable_is_made_by_readers(always: bool) -> Non
                 answer.result(10)
         else:
             assert answer.result(10) is None
-            assert reader.get(BlockKey("train", 0, 2), ["m"]) is None  # nobody is asked any more
+            assert reader.get(BlockKey("train", 0, 2), ["m"]) is None  # no block is requested any more
         reader.close()
 
 
-def test_where_nobody_can_be_started_readers_do_it_themselves() -> None:
+def test_readers_preprocess_where_no_worker_can_be_started() -> None:
     starts = []
 
     def start() -> StartedWorker:
@@ -552,8 +552,8 @@ def test_where_nobody_can_be_started_readers_do_it_themselves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_reader_that_comes_after_the_end_is_not_kept_waiting() -> None:
-    broker = Broker(_ledger(), lambda: pytest.fail("nobody is needed"), SharingBenefit(False, 1), 1)
+def test_a_reader_that_connects_after_the_end_does_not_wait() -> None:
+    broker = Broker(_ledger(), lambda: pytest.fail("no worker is needed"), SharingBenefit(False, 1), 1)
     with contextlib.closing(broker), broker.connect("odd") as odd:
         send(odd, {"nothing": "known"})  # or whatever the thread may die of
         broker._thread.join(10)

@@ -40,7 +40,7 @@ TASK = Task("train", "c", {}, 1, 0, None, STATE)
         ("aaaaaaaaaaab", 6, "012345 6789AB"),
     ],
 )
-def test_groups_are_inside_nodes_first(nodes: str, width: int, groups: str) -> None:
+def test_groups_are_formed_inside_nodes_first(nodes: str, width: int, groups: str) -> None:
     placed = {f"w{number}": node for number, node in enumerate(nodes)}
     expected = [tuple(f"w{int(digit, 16)}" for digit in group) for group in groups.split()]
     for order in (placed, dict(reversed(placed.items()))):
@@ -48,7 +48,7 @@ def test_groups_are_inside_nodes_first(nodes: str, width: int, groups: str) -> N
 
 
 class Script:
-    """A pool that says what it is told to say, and notes what it is asked for."""
+    """A pool that returns scripted events, and records its calls."""
 
     packs = False
 
@@ -134,7 +134,7 @@ def test_groups_form_when_the_nodes_of_all_are_known(stage: Stage) -> None:
     assert "address" not in one.info  # type: ignore[union-attr]
 
 
-def test_members_meet_at_the_first_and_know_whether_they_are_near(stage: Stage) -> None:
+def test_members_meet_at_the_first_member_and_know_their_nodes(stage: Stage) -> None:
     stage.enter(w0="a", w1="a", w2="b", w3="c")
     stage.pool.submit("g0", TASK)
     stage.pool.submit("g1", TASK)
@@ -157,7 +157,7 @@ def test_members_meet_at_the_first_and_know_whether_they_are_near(stage: Stage) 
         ({"device": "cuda:0", "gpu": "0"}, {"device": "cpu"}, "gloo"),
     ],
 )
-def test_nccl_wants_a_gpu_for_each_member(tmp_path: Path, one: Any, other: Any, backend: str) -> None:
+def test_nccl_needs_a_gpu_for_each_member(tmp_path: Path, one: Any, other: Any, backend: str) -> None:
     stage = Stage(tmp_path, workers=2)
     stage.hear(ready("w0", **{"node": "a", **one}), ready("w1", **{"node": "a", **other}))
     stage.pool.submit("g0", TASK)
@@ -165,7 +165,7 @@ def test_nccl_wants_a_gpu_for_each_member(tmp_path: Path, one: Any, other: Any, 
     stage.pool.close()
 
 
-def test_who_makes_no_full_group_stays_idle_and_is_said(stage: Stage) -> None:
+def test_workers_too_few_for_a_group_stay_idle_and_are_reported(stage: Stage) -> None:
     stage.enter(w0="a", w1="a", w2="b")
     formed, vacant = stage.hear(WorkerLost("w3", "was lost with its node", for_good=True))
     assert members(formed) == ("g0", ["w0", "w1"], 1)
@@ -174,7 +174,7 @@ def test_who_makes_no_full_group_stays_idle_and_is_said(stage: Stage) -> None:
     assert members(late) == ("g1", ["w2", "w3"], 2)
 
 
-def test_those_whose_groups_are_lost_for_good_make_another(stage: Stage) -> None:
+def test_members_of_lost_groups_form_another(stage: Stage) -> None:
     """Of two groups over four nodes, each loses one."""
     stage.enter(w0="a", w1="b", w2="c", w3="d")
     lost = stage.hear(WorkerLost("w0", "was lost with its node", for_good=True))
@@ -205,20 +205,20 @@ def test_a_group_whose_member_comes_back_is_the_same_group(stage: Stage) -> None
     assert (done.worker, type(done)) == ("g1", TaskDone)
 
 
-def test_workers_that_join_make_groups_of_their_own(stage: Stage) -> None:
+def test_joining_workers_form_their_own_groups(stage: Stage) -> None:
     stage.enter(w0="a", w1="a", w2="b", w3="b", w4="c")
     (joined,) = stage.enter(w5="d")
     assert members(joined) == ("g2", ["w4", "w5"], 2)
 
 
-def test_workers_that_are_there_already_need_not_be_all(stage: Stage) -> None:
+def test_adopted_workers_need_not_be_all(stage: Stage) -> None:
     there = [ready("w0", "a"), ready("w1", "b"), ready("w3", "b")]
     formed, vacant = stage.pool.adopt({event.worker: event for event in there})
     assert members(formed) == ("g0", ["w1", "w3"], 1)
     assert vacant == WorkerLost("g1", "has no members: w0 stays idle", for_good=True)
 
 
-def test_other_groups_of_the_same_workers_do_not_meet_where_they_met_before(tmp_path: Path) -> None:
+def test_new_groups_of_the_same_workers_use_new_meetings(tmp_path: Path) -> None:
     there, meetings, script = {f"w{n}": ready(f"w{n}", "a") for n in range(4)}, [], Script(4)
     for width in (2, 4, 2):
         pool = GroupPool(script, width, tmp_path / "meetings")
@@ -229,18 +229,18 @@ def test_other_groups_of_the_same_workers_do_not_meet_where_they_met_before(tmp_
     assert len(set(meetings)) == 3
 
 
-def test_what_is_known_of_states_is_passed_on_whoever_says_it(stage: Stage) -> None:
-    """One that is in no group may be asked to make a state durable whose maker has died."""
+def test_events_of_states_are_passed_on(stage: Stage) -> None:
+    """A worker in no group may have to persist the state of a dead worker."""
     stage.enter(w0="a", w1="a", w2="b", w3="b", w4="c")
     assert stage.hear(StateDurable("w4", STATE, "hash", 1)) == [StateDurable("w4", STATE, "hash", 1)]
     stage.pool.submit("g0", TASK)
     done, durable = stage.answer("w0", TaskDone), StateDurable("w0", STATE, "hash", 1)
     assert stage.hear(done, durable) == [], "the other member has not answered"
-    *_, told = stage.hear(stage.answer("w1", TaskDone))
-    assert told == replace(durable, worker="g0")
+    *_, event = stage.hear(stage.answer("w1", TaskDone))
+    assert event == replace(durable, worker="g0")
 
 
-def test_a_member_that_was_left_alone_is_not_to_blame(stage: Stage) -> None:
+def test_an_echo_is_not_the_reason_of_a_failure(stage: Stage) -> None:
     """It only heard that the connection ended; who died is known later."""
     stage.enter(w0="a", w1="a", w2="b", w3="b")
     stage.pool.submit("g0", TASK)
@@ -259,14 +259,14 @@ def test_members_that_lost_each_other_are_ended(stage: Stage) -> None:
     assert "w1" in stage.script.ended
 
 
-def test_a_state_that_one_member_cannot_have_gives_the_task_back(stage: Stage) -> None:
+def test_a_task_is_returned_if_one_member_cannot_get_its_state(stage: Stage) -> None:
     stage.enter(w0="a", w1="b", w2="c", w3="d")
     stage.pool.submit("g0", TASK)
-    told = stage.hear(stage.answer("w0", TaskFailed, echo=True), stage.answer("w1", TaskReturned))
-    assert told == [TaskReturned("g0", TASK)]
+    events = stage.hear(stage.answer("w0", TaskFailed, echo=True), stage.answer("w1", TaskReturned))
+    assert events == [TaskReturned("g0", TASK)]
 
 
-def test_nobody_is_left(tmp_path: Path) -> None:
+def test_no_group_is_left(tmp_path: Path) -> None:
     stage = Stage(tmp_path, workers=4, wait_for_workers=False)
     stage.enter(w0="a", w1="a", w2="a", w3="a")
     for worker, other in (("w0", "w1"), ("w2", "w3")):
@@ -279,7 +279,7 @@ def test_nobody_is_left(tmp_path: Path) -> None:
     stage.pool.close()
 
 
-def test_of_one_worker_that_is_there_no_group_is_made(tmp_path: Path) -> None:
+def test_one_ready_worker_forms_no_group(tmp_path: Path) -> None:
     stage = Stage(tmp_path, wait_for_workers=False)
     (vacant, _) = stage.pool.adopt({"w0": ready("w0", "a")})
     assert vacant == WorkerLost("g0", "has no members: w0 stays idle", for_good=True)

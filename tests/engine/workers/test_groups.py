@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pools import heard
+from pools import next_event
 from processes import is_running, soon
 from recipes import model_fn, plain_fn, small_data, train_fn
 from torch import nn
@@ -32,7 +32,7 @@ EPOCHS, SEED = 3, 11
 PAIR = Cluster.local(2, threads=1, device="cpu", group=2)
 KINDS = ["adam", "momentum", "schedule per epoch", "schedule per step", "closure", "unused", "tiny batches"]
 DRAWING = ["dropout", "norm"]  # what members draw, or see, by themselves
-SIZES = {"tiny batches": 1, "norm": 9}  # one member has no rows; a last batch of three, of which BatchNorm needs two
+SIZES = {"tiny batches": 1, "norm": 9}  # one member has no rows; the last batch has three, and BatchNorm needs two
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -148,7 +148,7 @@ def alone(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_group_trains_what_one_worker_trains(pair: Run, alone: Run, kind: str) -> None:
+def test_a_group_trains_like_one_worker(pair: Run, alone: Run, kind: str) -> None:
     config = next(config for config in pair.record.configs.values() if config.values["kind"] == kind)
     assert config.status == "done"
     here, there = pair.weights(config.id), alone.weights(config.id)
@@ -161,7 +161,7 @@ def test_a_group_trains_what_one_worker_trains(pair: Run, alone: Run, kind: str)
 
 
 @pytest.mark.parametrize("kind", DRAWING)
-def test_what_members_draw_or_see_by_themselves_is_their_own(pair: Run, alone: Run, kind: str) -> None:
+def test_members_have_their_own_random_numbers_and_rows(pair: Run, alone: Run, kind: str) -> None:
     """Dropout of the second member is not that of one worker alone; statistics of both are in the state."""
     config = pair.find({"kind": kind, "batch_size": SIZES.get(kind, 7)})
     assert config.status == "done"
@@ -179,12 +179,12 @@ def test_batch_statistics_are_means_over_rows(pair: Run, alone: Run) -> None:
         np.testing.assert_allclose(here[name], there[name], rtol=0.5, atol=0.3)
 
 
-def test_the_same_group_comes_to_the_same_bits(pair: Run) -> None:
+def test_the_same_group_gives_the_same_bits(pair: Run) -> None:
     report = pair.replay()
     assert (report.units, report.equal, report.left_out) == (len(KINDS + DRAWING) * EPOCHS * 4,) * 2 + (0,)
 
 
-def test_the_journal_knows_groups(pair: Run) -> None:
+def test_the_journal_records_groups(pair: Run) -> None:
     lines = read_journal(pair.folder / "journal.jsonl")
     worker = next(line for line in lines if line["event"] == "worker")
     assert (worker["worker"], worker["width"], sorted(worker["members"])) == ("g0", 2, ["w0", "w1"])
@@ -202,8 +202,8 @@ def test_no_process_is_left_behind(pair: Run) -> None:
     assert not (pair.folder / "logs" / "meetings").exists()
 
 
-def test_a_model_whose_group_lost_a_member_goes_on(data: Dataset, tmp_path: Path) -> None:
-    """From its last state, to the bits that nobody's death would have given; later with one worker, from there."""
+def test_a_model_goes_on_after_its_group_lost_a_member(data: Dataset, tmp_path: Path) -> None:
+    """It goes on from its last state, with the bits of an undisturbed run; later with one worker."""
     config = {"kind": "dropout", "batch_size": 7, "waits": str(tmp_path)}
     run = sweep_on(data, PAIR, tmp_path, [config], epochs=2).launch(wait=False, progress=False)
     assert soon(lambda: (tmp_path / "waits").exists() or run.done(), 60)
@@ -219,7 +219,7 @@ def test_a_model_whose_group_lost_a_member_goes_on(data: Dataset, tmp_path: Path
     run.go_on(sweep_on(data, Cluster.inline(1), tmp_path, [config], epochs=2), progress=False)
     widths = {(unit.epoch, unit.width) for unit in run.record.units if unit.kind == "train"}
     assert sorted(widths) == [(1, 2), (2, 2), (3, 1)]
-    report = run.replay()  # the file is there, so nobody waits and nobody dies
+    report = run.replay()  # the file exists, so no worker waits or dies
     assert (report.units, report.equal, report.left_out) == (12, 12, 0)
 
 
@@ -233,7 +233,7 @@ FAILURES = {
 }
 
 
-def test_failures_in_one_member_are_those_of_the_configuration(
+def test_a_failure_in_one_member_is_a_failure_of_the_configuration(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four models that can be trained, on two groups, beside some that cannot."""
@@ -250,21 +250,21 @@ def test_failures_in_one_member_are_those_of_the_configuration(
     assert {unit.worker for unit in run.record.units if unit.kind == "train"} == {"g0", "g1"}
 
 
-def test_a_task_may_be_for_fewer_than_all_and_a_group_is_ended_whole(data: Dataset, tmp_path: Path) -> None:
+def test_a_task_may_need_fewer_members_and_a_group_is_ended_whole(data: Dataset, tmp_path: Path) -> None:
     width = 2
     pool = open_pool(PAIR, sweep_on(data, PAIR, tmp_path)._setup(tmp_path), lambda task: width)
     values = {"kind": "adam", "batch_size": 7, "waits": str(tmp_path)}
     task = Task("train", "c", values, 1, 0, None, tmp_path / "state")
     try:
         pool.start()
-        members = heard(pool, WorkerReady).info["members"]
+        members = next_event(pool, WorkerReady).info["members"]
         for width in (1, 2, 1, 2):
             pool.submit("g0", task)
-            assert heard(pool, TaskDone).width == width
+            assert next_event(pool, TaskDone).width == width
         pool.submit("g0", replace(task, values={**values, "batch_size": 1}))
         assert soon((tmp_path / "waits").exists, 60)
         pool.end("g0", "took too long")
-        assert heard(pool, WorkerLost) == WorkerLost("g0", "lost w0, which took too long")
+        assert next_event(pool, WorkerLost) == WorkerLost("g0", "lost w0, which took too long")
         assert soon(lambda: not any(map(is_running, members.values())))
     finally:
         pool.close()
@@ -283,7 +283,7 @@ def test_wrong_groups_are_refused(options: Any, reason: str) -> None:
         Cluster.local(**options)
 
 
-def test_workers_that_take_turns_cannot_train_together() -> None:
+def test_inline_workers_cannot_form_groups() -> None:
     with pytest.raises(UsageError, match="group=2 on inline workers, which take turns"):
         Cluster("inline", 2, group=2)
 
@@ -304,7 +304,7 @@ def test_groups_are_sized_by_cores_and_partitions(monkeypatch: pytest.MonkeyPatc
         ({"framework": "numpy"}, "cannot train a model of numpy"),
     ],
 )
-def test_what_groups_cannot_train_is_refused_before_anything_starts(
+def test_recipes_that_groups_cannot_train_are_refused_at_once(
     data: Dataset, tmp_path: Path, options: Any, reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pools import heard
+from pools import next_event
 from processes import is_running, soon
 from recipes import model_fn, small_data
 from torch import nn
@@ -76,7 +76,7 @@ def data(tmp_path: Path) -> Dataset:
     return small_data(tmp_path / "data", rows=53)
 
 
-def test_a_group_trains_what_one_worker_trains_and_the_same_bits_twice(data: Dataset, tmp_path: Path) -> None:
+def test_a_group_trains_like_one_worker_with_the_same_bits_twice(data: Dataset, tmp_path: Path) -> None:
     configs = [{"kind": kind, "batch_size": 7} for kind in ("adam", "momentum", "schedule per step")]
     pair = sweep_on(data, PAIR, tmp_path / "pair", configs).launch(progress=False)
     one = Cluster.local(1, threads=1, device="cuda:0")
@@ -90,7 +90,7 @@ def test_a_group_trains_what_one_worker_trains_and_the_same_bits_twice(data: Dat
     assert (report.units, report.equal, report.left_out) == (36, 36, 0)
 
 
-def test_a_model_whose_group_lost_a_member_goes_on(data: Dataset, tmp_path: Path) -> None:
+def test_a_model_goes_on_after_its_group_lost_a_member(data: Dataset, tmp_path: Path) -> None:
     config = {"kind": "dropout", "batch_size": 7, "waits": str(tmp_path / "waits")}
     run: Run = sweep_on(data, PAIR, tmp_path, [config], epochs=2).launch(wait=False, progress=False)
     assert soon(lambda: (tmp_path / "waits").exists() or run.done(), 90)
@@ -105,16 +105,16 @@ def test_a_model_whose_group_lost_a_member_goes_on(data: Dataset, tmp_path: Path
     assert (report.units, report.equal, report.left_out) == (8, 8, 0)
 
 
-def test_a_task_may_be_for_fewer_than_all(data: Dataset, tmp_path: Path) -> None:
+def test_a_task_may_need_fewer_members(data: Dataset, tmp_path: Path) -> None:
     width = 2
     pool = open_pool(PAIR, sweep_on(data, PAIR, tmp_path, [VALUES])._setup(tmp_path), lambda task: width)
     task = Task("train", "c", VALUES, 1, 0, None, tmp_path / "state")
     try:
         pool.start()
-        heard(pool, WorkerReady)
+        next_event(pool, WorkerReady)
         for width in (2, 1, 2, 2, 1, 2):
             pool.submit("g0", task)
-            assert heard(pool, TaskDone).width == width
+            assert next_event(pool, TaskDone).width == width
     finally:
         pool.close()
 

@@ -1,4 +1,4 @@
-"""Compiled trainees are kept from unit to unit, within bounds, and processes are told how many threads to use."""
+"""Compiled models are cached from unit to unit, within limits, and processes limit their threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cached_model(size: int = 1, **unsaved_values: Any) -> CachedModel:
     )
 
 
-def test_a_trainee_is_taken_once() -> None:
+def test_a_cached_model_is_taken_once() -> None:
     found, mine = ModelCache(), cached_model()
     found.put("a", mine)
     assert found.take("b") is None
@@ -35,7 +35,7 @@ def test_a_trainee_is_taken_once() -> None:
     assert found.take("a") is None
 
 
-def test_those_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "MAX_MODELS", 2)
     found = ModelCache()
     for name in "abc":
@@ -43,7 +43,7 @@ def test_those_not_used_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) ->
     assert [name for name in "abc" if found.take(name)] == ["b", "c"]
 
 
-def test_their_states_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_size_of_states_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "MAX_STATE_BYTES", 10)
     found = ModelCache()
     for name, size in (("a", 6), ("b", 4), ("c", 5), ("huge", 11)):
@@ -54,7 +54,7 @@ def test_their_states_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(map(found.take, "bc"))
 
 
-def test_what_changed_in_a_way_that_no_state_covers_is_not_kept() -> None:
+def test_a_model_with_changed_unsaved_values_is_not_kept() -> None:
     found = ModelCache()
     found.put("a", cached_model(steps=3))
     assert found.take("a") is None

@@ -101,7 +101,7 @@ def test_workers_that_die_are_lost_with_a_reason_and_come_back(rough: Harness, t
         rough.check_state(task, [2])
 
 
-def test_what_workers_print_is_kept(rough: Harness) -> None:
+def test_the_output_of_workers_is_logged(rough: Harness) -> None:
     rough.do({worker: rough.train(rough.values(), 0) for worker in rough.pool.workers})
     for worker in rough.pool.workers:
         assert "reading part-0.npz" in (rough.setup.logs / f"{worker}.log").read_text()
@@ -115,7 +115,7 @@ def test_an_interrupt_is_for_the_controller_alone(rough: Harness) -> None:
     rough.check_state(task, [1])
 
 
-def test_a_worker_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_start_reports_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions are in a module that the worker does not find."""
     (tmp_path / "vanishing.py").write_text("def model_fn(config):\n    return {}\n")
     monkeypatch.syspath_prepend(tmp_path)

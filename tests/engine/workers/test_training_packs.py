@@ -108,7 +108,7 @@ def test_packs_hop_between_workers_and_are_replayed(parts: Dataset, tmp_path: Pa
         assert all(after[0] >= before[1] - 1e-4 for before, after in itertools.pairwise(spans))
 
 
-def test_one_that_diverges_does_so_alone(whole: Dataset, tmp_path: Path) -> None:
+def test_a_member_that_diverges_does_not_disturb_others(whole: Dataset, tmp_path: Path) -> None:
     good = [{"lr": lr, "batch_size": 7} for lr in RATES]
     bad = {"lr": 0.1, "batch_size": 7, "fails": "nan"}
     alone = launched(whole, search.configs(good), tmp_path, False)
@@ -118,7 +118,7 @@ def test_one_that_diverges_does_so_alone(whole: Dataset, tmp_path: Path) -> None
     assert any("nan" in text for level, text in run.record.notes if level == "warning")
 
 
-def test_one_that_raises_ends_alone(whole: Dataset, tmp_path: Path) -> None:
+def test_a_member_that_raises_fails_alone(whole: Dataset, tmp_path: Path) -> None:
     good = [{"lr": lr, "batch_size": 7} for lr in RATES]
     bad = [{"lr": 0.1, "batch_size": 7, "fails": how} for how in ("build", "loss")]
     alone = launched(whole, search.configs(good), tmp_path, False)
@@ -134,7 +134,7 @@ def spoiling_fn(data: Any, model: nn.Module, config: dict[str, Any]) -> dict[str
     return {"nothing": 0.0}
 
 
-def test_what_an_eval_fn_does_to_its_model_is_nobody_elses_business(whole: Dataset, tmp_path: Path) -> None:
+def test_an_eval_fn_that_changes_its_model_does_not_disturb_training(whole: Dataset, tmp_path: Path) -> None:
     space = search.grid(lr=RATES, batch_size=[7])
     alone = launched(whole, space, tmp_path, False, eval_fn=spoiling_fn)
     together = launched(whole, space, tmp_path, True, eval_fn=spoiling_fn)
@@ -162,7 +162,7 @@ def wearing_fn(config: dict[str, Any]) -> Any:
     return net, torch.optim.Adam(net.parameters(), lr=config["lr"])
 
 
-def test_one_that_raises_in_the_middle_ends_alone(whole: Dataset, tmp_path: Path) -> None:
+def test_a_member_that_raises_in_the_middle_fails_alone(whole: Dataset, tmp_path: Path) -> None:
     configs = [{"lr": 0.1, "batch_size": 7, "wears": True}, *({"lr": lr, "batch_size": 7} for lr in RATES)]
     found = {}
     for pack in (False, True):
@@ -194,7 +194,7 @@ class Culling:
 
 
 @pytest.mark.parametrize("space", ["culling", "hyperband", "pbt"])
-def test_searches_decide_as_without_packs(whole: Dataset, tmp_path: Path, space: str) -> None:
+def test_searches_decide_the_same_without_packs(whole: Dataset, tmp_path: Path, space: str) -> None:
     made = {
         "culling": Culling,
         "hyperband": lambda: search.hyperband(lr=search.loguniform(1e-3, 1e-1), batch_size=[7], R=9, eta=3),
@@ -212,7 +212,7 @@ def test_searches_decide_as_without_packs(whole: Dataset, tmp_path: Path, space:
         assert (again.epochs, again.status, again.parent) == (config.epochs, config.status, config.parent)
 
 
-def test_a_worker_that_dies_under_a_pack_changes_nothing(whole: Dataset, tmp_path: Path) -> None:
+def test_a_worker_that_dies_with_a_pack_changes_nothing(whole: Dataset, tmp_path: Path) -> None:
     space = search.configs([{"lr": lr, "batch_size": 7, "sleeps": 0.01} for lr in RATES])
     alone = launched(whole, space, tmp_path, False)
     sweep = Sweep(

@@ -42,7 +42,7 @@ def test_the_lineage_is_a_forest(bred: Run) -> None:
         while config_at.parent is not None:
             assert config_at.parent in configs
             assert config_at.parent_epoch in configs[config_at.parent].reports
-            assert config_at.parent not in seen, "nobody descends from itself"
+            assert config_at.parent not in seen, "a configuration descends from itself"
             seen.add(config_at.parent)
             config_at = configs[config_at.parent]
     reread = open_run(bred.name, bred.folder.parents[1]).record
@@ -96,7 +96,7 @@ def test_a_population_whose_controller_is_killed_is_the_same(bred: Run, tmp_path
     }
 
 
-def test_what_differs_is_the_childs_and_the_rest_the_parents(tmp_path: Path) -> None:
+def test_changed_settings_are_the_childs_and_the_rest_the_parents(tmp_path: Path) -> None:
     def build(lr: float, momentum: float) -> Any:
         net = torch.nn.Linear(3, 2)
         optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=momentum)

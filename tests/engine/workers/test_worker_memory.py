@@ -23,7 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only the GNU library lets a process choose")
-def test_a_unit_is_given_the_memory_that_the_one_before_has_freed():
+def test_a_unit_reuses_the_memory_that_the_last_one_freed():
     def faults(how: str) -> int:
         done = subprocess.run([sys.executable, "-c", MODELS, how], capture_output=True, text=True, check=True)
         return int(done.stdout)

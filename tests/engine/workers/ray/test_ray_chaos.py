@@ -29,7 +29,7 @@ def hasty_loss(model: Any, batch: Any, config: dict[str, Any]) -> Any:
 
 
 class Killer:
-    """Strikes a random worker, a random moment after every so many starts; once, all of its node."""
+    """Kills a random worker, a random moment after a number of starts; once, its whole node."""
 
     def __init__(self, nodes: RayNodes, seed: int) -> None:
         self.nodes = nodes
@@ -59,7 +59,7 @@ class Killer:
 
 
 @pytest.mark.slow
-def test_twenty_kills_change_nothing_in_what_is_learnt(nodes: RayNodes, tmp_path: Path, one_thread: None) -> None:
+def test_twenty_kills_do_not_change_the_weights(nodes: RayNodes, tmp_path: Path, one_thread: None) -> None:
     data = small_data(tmp_path / "data")
     space = search.grid(kind=["adam", "dropout", "momentum"], lr=0.01, batch_size=9, sleeps=0.05)
 

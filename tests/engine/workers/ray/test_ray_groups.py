@@ -21,7 +21,7 @@ from regatta.errors import UsageError
 from regatta.journal.journal import read_journal
 
 pytest.importorskip("ray")
-KILLED, CUT_OFF = 8, 11  # steps, both of the second epoch, at which somebody waits for its end
+KILLED, CUT_OFF = 8, 11  # steps of the second epoch at which a worker waits to be ended
 EPOCHS = 2
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,7 +67,7 @@ def sweep_on(data: Dataset, folder: Path, cluster: Cluster) -> Sweep:
 
 @pytest.fixture(scope="module")
 def struck(ray_nodes: RayNodes, data: Dataset, folder: Path) -> Run:
-    """A group over two nodes, of which first a member dies, and then a node; a third has room."""
+    """A group over two nodes loses a member, and then a node; a third node has room."""
     ray_nodes.resize(3)
     run = sweep_on(data, folder, Cluster.ray(2, group=2)).launch(wait=False, progress=False)
     try:
@@ -88,7 +88,7 @@ def who_waits(run: Run, file: Path) -> int:
 
 @pytest.fixture(scope="module")
 def calm(struck: Run, data: Dataset, folder: Path) -> Run:
-    """The same on processes; nobody waits any more."""
+    """The same on processes, where no worker waits."""
     return sweep_on(data, folder, Cluster.local(2, threads=1, device="cpu", group=2)).launch(progress=False)
 
 
@@ -104,7 +104,7 @@ def ups(run: Run) -> list[dict[str, Any]]:
     return [line for line in read_journal(run.folder / "journal.jsonl") if line.get("state") == "up"]
 
 
-def test_a_group_that_loses_a_member_and_then_a_node_trains_what_processes_train(struck: Run, calm: Run) -> None:
+def test_a_group_that_loses_a_member_and_a_node_trains_like_processes(struck: Run, calm: Run) -> None:
     assert struck.record.status == "done"
     assert hashes(struck) == hashes(calm)
     assert all(len(units) == EPOCHS * 4 for units in hashes(struck).values())
@@ -112,7 +112,7 @@ def test_a_group_that_loses_a_member_and_then_a_node_trains_what_processes_train
         assert config.reports == calm.record.configs[config.id].reports
 
 
-def test_groups_form_anew_wherever_there_is_room(struck: Run) -> None:
+def test_groups_form_again_where_there_is_room(struck: Run) -> None:
     lines = list(read_journal(struck.folder / "journal.jsonl"))
     killed, cut_off = [line["reason"] for line in lines if line.get("state") == "down"]
     assert killed.startswith(("lost w0, which died", "lost w1, which died"))
@@ -126,7 +126,7 @@ def test_groups_form_anew_wherever_there_is_room(struck: Run) -> None:
 def test_members_of_a_group_are_on_one_node_where_there_is_room(
     ray_nodes: RayNodes, calm: Run, data: Dataset, folder: Path
 ) -> None:
-    """Two groups on two nodes, each of which could also have had one member of both."""
+    """Two groups on two nodes; each node could also hold one member of each group."""
     ray_nodes.resize(2)
     run = sweep_on(data, folder, Cluster.ray(4, group=2, cpus=0.5)).launch(progress=False)
     assert hashes(run) == hashes(calm)
@@ -137,7 +137,7 @@ def test_members_of_a_group_are_on_one_node_where_there_is_room(
     assert {unit.worker for unit in run.record.units if unit.kind == "train"} == {"g0", "g1"}
 
 
-def test_a_pool_that_may_grow_starts_whole_groups(ray_nodes: RayNodes, data: Dataset, folder: Path) -> None:
+def test_an_elastic_pool_starts_full_groups(ray_nodes: RayNodes, data: Dataset, folder: Path) -> None:
     ray_nodes.resize(3)
     cluster = Cluster.ray(group=2).sized(4)
     pool = RayPool(cluster, sweep_on(data, folder, cluster)._setup(folder))
@@ -148,6 +148,6 @@ def test_a_pool_that_may_grow_starts_whole_groups(ray_nodes: RayNodes, data: Dat
     assert Cluster(**cluster.describe()) == cluster
 
 
-def test_workers_that_make_no_whole_groups_are_refused() -> None:
+def test_a_number_of_workers_without_full_groups_is_refused() -> None:
     with pytest.raises(UsageError, match="3 workers cannot be divided into groups of 2"):
         Cluster.ray(3, group=2)

@@ -87,7 +87,7 @@ def kinds(events: list[Event]) -> list[type]:
     return [type(event) for event in events]
 
 
-def test_states_go_from_node_to_node_and_never_to_the_controller(gated: Gated) -> None:
+def test_states_travel_between_nodes_and_never_to_the_controller(gated: Gated) -> None:
     import ray
     from ray.experimental import get_object_locations
 
@@ -134,8 +134,8 @@ def test_a_state_outlives_the_worker_that_made_it(gated: Gated) -> None:
     (gated.ready["w0"],) = [event for event in heard if isinstance(event, WorkerReady)]
 
 
-def test_a_storage_that_is_full_is_tried_again_until_it_takes_the_state(gated: Gated) -> None:
-    """Also by whoever makes the state durable in place of a worker that dies meanwhile."""
+def test_a_full_storage_is_retried_until_it_takes_the_state(gated: Gated) -> None:
+    """Also by a worker that persists the state in place of one that died meanwhile."""
     full = gated.folder / "full"
     full.touch()
     task = gated.train(gated.values(), 0)
@@ -158,7 +158,7 @@ def test_a_storage_that_is_full_is_tried_again_until_it_takes_the_state(gated: G
     (gated.ready["w0"],) = [event for event in heard if isinstance(event, WorkerReady)]
 
 
-def test_a_state_that_goes_with_its_node_is_said_to_be_lost(gated: Gated, nodes: RayNodes) -> None:
+def test_a_state_that_is_lost_with_its_node_is_reported(gated: Gated, nodes: RayNodes) -> None:
     gated.shut()
     task = gated.train(gated.values(), 0)
     assert task.state_out is not None
@@ -182,14 +182,14 @@ def test_a_state_that_goes_with_its_node_is_said_to_be_lost(gated: Gated, nodes:
     assert back.worker == "w0"
 
 
-def test_a_worker_that_is_ended_is_lost_for_the_given_reason(gated: Gated) -> None:
+def test_an_ended_worker_is_lost_for_the_given_reason(gated: Gated) -> None:
     gated.pool.submit("w1", gated.train(gated.values(sleeps=60.0), 0))
     gated.pool.end("w1", "was ended: too long")
     heard = gated.hear(lambda heard: WorkerReady in kinds(heard))
     assert heard[0] == WorkerLost("w1", "was ended: too long")
 
 
-def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_start_reports_why(tmp_path: Path) -> None:
     """The functions are in a module that the actors do not find."""
     (tmp_path / "vanishing_on_ray.py").write_text("def model_fn(config):\n    return {}\n")
     sys.path.insert(0, str(tmp_path))
@@ -210,7 +210,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str) -> None:
+def test_a_missing_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str) -> None:
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

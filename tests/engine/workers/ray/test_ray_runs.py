@@ -74,7 +74,7 @@ def calm(data: Dataset, tmp_path_factory: pytest.TempPathFactory, one_thread: No
 
 
 class Mishap:
-    """Does something beside the run, once, a moment after so many training units have begun."""
+    """Calls a function once, a moment after a number of training units have begun."""
 
     def __init__(self, units: int, strike: Callable[[RunRecord, str], None]) -> None:
         self.left = units
@@ -128,9 +128,7 @@ def test_the_weights_are_those_of_inline_workers(nodes: RayNodes, data: Dataset,
         run.weights(config, 3)
 
 
-def test_an_actor_that_is_killed_costs_its_unit_alone(
-    nodes: RayNodes, data: Dataset, calm: Run, tmp_path: Path
-) -> None:
+def test_a_killed_actor_loses_only_its_unit(nodes: RayNodes, data: Dataset, calm: Run, tmp_path: Path) -> None:
     mishap = Mishap(5, lambda record, worker: os.kill(record.workers[worker].info["pid"], signal.SIGKILL))
     record = executed(sweep_on(data, Cluster.ray(2, storage=f"file://{tmp_path}/far")), tmp_path / "run", mishap)
     mishap.over()
@@ -140,7 +138,7 @@ def test_an_actor_that_is_killed_costs_its_unit_alone(
     assert len(starts) <= len(record.units) - 3 + 1, "more than the unit of the actor was done again"
 
 
-def test_a_whole_node_goes_and_the_others_take_over(nodes: RayNodes, data: Dataset, calm: Run, tmp_path: Path) -> None:
+def test_other_nodes_take_over_from_a_lost_node(nodes: RayNodes, data: Dataset, calm: Run, tmp_path: Path) -> None:
     mishap = Mishap(7, lambda record, worker: nodes.remove(record.workers[worker].info["node"]))
     record = executed(sweep_on(data, Cluster.ray(2)), tmp_path / "run", mishap)
     mishap.over()
@@ -155,7 +153,7 @@ def gated_loss(model: Any, batch: Any, config: dict[str, Any], gate: Path) -> An
     return loss_fn(model, batch, config)
 
 
-def test_a_node_that_comes_gets_a_worker_and_work(nodes: RayNodes, data: Dataset, calm: Run, tmp_path: Path) -> None:
+def test_a_new_node_gets_a_worker_and_work(nodes: RayNodes, data: Dataset, calm: Run, tmp_path: Path) -> None:
     before = nodes.count()
     newcomer = f"w{before}"
 

@@ -64,7 +64,7 @@ def seeds(data: Dataset, epochs: range) -> list[str]:
 # -- whole runs ----------------------------------------------------------------------------------------------
 
 
-def test_shared_on_ray_or_done_alone_the_bits_are_the_same(data: Dataset, tmp_path: Path) -> None:
+def test_shared_on_ray_or_not_the_bits_are_the_same(data: Dataset, tmp_path: Path) -> None:
     log, reads = tmp_path / "made", tmp_path / "read"
     read = partial(transforms.read_noted, log=reads)
     run = sweep(data, tmp_path / "ray", partial(noisy, log=log), input_fn=read).launch(progress=False)
@@ -75,9 +75,9 @@ def test_shared_on_ray_or_done_alone_the_bits_are_the_same(data: Dataset, tmp_pa
     assert {made[seed] for seed in seeds(data, range(1, EPOCHS + 1))} == {1}
     assert Counter(name for _, name in logged_lines(reads)) == {part.path.name: 1 for part in (*data.train, *data.eval)}
     workers = {worker.info["pid"] for worker in run.record.workers.values()}
-    makers = {int(pid) for pid, seed in logged_lines(log) if seed in seeds(data, range(1, EPOCHS + 1))}
-    assert makers.isdisjoint(workers)
-    assert soon(lambda: not any(map(is_running, makers | workers)), 30.0)
+    preprocessing = {int(pid) for pid, seed in logged_lines(log) if seed in seeds(data, range(1, EPOCHS + 1))}
+    assert preprocessing.isdisjoint(workers)
+    assert soon(lambda: not any(map(is_running, preprocessing | workers)), 30.0)
 
 
 def test_a_transform_that_raises_fails_its_configuration_with_its_traceback(data: Dataset, tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
         desk.close()
 
 
-def test_readers_have_one_block_and_let_go_of_it(opened: Any) -> None:
-    """Room for two blocks: those that nobody holds any more go, and with them what they took of the store."""
+def test_readers_share_one_block_and_release_it(opened: Any) -> None:
+    """There is room for two blocks: released blocks are dropped, and free their part of the store."""
     import ray
 
     desk = opened(memory=int(2.5 * BLOCK))
@@ -228,7 +228,7 @@ def test_readers_have_one_block_and_let_go_of_it(opened: Any) -> None:
     assert soon(lambda: ray.available_resources()["object_store_memory"] >= free, 30.0)
 
 
-def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
+def test_a_killed_preprocess_worker_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
     desk = opened(partial(wide, then=partial(transforms.dies_once, mark=tmp_path / "died")))
     reader = desk.reader("r0")
     found, _ = call(reader, "get", KEYS[0], ["m0"])
@@ -239,12 +239,12 @@ def test_a_maker_that_is_killed_is_replaced_and_its_block_made_again(opened: Any
 
 
 @pytest.mark.slow
-def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNodes, tmp_path: Path) -> None:
+def test_blocks_lost_with_their_node_are_made_again(opened: Any, nodes: RayNodes, tmp_path: Path) -> None:
     """One that is transformed, and the one that it was made from."""
     log, reads = tmp_path / "made", tmp_path / "read"
 
     def made_at(goes: str) -> Desk | None:
-        """A desk whose maker is there: Ray may put it elsewhere while its nodes do not know each other yet."""
+        """A desk whose preprocess worker is on that node: Ray may choose another while nodes are new."""
         log.write_text("")
         reads.write_text("")
         desk: Desk = opened(partial(noisy, log=log), input_fn=partial(wide_read, log=reads))
@@ -266,7 +266,7 @@ def test_blocks_that_go_with_their_node_are_made_again(opened: Any, nodes: RayNo
     assert equal(found, desk.right(KEYS[0]))
 
 
-def test_workers_do_it_themselves_where_it_does_not_pay_or_fit_or_nobody_is_asked(opened: Any) -> None:
+def test_workers_preprocess_where_sharing_does_not_pay_or_fit(opened: Any) -> None:
     idle = opened(always=None)
     assert call(idle.reader("r0"), "get", KEYS[0], ["m0"]) is None
     assert idle.broker.preprocess_workers() == []

@@ -45,7 +45,7 @@ def task_from(state: Path, kind: Literal["train", "eval"] = "train") -> Task:
     return Task(kind, "config", {}, 1, 0, state, None if kind == "eval" else Path("next"))
 
 
-def test_a_state_is_kept_by_its_maker_and_told_once() -> None:
+def test_a_state_is_persisted_by_its_worker_and_reported_once() -> None:
     desk = Desk("w0", "w1")
     state = desk.make(A, "w0")
     assert desk.asked == [("w0", A)]
@@ -55,7 +55,7 @@ def test_a_state_is_kept_by_its_maker_and_told_once() -> None:
     assert desk.persisted(state, "w0") == []
 
 
-def test_whoever_has_a_state_is_asked_before_others() -> None:
+def test_a_worker_that_has_a_state_persists_it() -> None:
     desk = Desk("w0", "w1", "w2")
     desk.make(A, "w0")
     desk.members["w2"].held.add(A)
@@ -63,16 +63,16 @@ def test_whoever_has_a_state_is_asked_before_others() -> None:
     assert desk.asked[1:] == [("w2", A)]
 
 
-def test_a_state_is_lost_when_nobody_can_get_hold_of_it() -> None:
+def test_a_state_is_lost_when_no_worker_can_fetch_it() -> None:
     desk = Desk("w0", "w1", "w2")
     state = desk.make(A, "w0")
-    desk.members["w2"].held.add(A)  # it was told to fetch it, and did not get round to it
+    desk.members["w2"].held.add(A)  # it was asked to fetch the state, and has not yet
     desk.die("w0")
     assert desk.persisted(state, "w2", None) == [StateLost("w0", A)]
     assert desk.states.get(A) is None
 
 
-def test_nobody_is_there_to_be_asked_until_somebody_comes() -> None:
+def test_a_new_worker_persists_a_state_if_there_was_no_other() -> None:
     desk = Desk("w0")
     state = desk.make(A, "w0")
     assert desk.die("w0") == []
@@ -83,7 +83,7 @@ def test_nobody_is_there_to_be_asked_until_somebody_comes() -> None:
     assert desk.persisted(state, "w1") == [StateDurable("w1", A, "hash", 10)]
 
 
-def test_a_task_that_has_got_hold_of_a_state_saves_it() -> None:
+def test_a_worker_whose_task_fetched_a_state_persists_it() -> None:
     """The reference leads nowhere, but a worker had fetched the state before: it is not lost."""
     desk = Desk("w0", "w1", "w2")
     state = desk.make(A, "w0")
@@ -113,7 +113,7 @@ def test_a_returned_task_goes_back_when_the_fate_of_its_state_is_known(size: int
     assert desk.persisted(state, "w1", size) == expected
 
 
-def test_a_task_whose_worker_dies_too_no_longer_holds_up_the_news() -> None:
+def test_a_dead_worker_does_not_delay_the_report_of_a_loss() -> None:
     desk = Desk("w0", "w1", "w2")
     state = desk.make(A, "w0")
     desk.begin("w1", state)
@@ -122,7 +122,7 @@ def test_a_task_whose_worker_dies_too_no_longer_holds_up_the_news() -> None:
     assert desk.die("w1") == [StateLost("w0", A)]
 
 
-def test_states_are_let_go_when_they_are_followed_and_judged() -> None:
+def test_states_are_released_when_followed_and_evaluated() -> None:
     desk = Desk("w0")
     first, second = desk.make(A, "w0"), desk.make(B, "w0", before=A, ends_epoch=True)
     desk.persisted(first, "w0")
@@ -136,7 +136,7 @@ def test_states_are_let_go_when_they_are_followed_and_judged() -> None:
     assert desk.states.get(B) is None
 
 
-def test_no_more_is_held_than_the_object_store_has_room_for() -> None:
+def test_states_are_released_when_the_object_store_is_full() -> None:
     desk = Desk("w0", budget=25)
     made = [desk.make(path, "w0", ends_epoch=True) for path in (A, B, C)]
     for state in made[:2]:
@@ -146,7 +146,7 @@ def test_no_more_is_held_than_the_object_store_has_room_for() -> None:
     assert [desk.states.get(path) for path in (A, B, C)] == [None, *made[1:]]
 
 
-def test_what_is_not_durable_is_not_forgotten() -> None:
+def test_a_state_that_is_not_durable_is_not_forgotten() -> None:
     desk = Desk("w0")
     state = desk.make(A, "w0")
     desk.states.forget(A)

@@ -28,9 +28,9 @@ def made(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_kept_comes_back_until_it_is_dropped(url: str | None, made: Path, tmp_path: Path) -> None:
+def test_a_persisted_state_can_be_fetched_until_it_is_dropped(url: str | None, made: Path, tmp_path: Path) -> None:
     storage = StateStorage(tmp_path / "run", url)
-    for _ in range(2):  # by whoever made it, and by somebody who took its place
+    for _ in range(2):  # by the worker that made it, and by one that replaced it
         assert storage.persist(made, NAME) == (blake3(b"a state").hexdigest(), 7)
     made.unlink()  # as when a worker forgets it
     storage.fetch(NAME, tmp_path / "other node" / "state")
@@ -43,7 +43,7 @@ def test_what_is_kept_comes_back_until_it_is_dropped(url: str | None, made: Path
 
 
 @pytest.mark.parametrize("url", URLS[1:], indirect=True)
-def test_runs_that_share_a_url_do_not_meet(url: str, made: Path, tmp_path: Path) -> None:
+def test_runs_below_one_url_are_separate(url: str, made: Path, tmp_path: Path) -> None:
     StateStorage(tmp_path / "one", url).persist(made, NAME)
     with pytest.raises(NotFoundError):
         StateStorage(tmp_path / "two", url).fetch(NAME, tmp_path / "other")
@@ -63,7 +63,7 @@ def test_a_state_goes_to_another_disk_as_a_copy(made: Path, tmp_path: Path, monk
     assert (tmp_path / "run" / NAME).read_bytes() == b"a state"
 
 
-def test_a_storage_that_takes_nothing(url: str | None, made: Path, tmp_path: Path) -> None:
+def test_a_storage_that_refuses_states(url: str | None, made: Path, tmp_path: Path) -> None:
     """A file is where its folder belongs."""
     storage = StateStorage(tmp_path / "run", url)
     storage.persist(made, NAME)
@@ -76,7 +76,7 @@ def test_a_storage_that_takes_nothing(url: str | None, made: Path, tmp_path: Pat
     assert storage.persist(made, NAME)[1] == 7
 
 
-def test_a_url_that_nobody_knows(tmp_path: Path) -> None:
+def test_an_unknown_url_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"storage='nowhere://bucket' cannot be used: .*nowhere"):
         StateStorage(tmp_path, "nowhere://bucket")
 
