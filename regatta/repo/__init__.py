@@ -1,20 +1,20 @@
-"""Versions of models: what is trained or brought along enters, and can be found, compared and had back.
+"""Versions of models: committed, described, compared, and written out again.
 
-    repo.py          Repo: commit, versions, log, checkout, and where each is done
-    catalog.py       the relations, in SQLite;  migrations.py  their tables;  queries.py  filters and orders
-    records.py       what is answered: frozen records, for data frames and notebooks
-    names.py         names and references;  networks.py  graphs as rows;  metrics.py, weights.py  what people hand over
-    files.py         files by content;  checkout.py  the way out;  git.py  the commit around it
-    snapshots.py     where weights are;  checks.py  fsck and gc
-    describe.py      all of one version;  distributions.py  its weights, from their leading planes
-    diff.py          what versions differ in;  layers.py  networks;  parameters.py  weights;  sides.py  what is compared
-    evaluate/        labels of full precision, from leading planes
-    sweep.py         a run becomes versions
-    staging.py       what was added and waits for a commit
-    intake.py        what files are understood as;  logs.py, archives.py, onnx_files.py  how they are read
-    archiving.py     all of it in less room;  doctor.py  what could be wrong, and what to do
+    repo.py          Repo: one method for each verb, which calls the module of the verb
+    commit.py        commit, copy and delete a version;  commit_run.py  a run becomes versions
+    describe.py      everything about one version;  diff.py  the differences between versions
+    checkout.py      a version is written to a folder;  references.py  references as people write them
+    snapshots.py     where the weights of a version are;  weights.py  weights in and out
+    file_store.py    files of versions, by content
+    fsck.py, gc.py   checks, and deletes what nothing uses;  doctor.py  checks the environment as well
+    archive.py       all weights in less space
+    catalog/         versions and their metadata, in SQLite
+    intake/          what users bring: files, logs, settings, and the staging area
+    inspect/         layers of networks and distributions of weights
+    evaluate/        labels of full precision, from the leading planes of weights
 
-Goes through the parameter store for weights; knows nothing of the command line, and imports no framework.
+Weights go through the parameter store. This package knows nothing about the command line or the engine, and imports no
+framework.
 """
 
 from regatta.repo.catalog.records import Description, Version, Versions

@@ -1,8 +1,7 @@
-"""All versions in less room: loose states of runs go into the store, the store is planned anew, and what may lose
-bits does, where somebody asked for that.
+"""Stores all weights in less space: moves state files into the store, plans the store again, and drops bits on request.
 
-What is known here and not in the store is which snapshot came from which: the epochs of a version follow each other,
-and a version begins where its parents end.
+The repository knows the lineage of snapshots, which the store does not: the epochs of a version follow each other, and
+a version starts where its parents end.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
     from regatta.store.archive.storage_graph import Scheme
 
 
-TRIAL = 2**31  # bytes of files that are tried out in a dry run
+MAX_TRIAL_BYTES = 2**31  # of state files that a dry run encodes
 __all__ = ["ArchiveReport", "ArchiveResult", "LossyChange", "archive", "bases", "lossy_schemes"]
 
 
 @dataclass(frozen=True)
 class LossyChange:
-    """What a lossy scheme did to the weights of a version, or would do: bytes, and the largest change of a weight."""
+    """The effect of a lossy scheme on the weights of a version: bytes, and the largest change of a weight."""
 
     version: str
     snapshots: int
@@ -54,10 +53,10 @@ class LossyChange:
 
 @dataclass(frozen=True)
 class ArchiveResult:
-    """What an archive pass did, or would do: states that were files, versions that lost bits, the store's report.
+    """The result of an archive pass or a dry run: state files, versions that lost bits, the report of the store.
 
-    `live` are runs that are being trained, whose states were left alone. The report is None where there is no store;
-    in a dry run, `trial` is that of the states that are files, had they been put into a store of their own.
+    `live` are runs in training, whose states stay files. The report is None without a store. In a dry run, `trial` is
+    the report of a temporary store with the state files.
     """
 
     states: int
@@ -88,20 +87,20 @@ def archive(
         repo.check_writable()
     chosen = _lossy(lossy) if lossy is not None else None
     if chosen is not None and not versions:
-        raise UsageError("Which versions may lose bits?", hint="Name them; the others stay exact.")
-    states, size, live = _keep_states(repo, dry_run)
-    lessened = tuple(_lessen(repo, version, chosen, dry_run) for version in versions) if chosen is not None else ()
+        raise UsageError("--lossy needs the versions that may lose bits.", hint="Name them; the others stay exact.")
+    states, size, live = _move_states(repo, dry_run)
+    lessened = tuple(_drop_bits(repo, version, chosen, dry_run) for version in versions) if chosen is not None else ()
     options: dict[str, Any] = {
         "budget": budget, "scheme": scheme, "algorithm": algorithm, "progressive": progressive, "dry_run": dry_run,
     }  # fmt: skip
-    trial = _trial(repo, options) if dry_run and 0 < size <= TRIAL else None
+    trial = _trial(repo, options) if dry_run and 0 < size <= MAX_TRIAL_BYTES else None
     has_store = store_exists(store_folder(repo.folder))
     report = archive_store(repo.store, bases(repo), **options) if has_store else None
     return ArchiveResult(states, size, live, lessened, report, trial)
 
 
 def bases(repo: Repo) -> dict[str, list[str]]:
-    """The snapshots that each may be a delta to, by what came out of what."""
+    """The snapshots that each may be stored as a delta to, by lineage."""
     names, present = repo.store.references(), set(repo.store.snapshots())
     series: dict[str, list[str]] = {}
     for version, snapshot in repo.catalog.all_snapshots():
@@ -112,15 +111,15 @@ def bases(repo: Repo) -> dict[str, list[str]]:
     for link in repo.catalog.links():
         if link.base in series and link.derived in series:
             parents.setdefault(link.derived, []).append(link.base)
-    found = series_bases(names)  # of runs that are no versions
+    found = series_bases(names)  # of runs that were not committed
     for one, several in lineage(series, parents).items():
         if others := [base for base in dict.fromkeys(several) if base != one]:
             found[one] = others
     return found
 
 
-def _keep_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
-    """Move what runs of the past have left as files into the store; how many, their bytes, and runs that go on."""
+def _move_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
+    """Move state files of past runs into the store; return their number, their bytes, and the runs in training."""
     count, size, past = 0, 0, _past_runs(repo)
     for run in past:
         sizes = [state.path.stat().st_size for state in finished_states(run)]
@@ -131,7 +130,7 @@ def _keep_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
 
 
 def _trial(repo: Repo, options: Mapping[str, Any]) -> ArchiveReport:
-    """Plan what is still files in a store that goes away again: nothing of the repository is touched."""
+    """Plan the state files in a temporary store; the repository is not changed."""
     with tempfile.TemporaryDirectory(prefix="regatta-archive-") as folder, ParameterStore.open(folder) as store:
         for run in _past_runs(repo):
             if (series := series_of(run)) is not None:
@@ -154,9 +153,9 @@ def _lossy(name: str) -> Encoding:
     return encoding_named(name)
 
 
-def _lessen(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> LossyChange:
-    """Replace the snapshots of a version by what the scheme leaves of their weights."""
-    chosen = _may_lose(repo, version)
+def _drop_bits(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> LossyChange:
+    """Replace the snapshots of a version by their weights in the lossy scheme."""
+    chosen = _replaceable(repo, version)
     before, after, change = 0, 0, 0.0
     replaced: list[SnapshotRecord] = []
     for snapshot in chosen:
@@ -176,14 +175,14 @@ def _lessen(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) -> Lo
     return LossyChange(version.reference, len(chosen), before, after, change)
 
 
-def _may_lose(repo: Repo, version: Version) -> list[SnapshotRecord]:
-    """All snapshots but the newest state of a run's configuration, which it would be gone on with."""
+def _replaceable(repo: Repo, version: Version) -> list[SnapshotRecord]:
+    """All snapshots but the newest state of a run's configuration, from which the run would continue."""
     found = repo.catalog.snapshots(version)
     return [each for each in found if each.kind == "weights" or each is not found[-1]]
 
 
 def _replace(repo: Repo, version: Version, old: Iterable[SnapshotRecord], new: Sequence[SnapshotRecord]) -> None:
-    """The version means the new ones from here on; then the names of the old ones go, and gc frees them."""
+    """Make the version refer to the new snapshots, then release the old names; gc frees the old weights."""
     with repo.committing():
         names = {snapshot.reference for snapshot in old} - {snapshot.reference for snapshot in new}
         with repo.catalog.transaction():

@@ -1,8 +1,8 @@
-"""A run of a sweep becomes versions: one for each configuration, its epochs the snapshots of it.
+"""Commits a run as versions: one version for each configuration, with a snapshot for each epoch.
 
-Nothing is copied. The states of a run go into the parameter store of its repository by themselves (engine/archiver.py),
-under names that are known beforehand; a snapshot of a version is such a name, and until the store has it, it is read
-from the file of the run. Said again, after the run went on or not, it enters only what has come since.
+Nothing is copied. The archiver moves the states of a run into the parameter store, under names that are known
+beforehand. A snapshot of a version is such a name; until the store has it, the state file of the run is read. A second
+commit of the same run adds only what is new.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from regatta.repo.weights import state_file_weights, stored_weights
 def commit_run(
     repo: Repo, run_folder: str | Path, *, record: RunRecord | None = None, networks: Mapping[str, Any] | None = None
 ) -> Versions:
-    """Enter a run into the catalog; its versions, in the order in which they were begun.
+    """Add a run to the catalog, and return its versions in the order of their start.
 
-    `record` is what its journal says, where somebody has read it already; `networks` has those of configurations by id.
+    `record` is its record, if the caller has read the journal already; `networks` are by id of configuration.
     """
     folder = Path(run_folder).absolute()
     if not run_journal(folder).is_file():
@@ -48,12 +48,12 @@ def commit_run(
 
 
 def version_id(series: str, config: str) -> str:
-    """The id of the version of a configuration: the same however often the run is committed."""
+    """The id of the version of a configuration; it is the same for each commit of the run."""
     return blake3(f"regatta run version 1\n{series}\n{config}".encode()).hexdigest(length=ID_DIGITS // 2)
 
 
 def version_of(run_folder: Path, config: str) -> str | None:
-    """The reference of the version of a run's configuration; None where it is not one."""
+    """The reference of the version of a run's configuration; None if it was not committed."""
     from regatta.store.states.state_archive import series_of
 
     series, folder = series_of(run_folder), run_folder.absolute().parents[1]
@@ -65,7 +65,7 @@ def version_of(run_folder: Path, config: str) -> str | None:
 
 
 def _enter(repo: Repo, new: NewVersion) -> None:
-    """Add a version, or to the one that is there what it lacks."""
+    """Add a version, or extend the existing one."""
     if not repo.catalog.has(new.id):
         repo.catalog.add(new)
         return
@@ -78,7 +78,7 @@ def _enter(repo: Repo, new: NewVersion) -> None:
 
 @dataclass(frozen=True)
 class _EpochState:
-    """The state at the end of an epoch: where it is in the store, once it is there, and its digest."""
+    """The state at the end of an epoch: its name and id in the store (None while it is a file), and its digest."""
 
     epoch: int
     reference: str
@@ -87,7 +87,7 @@ class _EpochState:
 
 
 class _RunCommit:
-    """A run and what is known of it on the disk."""
+    """A run, with the states of it that are in the store, and its existing versions."""
 
     def __init__(self, repo: Repo, folder: Path, record: RunRecord) -> None:
         from regatta.store.states.state_archive import STATE_REFERENCES, series_of
@@ -113,9 +113,9 @@ class _RunCommit:
         return RunEntry(self.series, *known, header=run.header)
 
     def versions(self, networks: Mapping[str, Any]) -> list[NewVersion]:
-        """One for each configuration that was begun; parents come before their children."""
+        """One version for each configuration that was started; parents come before their children."""
         begun = [config for config in self.record.configs.values() if config.units or config.error is not None]
-        made: dict[int, NetworkRows] = {}  # many configurations have the same
+        made: dict[int, NetworkRows] = {}  # many configurations share one
         found = []
         for config in begun:
             network = networks.get(config.id)
@@ -148,7 +148,7 @@ class _RunCommit:
         )
 
     def _snapshots(self, known: Version | None, states: list[_EpochState]) -> list[SnapshotRecord]:
-        """The epochs in their order: those whose weights were replaced since stay what they are."""
+        """The snapshots in the order of epochs; snapshots with lossy weights are kept as they are."""
         found = {
             state.epoch: SnapshotRecord(0, state.epoch, "state", state.reference, state.id, state.digest)
             for state in states
@@ -171,7 +171,7 @@ class _RunCommit:
         return {name: value for name, value in known.items() if value is not None}
 
     def _states(self, config: ConfigRecord) -> list[_EpochState]:
-        """The states at the ends of epochs that were reported, as far as they are here."""
+        """The states at the ends of reported epochs, if they are in the store or a file."""
         from regatta.store.states.state_archive import reference_of
 
         last = {unit.epoch: unit for unit in config.units if unit.kind == "train" and unit.state is not None}
@@ -188,7 +188,7 @@ class _RunCommit:
         if parent is None:
             return []
         warm = "" if config.parent_epoch is None else f" after epoch {config.parent_epoch}"
-        kind = "clone" if config.id in self.clones else "child"  # which people asked for, or the search
+        kind = "clone" if config.id in self.clones else "child"  # requested by a user, or by the search
         return [Link(version_id(self.series, parent), "", kind, config.parent_epoch, f"{kind} of {parent}{warm}")]
 
     def _size(self, config: ConfigRecord, states: list[_EpochState]) -> tuple[int | None, int | None]:
@@ -199,7 +199,7 @@ class _RunCommit:
         stored = states[-1].id
         try:
             weights = stored_weights(self.repo.store, stored, "state") if stored else state_file_weights(path)
-        except FileNotFoundError:  # it is going into the store this very moment: known when this is said again
+        except FileNotFoundError:  # the archiver is moving it right now; the next commit records the size
             return None, None
         return weights.parameters, weights.bytes
 

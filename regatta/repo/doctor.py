@@ -1,6 +1,6 @@
-"""What could be wrong with an environment and a repository, and what to do about each of it.
+"""Checks an environment and a repository, with a remedy for each problem.
 
-Nothing is changed, no framework is imported, and a repository that cannot be written is looked at as well.
+Nothing is changed, no framework is imported, and a repository that is not writable is checked as well.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from regatta.repo.repo import Repo
 from regatta.store.sqlite import sqlite3
 from regatta.store.states.archive_run import finished_states
 
-LITTLE, VERY_LITTLE = 5 * 2**30, 2**29  # bytes of free disk
-LOOSE = 2**26  # bytes of states that are worth an archive pass
+LOW_DISK_BYTES, CRITICAL_DISK_BYTES = 5 * 2**30, 2**29
+MIN_ARCHIVE_BYTES = 2**26  # of state files that are worth an archive pass
 NEEDED = ("numpy", "scipy", "torch", "safetensors", "blake3", "zstandard", "pcodec", "rich")
 EXTRAS = {
     "keras": ("keras", "tensorflow"), "jax": ("jax",), "ray": ("ray",), "onnx": ("onnx",), "optuna": ("optuna",),
@@ -38,7 +38,7 @@ DISTRIBUTIONS = {"mlflow": "mlflow-skinny", "yaml": "pyyaml", "tensorflow": "ten
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: whether it is fine, and what to do where it is not."""
+    """The result of one check, with a remedy if something is wrong."""
 
     state: Literal["ok", "note", "warning", "error"]
     what: str
@@ -47,7 +47,7 @@ class Finding:
 
 
 def examine(folder: str | Path | None = None) -> list[Finding]:
-    """All findings, of this environment and of the repository of a folder, or of the nearest one upwards."""
+    """All findings about this environment and the repository of a folder, or the nearest one upwards."""
     found = Path(os.path.abspath(folder)) if folder is not None else find_repository()
     if found is not None and not (found / CATALOG).exists() and (found / FOLDER).is_dir():
         found = found / FOLDER
@@ -77,7 +77,7 @@ def _environment() -> Iterator[Finding]:
 
 
 def _version(package: str) -> str | None:
-    """The version of a package that is there; nothing is imported for it."""
+    """The version of an installed package, without importing it."""
     if find_spec(package) is None:
         return None
     for name in (package, DISTRIBUTIONS.get(package, package)):
@@ -94,7 +94,7 @@ def _cores() -> Finding:
 
 
 def _device() -> Finding:
-    """What nvidia-smi says: to ask a framework would take seconds."""
+    """The devices by nvidia-smi; asking a framework would take seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Finding("ok", "devices", "no NVIDIA driver here: training on processors")
@@ -102,22 +102,22 @@ def _device() -> Finding:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("warning", "devices", f"nvidia-smi does not answer: {error}", "Look at the driver.")
+        return Finding("warning", "devices", f"nvidia-smi does not answer: {error}", "Check the driver.")
     if done.returncode:
-        return Finding("warning", "devices", done.stdout.strip()[:200] or "nvidia-smi failed", "Look at the driver.")
+        return Finding("warning", "devices", done.stdout.strip()[:200] or "nvidia-smi failed", "Check the driver.")
     return Finding("ok", "devices", "; ".join(done.stdout.strip().splitlines()))
 
 
 def _no_repository() -> Finding:
-    return Finding("note", "repository", "there is none here or above", "regatta init makes one, and so does a run")
+    return Finding("note", "repository", "there is none here or above", "regatta init creates one, and so does a run")
 
 
 def _repository(folder: Path) -> Iterator[Finding]:
     if not folder.is_dir():
-        yield Finding("error", "repository", f"{folder} is no folder", "Name another one.")
+        yield Finding("error", "repository", f"{folder} is not a folder", "Choose another one.")
         return
     writable = os.access(folder, os.W_OK | os.X_OK)
-    remedy = "" if writable else "It can be read; to commit or train, make the folder writable."
+    remedy = "" if writable else "It can be read. To commit or train, make the folder writable."
     says = f"{folder}{'' if writable else ', for reading only'}"
     yield Finding("ok" if writable else "warning", "repository", says, remedy)
     yield _disk(folder)
@@ -128,25 +128,25 @@ def _repository(folder: Path) -> Iterator[Finding]:
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{free / 1e9:,.1f} GB free"
-    if free < LITTLE:
-        state: Literal["error", "warning"] = "error" if free < VERY_LITTLE else "warning"
-        return Finding(state, "disk", text, "Make room: regatta archive, then regatta gc --grace 0")
+    if free < LOW_DISK_BYTES:
+        state: Literal["error", "warning"] = "error" if free < CRITICAL_DISK_BYTES else "warning"
+        return Finding(state, "disk", text, "Free some space: regatta archive, then regatta gc --grace 0")
     return Finding("ok", "disk", text)
 
 
 def _catalog(folder: Path) -> Iterator[Finding]:
     if not (folder / CATALOG).is_file():
-        yield Finding("note", "versions", "there is no catalog yet", "The first commit or run makes one.")
+        yield Finding("note", "versions", "there is no catalog yet", "The first commit or run creates one.")
         return
     try:
         with Repo.open(folder) as repo:
             problems, waiting, count = repo.catalog.check(), staged(repo), repo.catalog.count()
     except RegattaError as error:
-        yield Finding("error", "catalog", error.message, error.hint or "Bring it back from a copy.")
+        yield Finding("error", "catalog", error.message, error.hint or "Restore it from a copy.")
         return
     yield from _store(folder)
     for problem in problems:
-        yield Finding("error", "catalog", problem, "regatta fsck --depth deep tells more")
+        yield Finding("error", "catalog", problem, "regatta fsck --depth deep shows more")
     if not problems:
         yield Finding("ok", "catalog", f"sound, {count:,} versions")
     if waiting:
@@ -154,27 +154,27 @@ def _catalog(folder: Path) -> Iterator[Finding]:
 
 
 def _store(folder: Path) -> Iterator[Finding]:
-    """Whether the parameter store can be asked at all; what is in it is looked at by fsck."""
+    """Whether the parameter store can be opened; fsck checks its content."""
     if not store_exists(store_folder(folder)):
         return
     try:
         with Repo.open(folder) as repo:
             kept = repo.store.references()
     except RegattaError as error:
-        yield Finding("error", "store", error.message, error.hint or "regatta fsck --depth deep tells more")
+        yield Finding("error", "store", error.message, error.hint or "regatta fsck --depth deep shows more")
         return
     yield Finding("ok", "store", f"{len(kept):,} snapshots")
 
 
 def _runs(folder: Path) -> Iterator[Finding]:
-    """Runs that were cut short, that are damaged, and what of them is still files."""
+    """Runs that were interrupted or are damaged, and the size of their state files."""
     loose, done, going = 0, 0, 0
     for journal in find_journals(runs_folder(folder)):
         name = journal.parent.name
         try:
             record = RunRecord.read(journal)
         except RegattaError as error:
-            yield Finding("error", f"run {name}", error.message, "Bring its journal back from a copy.")
+            yield Finding("error", f"run {name}", error.message, "Restore its journal from a copy.")
             continue
         if is_live(journal.parent):
             going += 1
@@ -182,14 +182,14 @@ def _runs(folder: Path) -> Iterator[Finding]:
             done += 1
             loose += sum(state.path.stat().st_size for state in finished_states(journal.parent))
         else:
-            how = "was cut short" if record.status in ("running", "interrupted") else "failed"
+            how = "was interrupted" if record.status in ("running", "interrupted") else "failed"
             yield Finding("warning", f"run {name}", how, f"regatta resume {name}")
     yield Finding("ok", "runs", f"{done} done{f', {going} being trained' if going else ''}")
-    if loose >= LOOSE:
-        yield Finding("note", "states", f"{loose / 1e6:,.0f} MB of states are files still", "regatta archive")
+    if loose >= MIN_ARCHIVE_BYTES:
+        yield Finding("note", "states", f"{loose / 1e6:,.0f} MB of states are still files", "regatta archive")
 
 
 def worst(findings: list[Finding]) -> str:
-    """The gravest state of all."""
+    """The worst state of all findings."""
     order = ("ok", "note", "warning", "error")
     return max((finding.state for finding in findings), key=order.index, default="ok")

@@ -1,9 +1,9 @@
-"""Files of versions, kept by their content: each one once, under the BLAKE3 of its bytes.
+"""Files of versions, stored once by content, under the BLAKE3 hash of their bytes.
 
     <repository>/files/<first two digits>/<hash>     whole and durable, never changed
     <repository>/files/tmp/<process>-<random>        being written
 
-A file is there before a version that names it. What no version names goes with gc.
+A file is stored before the version that refers to it. gc deletes files without a version.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class FileFolder:
 
     def path(self, digest: str) -> Path:
         if not _HASH.fullmatch(digest):
-            raise CorruptError(f"{digest!r:.100} is no hash of a file.", place=str(self.folder))
+            raise CorruptError(f"{digest!r:.100} is not the hash of a file.", place=str(self.folder))
         return self.folder / digest[:2] / digest
 
     def put_all(self, files: Files | Sequence[FileEntry]) -> list[FileEntry]:
-        """Take in files, all durable when this comes back: {name: path or bytes}, or paths of files and folders.
+        """Store files: {name: path or bytes}, or paths of files and folders. All are durable when this returns.
 
-        Those that were taken in before may be given as what they became then.
+        Files that are stored already may be given as their entries.
         """
         if known := [file for file in files if isinstance(file, FileEntry)]:
             return self._known(known)
@@ -82,7 +82,7 @@ class FileFolder:
             return self.path(digest).open("rb")
         except FileNotFoundError:
             raise CorruptError(
-                f"The file {digest} is gone.", place=str(self.folder), hint="fsck tells whose it is."
+                f"The file {digest} is missing.", place=str(self.folder), hint="fsck shows the version."
             ) from None
 
     def read(self, digest: str) -> bytes:
@@ -90,20 +90,20 @@ class FileFolder:
             return file.read()
 
     def problem_of(self, digest: str, size: int, whole: bool) -> str | None:
-        """What is wrong with a file that should be there; of its content only with `whole`."""
+        """What is wrong with a stored file; None if it is sound. Its content is checked only with `whole`."""
         path = self.path(digest)
         try:
             found = path.stat()
         except FileNotFoundError:
-            return "it is gone"
+            return "it is missing"
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
             return f"it has {found.st_size} bytes, not {size}"
         if whole and size and blake3().update_mmap(path).hexdigest() != digest:
-            return "its content is another"
+            return "its content has changed"
         return None
 
     def present(self) -> Iterator[tuple[str, os.stat_result]]:
-        """The hashes of all files that are there."""
+        """The hashes of all stored files."""
         if not self.folder.is_dir():
             return
         for folder in sorted(self.folder.iterdir()):
@@ -112,15 +112,15 @@ class FileFolder:
                     yield path.name, path.stat()
 
     def renew(self, digests: Iterable[str]) -> None:
-        """Count the age of these files from now."""
+        """Restart the age of these files, which gc looks at."""
         for digest in digests:
             if self.path(digest).exists():
                 os.utime(self.path(digest))
 
     def remove_unknown(self, known: set[str], before: float) -> tuple[int, int]:
-        """Delete what is not known and older than that, and what no writer finished; number and bytes.
+        """Delete unknown files older than `before`, and unfinished files; return their number and bytes.
 
-        Nobody may be writing meanwhile.
+        No other process may write files meanwhile.
         """
         for path in self._tmp.iterdir() if self._tmp.is_dir() else ():
             path.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class FileFolder:
                 os.replace(written, final)
         except OSError as error:
             raise DiskError(
-                f"The file {name!r:.200} cannot be kept: {error.strerror or error}.", place=str(source)[:200]
+                f"The file {name!r:.200} cannot be stored: {error.strerror or error}.", place=str(source)[:200]
             ) from error
         finally:
             written.unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class FileFolder:
 
 
 def _write(source: Path | bytes, target: BinaryIO) -> tuple[str, bool]:
-    """Copy and hash in one go: what is named is what was read."""
+    """Copy and hash in one pass, so that the hash is that of the copied bytes."""
     digest = blake3()
     if isinstance(source, bytes):
         target.write(source)
@@ -169,11 +169,11 @@ def _write(source: Path | bytes, target: BinaryIO) -> tuple[str, bool]:
 
 
 def named_files(files: Files) -> list[tuple[str, Path | bytes]]:
-    """Each file and the name that it gets: checked, none twice, none in the place of another's folder."""
+    """Each file with its name; names are checked: unique, and none is the folder of another."""
     if isinstance(files, str | bytes | Path):
         raise UsageError(f"Files come as a list of paths or as {{name: path or bytes}}, not as {files!r:.100}.")
-    pairs = files.items() if isinstance(files, Mapping) else ((_own_name(path), path) for path in files)
-    found = [pair for name, source in pairs for pair in _expanded(name, source)]
+    pairs = files.items() if isinstance(files, Mapping) else ((_name_of(path), path) for path in files)
+    found = [pair for name, source in pairs for pair in _named_sources(name, source)]
     names = {name for name, _ in found}
     if len(names) < len(found):
         raise UsageError("Two files would get the same name.", hint="Name them: files={name: path}.")
@@ -185,15 +185,15 @@ def named_files(files: Files) -> list[tuple[str, Path | bytes]]:
 
 
 def check_path(name: object) -> str:
-    """The name of a file in a version: a relative path with slashes that stays where it is put, on any system."""
+    """Check the name of a file in a version: a relative path with slashes that is safe on any system."""
     if not isinstance(name, str) or not name:
         raise UsageError(f"The name of a file is a text, not {name!r:.100}.")
-    if (reason := _why_not(name)) is not None:
+    if (reason := _name_problem(name)) is not None:
         raise UsageError(f"The file name {name!r:.200} {reason}.")
     return name
 
 
-def _why_not(name: str) -> str | None:
+def _name_problem(name: str) -> str | None:
     wrong = next((c for c in name if unicodedata.category(c) in ("Cc", "Cs")), None)
     if wrong is not None:
         return f"holds {wrong!a}"
@@ -207,28 +207,28 @@ def _why_not(name: str) -> str | None:
     return None
 
 
-def _own_name(path: str | Path) -> str:
-    """A relative path keeps its folders; of others only the last part is taken."""
+def _name_of(path: str | Path) -> str:
+    """The name for a path: relative paths keep their folders, others only the last part."""
     given = Path(path)
     climbs = given.is_absolute() or ".." in given.parts
     return (given.resolve().name if climbs else given.as_posix()) or "."
 
 
-def _expanded(name: str, source: str | Path | bytes) -> Iterator[tuple[str, Path | bytes]]:
+def _named_sources(name: str, source: str | Path | bytes) -> Iterator[tuple[str, Path | bytes]]:
     if isinstance(source, bytes | bytearray | memoryview):
         yield check_path(name), bytes(source)
         return
     path = Path(source)
     if path.is_dir():
-        yield from _walked(name, path)
+        yield from _files_below(name, path)
     elif path.is_file():
         yield check_path(name), path
     else:
         raise NotFoundError("There is no such file.", place=str(path))
 
 
-def _walked(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
-    """The files below a folder. A link that leads out of it would bring in what nobody meant to give."""
+def _files_below(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
+    """The files below a folder. Links that lead out of it are refused, since their targets were not named."""
     root = folder.resolve()
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(each for each in folders if each not in (".git", FOLDER, "__pycache__"))
@@ -244,19 +244,19 @@ def _walked(name: str, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def write_inside(root: Path, entry: FileEntry, content: BinaryIO) -> None:
-    """Write a file below the folder, whatever its name is and whatever links lie there already: nothing leads out."""
+    """Write a file below the folder. Neither its name nor existing links can lead out of the folder."""
     *folders, last = check_path(entry.path).split("/")
     with ExitStack() as opened:
         here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
         opened.callback(os.close, here)
         for part in folders:
-            here = _entered(here, part, entry.path)
+            here = _open_folder(here, part, entry.path)
             opened.callback(os.close, here)
         _write_at(here, last, entry, content)
 
 
-def _entered(here: int, part: str, path: str) -> int:
-    """A handle of the folder below, which is made where it is missing."""
+def _open_folder(here: int, part: str, path: str) -> int:
+    """A handle of the subfolder, which is created if it is missing."""
     try:
         with suppress(FileExistsError):
             os.mkdir(part, dir_fd=here)

@@ -140,7 +140,7 @@ WRONG: list[tuple[list[str], int, str]] = [
     (["add", "/dev/null"], 2, "It is a device"),
     (["add", "log.csv", "--as", "weights"], 2, "is not read as weights"),
     (["commit"], 2, "The version needs a name"),
-    (["commit", "a@3", "--param", "x=1"], 2, "ends as the number of a version does"),
+    (["commit", "a@3", "--param", "x=1"], 2, "ends like the number of a version"),
     (["commit", "a", "--param", "lr"], 2, "is not of the form"),
     (["commit", "a", "--metric", "loss=low"], 2, "is not a number"),
     (["commit", "a", "--parent", "nobody", "--param", "x=1"], 3, "There is no version 'nobody'"),
@@ -233,7 +233,7 @@ def test_tags_move_and_go(versions: Path, shell: Shell) -> None:
     assert shell.json("tag")["tags"][0]["version"] == "base@1" and "base@1" in shell("tag")
     assert shell.json("tag", "--delete", "production") == {"deleted": "production"}
     assert shell.json("tag")["tags"] == []
-    assert "could not be told from them" in shell("tag", "base", "tuned", code=4)
+    assert "cannot have the same name" in shell("tag", "base", "tuned", code=4)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".pt"])

@@ -37,10 +37,10 @@ def test_a_file_that_changed_or_went(repo: Repo) -> None:
     path = repo.files.path(entry.hash)
     path.write_bytes(b"bbbb")
     assert repo.fsck().clean
-    assert repo.fsck("checksums").problems == (f"File {entry.hash}: its content is another.",)
+    assert repo.fsck("checksums").problems == (f"File {entry.hash}: its content has changed.",)
     path.unlink()
-    assert repo.fsck().problems == (f"File {entry.hash}: it is gone.",)
-    with pytest.raises(CorruptError, match="is gone"):
+    assert repo.fsck().problems == (f"File {entry.hash}: it is missing.",)
+    with pytest.raises(CorruptError, match="is missing"):
         repo.read_file("net", "a")
 
 
@@ -65,8 +65,8 @@ def test_damage_of_the_catalog_is_told(repo: Repo) -> None:
     repo.catalog._run("INSERT INTO tag VALUES ('lost', 999, 0)")
     repo.catalog._run("DELETE FROM words")
     problems = repo.fsck().problems
-    assert "Catalog: a row of tag refers to no model_version." in problems
-    assert "Catalog: 1 versions cannot be searched for." in problems
+    assert "Catalog: a row of tag refers to a missing model_version." in problems
+    assert "Catalog: 1 versions are missing from the search index." in problems
 
 
 def test_leftovers_are_no_problem_and_go(repo: Repo) -> None:

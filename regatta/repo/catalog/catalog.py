@@ -1,7 +1,7 @@
-"""The catalog: what versions there are and what is known of them, in SQLite (migrations.py has the relations).
+"""The catalog: versions and their metadata, in SQLite (migrations.py has the tables).
 
-It knows names, numbers and hashes; where weights and files are is for others to know. All that changes it happens
-inside a `transaction`, after what it refers to is durable.
+It holds names, numbers and hashes, but neither weights nor files. Every change happens inside a `transaction`, after
+the files and weights that it refers to are durable.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Metrics = Mapping[str, Mapping[int, float]]  # {name: {step: value}}
 
 @dataclass(frozen=True)
 class NewVersion:
-    """A version that is to be entered; its snapshots and files are durable already. `parents` are ids."""
+    """A version to add; its snapshots and files are durable already. `parents` are ids."""
 
     id: str
     name: str
@@ -60,10 +60,10 @@ class NewVersion:
 
 
 class Catalog(Database):
-    """Reads by itself; changes inside `transaction`."""
+    """Reads at any time; changes need a `transaction`."""
 
     what = "catalog"
-    remedy = "Bring the file back from a copy; weights and files of the repository are not lost with it."
+    remedy = "Restore the file from a copy; weights and files of the repository are not affected."
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         super().__init__(path, read_only)
@@ -80,21 +80,21 @@ class Catalog(Database):
     def _check(self, db: sqlite3.Connection) -> None:
         if steps_done(db, str(self.path)) < len(STEPS):
             raise UsageError(
-                "The catalog was written by an earlier version and has to be brought up to date first.",
+                "The catalog was written by an earlier version of Regatta and must be upgraded first.",
                 place=str(self.path),
-                hint="Open it once in a folder that can be written.",
+                hint="Open it once in a writable folder.",
             )
 
     # Finding
 
     def find(self, reference: str) -> Version:
-        """The version that a tag, a name (its newest), a name@number or the beginning of an id means."""
-        for way in possible_meanings(reference) if isinstance(reference, str) else ():
-            condition, values = _CONDITIONS[way.kind], [way.text]
-            if way.kind == "number":
-                values.append(way.number)  # type: ignore[arg-type]
-            elif way.kind == "id":
-                values.append(way.text + "g")
+        """The version of a tag, a name (its newest version), a name@number or the beginning of an id."""
+        for meaning in possible_meanings(reference) if isinstance(reference, str) else ():
+            condition, values = _CONDITIONS[meaning.kind], [meaning.text]
+            if meaning.kind == "number":
+                values.append(meaning.number)  # type: ignore[arg-type]
+            elif meaning.kind == "id":
+                values.append(meaning.text + "g")
             found = self._versions(f"SELECT {VERSION} FROM model_version v {condition}", *values)
             if len(found) > 1:
                 raise UsageError(f"Several versions have an id that begins with {reference}.", hint="Give more of it.")
@@ -103,7 +103,7 @@ class Catalog(Database):
         raise self._unknown(reference)
 
     def of_id(self, version: str) -> Version:
-        """The version with just this id."""
+        """The version with exactly this id."""
         found = self._versions(f"SELECT {VERSION} FROM model_version v WHERE v.id = ?", version)
         if not found:
             raise self._unknown(version)
@@ -120,7 +120,7 @@ class Catalog(Database):
         return int(self._all("SELECT COUNT(*) FROM model_version")[0][0])
 
     def has_numbered(self) -> bool:
-        """Whether there ever was a version, deleted or not."""
+        """Whether there ever was a version, even if it was deleted."""
         return bool(self._all("SELECT EXISTS (SELECT 1 FROM numbering)")[0][0])
 
     def names(self) -> list[str]:
@@ -130,7 +130,7 @@ class Catalog(Database):
         return {row[0] for row in self._all("SELECT id FROM model_version")}
 
     def lineage(self, version: Version) -> Versions:
-        """The version and all that it came out of, newest first, with the links between them."""
+        """The version and its ancestors, newest first, with the links between them."""
         query = (
             "WITH RECURSIVE line (key) AS (VALUES (?) UNION SELECT base FROM parent JOIN line ON derived = line.key) "
             f"SELECT {VERSION} FROM line JOIN model_version v USING (key) ORDER BY created DESC, key DESC"
@@ -152,7 +152,7 @@ class Catalog(Database):
         return Versions(self._versions(query, version.key), self._links(mine, [version.key]))
 
     def links(self, keys: Sequence[int] | None = None) -> tuple[Link, ...]:
-        """The relation of parents: of these versions, or the whole."""
+        """The links to parents: of these versions, or of all."""
         return self._links("derived", keys)
 
     def _links(self, side: str, keys: Sequence[int] | None) -> tuple[Link, ...]:
@@ -170,7 +170,7 @@ class Catalog(Database):
         return Records(SnapshotRecord(*row) for row in self._all(f"{query} ORDER BY position", version.key))
 
     def all_snapshots(self) -> list[tuple[str, SnapshotRecord]]:
-        """Those of all versions, with the id of each version."""
+        """The snapshots of all versions, each with the id of its version."""
         query = (
             "SELECT id, position, epoch, kind, reference, s.snapshot, digest FROM snapshot s "
             "JOIN model_version v ON v.key = s.version ORDER BY v.key, position"
@@ -213,21 +213,23 @@ class Catalog(Database):
         return RunEntry(*fields)
 
     def check(self) -> list[str]:
-        """What SQLite finds wrong with the file, with what refers to what, and with the index of words."""
+        """Problems of the file, of references between tables, and of the index of words."""
         found = [f"Catalog: {row[0]}." for row in self._all("PRAGMA quick_check") if row[0] != "ok"]
-        found += [f"Catalog: a row of {row[0]} refers to no {row[2]}." for row in self._all("PRAGMA foreign_key_check")]
+        found += [
+            f"Catalog: a row of {row[0]} refers to a missing {row[2]}." for row in self._all("PRAGMA foreign_key_check")
+        ]
         missing = self._all("SELECT COUNT(*) FROM model_version WHERE key NOT IN (SELECT rowid FROM words)")[0][0]
-        return [*found, *([f"Catalog: {missing} versions cannot be searched for."] if missing else [])]
+        return [*found, *([f"Catalog: {missing} versions are missing from the search index."] if missing else [])]
 
     # Changing it, inside a transaction
 
     def add(self, new: NewVersion) -> Version:
-        """Enter a version, as the next number of its name."""
+        """Add a version, with the next number of its name."""
         if self._all("SELECT 1 FROM tag WHERE name = ?", new.name):
-            raise ConflictError(f"There is a tag {new.name!r}; a version of that name could not be told from it.")
+            raise ConflictError(f"There is a tag {new.name!r}; a version cannot have the same name.")
         self._run(
             "INSERT INTO numbering VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET last = last + 1", new.name
-        )  # no number is given twice, even when its version is deleted
+        )  # no number is used twice, even if its version is deleted
         self._run(
             "INSERT INTO model_version (id, name, number, created, message, metadata, git, run, config, "
             "hyperparameters, metrics) SELECT ?, name, last, ?, ?, ?, ?, ?, ?, ?, '{}' FROM numbering WHERE name = ?",
@@ -246,7 +248,7 @@ class Catalog(Database):
         return self.of_id(new.id)
 
     def extend(self, key: int, new: NewVersion) -> None:
-        """Add what a version has not had so far: a network, snapshots, metrics, parents; snapshots may be replaced."""
+        """Add a network, snapshots, metrics and parents to a version; snapshots may be replaced."""
         if new.network is not None:
             self._add_network(new.network)
         self.replace_snapshots(key, new.snapshots)
@@ -264,7 +266,7 @@ class Catalog(Database):
             )  # fmt: skip
 
     def replace_snapshots(self, key: int, snapshots: Iterable[SnapshotRecord]) -> None:
-        """Enter snapshots of a version, in the places of those that were there."""
+        """Write snapshots of a version; those at the same positions are replaced."""
         rows = [(key, s.position, s.epoch, s.kind, s.reference, s.id, s.digest) for s in snapshots]
         self._many("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
@@ -282,7 +284,7 @@ class Catalog(Database):
 
     def set_tag(self, name: str, version: Version, now: float, move: bool) -> None:
         if self._all("SELECT 1 FROM model_version WHERE name = ? LIMIT 1", name):
-            raise ConflictError(f"There are versions with the name {name!r}; a tag could not be told from them.")
+            raise ConflictError(f"There are versions with the name {name!r}; a tag cannot have the same name.")
         rows = self._all(
             "SELECT v.name, v.number, v.key FROM tag t JOIN model_version v ON v.key = version WHERE t.name = ?", name
         )
@@ -295,7 +297,7 @@ class Catalog(Database):
             raise NotFoundError(f"There is no tag {name!r}.", candidates=nearest(name, (t.name for t in self.tags())))
 
     def drop(self, version: Version) -> None:
-        """Forget a version, with all that is only its own; tags of it and links to it go too."""
+        """Delete a version with its own rows, its tags and its links."""
         self._run("DELETE FROM model_version WHERE key = ?", version.key)
         self._run(
             "DELETE FROM network WHERE hash = ? AND NOT EXISTS (SELECT 1 FROM model_version WHERE network = ?)",

@@ -1,6 +1,6 @@
-"""The tables of the catalog, as a list of steps: the file says how many of them it has gone through.
+"""The tables of the catalog, as a list of migration steps; the file holds the number of steps done.
 
-A step, once released, is never changed; what is wanted otherwise is one more step.
+A released step is never changed; a change of the tables is a further step.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ STEPS: tuple[str, ...] = (_RELATIONS,)
 
 
 def migrate(db: sqlite3.Connection, place: str) -> None:
-    """Bring the tables up to date, inside the transaction that is open; those of a later version are refused."""
+    """Upgrade the tables, inside the open transaction; tables of a later version are refused."""
     done = steps_done(db, place)
     for step in STEPS[done:]:
         for statement in _statements(step):
@@ -114,7 +114,7 @@ def steps_done(db: sqlite3.Connection, place: str) -> int:
 
 
 def _statements(script: str) -> list[str]:
-    """The statements one by one, for `executescript` would commit first; a trigger has semicolons of its own."""
+    """The single statements, since `executescript` would commit first; a trigger contains semicolons."""
     found, rest = [], ""
     for line in script.splitlines():
         rest += line + "\n"

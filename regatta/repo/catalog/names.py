@@ -16,7 +16,7 @@ _PREFIX = re.compile(r"[0-9a-f]{4,32}")
 
 
 class ReferenceMeaning(NamedTuple):
-    """One reading of a reference: a "name" or a "tag" in full, a "number" of a name, or the start of an "id"."""
+    """One meaning of a reference: a whole "name" or "tag", a "number" of a name, or the beginning of an "id"."""
 
     kind: str
     text: str
@@ -24,17 +24,17 @@ class ReferenceMeaning(NamedTuple):
 
 
 def check_name(name: object, what: str = "version") -> str:
-    """The name in its composed form (NFC), when it may be one: any text that a line can hold and UTF-8 can spell."""
+    """The name in its composed form (NFC), after a check: any text of one line that UTF-8 can encode."""
     if not isinstance(name, str) or not name.strip():
         raise UsageError(f"The name of a {what} is a text, not {name!r:.100}.")
     made = unicodedata.normalize("NFC", name)
-    if (reason := _why_not(made)) is not None:
+    if (reason := _problem_of(made)) is not None:
         raise UsageError(f"The name {name!r:.200} of a {what} {reason}.")
     return made
 
 
 def possible_meanings(reference: str) -> Iterator[ReferenceMeaning]:
-    """What a reference may mean, the likeliest first."""
+    """The possible meanings of a reference, most likely first."""
     text = unicodedata.normalize("NFC", reference)
     yield ReferenceMeaning("tag", text)
     yield ReferenceMeaning("name", text)
@@ -44,14 +44,14 @@ def possible_meanings(reference: str) -> Iterator[ReferenceMeaning]:
         yield ReferenceMeaning("id", text.lower())
 
 
-def _why_not(name: str) -> str | None:
+def _problem_of(name: str) -> str | None:
     wrong = [character for character in name if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")]
     if wrong:
-        return f"holds {wrong[0]!a}, which is no character of a line"
+        return f"holds {wrong[0]!a}, which is not allowed in a line of text"
     if name != name.strip():
         return "begins or ends with a space"
     if len(name.encode()) > MAX_NAME:
         return f"is longer than {MAX_NAME} bytes"
     if _NUMBERED.fullmatch(name):
-        return "ends as the number of a version does"
+        return "ends like the number of a version"
     return None

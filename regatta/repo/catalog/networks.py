@@ -1,9 +1,9 @@
-"""Networks as the catalog keeps them: one canonical JSON by its hash, and the relations Node and Edge derived from it.
+"""Networks in the catalog: canonical JSON by its hash, and the tables of nodes and edges derived from it.
 
     {"nodes": [{"id": "conv1", "kind": "CONV", "name": "...", "attributes": {...}, ...}, ...],
      "edges": [{"source": "input", "target": "conv1", "position": 0}, ...]}
 
-An edge may also be a list [source, target] or [source, target, position]. Other fields are kept as they are.
+An edge may also be a list [source, target] or [source, target, position]. Other fields are stored unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN = ("id", "kind", "name", "attributes")
 
 @dataclass(frozen=True)
 class NetworkRows:
-    """A network made ready for the catalog."""
+    """A network as rows of the catalog."""
 
     hash: str
     json: str
@@ -32,7 +32,7 @@ class NetworkRows:
 
 
 def network_rows(network: Any) -> NetworkRows:
-    """From a network, a mapping, its JSON text, or an object that turns itself into either with `to_json`."""
+    """Rows from a network, a mapping, its JSON text, or an object with a method `to_json`."""
     content = _as_mapping(network)
     text = canonical_json(content, "network")
     if len(text.encode()) > MAX_BYTES:
@@ -42,7 +42,7 @@ def network_rows(network: Any) -> NetworkRows:
         edges = _edges(content.get("edges", ()))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"The network is no graph: {error!r:.200}.",
+            f"The network is not a graph: {error!r:.200}.",
             hint='It is {"nodes": [{"id": ..., "kind": ...}, ...], "edges": [[source, target], ...]}.',
         ) from error
     _check(nodes, edges)
@@ -50,7 +50,7 @@ def network_rows(network: Any) -> NetworkRows:
 
 
 def canonical_json(value: Any, what: str) -> str:
-    """One text for equal values: sorted keys, no spaces. NaN, bytes and the like are refused."""
+    """The same text for equal values: sorted keys, no spaces. Values that JSON lacks, such as NaN, are refused."""
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -100,7 +100,7 @@ def _edges(edges: Any) -> tuple[tuple[str, int, str], ...]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
+        raise TypeError(f"{value!r:.80} is not a text")
     return value
 
 
@@ -111,7 +111,7 @@ def _check(nodes: tuple[tuple[str, int, str, str, str], ...], edges: tuple[tuple
     for target, operand, source in edges:
         for end in (source, target):
             if end not in known:
-                raise UsageError(f"The edge {source!r:.80} -> {target!r:.80} leads to no node: {end!r:.80}.")
+                raise UsageError(f"The edge {source!r:.80} -> {target!r:.80} has an unknown node: {end!r:.80}.")
         if operand < 0:
             raise UsageError(f"The edge {source!r:.80} -> {target!r:.80} is operand {operand}.")
     if len({edge[:2] for edge in edges}) < len(edges):

@@ -67,7 +67,7 @@ class Filters:
         if self.mode not in ("min", "max"):
             raise UsageError(f"The mode is {self.mode!r}.", hint='It is "min" or "max".')
         if self.order == "best" and self.metric is None:
-            raise UsageError("The best come first by some metric.", hint='Name it: metric="loss".')
+            raise UsageError('order="best" needs a metric.', hint='For example: metric="loss".')
         if self.limit is not None and self.limit < 0:
             raise UsageError(f"The limit is {self.limit}; it cannot be negative.")
 
@@ -87,22 +87,22 @@ class Filters:
 
 
 def search_words(text: str) -> str:
-    """A query of the index of words: all words have to be there, each as the beginning of one."""
+    """A query of the search index: every word must match the beginning of an indexed word."""
     words = [f'"{word.replace(chr(34), chr(34) * 2)}"*' for word in text.replace("\0", " ").split()]
     if not words:
-        raise UsageError("There is nothing to search for.")
+        raise UsageError("The search has no words.")
     return " AND ".join(words)
 
 
 def _pattern(name: str) -> str:
-    """Brackets are characters like others, as names may have them."""
+    """Escape brackets, which names may contain."""
     return name.replace("[", "[[]") if set(name) & set("*?") else name
 
 
 def _where(name: str, value: Any) -> list[Any]:
     options = list(value) if isinstance(value, list | tuple | set) else [value]
     if not options:
-        raise UsageError(f"There are no values for {name!r} to choose from.")
+        raise UsageError(f"The list of values for {name!r} is empty.")
     tests, values = [], []
     for option in options:
         is_number = isinstance(option, int | float) and not isinstance(option, bool)

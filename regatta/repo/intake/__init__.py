@@ -1,4 +1,4 @@
-"""What people bring along: files and values become weights, networks, metrics and hyperparameters.
+"""Files and values from users become weights, networks, metrics and hyperparameters.
 
     staging.py         what was added and waits for a commit
     read_file.py       what a file is
@@ -8,5 +8,5 @@
     metrics.py         metrics from Python values
     git_commit.py      the git commit around a folder
 
-Nothing of a file is executed or unpickled.
+No file is executed or unpickled.
 """

@@ -1,4 +1,4 @@
-"""Metrics as people have them: a number, a list of one per epoch, numbers by step, or the rows of a log."""
+"""Metrics as users pass them: a number, a list of one per epoch, numbers by step, or the rows of a log."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from regatta.errors import UsageError
 
-STEPS = ("step", "iteration", "epoch")  # the column of a row that tells when it was
+STEPS = ("step", "iteration", "epoch")  # the column that holds the step of a row
 
 
-SMALL_IS_GOOD = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae", "rmse", "nll")
 
 
 def usual_mode(metric: str) -> Literal["min", "max"]:
-    """Whether people want little or much of a metric, by its name."""
-    return "min" if any(word in metric.lower() for word in SMALL_IS_GOOD) else "max"
+    """Whether lower or higher values of a metric are better, by its name."""
+    return "min" if any(word in metric.lower() for word in LOWER_IS_BETTER) else "max"
 
 
 def metric_points(metrics: Any) -> dict[str, dict[int, float]]:
@@ -70,4 +70,4 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"The metric {name!r} is {value!r:.100}, which is no number.") from error
+        raise UsageError(f"The metric {name!r} is {value!r:.100}, which is not a number.") from error

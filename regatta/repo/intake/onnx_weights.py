@@ -1,4 +1,4 @@
-"""The weights of ONNX files, under the names that their networks have for them."""
+"""The weights of ONNX files, by the names in their networks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _value(name: str, tensor: onnx.TensorProto, path: Path) -> Any:
 
     if tensor.data_location == TensorProto.EXTERNAL:
         raise DataError(
-            f"The weight {name!r:.100} lies in another file, which is not opened.",
+            f"The weight {name!r:.100} is in another file, which is not opened.",
             place=str(path),
             hint="Save the model in one file: onnx.save(model, path, save_as_external_data=False).",
         )
@@ -56,7 +56,7 @@ def _value(name: str, tensor: onnx.TensorProto, path: Path) -> Any:
 
 
 def _safe(name: str) -> str:
-    """Exporters name tensors as paths; no name of ours may climb or begin at the root."""
+    """A safe name: exporters use paths as names, but a name must not contain ".." or start with a slash."""
     if why_not_name(name) is None:
         return name
     return "/".join(part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")) or "_"

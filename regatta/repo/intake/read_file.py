@@ -1,9 +1,9 @@
-"""What a file is understood as: weights, a network, metrics, hyperparameters, or just a file.
+"""Recognizes a file as weights, a network, metrics, hyperparameters, or a plain file.
 
     recognize(path)            by its name and its content
-    recognize(path, "file")    as it is told
+    recognize(path, "file")    as given
 
-Nothing of a file is executed or unpickled, and only regular files are opened.
+No file is executed or unpickled, and only regular files are opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 
 @dataclass(frozen=True)
 class RecognizedFile:
-    """What a file is, in the words that people are told; `kept` says whether its bytes are kept beside that."""
+    """What a file is; `says` is a summary for users, and `kept` says whether the file itself is stored as well."""
 
     kind: Kind
     says: str
@@ -42,12 +42,12 @@ class RecognizedFile:
 
     @property
     def kept(self) -> bool:
-        """Weights go into the parameter store; everything else also stays the file that it is."""
+        """Weights go into the parameter store; all other kinds are also stored as files."""
         return self.kind != "weights"
 
 
 def recognize(path: Path, wanted: Kind | None = None, suffix: str | None = None) -> RecognizedFile:
-    """Read a file as what it looks like, or as it is told; what only looks like something else is kept as a file."""
+    """Read a file by its suffix and content, or as `wanted`; a file that is not recognized is kept as it is."""
     check_regular(path)
     if wanted is not None and wanted not in KINDS:
         raise UsageError(f"A file is not added as {wanted!r}.", candidates=nearest(wanted, KINDS))
@@ -57,7 +57,7 @@ def recognize(path: Path, wanted: Kind | None = None, suffix: str | None = None)
         return plain_file(path)
     if wanted is None and reader is not None:
         return reader(path, suffix)
-    return _as_told(path, suffix, wanted or "file")
+    return _as_wanted(path, suffix, wanted or "file")
 
 
 def plain_file(path: Path, *notes: str) -> RecognizedFile:
@@ -65,7 +65,7 @@ def plain_file(path: Path, *notes: str) -> RecognizedFile:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is no file of bytes: to open a pipe or a device could wait for ever, or never end."""
+    """Refuse pipes and devices: reading them could block, or never end."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def check_regular(path: Path) -> None:
 
 
 def shards(paths: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Files that together hold one snapshot, under the first of them; a part alone is refused."""
+    """Files that together hold one snapshot, by the first of them; incomplete snapshots are refused."""
     groups: dict[Path, list[Path]] = {}
     for path in paths:
         match = _SHARD.fullmatch(path.name)
@@ -102,7 +102,7 @@ def shards(paths: Sequence[Path]) -> dict[Path, list[Path]]:
 
 
 def joined(parts: Sequence[RecognizedFile], first: Path) -> RecognizedFile:
-    """One snapshot out of its parts."""
+    """One snapshot from its parts."""
     if len(parts) == 1:
         return parts[0]
     tensors: dict[str, Any] = {}
@@ -132,7 +132,7 @@ def _from_torch(path: Path, suffix: str) -> RecognizedFile:
 
     if _begins(path) != b"PK":
         if suffix in (".bin", ".ckpt"):  # others write files of that name too
-            return plain_file(path, "not read as weights: it is no archive of PyTorch's")
+            return plain_file(path, "not read as weights: it is not an archive of PyTorch")
         raise DataError(
             "This is not an archive as PyTorch has written them since 1.6; older files are pickles, and not read.",
             place=str(path),
@@ -203,8 +203,8 @@ def _settings(values: Mapping[str, Any]) -> RecognizedFile:
     return RecognizedFile("hyperparameters", names or "none", hyperparameters=values)
 
 
-def _as_told(path: Path, suffix: str, wanted: Kind) -> RecognizedFile:
-    """What cannot be read as it is told is an error, not a file."""
+def _as_wanted(path: Path, suffix: str, wanted: Kind) -> RecognizedFile:
+    """A file that cannot be read as `wanted` is an error, not a plain file."""
     if wanted == "metrics":
         if suffix == ".json":
             points = training_logs.points_of_json(training_logs.settings(path, suffix), path)
@@ -231,7 +231,7 @@ def _as_told(path: Path, suffix: str, wanted: Kind) -> RecognizedFile:
 
 
 def epoch_in(path: Path) -> int | None:
-    """The epoch that a file is named after, as in net-epoch12.pt."""
+    """The epoch in the name of a file, as in net-epoch12.pt."""
     found = _EPOCH.findall(path.stem)
     return int(found[-1]) if found else None
 

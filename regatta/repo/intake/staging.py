@@ -1,11 +1,11 @@
-"""The staging area: what was added and waits for a commit.
+"""The staging area: files that were added and wait for a commit.
 
-    <repository>/staging.json     a list of items; it is replaced as a whole, and so is whole at any moment
+    <repository>/staging.json     a list of items; the file is replaced as a whole
     staged/<random>               the names that keep staged weights in the parameter store
 
-What is staged is the content that a file had when it was added, as in git: weights are in the store and files in the
-folder of files by then, and a commit only names them. The id of the version is written down before it is made, so that
-who is killed between the version and the emptying of the area does not make it twice.
+As in git, the staged content is that at the time of `add`. Weights are in the store and files in the file store by
+then, and a commit only refers to them. The id of the version is written down before the commit. A process that is
+killed between the commit and the emptying of the area therefore does not commit twice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StagedWeights:
 
 @dataclass(frozen=True)
 class Staged:
-    """One thing that waits for a commit: its name, what it was understood as, and where its content is by now."""
+    """One staged file: its name, its kind, and where its content is stored."""
 
     name: str
     source: str
@@ -63,26 +63,26 @@ class Staged:
 
 @dataclass(frozen=True)
 class StagingArea:
-    """What the file says: the items, and the id of the version that they are being made into."""
+    """The content of staging.json: the items, and the id of the version that is being committed."""
 
     items: tuple[Staged, ...] = ()
     committing: str | None = None
 
 
 def staged(repo: Repo) -> tuple[Staged, ...]:
-    """What waits for a commit."""
+    """The staged files."""
     return _read(repo).items
 
 
 def staged_files(repo: Repo) -> set[str]:
-    """The hashes of files that wait for a commit, which gc leaves alone."""
+    """The hashes of staged files, which gc keeps."""
     return {item.file.hash for item in staged(repo) if item.file is not None}
 
 
 def add(repo: Repo, paths: Sequence[str | Path], *, kind: Kind | None = None, epoch: int | None = None) -> list[Staged]:
-    """Take in files and folders, all of them or none; what each was understood as. What was added before is replaced.
+    """Stage files and folders, all or none, and return the items. Files that are staged already are replaced.
 
-    `kind` says what they are, where that is not to be guessed; `epoch` when the weights were such.
+    `kind` overrides the guess of what they are; `epoch` is that of the weights.
     """
     found = _read_all(_named(paths), kind, epoch)
     with repo.committing(), _changing(repo) as area:
@@ -103,7 +103,7 @@ def add(repo: Repo, paths: Sequence[str | Path], *, kind: Kind | None = None, ep
 
 
 def unstage(repo: Repo, names: Iterable[str] | None = None) -> list[Staged]:
-    """Take things out of the area, all of them unless told; what they were."""
+    """Remove items from the area, by default all, and return them."""
     with repo.committing(), _changing(repo) as area:
         known = {item.name: item for item in area.items}
         chosen = list(known) if names is None else [_matching(name, known) for name in names]
@@ -146,7 +146,7 @@ def commit_staged(
 
 
 def _named(paths: Sequence[str | Path]) -> list[tuple[str, Path]]:
-    """The files that are meant, each with the name that it gets."""
+    """The files below the paths, each with its name in the version."""
     for path in map(Path, paths):
         if not path.is_dir():
             check_regular(path)
@@ -158,7 +158,7 @@ def _named(paths: Sequence[str | Path]) -> list[tuple[str, Path]]:
 def _read_all(
     named: Sequence[tuple[str, Path]], kind: Kind | None, epoch: int | None
 ) -> list[tuple[str, RecognizedFile, Path]]:
-    """What the files are; those that are parts of one snapshot as one."""
+    """The recognized files; parts of one snapshot are joined."""
     names = {path: name for name, path in named}
     found = []
     for first, parts in shards([path for _, path in named]).items():
@@ -170,7 +170,7 @@ def _read_all(
 
 
 def _stage(repo: Repo, name: str, what: RecognizedFile, source: Path) -> Staged:
-    """Make the content of a file durable; nothing names it as staged yet."""
+    """Make the content of a file durable; it is not staged yet."""
     weights = None
     if what.weights is not None:
         reference = f"{PREFIX}{secrets.token_hex(8)}"
@@ -183,7 +183,7 @@ def _stage(repo: Repo, name: str, what: RecognizedFile, source: Path) -> Staged:
 
 
 def _snapshots(items: Sequence[Staged]) -> list[StoredWeights] | None:
-    """The staged weights in the order of their epochs; those without one as they were added."""
+    """The staged weights in the order of their epochs; those without an epoch come first."""
     found = [item.weights for item in items if item.weights is not None]
     epochs = [each.epoch for each in found if each.epoch is not None]
     if len(set(epochs)) < len(epochs):
@@ -194,7 +194,7 @@ def _snapshots(items: Sequence[Staged]) -> list[StoredWeights] | None:
 
 
 def _meanings(repo: Repo, items: Sequence[Staged]) -> tuple[dict[str, Any], Any, dict[str, dict[int, float]]]:
-    """Hyperparameters, the network and metrics that the staged files are; the later ones have the last word."""
+    """Hyperparameters, the network and metrics of the staged files; later files override earlier ones."""
     values: dict[str, Any] = {}
     points: dict[str, dict[int, float]] = {}
     networks = [item for item in items if item.network]
@@ -216,18 +216,18 @@ def _network(repo: Repo, item: Staged) -> str:
 
 
 def _again(repo: Repo, item: Staged) -> RecognizedFile:
-    """What a staged file is, read once more from where it is kept, which is under another name."""
+    """Recognize a staged file again, from the file store, where it has another name."""
     assert item.file is not None
     return recognize(repo.files.path(item.file.hash), item.kind, Path(item.name).suffix)
 
 
 def _last_step(points: Mapping[str, Mapping[int, float]]) -> int:
-    """A single value stands at the end of what is known."""
+    """The last step of all metrics: a single value is recorded at that step."""
     return max((step for series in points.values() for step in series), default=0)
 
 
 def _matching(name: str, known: Mapping[str, Staged]) -> str:
-    """A staged thing by its name, or by the path of its file."""
+    """The name of a staged item, given its name or the path of its file."""
     by_source = {item.source: item.name for item in known.values()}
     found = name if name in known else by_source.get(os.path.abspath(name))
     if found is None:
@@ -236,14 +236,14 @@ def _matching(name: str, known: Mapping[str, Staged]) -> str:
 
 
 def _release(repo: Repo, items: Iterable[Staged]) -> None:
-    """Let go of the names of staged weights; who is killed before leaves names that `release_unused` takes."""
+    """Release the names of staged weights. After a crash, `release_unused` releases the rest."""
     names = {item.weights.reference for item in items if item.weights is not None}
     for name in names & repo.store.references(PREFIX).keys() if names else ():
         repo.store.release(name)
 
 
 def release_unused(repo: Repo) -> int:
-    """Let go of names of weights that nothing staged has: whoever staged them was killed. How many."""
+    """Release names of weights that no item has, as an `add` that was killed leaves them; return their number."""
     with _changing(repo) as area:
         known = {item.weights.reference for item in area.items if item.weights is not None}
         unknown = [name for name in repo.store.references(PREFIX) if name not in known]
@@ -254,7 +254,7 @@ def release_unused(repo: Repo) -> int:
 
 @contextmanager
 def _changing(repo: Repo) -> Iterator[StagingArea]:
-    """Nobody else changes the area meanwhile."""
+    """Hold the lock of the staging area."""
     repo.check_writable()
     with exclusive(repo.folder / STAGING_LOCK, "staging"):
         yield _read(repo)

@@ -1,4 +1,4 @@
-"""Training logs and configurations as people have them in files: metrics by step, and hyperparameters by name."""
+"""Training logs and settings in files: metrics by step, and hyperparameters by name."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Points = dict[str, dict[int, float]]
 
 
 def text_of(path: Path) -> str:
-    """The text of a file that is not too long for what it is taken for."""
+    """The text of a file, if it is not too long for a log or settings."""
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise DataError(f"The file has {size} bytes; {MAX_BYTES} is the limit for logs and settings.", place=str(path))
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"The file is no text in UTF-8: {error}.", place=str(path)) from error
+        raise DataError(f"The file is not UTF-8 text: {error}.", place=str(path)) from error
 
 
 def looks_like_log(path: Path, names: Iterable[str]) -> bool:
-    """Whether numbers in rows are the course of a training, and not data: by a counter, or by what it is called."""
+    """Whether rows are a training log and not data: by a column with steps, or by the name of the file."""
     return any(name.lower() in COUNTERS for name in names) or any(word in path.stem.lower() for word in LOG_WORDS)
 
 
@@ -50,7 +50,7 @@ def log_rows(path: Path, suffix: str) -> list[Mapping[str, Any]]:
 
 
 def log_points(rows: Sequence[Mapping[str, Any]], path: Path) -> Points:
-    """{metric: {step: value}}: of a counter in the rows, or the number of the row. What is no number is left out."""
+    """{metric: {step: value}}, with steps from a counter column or the number of the row. Other values are left out."""
     names = list(dict.fromkeys(name for row in rows for name in row if isinstance(name, str)))
     counter = next((name for wanted in COUNTERS for name in names if name.lower() == wanted), None)
     found: Points = {}
@@ -74,7 +74,7 @@ def points_of_json(content: object, path: Path) -> Points | None:
 
 
 def settings(path: Path, suffix: str) -> object:
-    """What a file of settings holds."""
+    """The content of a file of settings."""
     text = text_of(path)
     if suffix == ".json":
         return _json(text, str(path))
@@ -87,11 +87,11 @@ def settings(path: Path, suffix: str) -> object:
 
 
 def hyperparameters(content: object, path: Path) -> dict[str, Any]:
-    """Settings by name: what is nested gets the names above it, with dots between; lists stay lists."""
+    """Settings by name; nested names are joined with dots, lists stay lists."""
     if not isinstance(content, Mapping):
         raise DataError(f"Settings are values by name, not a {type(content).__name__}.", place=str(path))
     if content.keys() >= _MADE_BY_CHECKOUT and isinstance(content["hyperparameters"], dict):
-        content = content["hyperparameters"]  # what a checkout says of its version
+        content = content["hyperparameters"]  # the version.json of a checkout
     found: dict[str, Any] = {}
     for name, value in _flat(content, "", 0, path):
         found[name] = value
@@ -111,7 +111,7 @@ def _flat(content: Mapping[Any, Any], above: str, depth: int, path: Path) -> Ite
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold; dates and the like as text, and so NaN and the infinities."""
+    """A JSON value; dates, NaN and infinities become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):

@@ -1,7 +1,7 @@
-"""Weights out of zip archives that strangers made: npz files and exported programs.
+"""Weights from untrusted zip archives: npz files and exported programs.
 
-Nothing is unpickled. Every size that an archive claims is held against the bytes that are there before memory is taken
-for it: archives that would unpack to far more than they are, and archives whose entries overlap, are refused.
+Nothing is unpickled. Every size in an archive is compared with its real bytes before memory is allocated. Archives that
+would unpack to far more than their size, and archives with overlapping entries, are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regatta.store.format.dtypes import dtype_named
 from regatta.store.format.tensor_id import Bits, why_not_shape, word_count
 
 MAX_ENTRIES = 100_000
-MAX_GROWTH, SMALL = 200, 2**26  # how much more than its own bytes an archive may unpack to; below SMALL, as it likes
+MAX_GROWTH, SMALL = 200, 2**26  # an archive may unpack to MAX_GROWTH times its bytes, or up to SMALL bytes
 MAX_TEXT = 2**28
 WEIGHTS = "/data/weights/model_weights_config.json"
 _SCALARS = {
@@ -34,7 +34,7 @@ _STRIDED = 7
 
 @contextmanager
 def opened(path: Path, *, stored: bool = False) -> Iterator[zipfile.ZipFile]:
-    """An archive whose claims are credible; with `stored`, one in which nothing is compressed."""
+    """Open an archive after its checks; with `stored`, compressed entries are refused."""
     try:
         with zipfile.ZipFile(path) as archive:
             _check(archive, path, stored)
@@ -48,7 +48,7 @@ def _check(archive: zipfile.ZipFile, path: Path, stored: bool) -> None:
     if len(entries) > MAX_ENTRIES:
         raise DataError(f"The archive has {len(entries)} entries; {MAX_ENTRIES} is the limit.", place=str(path))
     if stored and any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise DataError("An entry of the archive is compressed, as PyTorch never does it.", place=str(path))
+        raise DataError("An entry of the archive is compressed, which PyTorch never does.", place=str(path))
     if (packed := sum(entry.compress_size for entry in entries)) > size:
         raise DataError(f"The entries claim {packed} bytes of an archive of {size}: they overlap.", place=str(path))
     if (claimed := sum(entry.file_size for entry in entries)) > max(SMALL, MAX_GROWTH * size) or (
@@ -75,14 +75,14 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.n
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
             shape, fortran, dtype = read(file)
         except (KeyError, ValueError) as error:
-            raise DataError(f"{entry.filename!r:.100} is no array: {error}.", place=str(path)) from error
+            raise DataError(f"{entry.filename!r:.100} is not an array: {error}.", place=str(path)) from error
         if dtype.hasobject:
             raise DataError(f"{entry.filename!r:.100} holds Python objects, which are not read.", place=str(path))
         reason = why_not_shape(shape)
         wanted = 0 if reason else int(np.prod(shape, dtype=object)) * dtype.itemsize
         if reason or wanted > entry.file_size:
-            said = reason or f"it claims {wanted} bytes and has {entry.file_size}"
-            raise DataError(f"{entry.filename!r:.100} is no array: {said}.", place=str(path))
+            problem = reason or f"it claims {wanted} bytes and has {entry.file_size}"
+            raise DataError(f"{entry.filename!r:.100} is not an array: {problem}.", place=str(path))
         content = file.read(wanted)
     if len(content) != wanted:
         raise DataError(f"{entry.filename!r:.100} ends after {len(content)} of {wanted} bytes.", place=str(path))
@@ -92,7 +92,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> np.n
 def read_exported(path: Path) -> dict[str, Bits]:
     """The weights of a program that `torch.export.save` wrote: JSON and raw bytes; its graph is not executed.
 
-    What a program holds beside them in pickles, such as sample inputs, is left alone.
+    Pickles in the program, such as sample inputs, are not read.
     """
     with opened(path, stored=True) as archive:
         configs = [name for name in archive.namelist() if name.endswith(WEIGHTS)]
@@ -100,7 +100,7 @@ def read_exported(path: Path) -> dict[str, Bits]:
             raise DataError(
                 "The exported program has no list of weights that can be read without trusting the file.",
                 place=str(path),
-                hint="PyTorch 2.9 and newer write one. Export it anew, or add its state dict as safetensors.",
+                hint="PyTorch 2.9 and newer write one. Export it again, or add its state dict as safetensors.",
             )
         folder = configs[0].rpartition("/")[0]
         return {
@@ -139,7 +139,7 @@ def _exported(archive: zipfile.ZipFile, entry: str, name: str, config: Mapping[s
 def _gathered(
     content: bytes, name: str, shape: tuple[int, ...], strides: tuple[int, ...], offset: int, place: str
 ) -> np.ndarray[Any, Any]:
-    """The elements of a tensor in their order, out of a storage in which they may lie otherwise."""
+    """The elements of a tensor in row-major order, from a storage with any strides."""
     dtype = dtype_named(name)
     width = dtype.width_bytes * dtype.lanes
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

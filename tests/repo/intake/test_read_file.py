@@ -100,7 +100,7 @@ def test_external_data_of_onnx_is_not_opened(tmp_path: Path) -> None:
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="../../etc/passwd")
     (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(DataError, match="lies in another file"):
+    with pytest.raises(DataError, match="is in another file"):
         recognize(tmp_path / "net.onnx")
 
 
@@ -197,7 +197,7 @@ def test_archives_that_grow_are_refused(tmp_path: Path) -> None:
         recognize(tmp_path / "bomb.npz")
     torch.save({"w": torch.zeros(1000)}, tmp_path / "whole.pt")
     repacked(tmp_path / "whole.pt", tmp_path / "small.pt", zipfile.ZIP_DEFLATED)
-    with pytest.raises(DataError, match="as PyTorch never does"):
+    with pytest.raises(DataError, match="which PyTorch never does"):
         recognize(tmp_path / "small.pt")
 
 
@@ -205,7 +205,7 @@ def test_claimed_lengths_are_held_against_what_is_there(tmp_path: Path) -> None:
     for shape in ((2**40,), (2**62, 4), (3,) * 40):
         with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
             archive.writestr("w.npy", npy_header(shape) + bytes(64))
-        with pytest.raises(DataError, match="no array"):
+        with pytest.raises(DataError, match="not an array"):
             read_npz(tmp_path / "w.npz")
     header = json.dumps({"w": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}).encode()
     (tmp_path / "w.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
