@@ -265,7 +265,7 @@ def test_worker_processes_do_not_outlive_a_wrong_sweep(data: Dataset, tmp_path: 
 def test_a_wrong_sweep_in_the_background_raises_when_asked(data: Dataset, tmp_path: Path) -> None:
     run = launch(data, tmp_path, model_fn=none, wait=False)
     with pytest.raises(UsageError, match="model_fn returned None"):
-        run.result(timeout=60)
+        run.result(timeout=300)
     with pytest.raises(UsageError, match="model_fn returned None"):
         _ = run.best
     assert run.done()

@@ -156,7 +156,7 @@ sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn, epochs=1, cluster=
 
 def run_regatta(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "regatta", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 def test_a_run_finds_the_neighbours_of_its_file_again(tmp_path: Path) -> None:

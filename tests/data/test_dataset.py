@@ -208,7 +208,7 @@ def test_several_processes_write_the_same_data_at_once(tmp_path: Path) -> None:
         assert writer.stdin is not None
         writer.stdin.write("go\n")
         writer.stdin.flush()
-    answers = {writer.communicate(timeout=60)[0].strip() for writer in writers}
+    answers = {writer.communicate(timeout=300)[0].strip() for writer in writers}
     assert [writer.returncode for writer in writers] == [0] * 4
     assert len(answers) == 1
     data = Dataset.from_paths(sorted(tmp_path.glob("train*")), sorted(tmp_path.glob("eval*")))

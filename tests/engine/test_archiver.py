@@ -157,7 +157,7 @@ def test_batches_are_moved_during_the_run(run: WrittenRun, tmp_path: Path) -> No
     archiver = Archiver(run.folder, run.store)
     for epoch in range(1, 11):
         run.offer(archiver, "a", epoch)
-    assert soon(lambda: len(run.files()) < 4, 60)
+    assert soon(lambda: len(run.files()) < 4)
     assert ("a", 10) in run.files()
     archiver.close(wait=True)
     run.check(tmp_path)
@@ -230,7 +230,7 @@ def test_without_waiting_the_process_works_on(run: WrittenRun, tmp_path: Path) -
     run.note("end", status="done")
     archiver.close(wait=0.01)
     run.check(tmp_path)  # wherever each state is right now
-    assert soon(lambda: not run.files(), 60)
+    assert soon(lambda: not run.files())
     run.check(tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_the_later_archiver_wins(run: WrittenRun, tmp_path: Path) -> None:
     earlier.close()
     later = Archiver(run.folder, run.store)
     os.kill(process.pid, signal.SIGCONT)
-    assert soon(lambda: not is_running(process.pid), 60)
+    assert soon(lambda: not is_running(process.pid))
     assert ("a", 2) in run.files()
     run.offer(later, "a", 3)
     later.close(wait=True)
@@ -270,7 +270,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert soon(lambda: not is_running(int(done.stdout)), 60)
+    assert soon(lambda: not is_running(int(done.stdout)))
     assert run.files() == {("a", 3)}
     run.check(tmp_path)
 
@@ -330,7 +330,7 @@ def test_it_has_the_lowest_priority(run: WrittenRun, monkeypatch: pytest.MonkeyP
     archiver._start()
     process = archiver._process
     assert process is not None
-    assert soon(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == 19, 60)
+    assert soon(lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == 19)
     process.kill()
     archiver.close(wait=True)
 

@@ -53,7 +53,7 @@ class RayNodes:
             self.remove(node.node_id)
         for _ in range(nodes - len(workers)):
             self.add()
-        assert soon(lambda: _alive() == nodes + 1, 60.0)
+        assert soon(lambda: _alive() == nodes + 1)
 
     def remove(self, node_id: str) -> None:
         """Kill all processes of a node at once."""
@@ -106,7 +106,7 @@ class GatedFiles(AbstractFileSystem):  # type: ignore[misc]
 
     def put_file(self, lpath: str, rpath: str, **options: Any) -> None:
         above = Path(rpath).parents
-        assert soon(lambda: not any((folder / "shut").exists() for folder in above), 60.0)
+        assert soon(lambda: not any((folder / "shut").exists() for folder in above))
         if any((folder / "full").exists() for folder in above):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), rpath)
         shutil.copyfile(lpath, rpath)

@@ -18,5 +18,5 @@ with Repo.init({folder!r}) as repo:
 def test_the_catalog_has_its_own_sqlite(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     script = SCRIPT.format(folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "1\n", done.stderr

@@ -26,7 +26,7 @@ def probed(text: str, probe: str, folder: Path, width: int = 1280) -> dict[str, 
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
         f"--window-size={width},1000", f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(folder)})
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env={**os.environ, "HOME": str(folder)})
     title = done.stdout.split("<title>")[1].split("</title>")[0]
     found: dict[str, Any] = json.loads(unescape(title))
     return found

@@ -230,10 +230,25 @@ def test_no_connection_without_the_key(tmp_path: Path, ended: list[Run]) -> None
     assert run.stop(SLOW)["done"], "and the door still opens"
 
 
+def interrupt_waiting(thread: int) -> None:
+    """Send Ctrl-C to this process once a thread of it waits for the result of a run."""
+
+    def waits() -> bool:
+        frame = sys._current_frames().get(thread)
+        names = set()
+        while frame is not None:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        return {"result", "wait"} <= names
+
+    assert soon(waits)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_while_waiting_for_a_background_run(tmp_path: Path) -> None:
     run = launched(tmp_path, SLOW, epochs=500)
     assert begun(run, SLOW)
-    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    threading.Thread(target=interrupt_waiting, args=(threading.get_ident(),)).start()
     with pytest.raises(KeyboardInterrupt):
         run.result(timeout=60)
     assert run.done()

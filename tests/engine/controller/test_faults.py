@@ -205,7 +205,7 @@ class Program:
 
     def wait_for(self, text: str) -> set[int]:
         """Until its journal says this; the processes that it has then."""
-        assert soon(lambda: self.journal.exists() and text in self.journal.read_text(), 60)
+        assert soon(lambda: self.journal.exists() and text in self.journal.read_text())
         return children(self.process.pid)
 
 
@@ -214,7 +214,7 @@ def test_an_interrupted_run_says_so_and_leaves_no_workers(tmp_path: Path) -> Non
     workers = program.wait_for('"event":"unit"')
     assert workers
     program.process.send_signal(signal.SIGINT)
-    _, said = program.process.communicate(timeout=30)
+    _, said = program.process.communicate(timeout=300)
     assert program.process.returncode != 0
     assert "KeyboardInterrupt" in said
     assert not any(map(is_running, workers))
@@ -232,7 +232,7 @@ def test_a_killed_controller_leaves_a_readable_run_and_no_workers(tmp_path: Path
     assert workers
     program.process.kill()
     program.process.communicate()
-    assert soon(lambda: not any(map(is_running, workers)), 5)
+    assert soon(lambda: not any(map(is_running, workers)))
     run = open_run("long", tmp_path)
     assert run.record.status == "interrupted"  # no process wrote its end, and none holds its lock
     last = [unit for unit in run.record.units if unit.kind == "train"][-1]
@@ -249,7 +249,7 @@ def test_workers_killed_at_random_change_nothing(tmp_path: Path, seed: int) -> N
     ).launch(wait=False, progress=False)  # fmt: skip
     killed = 0
     while not run.done():
-        time.sleep(luck.uniform(0.2, 1.5))
+        time.sleep(luck.uniform(0.05, 0.4))  # a worker is back in less
         up = [worker for worker in list(run.record.workers.values()) if worker.up]
         if up and killed < 12 and not run.done():
             with contextlib.suppress(ProcessLookupError):  # it may be dead and not yet mourned

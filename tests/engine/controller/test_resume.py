@@ -155,7 +155,7 @@ def test_a_second_controller_is_refused(tmp_path: Path) -> None:
         small_data(tmp_path / "data"), search.grid(batch_size=[5], sleeps=[0.02]), model_fn, loss_fn=loss_fn,
         epochs=500, cluster=Cluster.local(1, threads=1), repo=tmp_path, name="only",
     ).launch(wait=False, progress=False)  # fmt: skip
-    assert soon(lambda: bool(run.record.units), 60)
+    assert soon(lambda: bool(run.record.units))
     assert is_live(run.folder)
     assert open_run("only", tmp_path).record.status == "running"
     with pytest.raises(ConflictError, match=f"being trained already, by process {os.getpid()}"):

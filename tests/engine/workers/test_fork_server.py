@@ -261,7 +261,7 @@ def test_a_program_that_ends_leaves_no_template_and_does_not_wait_for_it(tmp_pat
     text = "from regatta.engine.workers.start_process import expect_workers\nexpect_workers(b'torch')\n"
     text += f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[2] / 'helpers')!r})\n"
     text += "import os\nfrom processes import fork_servers\nprint(*fork_servers(os.getpid()))"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=True)
     assert not done.stderr
     assert not any(is_running(int(pid)) for pid in done.stdout.split())
 

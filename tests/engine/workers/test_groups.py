@@ -206,10 +206,10 @@ def test_a_model_goes_on_after_its_group_lost_a_member(data: Dataset, tmp_path: 
     """It goes on from its last state, with the bits of an undisturbed run; later with one worker."""
     config = {"kind": "dropout", "batch_size": 7, "waits": str(tmp_path)}
     run = sweep_on(data, PAIR, tmp_path, [config], epochs=2).launch(wait=False, progress=False)
-    assert soon(lambda: (tmp_path / "waits").exists() or run.done(), 60)
+    assert soon(lambda: (tmp_path / "waits").exists() or run.done())
     before = run.record.workers["g0"].info["members"]
     os.kill(before["w1"], signal.SIGKILL)  # it waits for the other's gradients
-    run.result(timeout=120)
+    run.result(timeout=300)
     down = [line for line in read_journal(run.folder / "journal.jsonl") if line.get("state") == "down"]
     assert [line["reason"] for line in down] == ["lost w1, which was killed by SIGKILL"]
     after = run.record.workers["g0"].info["members"]
@@ -262,7 +262,7 @@ def test_a_task_may_need_fewer_members_and_a_group_is_ended_whole(data: Dataset,
             pool.submit("g0", task)
             assert next_event(pool, TaskDone).width == width
         pool.submit("g0", replace(task, values={**values, "batch_size": 1}))
-        assert soon((tmp_path / "waits").exists, 60)
+        assert soon((tmp_path / "waits").exists)
         pool.end("g0", "took too long")
         assert next_event(pool, WorkerLost) == WorkerLost("g0", "lost w0, which took too long")
         assert soon(lambda: not any(map(is_running, members.values())))

@@ -220,7 +220,7 @@ def test_a_worker_that_dies_with_a_pack_changes_nothing(whole: Dataset, tmp_path
     )
     run = sweep.launch(progress=False, wait=False, resume=False)
     _kill_one_under_a_pack(run)
-    run.result(timeout=120)
+    run.result(timeout=300)
     assert hashes(run) == hashes(alone)
     units = Counter((u.config, u.kind, u.epoch, u.partition) for u in run.record.units if u.kind != "pilot")
     assert set(units.values()) == {1}
@@ -296,7 +296,7 @@ def test_a_worker_dies_that_evaluates_a_pack_which_trains_elsewhere(whole: Datas
     )
     run = sweep.launch(progress=False, wait=False, resume=False)
     _kill_an_evaluating_worker(run)
-    run.result(timeout=120)
+    run.result(timeout=300)
     assert run.record.status == "done"
     units = Counter((u.config, u.kind, u.epoch, u.partition) for u in run.record.units if u.kind != "pilot")
     assert len(units) == 4 * 2 * (len(whole.train) + len(whole.eval))

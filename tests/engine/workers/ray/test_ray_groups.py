@@ -74,7 +74,7 @@ def struck(ray_nodes: RayNodes, data: Dataset, folder: Path) -> Run:
         os.kill(who_waits(run, folder / f"at-{KILLED}"), signal.SIGKILL)
         who_waits(run, folder / f"at-{CUT_OFF}")
         ray_nodes.remove(run.record.workers["g0"].info["node"])
-        run.result(timeout=180)
+        run.result(timeout=300)
     finally:
         run.halt()
     return run

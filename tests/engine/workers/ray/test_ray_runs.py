@@ -149,7 +149,7 @@ def test_other_nodes_take_over_from_a_lost_node(nodes: RayNodes, data: Dataset, 
 def gated_loss(model: Any, batch: Any, config: dict[str, Any], gate: Path) -> Any:
     """The same loss, but a model that has seen a few batches waits until the gate is there."""
     if model.training and model.steps > 3:
-        assert soon(gate.exists, 60.0)
+        assert soon(gate.exists)
     return loss_fn(model, batch, config)
 
 
@@ -201,12 +201,12 @@ def _check_pause(data: Dataset, disk: Path) -> None:
             while True:
                 file.write(bytes(4096))
         os.truncate(ballast, ballast.stat().st_size - 200_000)
-        assert soon(lambda: any("Paused" in text for _, text in run.record.notes), 60)
+        assert soon(lambda: any("Paused" in text for _, text in run.record.notes))
         (text,) = [text for _, text in run.record.notes if "Paused" in text]
         assert "The state cannot be written: [Errno 28] No space left" in text
         assert not run.done()
         ballast.unlink()
-        run.result(timeout=120)
+        run.result(timeout=300)
     finally:
         run.halt()
     assert run.record.status == "done"
