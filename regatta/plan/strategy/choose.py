@@ -182,9 +182,9 @@ def _why_refused(
         single_workers = replace(strategy, width=1, teams=())
         least, plain = (estimate(work, cluster, way).seconds for way in (strategy, single_workers))
         if unmeasured and least >= plain:  # an estimate counts nothing for communication that was not measured
-            return "no faster than hopping, even if gradients were exchanged in no time"
+            return "no faster, even if exchanging gradients took no time"
         if numerics == "exact":
-            return "not exact: gradients are summed in another order; numerics='fast' allows it"
+            return "not exact (sums in another order); numerics='fast' allows it"
     return why_impossible(work, cluster, strategy)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from regatta.format import count, seconds, size
 
+MAX_NAME_COLUMNS = 34  # of the names of rejected strategies, so that lines fit 100 columns
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -140,29 +142,39 @@ class Plan:
         return cls(root=HopNode(**root), rejected=tuple(rejected), notes=tuple(fields.get("notes", ())), **own)
 
     def text(self) -> str:
-        """The plan as text."""
         return "\n".join([f"{self.name}: {self.why}", *self._tree(), *self._figures(), *self._others(), *self.notes])
 
     def _tree(self) -> list[str]:
-        rows = [(describe_root(self.root), describe_estimate(self.root.estimate))]
+        rows = [(describe_root(self.root), seconds(self.estimate.seconds))]
         rows += [(f"├─ {describe(part)}", seconds(part.estimate.seconds)) for part in self.root.parts]
         if len(rows) > 1:
             rows[-1] = rows[-1][0].replace("├", "└", 1), rows[-1][1]
         wide = max(len(words) for words, _ in rows)
-        return [f"{words.ljust(wide)}  {figures}" for words, figures in rows]
+        return [f"{words.ljust(wide)}  {took}" for words, took in rows]
 
     def _figures(self) -> Iterator[str]:
+        estimate = self.estimate
         yield f"at least  {seconds(self.bound)}, bound by {self.bound_by}"
-        yield f"expected  {seconds(self.estimate.seconds)}, workers busy {self.utilisation:.0%} of the time"
+        yield f"expected  {seconds(estimate.seconds)}, workers busy {self.utilisation:.0%} of the time"
+        if estimate.memory:
+            yield f"memory    {size(estimate.memory)} per device"
+        if estimate.moved:
+            yield f"moved     {size(estimate.moved)}"
+        yield f"numerics  {'exact' if estimate.exact else 'equal up to rounding'}"
         yield f"cost      {self.device_hours:.3g} device hours"
 
     def _others(self) -> Iterator[str]:
-        if self.rejected:
-            yield "instead of"
-        wide = max((len(other.name) for other in self.rejected), default=0)
+        if not self.rejected:
+            return
+        yield "instead of"
+        wide = min(max(len(other.name) for other in self.rejected), MAX_NAME_COLUMNS)
         for other in sorted(self.rejected, key=lambda other: other.estimate.seconds if other.estimate else math.inf):
             took = f"{seconds(other.estimate.seconds)}, " if other.estimate else ""
-            yield f"  {other.name.ljust(wide)}  {took}{other.why}"
+            name = other.name
+            if len(name) > wide:  # the reason is on the next line
+                yield f"  {name}"
+                name = ""
+            yield f"  {name.ljust(wide)}  {took}{other.why}"
 
 
 def _part_from_json(fields: Mapping[str, Any]) -> PlanPart:
@@ -198,12 +210,3 @@ def describe(part: PlanPart) -> str:
             return f"share    {seconds(part.prepared)} of preprocessing per epoch, once for all models, {where}"
         case EvaluateNode():
             return f"evaluate {count(part.units, 'unit')}"
-
-
-def describe_estimate(estimate: Estimate) -> str:
-    words = [seconds(estimate.seconds)]
-    if estimate.memory:
-        words.append(f"{size(estimate.memory)} per device")
-    if estimate.moved:
-        words.append(f"{size(estimate.moved)} moved")
-    return ", ".join([*words, "exact" if estimate.exact else "up to rounding"])

@@ -142,15 +142,15 @@ class SweepProfile:
             return None
         if self.rates:
             best = max(self.rates.values(), key=lambda rate: rate.gain)
-            why = f"{best.members} models side by side are {best.gain:.1f} times as fast as one after another"
+            why = f"{best.members} models together are {best.gain:.1f} times as fast as one after another"
             return RejectedStrategy(f"packs of {best.members}", why)
         several = any(len(members) > 1 and self.models[members[0]].build for members in self.alike())
-        untried = "not tried: too little to train, or each model keeps its device busy by itself"
+        untried = "not tried: too little to train, or each model fills its device"
         return RejectedStrategy("packs", untried) if several else None
 
     def why_not_shared(self) -> RejectedStrategy | None:
         """Why sharing is not offered; None where it is."""
-        why = "not possible: what input_fn returns is not made of arrays of numbers"
+        why = "what input_fn returns is not made of arrays of numbers"
         return None if self.sharable else RejectedStrategy("share", why)
 
     def _kind(self, name: str, members: Sequence[str]) -> ModelKind:

@@ -59,7 +59,7 @@ def test_profiles_decide_the_strategy(data: Dataset) -> None:
 def test_the_plan_says_that_packs_do_not_pay(data: Dataset) -> None:
     strategy = Planner(data, PlanOptions()).decide(results_of(data, 8, gain=1.05), wanted(8), PAIR)
     assert strategy.packs == {"b": 1} and strategy.plan is not None
-    assert any("8 models side by side are 1.1 times as fast" in other.why for other in strategy.plan.rejected)
+    assert any("8 models together are 1.1 times as fast" in other.why for other in strategy.plan.rejected)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from regatta.plan.strategy.choose import Constraints, choose
 from regatta.plan.strategy.costs import ClusterSpec, Strategy
 from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
-from regatta.plan.strategy.plan_tree import Plan
+from regatta.plan.strategy.plan_tree import Plan, RejectedStrategy
 from regatta.plan.strategy.workload import ModelCosts, ProfiledModel, SweepProfile, kind_names
 
 PLANS = FIXTURES / "plan"
@@ -46,7 +47,15 @@ def explained(name: str) -> Plan:
 def test_the_text_of_the_plan(name: str) -> None:
     plan = explained(name)
     assert plan.text() + "\n" == (PLANS / f"{name}.txt").read_text()
+    assert max(map(len, plan.text().splitlines())) <= 100
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_the_reason_is_below_a_long_name() -> None:
+    plan = explained("one_large_model_exact")
+    name = "groups of 2, groups of 4, groups of 2 + share, groups of 4 + share"
+    lines = replace(plan, rejected=(RejectedStrategy(name, "too slow"),)).text().splitlines()
+    assert lines[-2:] == [f"  {name}", " " * 38 + "too slow"]
 
 
 def test_models_of_one_build_that_take_much_longer_are_another_kind() -> None:
