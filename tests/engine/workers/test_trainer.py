@@ -134,7 +134,7 @@ def model_with_a_foreign_parameter(config: dict[str, Any]) -> Any:
 
 
 def test_an_optimizer_must_not_hold_parameters_of_no_module(data: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Of the 3 parameters .* has not 1, which would be lost"):
+    with pytest.raises(UsageError, match=r"an optimizer of 3 parameters, .* lacks 1 of them, which would be lost"):
         launched(data, [SIZE], tmp_path, model_fn=model_with_a_foreign_parameter)
 
 
