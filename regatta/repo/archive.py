@@ -87,7 +87,9 @@ def archive(
         repo.check_writable()
     chosen = _lossy(lossy) if lossy is not None else None
     if chosen is not None and not versions:
-        raise UsageError("A lossy scheme needs the versions that may lose bits.", hint="Name them; the others stay exact.")
+        raise UsageError(
+            "A lossy scheme needs the versions that may lose bits.", hint="Name them; the others stay exact."
+        )
     states, size, live = _move_states(repo, dry_run)
     lessened = tuple(_drop_bits(repo, version, chosen, dry_run) for version in versions) if chosen is not None else ()
     options: dict[str, Any] = {

@@ -135,7 +135,7 @@ def test_weights_that_are_still_files_of_a_run_are_compared_with_stored_ones(rep
 
 def test_what_does_not_fit_at_once_is_read_bit_by_bit(two: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = two.diff("mlp@1", "mlp@2").as_json(everything=True), two.distributions("mlp@1")
-    monkeypatch.setattr(parameters, "TOGETHER", 100)
+    monkeypatch.setattr(parameters, "BATCH_ELEMENTS", 100)
     assert (two.diff("mlp@1", "mlp@2").as_json(everything=True), two.distributions("mlp@1")) == at_once
 
 

@@ -1,13 +1,13 @@
-"""Progressive evaluation: the labels that full precision gives, from as few bytes of the weights as that takes.
+"""Progressive evaluation: the labels of full precision, from as few bytes of the weights as possible.
 
-    evaluation.py   evaluate: from a version and data to an Evaluation
-    subject.py      the network up to its last numbers, and the data as it takes them
-    reading.py      the weights as far as they have been read, plane by plane, and what that cost
-    progress.py     bounds, the next plane of the tensor that matters most, and again
-    result.py       Evaluation: labels, what was certain when, bytes
-    files.py        data from files
+    evaluation.py           evaluate: from a version and data to an Evaluation
+    evaluated_network.py    the network up to its logits, and data in the form that it takes
+    progressive_weights.py  weights as far as they have been read, plane by plane, and the bytes read
+    progress.py             the loop: bounds, then the next plane of the most important tensors
+    result.py               Evaluation: labels, when each became certain, bytes
+    files.py                data from files
 
-The bounds are in regatta/network/bounds. What no bound decides is computed with all weights.
+The bounds are in regatta/network/bounds. Labels that no bound decides are computed with all weights.
 """
 
 from regatta.repo.evaluate.evaluation import evaluate

@@ -1,4 +1,4 @@
-"""What is evaluated: a version's network up to its last numbers, and the data in the form in which it takes them."""
+"""The network of a version up to its logits, and data in the form that the network takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluatedNetwork:
-    """A network with one input and one output, and whether that input is of integers."""
+    """A network with one input and one output, and whether the input consists of integers."""
 
     network: Network
     takes_integers: bool
@@ -39,14 +39,14 @@ def evaluated_network(repo: Repo, version: Version) -> EvaluatedNetwork:
             "`from regatta import network; repo.commit(..., network=network.from_torch(model, example_input))`."
         )
         raise UsageError(
-            f"The version {version.reference} has no network, so there is nothing to evaluate.",
-            hint=by_hand if run is None else f"Read those of its run: regatta commit --run {run} --networks",
+            f"The version {version.reference} has no network, so it cannot be evaluated.",
+            hint=by_hand if run is None else f"Record the networks of its run: regatta commit --run {run} --networks",
         )
     try:
         network = from_json(canonical_json(stored, "network"))
     except DataError as error:
         raise UsageError(
-            f"The network of {version.reference} is not one that can be run: {error.message}",
+            f"The network of {version.reference} cannot be run: {error.message}",
             hint="Commit one that regatta.network has read: from_torch, from_keras or from_onnx.",
         ) from error
     outputs = [node for node in network.nodes if node.kind == "OUTPUT"]
@@ -66,7 +66,7 @@ def _takes_integers(network: Network) -> bool:
 
 
 def _without_softmax(network: Network, output: Node) -> Network:
-    """A softmax at the end changes no order: the numbers before it are the answer."""
+    """The network without a softmax at its end, which does not change the order of classes."""
     last = network.by_id[network.sources[output.id][0]]
     if last.kind != "SOFTMAX" or len(network.targets[last.id]) > 1 or last.get("axis") not in (1, -1):
         return network
@@ -77,7 +77,7 @@ def _without_softmax(network: Network, output: Node) -> Network:
 
 
 def inputs_for(subject: EvaluatedNetwork, x: Any, wide: bool) -> NDArray[Any]:
-    """The inputs as the network takes them: integers, float32, or float64 where its weights are."""
+    """The inputs as the network takes them: integers, float32, or float64 if its weights are float64."""
     values = np.asarray(x)
     if values.dtype.kind not in "fiub" or values.ndim < 1:
         raise DataError(f"x is {values.dtype} of the shape {values.shape}; rows of numbers are expected.")
@@ -87,11 +87,11 @@ def inputs_for(subject: EvaluatedNetwork, x: Any, wide: bool) -> NDArray[Any]:
         values = values.astype(np.int64)
     else:
         values = values.astype(np.float64 if wide else np.float32)
-    return np.ascontiguousarray(_in_shape(subject.input, values))
+    return np.ascontiguousarray(_fit_shape(subject.input, values))
 
 
-def _in_shape(given: Node, values: NDArray[Any]) -> NDArray[Any]:
-    """Axes of length 1 may be missing or too many; all else has to fit."""
+def _fit_shape(given: Node, values: NDArray[Any]) -> NDArray[Any]:
+    """The inputs in the shape of the network; axes of length 1 may be added or removed."""
     if given.shape is None:
         return values
     wanted, found = given.shape[1:], values.shape[1:]
@@ -99,10 +99,10 @@ def _in_shape(given: Node, values: NDArray[Any]) -> NDArray[Any]:
         return values
     if None not in wanted and [w for w in wanted if w != 1] == [f for f in found if f != 1]:
         return values.reshape(len(values), *[w for w in wanted if w is not None])
-    said = ", ".join("any" if size is None else str(size) for size in wanted)
+    sizes = ", ".join("any" if size is None else str(size) for size in wanted)
     raise DataError(
-        f"x has the shape {values.shape}; the network takes rows of the shape ({said}).",
-        hint="The first axis is that of the inputs.",
+        f"x has the shape {values.shape}; the network takes rows of the shape ({sizes}).",
+        hint="The first axis counts the inputs.",
     )
 
 

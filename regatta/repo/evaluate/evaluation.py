@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from regatta.repo.catalog.records import Version
     from regatta.repo.repo import Repo
 
-MOST_PLANES = 8
+MAX_PLANES = 8
 
 
 def evaluate(
@@ -38,10 +38,10 @@ def evaluate(
     subject = evaluated_network(repo, version)
     weights = repo.weights(version, snapshot)
     stored = any(member.id for member in weights.members.values())
-    reading = ProgressiveWeights(weights, repo.store if stored else None, subject.network)
-    inputs = inputs_for(subject, x, reading.is_wide)
+    weights_read = ProgressiveWeights(weights, repo.store if stored else None, subject.network)
+    inputs = inputs_for(subject, x, weights_read.is_wide)
     targets = targets_for(y, len(inputs))
-    answers, fallback = _answers(subject, reading, inputs, wanted, top_k, budget)
+    answers, fallback = _answers(subject, weights_read, inputs, wanted, top_k, budget)
     certain = answers.stage >= 0
     return Evaluation(
         version=version.reference,
@@ -51,8 +51,8 @@ def evaluate(
         certain=certain,
         stage=answers.stage,
         stages=Records(answers.stages),
-        bytes_read=reading.bytes_read,
-        bytes_full=reading.bytes_full,
+        bytes_read=weights_read.bytes_read,
+        bytes_full=weights_read.bytes_full,
         accuracy=_accuracy(answers.labels, targets),
         fallback=fallback,
     )
@@ -60,7 +60,7 @@ def evaluate(
 
 def _answers(
     subject: EvaluatedNetwork,
-    reading: ProgressiveWeights,
+    weights_read: ProgressiveWeights,
     x: NDArray[Any],
     precision: str | int,
     top_k: int,
@@ -68,27 +68,27 @@ def _answers(
 ) -> tuple[Answers, str | None]:
     if precision == "full":
         answers = Answers(np.zeros((len(x), top_k), np.int64), np.full(len(x), -1, np.int64))
-        _compute(subject, reading, x, top_k, answers)
+        _compute(subject, weights_read, x, top_k, answers)
         return answers, None
     planes = precision if isinstance(precision, int) else None
-    answers, reason = progress(subject.network, reading, x, top_k, planes, budget)
-    exact = not reading.unread  # so many planes are all that there are
+    answers, reason = progress(subject.network, weights_read, x, top_k, planes, budget)
+    exact = not weights_read.unread  # all planes have been read
     if len(answers.open) and (reason is not None or exact or (planes is None and budget is None)):
-        _compute(subject, reading, x, top_k, answers)
+        _compute(subject, weights_read, x, top_k, answers)
     return answers, reason
 
 
 def _compute(
-    subject: EvaluatedNetwork, reading: ProgressiveWeights, x: NDArray[Any], top_k: int, answers: Answers
+    subject: EvaluatedNetwork, weights_read: ProgressiveWeights, x: NDArray[Any], top_k: int, answers: Answers
 ) -> None:
-    """The open inputs by the model itself, with all its weights."""
+    """Compute the labels that are still open with the model and all its weights."""
     from regatta.network.torch.to_torch import outputs
 
     left = answers.open
-    values = outputs(subject.network, reading.values(), x[left])
+    values = outputs(subject.network, weights_read.values(), x[left])
     answers.labels[left] = ahead(values, top_k) if len(left) else answers.labels[left]
     answers.stage[left] = len(answers.stages)
-    answers.stages.append(Stage("all planes", reading.bytes_read, len(left), computed=len(left)))
+    answers.stages.append(Stage("all planes", weights_read.bytes_read, len(left), computed=len(left)))
 
 
 def _accuracy(labels: NDArray[np.int64], targets: NDArray[np.int64] | None) -> float | None:
@@ -101,11 +101,11 @@ def _checked_precision(precision: str | int) -> str | int:
     if isinstance(precision, str) and precision.isdecimal():
         precision = int(precision)
     number = isinstance(precision, int) and not isinstance(precision, bool)
-    if precision in ("auto", "full") or (number and 1 <= int(precision) <= MOST_PLANES):
+    if precision in ("auto", "full") or (number and 1 <= int(precision) <= MAX_PLANES):
         return precision
     raise UsageError(
         f"The precision is {precision!r:.100}.",
-        hint=f"It is auto, full, or the number of leading bytes of each weight, 1 to {MOST_PLANES}.",
+        hint=f"It is auto, full, or the number of leading bytes of each weight, 1 to {MAX_PLANES}.",
     )
 
 

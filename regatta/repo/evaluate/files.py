@@ -13,7 +13,7 @@ from regatta.errors import DataError, NotFoundError, nearest
 
 
 def read_data(path: str | Path, x: str | None = None, y: str | None = None) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """The arrays `x` and `y` of a file, or those of other names; one array alone is x whatever its name."""
+    """The arrays `x` and `y` of a file, or arrays of other names; a single array is x, whatever its name."""
     place = Path(path)
     if not place.is_file():
         raise NotFoundError("There is no such file.", place=str(place))
@@ -39,7 +39,7 @@ def _named(arrays: dict[str, Any], wanted: str | None, usual: str, place: Path) 
             f"The file has no array {name!r}; it has {', '.join(sorted(arrays)[:20]) or 'none'}.",
             place=str(place),
             candidates=nearest(name, arrays),
-            hint="Say which arrays are meant: --x NAME --y NAME.",
+            hint="Name the arrays: --x NAME --y NAME.",
         )
     return np.asarray(arrays[name])
 

@@ -1,8 +1,8 @@
-"""The loop: bounds for all inputs that are open, the next plane of the tensors that matter most, and again.
+"""The loop of an evaluation: compute bounds for all open inputs, read the next plane of some tensors, and repeat.
 
-A label is certain when the margins between it and every other class are positive whatever the unread bits are. Which
-tensor comes next is told by the bounds that failed: by how much each tensor's unknown bits lower them, for each byte of
-its next plane.
+The leading bytes bound each weight, and those bounds give a bound on the margin between any two classes. A label is
+certain if its margin to every other class is positive for every possible value of the unread bytes. The bounds that
+failed tell which tensor comes next: the one whose unread bits cost the most margin per byte of its next plane.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from regatta.repo.evaluate.result import Stage
 Inputs = NDArray[Any]
 Places = NDArray[np.intp]
 
-FIRST_BATCH, MEMORY = 16, 2**22  # inputs; numbers that the layers of a batch hold
-SHARE = 1 / 200  # of all bytes, to be read before bounds are worth computing again
-SLOW = 0.05  # of the open inputs: where fewer become certain, more is read at a time
-PATIENCE = 64  # inputs without a certificate after which a stage leaves the backward bound
+FIRST_BATCH_INPUTS, MAX_BATCH_NUMBERS = 16, 2**22  # the numbers are those in the layers of a batch
+MIN_READ_SHARE = 1 / 200  # of all bytes, before bounds are worth computing again
+SLOW_SHARE = 0.05  # of the open inputs; if fewer become certain, more is read at a time
+MAX_BACKWARD_FAILURES = 64  # inputs without success, after which a stage gives up the backward bound
 
 
 @dataclass
 class Answers:
-    """Labels so far: `stage` is -1 where they are not certain."""
+    """The labels so far; `stage` is -1 for labels that are not certain."""
 
     labels: NDArray[np.int64]
     stage: NDArray[np.int64]
@@ -44,7 +44,7 @@ class Answers:
 
 @dataclass
 class StageResult:
-    """What one stage found for the inputs that it looked at; `costs` are what open pairs lose to each tensor."""
+    """The result of one stage for its inputs; `costs` is the margin that open pairs lose to each tensor."""
 
     labels: NDArray[np.int64]
     sure: NDArray[np.bool_]
@@ -55,15 +55,16 @@ class StageResult:
 def progress(
     network: Network, reading: ProgressiveWeights, x: Inputs, top_k: int, planes: int | None, budget: float | None
 ) -> tuple[Answers, str | None]:
-    """Answers from bounds, and why there are none where a layer or a weight has none.
+    """Labels from bounds, and the reason why a layer or a weight has no bounds, if there is one.
 
-    Ends when all is certain or all is read; with `planes`, after so many; with a `budget`, before more of the bytes.
+    The loop ends when all labels are certain or all weights are read; with `planes`, after that many planes; with a
+    `budget`, before more than that share of the bytes is read.
     """
     answers = Answers(np.zeros((len(x), top_k), np.int64), np.full(len(x), -1, np.int64))
     reading.deepen(reading.names, planes or LEADING)
-    read, share = f"{planes or LEADING} leading planes", SHARE
+    read, share = f"{planes or LEADING} leading planes", MIN_READ_SHARE
     while True:
-        if (name := reading.strange()) is not None:
+        if (name := reading.nonfinite_tensor()) is not None:
             return answers, f"{name!r} has weights that are NaN or infinite"
         try:
             found = judge(BoundedNetwork(network, reading.boxes), x[answers.open], top_k)
@@ -72,11 +73,11 @@ def progress(
         certified = _enter(answers, found, read, reading.bytes_read)
         if planes is not None or not len(answers.open) or not reading.unread:
             return answers, None
-        share = share * 2 if certified < SLOW * len(found.sure) else share
+        share = share * 2 if certified < SLOW_SHARE * len(found.sure) else share
         chosen = choose(reading, found.costs, share, budget)
         if not chosen:
             return answers, None
-        read = _said(reading, chosen)
+        read = _planes_text(reading, chosen)
         reading.deepen(chosen)
 
 
@@ -90,7 +91,7 @@ def _enter(answers: Answers, found: StageResult, read: str, bytes_read: int) -> 
 
 
 def choose(reading: ProgressiveWeights, costs: dict[str, float], share: float, budget: float | None) -> list[str]:
-    """The tensors whose next planes win most for each byte, until these are so large a share of all bytes."""
+    """The tensors whose next planes gain most per byte, up to this share of all bytes."""
     full = reading.bytes_full
     left = np.inf if budget is None else budget * full - reading.bytes_read
     prices = {name: reading.cost(name) for name in reading.unread}
@@ -106,7 +107,7 @@ def choose(reading: ProgressiveWeights, costs: dict[str, float], share: float, b
     return chosen
 
 
-def _said(reading: ProgressiveWeights, names: Sequence[str]) -> str:
+def _planes_text(reading: ProgressiveWeights, names: Sequence[str]) -> str:
     by_plane: dict[int, list[str]] = {}
     for name in names:
         by_plane.setdefault(reading.planes[name] + 1, []).append(name)
@@ -114,7 +115,7 @@ def _said(reading: ProgressiveWeights, names: Sequence[str]) -> str:
 
 
 def judge(bounded: BoundedNetwork, x: Inputs, top_k: int) -> StageResult:
-    """Which labels are certain, by intervals or else by the backward bound."""
+    """Find the labels that are certain, by intervals or else by the backward bound."""
     found = StageResult(np.zeros((len(x), top_k), np.int64), np.zeros(len(x), bool), 0, {})
     tried = won = 0
     for start, passed in _batches(bounded, x):
@@ -123,7 +124,7 @@ def judge(bounded: BoundedNetwork, x: Inputs, top_k: int) -> StageResult:
         closed = bounded.margins(passed, rows, better, worse, whole=False).least > 0
         sure = _all_closed(count, rows, closed)
         found.intervals += int(sure.sum())
-        if not sure.all() and (won or tried < PATIENCE):
+        if not sure.all() and (won or tried < MAX_BACKWARD_FAILURES):
             tried, before = tried + int((~sure).sum()), int(sure.sum())
             open_pairs = ~closed
             sure = _backward(bounded, passed, rows[open_pairs], better[open_pairs], worse[open_pairs], count, found)
@@ -141,8 +142,8 @@ def _backward(
     count: int,
     found: StageResult,
 ) -> NDArray[np.bool_]:
-    """The inputs all of whose open pairs the backward bound closes; the costs of the others are added up."""
-    closed, room = np.zeros(len(rows), bool), max(16, MEMORY // max(1, _numbers(passed)))
+    """The inputs for which the backward bound decides all open pairs; the costs of the others are added up."""
+    closed, room = np.zeros(len(rows), bool), max(16, MAX_BATCH_NUMBERS // max(1, _numbers(passed)))
     for at in range(0, len(rows), room):
         part = slice(at, at + room)
         margins = bounded.margins(passed, rows[part], better[part], worse[part], whole=True)
@@ -153,22 +154,22 @@ def _backward(
 
 
 def _batches(bounded: BoundedNetwork, x: Inputs) -> Iterator[tuple[int, ForwardPass]]:
-    """Batches through the network, as large as memory for their layers allows."""
-    at, size = 0, FIRST_BATCH
+    """Batches through the network, as large as the memory for their layers allows."""
+    at, size = 0, FIRST_BATCH_INPUTS
     while at < len(x):
         passed = bounded.forward(x[at : at + size])
         yield at, passed
-        at, size = at + size, max(1, min(1024, MEMORY // max(1, _numbers(passed))))
+        at, size = at + size, max(1, min(1024, MAX_BATCH_NUMBERS // max(1, _numbers(passed))))
 
 
 def _numbers(passed: ForwardPass) -> int:
-    """What the layers hold for one input."""
+    """The numbers that the layers hold for one input."""
     held = sum(trace.ball.centre.size for trace in passed.traces.values() if trace.batched)
     return held // max(1, len(passed.known))
 
 
 def _pairs(passed: ForwardPass, top_k: int) -> tuple[NDArray[np.int64], Places, Places, Places]:
-    """The k classes that are ahead, and all pairs of one of these and one of the others, for each input."""
+    """The k best classes, and all pairs of one of these and one of the others, for each input."""
     centre = np.nan_to_num(passed.logits.centre)
     best = ahead(centre, top_k)
     count, classes = centre.shape

@@ -70,12 +70,12 @@ class ProgressiveWeights:
         return [name for name in self.names if self.planes[name] < self.dtypes[name].planes]
 
     def cost(self, name: str) -> int:
-        """The bytes of a tensor's next plane."""
+        """The bytes of the next plane of a tensor."""
         needed = self.streams[name].needed(self.planes[name] + 1)
         return sum(size for key, size in needed.items() if key not in self._read)
 
     def deepen(self, names: Iterable[str], planes: int | None = None) -> None:
-        """Read one plane more of each of these tensors, or so many planes."""
+        """Read one more plane of each tensor, or the first `planes` planes."""
         wanted: dict[int, list[str]] = {}
         for name in names:
             target = min(planes or self.planes[name] + 1, self.dtypes[name].planes)
@@ -88,7 +88,7 @@ class ProgressiveWeights:
                 self.boxes[name] = _box(value)
 
     def values(self) -> dict[str, NDArray[Any]]:
-        """All weights in full, as numbers of the type in which the model computes."""
+        """All weights in full, in the type in which the model computes."""
         made = {}
         for name, value in self.weights.read(self.names).items():
             self._read.update(self.streams[name].needed(99))
@@ -96,8 +96,8 @@ class ProgressiveWeights:
             made[name] = _numbers(value, self.dtypes[name], self.is_wide)
         return made
 
-    def strange(self) -> str | None:
-        """A tensor that has something else than numbers: NaN or infinite, as its leading plane tells."""
+    def nonfinite_tensor(self) -> str | None:
+        """The name of a tensor with NaN or infinite weights, by its leading plane; None if there is none."""
         bad = (name for name, box in self.boxes.items() if not np.isfinite(box.size).all())
         return next(bad, None)
 
@@ -121,7 +121,7 @@ def _checked_names(weights: Weights, network: Network) -> list[str]:
 
 def _streams(member: ManifestEntry, store: ParameterStore | None) -> Streams:
     dtype = dtype_named(member.dtype)
-    if store is None or not member.id:  # a file of a run: its planes lie side by side
+    if store is None or not member.id:  # a state file of a run: its planes are contiguous
         words = word_count(dtype, member.shape)
         key = member.id or f"file {id(member)}"
         return Streams(tuple({(key, n): words for n in range(k)} for k in range(1, dtype.planes + 1)))
@@ -131,7 +131,7 @@ def _streams(member: ManifestEntry, store: ParameterStore | None) -> Streams:
 
 
 def _needed(chain: Iterable[StoredTensor], planes: int, dtype: DType) -> dict[tuple[str, int], int]:
-    """The streams that so many planes of the head of a chain are made of: see regatta/store/reader.py."""
+    """The streams that hold the first planes of the head of a chain: see regatta/store/reader.py."""
     found, apart = {}, planes < dtype.planes
     for stored in chain:
         apart = apart and ENCODINGS[stored.encoding].progressive

@@ -1,4 +1,4 @@
-"""What an evaluation answers with."""
+"""The result of an evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regatta.repo.catalog.records import Records, table_html
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of an evaluation: what was read for it, all bytes until then, and how many inputs became certain.
+    """One step of an evaluation: what it read, all bytes so far, and the number of inputs that became certain.
 
     `intervals` of them by intervals alone, `backward` by the bound that goes back through the network, `computed` by
     evaluating the model with all weights.
@@ -36,7 +36,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Labels of inputs, and what they cost.
+    """Labels of inputs, and the bytes read.
 
     `labels` are class numbers, or for the k best rows of k of them in ascending order. They are those of full precision
     where `certain`: everywhere, but for a given number of planes or a budget. `stage` is the number of the stage that
@@ -57,19 +57,19 @@ class Evaluation:
 
     @property
     def share(self) -> float:
-        """Bytes of weights read, of those that full precision reads."""
+        """Bytes of weights read, as a share of those that full precision reads."""
         return self.bytes_read / self.bytes_full if self.bytes_full else 1.0
 
     @property
     def mean_share(self) -> float:
-        """The same for an input on its own, in the mean: it needs no more than had been read when it was decided."""
+        """The share that a single input needs on average: the bytes read when its label became certain."""
         if not len(self.labels) or not self.bytes_full:
             return self.share
         read = np.array([stage.bytes for stage in self.stages] + [self.bytes_read], np.float64)
         return float(read[self.stage].mean() / self.bytes_full)
 
     def summary(self) -> dict[str, Any]:
-        """All but the labels, fit for JSON."""
+        """Everything but the labels, as JSON values."""
         return {
             "version": self.version,
             "precision": self.precision,

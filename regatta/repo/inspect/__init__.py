@@ -1,4 +1,4 @@
-"""Weights and networks looked at: for `desc`, `diff` and their pages.
+"""Layers of networks and distributions of weights, for `desc`, `diff` and their pages.
 
 layers.py          networks layer by layer
 parameters.py      how each tensor is distributed and stored

@@ -1,9 +1,9 @@
-"""How the weights of a tensor are distributed, told from its leading planes.
+"""The distribution of the weights of a tensor, from its leading planes.
 
 Two planes hold the top 16 bits of a float: sign, exponent and the first bits of the mantissa. There are 65,536 such
-codes, so a tensor is counted by code, once, and all else is computed from the counts: between what its mean and norm
-lie, and its histogram. The bins of a histogram are powers of two wide, so that each code falls into one of them as a
-whole: a histogram is exact, though half of the bytes were never read.
+codes. A tensor is counted by code once; bounds on its mean and norm, and its histogram, are computed from the counts.
+The width of a histogram bin is a power of two, so each code falls wholly into one bin. A histogram is therefore exact,
+although half of the bytes were never read.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from regatta.store.slices import PartialTensor
 
 Floats: TypeAlias = NDArray[np.float64]
 
-PLANES = 2  # that are read of floats
-SIDE = 32  # bins on either side of zero at most, beyond which all is counted together
+PLANES = 2  # read of floats
+MAX_SIDE_BINS = 32  # on either side of zero; values beyond them are counted together
 NEARLY_ALL = 0.995  # of the weights lie within the bins
-CHUNK = 2**16  # elements at a time: their float64 stay in the cache
-SLACK = 1e-13  # of rounding, in sums of float64 by NumPy, relative: far above what they can be wrong by
+CHUNK_ELEMENTS = 2**16  # as float64 they stay in the cache
+SLACK = 1e-13  # relative; far above the rounding error of float64 sums by NumPy
 BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Interval(NamedTuple):
-    """Between what a number lies; both ends are it where it is known."""
+    """Bounds on a number; the ends are equal if the number is known."""
 
     low: float
     high: float
@@ -51,15 +51,15 @@ class Interval(NamedTuple):
         half = (self.high - self.low) / 2
         if half <= 5e-5 * abs(self.middle):
             return f"{self.middle:.4g}"
-        known = math.floor(math.log10(abs(self.middle) / half)) + 1 if self.middle else 1  # digits that say something
+        known = math.floor(math.log10(abs(self.middle) / half)) + 1 if self.middle else 1  # significant digits
         return f"{self.middle:.{min(4, max(1, known))}g}±{half:.1g}"
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of bins of one width, the first of which begins at `first` widths; and of what lies beyond them.
+    """Counts of bins of equal width, from `first` times the width on, and of values below and above them.
 
-    A bin has its end that is nearer to zero, and not the other.
+    A bin includes its end nearer to zero, and not the other.
     """
 
     width: float
@@ -73,7 +73,7 @@ class Histogram:
         return [self.width * (self.first + place) for place in range(len(self.counts) + 1)]
 
     def draw(self, width: int = 24) -> str:
-        """In one line of text: a bar for each bin, or for several where they are more than the width."""
+        """The histogram in one line of text, with a bar for one or several bins."""
         if not self.counts:
             return ""
         step = -(-len(self.counts) // width)
@@ -84,7 +84,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Distribution:
-    """What is known of the weights of one tensor; `planes` of its `all_planes` were read for it."""
+    """The distribution of the weights of one tensor, from `planes` of its `all_planes` planes."""
 
     name: str
     dtype: str
@@ -111,7 +111,7 @@ class Distribution:
         return self.planes >= self.all_planes
 
     def row(self) -> dict[str, Any]:
-        """Flat, for a table: of what lies between bounds, the middle."""
+        """Flat, for a table; bounds are given by their middle."""
         known = {key: value for key, value in asdict(self).items() if key != "histogram"}
         known = {key: Interval(*value).middle if key in INTERVALS else value for key, value in known.items()}
         return {**known, "bytes": self.bytes, "histogram": self.histogram.draw()}
@@ -122,7 +122,7 @@ INTERVALS = ("least", "greatest", "mean", "deviation", "norm")
 
 @dataclass(frozen=True)
 class MagnitudeCounts:
-    """How often each magnitude occurs: it lies from `near` to `far`, `negative` or not; what is not finite is apart."""
+    """The count of each magnitude, which is between `near` and `far`; values that are not finite are counted apart."""
 
     near: Floats
     far: Floats
@@ -136,7 +136,7 @@ class MagnitudeCounts:
 
     @property
     def exponent(self) -> int:
-        """Nearly all magnitudes are below two to the power of it, and one more."""
+        """Nearly all magnitudes are below two to the power of this exponent plus one."""
         if not self.count or not self.near.any():
             return 0
         order = np.argsort(self.near)
@@ -146,11 +146,11 @@ class MagnitudeCounts:
 
     @property
     def side(self) -> int:
-        """How many bins on either side of zero tell something of so many weights: a power of two."""
-        return min(SIDE, max(4, 1 << math.ceil(math.log2(max(1, self.count)) / 3)))
+        """The number of bins on either side of zero that suits the number of weights: a power of two."""
+        return min(MAX_SIDE_BINS, max(4, 1 << math.ceil(math.log2(max(1, self.count)) / 3)))
 
     def by_bin(self, exponent: int, side: int) -> NDArray[np.int64]:
-        """Counts of all bins, from what lies below them to what lies beyond."""
+        """Counts of all bins, with the values below them first and the values above them last."""
         with np.errstate(over="ignore"):
             steps = np.minimum(np.floor(np.ldexp(self.near, -_bin_exponent(exponent, side))), side).astype(np.int64)
         bins = np.where(self.negative, -1 - steps, steps)
@@ -158,7 +158,7 @@ class MagnitudeCounts:
 
 
 def count_magnitudes(value: PartialTensor) -> MagnitudeCounts:
-    """Count a tensor by its codes, or by its numbers where they are no codes."""
+    """Count a tensor by its codes, or by its values if its type has no codes."""
     dtype, words = value.dtype, value.words.reshape(-1)
     if _has_codes(dtype):
         counts = sum((np.bincount(codes, minlength=2**16) for codes in _codes(words, dtype)), np.zeros(2**16, np.int64))
@@ -197,7 +197,7 @@ def histogram(found: MagnitudeCounts) -> Histogram:
 
 
 def histogram_distance(left: MagnitudeCounts, right: MagnitudeCounts) -> float:
-    """The share of weights that would have to move for one histogram to be the other, in bins that fit both."""
+    """The share of weights in other bins, when both histograms use the same bins."""
     if not left.count or not right.count:
         return math.nan
     exponent, side = max(left.exponent, right.exponent), min(left.side, right.side)
@@ -206,7 +206,7 @@ def histogram_distance(left: MagnitudeCounts, right: MagnitudeCounts) -> float:
 
 
 def describe_tensor(name: str, value: PartialTensor, **stored: Any) -> Distribution:
-    """All that is told of a tensor by what was read of it."""
+    """The distribution of a tensor, from the planes that were read."""
     found = count_magnitudes(value)
     sums = _exact_sums(value, found) if value.exact else _bounded_sums(found)
     return Distribution(
@@ -216,12 +216,12 @@ def describe_tensor(name: str, value: PartialTensor, **stored: Any) -> Distribut
 
 
 def norm(value: PartialTensor, found: MagnitudeCounts) -> Interval:
-    """Between what the square root of the sum of squares lies, of the numbers that are finite."""
+    """Bounds on the root of the sum of squares of the finite values."""
     return (_exact_sums(value, found) if value.exact else _bounded_sums(found))[-1]
 
 
 def distance(left: PartialTensor, right: PartialTensor) -> Interval:
-    """Between what the norm of the difference of two tensors lies, over the elements that are finite in both."""
+    """Bounds on the norm of the difference of two tensors, over the elements that are finite in both."""
     low = high = largest = 0.0
     for (a, b), (c, d) in zip(_intervals(left), _intervals(right), strict=True):
         with np.errstate(invalid="ignore"):
@@ -230,7 +230,7 @@ def distance(left: PartialTensor, right: PartialTensor) -> Interval:
         if not finite.all():
             apart, wide = apart[finite], wide[finite]
         top = float(wide.max(initial=0.0))
-        if top > largest:  # the sums so far, in units of the new largest: squares neither overflow nor vanish
+        if top > largest:  # rescale the sums to the new largest, so that squares neither overflow nor vanish
             low, high = (each * (largest / top) ** 2 for each in (low, high))
             largest = top
         if largest:
@@ -242,7 +242,7 @@ def distance(left: PartialTensor, right: PartialTensor) -> Interval:
 
 
 def _bounded_sums(found: MagnitudeCounts) -> tuple[Interval, Interval, Interval, Interval, Interval]:
-    """Least, greatest, mean, deviation and norm, between the bounds of each code."""
+    """Least, greatest, mean, deviation and norm, from the bounds of each code."""
     if not found.count:
         return (Interval(math.nan, math.nan),) * 4 + (Interval(0.0, 0.0),)
     low = np.where(found.negative, -found.far, found.near)
@@ -253,7 +253,7 @@ def _bounded_sums(found: MagnitudeCounts) -> tuple[Interval, Interval, Interval,
     mean = float((weights * middle).sum())
     reach = float((weights * radius).sum()) + SLACK
     spread = math.sqrt(float((weights * np.square(middle - mean)).sum()))
-    # A deviation is a norm over the root of the count: it moves by no more than its numbers do.
+    # A deviation is a norm over the root of the count, so it changes by no more than its numbers do.
     slip = math.sqrt(float((weights * np.square(radius)).sum())) + SLACK
     squares = [math.sqrt(float((found.counts * np.square(each / scale)).sum())) for each in (found.near, found.far)]
     known = bool((found.near == found.far).all())
@@ -271,7 +271,7 @@ def _bounded_sums(found: MagnitudeCounts) -> tuple[Interval, Interval, Interval,
 def _exact_sums(
     value: PartialTensor, found: MagnitudeCounts
 ) -> tuple[Interval, Interval, Interval, Interval, Interval]:
-    """The same from whole numbers."""
+    """The same from exact values."""
     if not found.count or bool((found.near == found.far).all()):
         return _bounded_sums(found)
     scale = float(found.far.max())
@@ -300,7 +300,7 @@ def _interval(middle: float, radius: float = 0.0, least: float = -math.inf) -> I
 
 
 def _bin_exponent(exponent: int, side: int) -> int:
-    """So many bins of that power of two reach up to the end of the exponent."""
+    """The exponent of the width with which `side` bins reach two to the power of `exponent` plus one."""
     return exponent + 1 - (side.bit_length() - 1)
 
 
@@ -309,23 +309,25 @@ def _has_codes(dtype: DType) -> bool:
 
 
 def _codes(words: Words, dtype: DType) -> Iterator[NDArray[np.uint16]]:
-    """The top 16 bits of the words, some at a time."""
+    """The top 16 bits of the words, in chunks."""
     shift = dtype.word.type(max(0, dtype.bits - 16))
-    for at in range(0, len(words), CHUNK):
-        yield (words[at : at + CHUNK] >> shift).astype(np.uint16)
+    for at in range(0, len(words), CHUNK_ELEMENTS):
+        yield (words[at : at + CHUNK_ELEMENTS] >> shift).astype(np.uint16)
 
 
 def _intervals(value: PartialTensor) -> Iterator[tuple[Floats, Floats]]:
-    """The bounds of the elements, some at a time, as float64."""
+    """The bounds of the elements as float64, in chunks."""
     dtype, words = value.dtype, value.words.reshape(-1)
     if _has_codes(dtype) and (not value.exact or dtype.width_bytes <= 2):
         low, high = _bounds_of_codes(dtype.name)
         for codes in _codes(words, dtype):
             yield low[codes], high[codes]
         return
-    for at in range(0, len(words), CHUNK):
+    for at in range(0, len(words), CHUNK_ELEMENTS):
         with np.errstate(invalid="ignore"):  # a signalling NaN
-            low, high = (each.astype(np.float64) for each in bounds(words[at : at + CHUNK], value.planes, dtype))
+            low, high = (
+                each.astype(np.float64) for each in bounds(words[at : at + CHUNK_ELEMENTS], value.planes, dtype)
+            )
         yield low, high
 
 

@@ -1,7 +1,7 @@
-"""Networks of versions, layer by layer, and what two of them differ in.
+"""The layers of networks, and the differences between two networks.
 
-A network that is one of `regatta.network` is aligned with another by its graph; one that somebody else wrote into the
-catalog, which may be any graph, by the ids of its nodes.
+Two networks of `regatta.network` are aligned by their graphs. Other graphs in the catalog are aligned by the ids of
+their nodes.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class LayerDifference:
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        said = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in self.changes.items())
-        return {"what": self.what, "kind": self.kind, "left": self.left, "right": self.right, "changes": said}
+        changes = ", ".join(f"{name} {a} -> {b}" for name, (a, b) in self.changes.items())
+        return {"what": self.what, "kind": self.kind, "left": self.left, "right": self.right, "changes": changes}
 
 
 @dataclass(frozen=True)
 class NetworkDifference:
-    """What two networks differ in; the expressions are those of `regatta.network.expression`."""
+    """The differences between two networks; the expressions are those of `regatta.network.expression`."""
 
     layers: Records[LayerDifference]
     left_expression: str | None = None
@@ -69,7 +69,7 @@ class NetworkDifference:
 
 
 def layers_of(network: Mapping[str, Any] | None) -> Records[NetworkLayer]:
-    """The nodes of a network in the order in which they are written."""
+    """The nodes of a network, in their order in the file."""
     if network is None:
         return Records()
     sources: dict[str, dict[int, str]] = {node["id"]: {} for node in network["nodes"]}
@@ -81,7 +81,7 @@ def layers_of(network: Mapping[str, Any] | None) -> Records[NetworkLayer]:
 
 
 def read_network(network: Mapping[str, Any] | None) -> Network | None:
-    """The network, where it is one that can be computed with."""
+    """The network, if it is one of `regatta.network`."""
     from regatta.network import from_json
 
     if network is None or network.get("format") != "regatta.network":
@@ -93,7 +93,7 @@ def read_network(network: Mapping[str, Any] | None) -> Network | None:
 
 
 def expression_of(network: Mapping[str, Any] | None) -> str | None:
-    """The architecture as a regular expression over the kinds of layers; None where the network is of another make."""
+    """The architecture as a regular expression over the kinds of layers; None for other graphs."""
     from regatta.network import expression
 
     found = read_network(network)
@@ -101,7 +101,7 @@ def expression_of(network: Mapping[str, Any] | None) -> str | None:
 
 
 def compare_networks(left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> NetworkDifference:
-    """What differs, in the order of the left network."""
+    """The differences, in the order of the left network."""
     if left == right:
         same = [LayerDifference("same", layer.kind, layer.id, layer.id) for layer in layers_of(left)]
         found = expression_of(left)
@@ -127,7 +127,7 @@ def _layer(node: Mapping[str, Any], sources: Mapping[int, str]) -> NetworkLayer:
 
 
 def _parameters(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Those that are written as ours are; any node may have a field of that name."""
+    """The parameters of a node in our format; other graphs may use a field of that name for something else."""
     known = node.get("parameters", ())
     listed = known if isinstance(known, list) else []
     return [
@@ -161,7 +161,7 @@ def _by_id(left: Records[NetworkLayer], right: Records[NetworkLayer]) -> Iterato
 
 
 def _aligned(left: Network, right: Network, aligned: Alignment) -> Iterator[LayerDifference]:
-    """Pairs in the order of the left network; what only the right has follows the pair that it comes after there."""
+    """Pairs in the order of the left network; layers of the right only follow their predecessor."""
     partner = {pair.right: pair.left for pair in aligned.pairs}
     added: dict[str | None, list[str]] = {}
     last: str | None = None

@@ -1,7 +1,6 @@
-"""The weights of versions: how each tensor is distributed and stored, and how far the tensors of two are apart.
+"""The distribution and storage of each tensor of a version, and the distances between the tensors of two versions.
 
-Of floats only the leading planes are read, unless all are asked for; of equal tensors nothing is, for equal tensors
-have equal ids.
+Only the leading planes of floats are read, unless `exact`. Equal tensors have equal ids, so nothing of them is read.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
 ALL_PLANES = 16  # more than any type has
-TOGETHER = 2**26  # elements that are read at once, but for a single tensor that has more
-SMALL = 2**12  # elements of a tensor of which half the bytes are not worth the doubt
+BATCH_ELEMENTS = 2**26  # read at once, except for a single larger tensor
+SMALL_ELEMENTS = 2**12  # tensors up to this size are read in full
 
 
 @dataclass(frozen=True)
 class ParameterDifference:
     """A tensor of the left version, of the right one, or a pair.
 
-    `what` is "same" (bit for bit), "changed", "reshaped", "removed" (only the left has it) or "added". What is None was
-    not read, as of equal tensors, or has no meaning, as a distance where shapes differ.
+    `what` is "same" (bit for bit), "changed", "reshaped", "removed" (only the left has it) or "added". A field is
+    None if it was not read, as for equal tensors, or has no meaning, as a distance between different shapes.
     """
 
     what: str
@@ -55,7 +54,7 @@ class ParameterDifference:
     planes: int = 0
     norms: tuple[Interval | None, Interval | None] = (None, None)
     distance: Interval | None = None
-    moved: float | None = None  # the share of weights that lie in another bin of the histogram
+    moved: float | None = None  # the share of weights in another bin of the histogram
     histograms: tuple[Histogram | None, Histogram | None] = (None, None)
 
     @property
@@ -83,7 +82,7 @@ class ParameterDifference:
 def distributions(
     store: ParameterStore | None, weights: Weights, names: Iterable[str] | None = None, exact: bool = False
 ) -> Records[Distribution]:
-    """How the tensors of a snapshot are distributed; with a store, how much of it each takes."""
+    """The distributions of the tensors of a snapshot; with a store, also their stored sizes."""
     found: Records[Distribution] = Records()
     for some in _batches(weights.members, weights.members if names is None else names):
         read = _read(weights, some, exact)
@@ -119,12 +118,12 @@ def _paired(
 
 
 def _identity(weights: Weights, name: str) -> str:
-    """The id of a tensor: equal ones have equal ids. Of a state that is still a file it is computed."""
+    """The id of a tensor: equal tensors have equal ids. For a state file it is computed."""
     return weights.members[name].id or as_tensor(name, weights[name]).id
 
 
 def _changed(left: Weights, right: Weights, pairs: Mapping[str, str], exact: bool) -> dict[str, ParameterDifference]:
-    """The pairs that are not equal, by the name on the left; of the others nothing is read."""
+    """The pairs that are not equal, by the name on the left; equal pairs are not read."""
     apart = [name for name, other in pairs.items() if _identity(left, name) != _identity(right, other)]
     found: dict[str, ParameterDifference] = {}
     for some in _batches(left.members, apart):
@@ -156,12 +155,12 @@ def _unread(
 
 
 def _batches(members: Mapping[str, ManifestEntry], names: Iterable[str]) -> Iterator[list[str]]:
-    """Names in their order, as many at a time as fit into memory with ease."""
+    """Names in their order, in batches of BATCH_ELEMENTS."""
     some: list[str] = []
     size = 0
     for name in names:
         count = math.prod(members[name].shape)
-        if some and size + count > TOGETHER:
+        if some and size + count > BATCH_ELEMENTS:
             yield some
             some, size = [], 0
         some.append(name)
@@ -171,7 +170,7 @@ def _batches(members: Mapping[str, ManifestEntry], names: Iterable[str]) -> Iter
 
 
 def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, PartialTensor]:
-    """The leading planes of floats; all of what is small, and of integers, whose leading planes say little."""
+    """The leading planes of large floats; small tensors and integers are read in full."""
     wanted = list(dict.fromkeys(names))
     partly = {name for name in wanted if not exact and _is_large(weights.members[name])}
     rest = [name for name in wanted if name not in partly]
@@ -180,7 +179,7 @@ def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, Part
 
 
 def _is_large(member: ManifestEntry) -> bool:
-    return dtype_named(member.dtype).kind == "float" and math.prod(member.shape) > SMALL
+    return dtype_named(member.dtype).kind == "float" and math.prod(member.shape) > SMALL_ELEMENTS
 
 
 def _stored(store: ParameterStore | None, member: ManifestEntry) -> dict[str, Any]:
