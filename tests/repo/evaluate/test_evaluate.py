@@ -283,7 +283,7 @@ def test_what_is_wrong_is_said(repo: Repo, digits: Any) -> None:
     with pytest.raises(UsageError, match="no network") as raised:
         repo.evaluate("bare", x)
     assert "network=" in str(raised.value)
-    with pytest.raises(UsageError, match="not one that can be run"):
+    with pytest.raises(UsageError, match="cannot be run"):
         repo.evaluate("strange", x)
     with pytest.raises(DataError, match=r"do not have '4.bias'"):
         repo.evaluate("lacking", x)
