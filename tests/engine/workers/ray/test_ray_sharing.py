@@ -77,7 +77,7 @@ def test_shared_on_ray_or_not_the_bits_are_the_same(data: Dataset, tmp_path: Pat
     workers = {worker.info["pid"] for worker in run.record.workers.values()}
     preprocessing = {int(pid) for pid, seed in logged_lines(log) if seed in seeds(data, range(1, EPOCHS + 1))}
     assert preprocessing.isdisjoint(workers)
-    assert soon(lambda: not any(map(is_running, preprocessing | workers)), 30.0)
+    assert soon(lambda: not any(map(is_running, preprocessing | workers)))
 
 
 def test_a_transform_that_raises_fails_its_configuration_with_its_traceback(data: Dataset, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ class Desk:
 def call(actor: Any, name: str, *arguments: Any) -> Any:
     import ray
 
-    return ray.get(getattr(actor, name).options(concurrency_group="read").remote(*arguments), timeout=120)
+    return ray.get(getattr(actor, name).options(concurrency_group="read").remote(*arguments), timeout=300)
 
 
 def equal(found: Any, wanted: Any) -> bool:
@@ -223,9 +223,9 @@ def test_readers_share_one_block_and_release_it(opened: Any) -> None:
             call(reader, "release", key)
     assert len(desk.broker.preprocess_workers()) == 1
     assert 1 <= len(desk.broker._blocks) <= 2
-    assert soon(lambda: ray.available_resources()["object_store_memory"] < free, 30.0)
+    assert soon(lambda: ray.available_resources()["object_store_memory"] < free)
     desk.close()
-    assert soon(lambda: ray.available_resources()["object_store_memory"] >= free, 30.0)
+    assert soon(lambda: ray.available_resources()["object_store_memory"] >= free)
 
 
 def test_a_killed_preprocess_worker_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
