@@ -36,7 +36,7 @@ LOG_TAIL_LINES = 20
 
 
 @dataclass
-class _Member:
+class _WorkerProcess:
     process: StartedProcess | None  # None: a worker that joined, and is not started again
     socket: Socket
     ready: bool = False
@@ -76,7 +76,7 @@ class ProcessPool:
         self._cluster = cluster
         self._logs = setup.logs
         self._setup = cloudpickle.dumps(setup)
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, _WorkerProcess] = {}
         self._failed_starts = dict.fromkeys(self.workers, 0.0)
         self._joined = 0
         self._woken, self._waker = Pipe(duplex=False)
@@ -120,7 +120,7 @@ class ProcessPool:
         threads, device = self._cluster.threads or 1, wishes.get("device")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.send_bytes(json.dumps({"welcome": name, "threads": threads}).encode())
-        self._members[name] = _Member(None, connection)
+        self._members[name] = _WorkerProcess(None, connection)
         device = device if isinstance(device, str) else self._cluster.device
         workers = len(self.workers) + self._joined
         self._send(name, WorkerArguments(name, workers - 1, device, threads, self._setup, workers))
@@ -162,7 +162,7 @@ class ProcessPool:
             theirs.close()
             if blocks is not None:
                 blocks.close()
-        self._members[name] = _Member(process, ours, pid=process.pid)
+        self._members[name] = _WorkerProcess(process, ours, pid=process.pid)
         index = self.workers.index(name)
         rest = self._setup, len(self.workers), begun, self._preprocess
         self._send(name, WorkerArguments(name, index, self._cluster.device, threads, *rest))
