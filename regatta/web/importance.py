@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from regatta.format import count
 from regatta.web.scales import Axis
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _comparable(record: RunRecord, axes: Sequence[Axis]) -> _Sample | str:
         f"From {len(found)} configurations, by their best {record.metric} up to epoch {epoch}": True,
         f"{short} others stopped earlier or have no number": short,
         f"{children} that started from the state of another one are left out": children,
-        f"{outliers} outliers are clipped": outliers,
+        f"{count(outliers, 'outlier')} clipped": outliers,
         "hyperparameters that only some have are left out": len(whole) < len(axes),
     }
     return _Sample(whole, rows, targets, "; ".join(text for text, holds in remarks.items() if holds) + ".")

@@ -63,7 +63,7 @@ def test_it_prints_what_was_read_for_what(here: Any, capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert out.startswith("model@1: 50 inputs, accuracy 1.0000\n")
     assert "2 leading planes" in out
-    assert "an input on its own needs" in out
+    assert "a single input needs" in out
     assert "not certain" not in out
 
 

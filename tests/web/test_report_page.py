@@ -158,7 +158,7 @@ def test_a_thousand_configurations_of_81_epochs_stay_small(tmp_path: Path) -> No
 
 
 def test_of_very_many_the_worst_are_left_out(monkeypatch: pytest.MonkeyPatch, made: RunRecord) -> None:
-    monkeypatch.setattr("regatta.web.report_page.MOST_CONFIGS", 5)
+    monkeypatch.setattr("regatta.web.report_page.MAX_CONFIGS", 5)
     data = page_data(run_of(made))
     assert [config["id"] for config in data["configs"]] == [config.id for config in made.leaderboard()[:5]]
     assert data["run"]["configs"] == 8

@@ -125,7 +125,7 @@ def test_the_data_of_a_page(repo: Repo) -> None:
 
 
 def test_a_network_that_is_too_large_is_not_drawn(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_page, "MOST_NODES", 3)
+    monkeypatch.setattr(version_page, "MAX_NODES", 3)
     found = version_page.network_data(repo.portrait("net").layers)
     assert found is not None and not found["boxes"] and len(found["nodes"]) == 7
 
