@@ -94,18 +94,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if name == "tests/" or is_collected(name) else True
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose the quick tests, if only those are wanted. The tests of a group go to one process, long groups first."""
+    """Choose the quick tests, if only those are wanted; the longest groups come first."""
     if config.getoption("--quick"):
         listed = frozenset() if config.getoption("--write-quick-list") else read_list()
         quick = [item for item in items if is_quick(item, listed)]
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item, listed)])
         items[:] = quick
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
-        items.sort(key=weight_of)
+    items.sort(key=weight_of)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadscope`, the tests of a group go to one process."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,11 +25,11 @@ LONGEST = (
 _SINGLE = ("tests/test_documents.py", "tests/test_examples.py")  # each of their tests is a group
 
 
-def group_of(item: pytest.Item) -> str:
-    file = item.nodeid.partition("::")[0]
+def group_of(test: str) -> str:
+    file = test.partition("::")[0]
     if file.startswith("tests/engine/workers/ray/"):
         return "ray"
-    return item.nodeid if file in _SINGLE else file
+    return test if file in _SINGLE else file
 
 
 def weight_of(item: pytest.Item) -> int:
