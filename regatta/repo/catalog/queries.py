@@ -19,7 +19,7 @@ VERSION = (
 
 @dataclass(frozen=True)
 class Filters:
-    """All that is given has to hold. `where` has a value, or several of which one is enough, by hyperparameter."""
+    """Filters that must all match. `where` has a value, or a list of alternative values, by hyperparameter."""
 
     name: str | None = None  # or a pattern with * and ?
     search: str | None = None

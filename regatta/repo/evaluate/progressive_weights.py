@@ -1,7 +1,7 @@
-"""The weights of a snapshot as far as they have been read: a box for each, and the bytes that it took.
+"""The weights of a snapshot as far as they have been read: bounds for each weight, and the bytes read.
 
-A stream of the store counts once, whoever needed it: the planes of a tensor, and those of the bases that it is a delta
-to. What is not stored in planes is read whole.
+Each stream of the store counts once: the planes of a tensor, and those of the bases of its deltas. Tensors that are not
+stored in planes are read in full.
 """
 
 from __future__ import annotations

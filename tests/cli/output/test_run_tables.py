@@ -105,7 +105,7 @@ def test_one_configuration_shows_its_epochs_visits_and_traceback(made: RunRecord
     assert "ValueError: bad luck" in table.below[0]
 
 
-def test_long_tables_are_laid_out_as_short_ones_are(
+def test_long_tables_have_the_layout_of_short_ones(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = [run_tables.left("name"), run_tables.right("長い"), run_tables.left("")]
@@ -113,6 +113,6 @@ def test_long_tables_are_laid_out_as_short_ones_are(
     table = run_tables.Table(columns, rows, above=("above",), below=("below",))
     ui.write_table(table)
     drawn = capsys.readouterr().out
-    monkeypatch.setattr(ui, "MANY", 2)
+    monkeypatch.setattr(ui, "MAX_RICH_ROWS", 2)
     ui.write_table(table)
     assert capsys.readouterr().out == drawn

@@ -1,4 +1,4 @@
-// What each configuration was given: a bar from its birth to its last epoch, rungs across, lines from parents to children.
+// The budget of each configuration: a bar from its start to its last epoch, with rungs, and lines from parents to children.
 
 const MOST_ROWS = 240;
 
@@ -6,12 +6,12 @@ class Budget extends Plot {
   constructor(place, data, hooks) {
     super(place, data, hooks);
     const budgets = new Set(data.configs.map((config) => config.epoch));
-    this.unit = budgets.size > 1 ? "epochs" : "seconds"; // bars of one length say nothing
+    this.unit = budgets.size > 1 ? "epochs" : "seconds"; // bars of equal length show nothing
     this.kin = data.configs.some((config) => config.parent !== null);
     this.begin();
   }
 
-  // Longest first, so that rungs are steps; with parents, each child below its own.
+  // Longest first, so that rungs are steps; a child stands below its parent.
   order() {
     const { configs } = this.data;
     const numbers = configs.map((_, number) => number);

@@ -1,4 +1,4 @@
-// Learning curves: a line for each configuration, its best value marked, × where it was not a number.
+// Learning curves: a line for each configuration, its best value marked, and × for values that are not numbers.
 
 const SIZE = { width: 720, height: 400, left: 56, right: 16, top: 14, bottom: 38 };
 

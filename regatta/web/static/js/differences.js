@@ -1,4 +1,4 @@
-// The page of what versions differ in.
+// The page of `diff`.
 
 const data = JSON.parse($("data").textContent);
 const labels = data.versions.map((version) => version.label);
@@ -36,7 +36,7 @@ function renamed(left, right) {
   return left && right && left !== right ? `${left} → ${right}` : left ?? right;
 }
 
-// The other network with its changes framed; what was chosen is told beside it.
+// The other network with its changes framed; details of the chosen box are beside it.
 function drawn(each, label) {
   const place = make("div", { className: "plot canvas" }), detail = make("aside", {});
   const happened = new Map(each.layers.filter((layer) => layer.right).map((layer) => [layer.right, layer]));
@@ -67,7 +67,7 @@ function layers(each, of, label) {
   const expressions = before !== null && before !== after ? [make("p", { className: "help", textContent: `− ${before}` }), make("p", { className: "help", textContent: `+ ${after}` })] : [];
   const [picture, begin] = each.drawn ? drawn(each, label) : [null, () => {}];
   const note = `${each.same_layers} ${each.same_layers === 1 ? "layer is" : "layers are"} the same`;
-  pictures.push(begin); // drawn when the place is in the page and has a width
+  pictures.push(begin); // drawn once its element is in the page and has a width
   return [section(`Network${of}`, note, ...expressions, rows(["", "layer", "kind", ""], lines), ...(picture ? [picture] : []))];
 }
 

@@ -1,14 +1,14 @@
-// The page: header, timeline, curves and the table of configurations, which light up together.
+// The page: header, timeline, curves and the table of configurations, which are highlighted together.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-// Hues a golden angle apart stay apart however many there are; lightness alternates from the ninth on.
+// Hues a golden angle apart stay distinct for any number of models; lightness alternates from the ninth on.
 function colourOf(number) {
   const hue = (25 + number * 137.508) % 360;
   const shift = [0, -0.12, 0.1][Math.floor(number / 8) % 3];
   return `oklch(calc(var(--unit-lightness) + ${shift}) var(--unit-chroma) ${hue.toFixed(1)})`;
 }
 
-// A canvas knows no custom properties and is quickest with plain RGB, so one pixel is painted and read back.
+// A canvas does not support custom properties and is fastest with plain RGB, so one pixel is painted and read back.
 function resolved(colour) {
   const probe = make("i");
   probe.style.color = colour;
@@ -53,7 +53,7 @@ function drawHeader() {
   }
 }
 
-// Table of configurations: the legend of both pictures
+// Table of configurations: the legend of both charts
 
 function drawConfigs() {
   const numeric = (name) => data.configs.every((config) => typeof config.values[name] === "number");
@@ -93,7 +93,7 @@ function remark(config) {
   return lost ? `NaN at epoch ${lost[0]}` : "";
 }
 
-// Lighting up
+// Highlighting
 
 function light(number) {
   const lit = number ?? pinned;
@@ -110,7 +110,7 @@ function pin(number) {
   light(pinned);
 }
 
-// What a unit was
+// Details of a unit
 
 function describe(unit) {
   const units = data.units;

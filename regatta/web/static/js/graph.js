@@ -1,4 +1,4 @@
-// A network as boxes in rows, drawn where the layout has put them; one box may be chosen.
+// A network as boxes in rows, at the positions of the layout; one box can be chosen.
 
 const LEAST = 0.25, LEGIBLE = 0.6, MARGIN = 8;
 
@@ -80,6 +80,6 @@ class Graph {
     this.svg.setAttribute("height", this.size[1] * this.scale);
   }
 
-  // As wide as its place, but not larger than it is, nor too small to be read.
+  // As wide as its element, but not enlarged, and large enough to read.
   fit() { this.zoom(Math.min(1, Math.max(LEGIBLE, (this.place.clientWidth - 30) / this.size[0]))); }
 }

@@ -1,4 +1,4 @@
-// Histograms, curves and maps of numbers: small pictures on cards.
+// Histograms, curves and maps of numbers: small charts on cards.
 
 const CARD = { width: 260, height: 96, left: 4, right: 4, top: 6, bottom: 18 };
 
@@ -10,13 +10,13 @@ function sized(shape) {
   return shape === null ? "" : shape.length ? shape.map((size) => (size === null ? "n" : size)).join("×") : "scalar";
 }
 
-// A figure, and how far it can be off where not all bytes were read.
+// A figure, with its largest possible error if not all bytes were read.
 function between([low, high] = [null, null]) {
   if (low === null || high === null) return "NaN";
   if (low === high) return figure(low);
   const [middle, half] = [(low + high) / 2, (high - low) / 2];
   if (half <= 5e-5 * Math.abs(middle)) return figure(middle);
-  const known = middle ? Math.floor(Math.log10(Math.abs(middle) / half)) + 1 : 1; // digits that say something
+  const known = middle ? Math.floor(Math.log10(Math.abs(middle) / half)) + 1 : 1; // significant digits
   return `${Number(middle.toPrecision(Math.min(4, Math.max(1, known))))} ± ${Number(half.toPrecision(1))}`;
 }
 
@@ -30,7 +30,7 @@ function barsPath(histogram, place, height, outline) {
   return path;
 }
 
-// One histogram as bars; a second, where there is one, as a line over them. Both as shares, as their sums may differ.
+// One histogram as bars, and an optional second one as a line. Both show shares, since their sums may differ.
 function drawHistogram(histograms, log, label) {
   const svg = shape("svg", { viewBox: `0 0 ${CARD.width} ${CARD.height}`, role: "img", "aria-label": label });
   const known = histograms.filter((histogram) => histogram && histogram.counts.length);

@@ -1,4 +1,4 @@
-// Learning curves: a line for each configuration by its rank's colour, the best one over them all.
+// Learning curves: a line for each configuration in the colour of its rank, with the best one on top.
 
 class Learning extends Plot {
   constructor(place, data, hooks) {
@@ -22,13 +22,13 @@ class Learning extends Plot {
     this.log = this.canLog && (values.at(-1) / values[0] > 50 || this.cut > 0);
   }
 
-  // Where the parent was when a child began with its state: the child's line sets out from there.
+  // The value of the parent when a child started from its state: the line of the child starts there.
   inherited(number) {
     const { parent, born } = this.data.configs[number];
     return parent === null ? [] : this.curves[parent].filter((point) => point[0] === born);
   }
 
-  // One model that diverged must not press all the others flat: what lies far beyond the rest is cut off, and said.
+  // One model that diverged must not flatten all others: values far beyond the rest are cut off, with a note.
   range() {
     const scale = this.log ? Math.log : (v) => v;
     const back = this.log ? Math.exp : (v) => v;
@@ -101,7 +101,7 @@ class Learning extends Plot {
     const points = this.lines[number];
     const mark = shape("g", { class: "line", style: `stroke: ${this.tones[number]}` }, this.group);
     shape("path", { d: pathOf(points) }, mark);
-    points.forEach((point, n) => { // a lone value has no line to be seen by
+    points.forEach((point, n) => { // a single value has no line
       if (point && !points[n - 1] && !points[n + 1]) shape("circle", { cx: point[0], cy: point[1], r: 1.8, style: `fill: ${this.tones[number]}` }, mark);
     });
     return mark;

@@ -1,4 +1,4 @@
-// What all pages share: elements, numbers for people, steps of an axis.
+// Shared by all pages: elements, formatted numbers, steps of an axis.
 
 const $ = (id) => document.getElementById(id);
 
@@ -8,7 +8,7 @@ function make(name, properties = {}, ...children) {
   return element;
 }
 
-// Numbers for people, as the command line writes them
+// Formatted numbers, as on the command line
 
 function seconds(value) {
   if (value < 0.0995) return `${(value * 1e3).toFixed(value < 0.0005 ? 1 : 0)} ms`;

@@ -1,4 +1,4 @@
-// Parallel coordinates: an axis for each value that varied and one for the metric; brushing keeps what passes.
+// Parallel coordinates: an axis for each hyperparameter that varies and one for the metric; brushing selects lines.
 
 class Parallel extends Plot {
   constructor(place, data, hooks) {
@@ -149,7 +149,7 @@ class Parallel extends Plot {
   }
 }
 
-// What a configuration has on an axis; undefined where it has no such value, which null may be as well.
+// The value of a configuration on an axis; undefined if it has none, since null may be a value.
 function valueOf(config, number, axis) {
   if (config.has && !config.has[number]) return undefined;
   const value = config.values[number];

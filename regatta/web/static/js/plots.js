@@ -1,4 +1,4 @@
-// What the pictures of a search share: scales, ticks, colours by rank, the tip beside the pointer.
+// Shared by the charts of a search: scales, ticks, colours by rank, the tooltip.
 
 function ticksOf(low, high, count, log) {
   if (!(high > low)) return [low];
@@ -22,10 +22,10 @@ function ticksOf(low, high, count, log) {
 class Scale {
   constructor({ kind, low, high, words, values }) {
     Object.assign(this, { kind, low, high, words });
-    this.marked = values?.length ? values.map((value) => [value, word(value)]) : null; // few enough to be named
+    this.marked = values?.length ? values.map((value) => [value, word(value)]) : null; // few enough for labels
   }
 
-  // Where a value lies from 0 to 1, or null where it has no place.
+  // The position of a value from 0 to 1, or null if it has none.
   part(value) {
     if (value === null || value === undefined) return null;
     if (this.kind === "words") {
@@ -45,7 +45,7 @@ class Scale {
   }
 }
 
-// As Python writes a value: the words of an axis come from there.
+// A value as Python formats it, since the words of an axis come from Python.
 function spelled(value) {
   return value === null ? "None" : value === true ? "True" : value === false ? "False" : String(value);
 }
@@ -54,7 +54,7 @@ function shortened(text, most) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-// Configurations come best first, so that a number is a rank.
+// Configurations are sorted, best first, so an index is a rank.
 function tones(configs) {
   const ranked = configs.filter((config) => config.best).length;
   return configs.map((config, rank) => (config.best ? `var(--q${Math.min(8, Math.floor((9 * rank) / Math.max(1, ranked)))})` : "var(--none)"));
@@ -72,7 +72,7 @@ function showTip(title, rows, x, y) {
 
 function hideTip() { $("tip").hidden = true; }
 
-// A picture that fills its place, drawn anew when that gets another width.
+// A chart that fills its element, and is drawn again when the width changes.
 class Plot {
   constructor(place, data, hooks) {
     Object.assign(this, { place, data, hooks, tones: tones(data.configs), kept: null, lit: null });
@@ -97,7 +97,7 @@ class Plot {
     return svg;
   }
 
-  // Only some configurations pass what was brushed; null: all.
+  // The configurations that pass the brushes; null means all.
   keep(kept) {
     this.kept = kept;
     this.marks?.forEach((mark, number) => mark?.classList.toggle("out", kept !== null && !kept.has(number)));
@@ -118,7 +118,7 @@ function pathOf(points) {
   return path;
 }
 
-// How far a pointer is above or below a line of points that go from left to right; Infinity beside it.
+// The vertical distance of the pointer from a line of points; Infinity to the left or right of it.
 function distanceTo(points, x, y) {
   let after = points.findIndex((point) => point !== null && point[0] >= x);
   if (after < 0) after = points.length - 1;

@@ -1,4 +1,4 @@
-// The page: header, leaderboard, shares, and the pictures, which light up and are brushed together.
+// The page: header, leaderboard, shares, and the charts, which are highlighted and brushed together.
 
 const data = JSON.parse($("data").textContent);
 const FIRST_ROWS = 100;
@@ -101,7 +101,7 @@ function sortBy(number) {
   fillBoard();
 }
 
-// Nothing comes last in either direction; numbers before words.
+// Missing values come last in either direction; numbers come before words.
 function compare(a, b) {
   if (a === b) return 0;
   if (a === null || a === undefined) return 2;
@@ -179,7 +179,7 @@ function stack(parts, sums, size) {
   }));
 }
 
-// Lighting up and brushing
+// Highlighting and brushing
 
 function light(number) {
   const lit = number ?? pinned;

@@ -1,4 +1,4 @@
-// The timeline: a row for each worker on a canvas, so that tens of thousands of units stay quick to draw.
+// The timeline: a row for each worker on a canvas, so that tens of thousands of units are fast to draw.
 
 const GUTTER = 92; // names of the workers
 const AXIS = 22; // times, above the rows
@@ -32,12 +32,12 @@ class Timeline {
     this.lit = null;
     this.chosen = null;
     this.layer = new OffscreenCanvas(1, 1);
-    [this.from, this.to] = [0, this.length]; // what is seen of it
+    [this.from, this.to] = [0, this.length]; // the visible part
     this.listen();
     this.resize();
   }
 
-  // Times and places
+  // Times and positions
 
   x(time) { return GUTTER + ((time - this.from) / (this.to - this.from)) * this.width; }
   time(x) { return this.from + ((x - GUTTER) / this.width) * (this.to - this.from); }
@@ -59,7 +59,7 @@ class Timeline {
   unitAt(x, y) {
     const row = this.rows[Math.floor((y - AXIS) / this.rowHeight)];
     if (!row || x < GUTTER) return null;
-    const slack = (this.to - this.from) / this.width; // units narrower than a pixel can be met too
+    const slack = (this.to - this.from) / this.width; // also finds units narrower than a pixel
     const unit = row[firstEndingAfter(row, this.ends, this.time(x) - slack)];
     return unit !== undefined && this.units.start[unit] <= this.time(x) + slack ? unit : null;
   }
@@ -72,7 +72,7 @@ class Timeline {
     this.canvas.style.height = `${height}px`;
     this.canvas.width = Math.round(this.canvas.clientWidth * ratio);
     this.canvas.height = Math.round(height * ratio);
-    this.width = this.canvas.clientWidth - GUTTER - 1; // kept: asking for it makes the browser lay the page out
+    this.width = this.canvas.clientWidth - GUTTER - 1; // cached: reading it makes the browser lay out the page
     this.draw();
   }
 
@@ -101,13 +101,13 @@ class Timeline {
     pen.restore();
   }
 
-  // All units in their colours, kept until the view changes: lighting one model up then costs only its own units.
+  // All units in their colours, cached until the view changes, so highlighting a model draws only its own units.
   allUnits(ratio) {
     const { width, height } = this.canvas;
     const seen = [this.from, this.to, width, height, this.tones["--track"]].join();
     if (this.seen === seen) return this.layer;
     this.seen = seen;
-    Object.assign(this.layer, { width, height }); // which clears it
+    Object.assign(this.layer, { width, height }); // this clears it
     const pen = this.layer.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.textBaseline = "middle";
@@ -173,7 +173,7 @@ class Timeline {
     let covered = -Infinity;
     for (let n = firstEndingAfter(row, this.ends, this.from); n < row.length && this.units.start[row[n]] < this.to; n++) {
       const right = this.x(this.ends[row[n]]);
-      if (right - covered < 0.5) continue; // nothing to see beside its neighbour
+      if (right - covered < 0.5) continue; // hidden by its neighbour
       covered = right;
       this.paintUnit(pen, row[n], top);
     }
@@ -206,7 +206,7 @@ class Timeline {
     }
   }
 
-  // Fetching the state is the beginning of a unit.
+  // A unit starts with fetching the state.
   paintHop(pen, unit, left, width, top) {
     const hop = Math.min(width, this.x(this.units.start[unit] + this.units.hop_seconds[unit]) - left);
     if (hop < 1) return;
@@ -304,7 +304,7 @@ class Timeline {
     else if (event.key === "+" || event.key === "=") this.zoom(0.6, this.chosenTime());
     else if (event.key === "-") this.zoom(1 / 0.6, this.chosenTime());
     else if (event.key === "0" || event.key === "Home") this.fit();
-    else if (event.key === "Escape") { this.choose(null); return; } // others let go of theirs too
+    else if (event.key === "Escape") { this.choose(null); return; } // other charts clear their choice as well
     else return;
     event.preventDefault();
   }

@@ -1,4 +1,4 @@
-// The page of a version: what is known of it, then pictures of what it is made of.
+// The page of a version: its metadata, then charts of its network, weights and metrics.
 
 const data = JSON.parse($("data").textContent);
 const tensors = new Map(data.tensors.map((tensor) => [tensor.name, tensor]));
