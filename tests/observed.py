@@ -24,7 +24,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 import regatta
@@ -415,7 +414,8 @@ def _arguments(function: Any) -> Json:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:
         return None
-    return [[each.name, each.kind.name, _default(each.default)] for each in parameters]
+    public = [each for each in parameters if not each.name.startswith("_")]
+    return [[each.name, each.kind.name, _default(each.default)] for each in public]
 
 
 def _default(value: Any) -> str | None:
@@ -525,10 +525,13 @@ def pickles() -> list[Path]:
     return sorted((HERE / "pickles").glob("*.pkl"))
 
 
-def unpickled(name: str) -> regatta.Sweep:
-    """Load a pickled sweep; the files are part of this repository and are trusted."""
-    found: regatta.Sweep = cloudpickle.loads((HERE / "pickles" / f"{name}.pkl").read_bytes())
-    return found
+def unpickled(project: Path, name: str) -> regatta.Sweep:
+    """Load a pickled sweep as that of a run, which is made in the project for this."""
+    run = project / ".regatta" / "runs" / f"pickled-{name}"
+    run.mkdir(parents=True)
+    (run / "sweep.pkl").write_bytes((HERE / "pickles" / f"{name}.pkl").read_bytes())
+    (run / "journal.jsonl").write_bytes((HERE / "journals" / "failed.jsonl").read_bytes())
+    return regatta.open_run(run.name, run.parents[1]).sweep()
 
 
 def told(sweep: regatta.Sweep) -> dict[str, Json]:
