@@ -596,6 +596,14 @@ def _same(one: Json, other: Json) -> bool:
     return type(one) is type(other) and one == other
 
 
+def lost_name(expected: Json, found: Json) -> list[str]:
+    """Why uses of a public name would fail now; empty if they would not."""
+    if found is None:
+        return ["it is gone"]
+    (old, known), (new, now) = (({**each, "arguments": 0}, each.get("arguments")) for each in (expected, found))
+    return [*differences(old, new), *lost_arguments(known, now)]
+
+
 def lost_arguments(expected: Json, found: Json) -> list[str]:
     """Why calls with the old parameters would fail now; empty if they would not."""
     if expected is None or found is None:
