@@ -96,16 +96,16 @@ def export(folder: Path, sink: SinkInput) -> str:
 
 @contextmanager
 def following(
-    sinks: Sequence[Sink], folder: Path, listeners: Sequence[Listener] = (), patience: float = CLOSE_TIMEOUT_S
+    sinks: Sequence[Sink], folder: Path, tell: Sequence[Listener] = (), patience: float = CLOSE_TIMEOUT_S
 ) -> Iterator[tuple[Listener, ...]]:
     """A listener that wakes the sinks; at the end, the sinks get the rest of the journal.
 
-    A failure of a sink is a note: `listeners` get it at once, and it is in the journal after the run.
+    A failure of a sink is a note: `tell` get it at once, and it is in the journal after the run.
     """
     if not sinks:
         yield ()
         return
-    listener = _FeedListener([Feed(sink, folder) for sink in sinks], folder, listeners)
+    listener = _FeedListener([Feed(sink, folder) for sink in sinks], folder, tell)
     try:
         yield (listener,)
     finally:

@@ -2,8 +2,8 @@
 
 class TestMine(FrameworkContract):
     @pytest.fixture
-    def subject(self) -> FrameworkCase:
-        return FrameworkCase(my_framework, model_fn, loss_fn, (x, y), draw=lambda: my_library.random())
+    def subject(self) -> Subject:
+        return Subject(my_framework, model_fn, loss_fn, (x, y), draw=lambda: my_library.random())
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNITS = 4  # training passes of a test; every second one ends an epoch
 
 
 @dataclass(frozen=True)
-class GlobalSetting:
+class Setting:
     """A setting of the whole process: functions to read and set it, and a value that it does not have."""
 
     get: Callable[[], Any]
@@ -36,7 +36,7 @@ class GlobalSetting:
 
 
 @dataclass(frozen=True)
-class FrameworkCase:
+class Subject:
     """A small model of a framework; `draw` takes a number from the framework's own global generator."""
 
     framework: Framework
@@ -46,7 +46,7 @@ class FrameworkCase:
     draw: Callable[[], float]
     config: dict[str, Any] = field(default_factory=lambda: {"batch_size": 8, "lr": 0.05})
     device: str = "cpu"
-    setting: GlobalSetting | None = None
+    setting: Setting | None = None
     precision: float = 1e-12  # of mean losses; some models compute them in single precision
 
     def assemble(self, seed: int = 0) -> Any:
@@ -91,20 +91,20 @@ class FrameworkContract:
     """Everything that the engine relies on. Subclasses define the fixtures `subject` and, once, `wrong_build`."""
 
     @pytest.fixture
-    def subject(self) -> FrameworkCase:
-        raise NotImplementedError("supply a FrameworkCase")
+    def subject(self) -> Subject:
+        raise NotImplementedError("supply a Subject")
 
     # -- state ------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("units", [0, 1, 2])
-    def test_a_state_survives_a_hop_bit_for_bit(self, subject: FrameworkCase, tmp_path: Path, units: int) -> None:
+    def test_a_state_survives_a_hop_bit_for_bit(self, subject: Subject, tmp_path: Path, units: int) -> None:
         trainee = subject.assemble()
         for unit in range(units):
             subject.train(trainee, unit)
         before = subject.bits(trainee, tmp_path)
         assert subject.bits(subject.hop(trainee, tmp_path), tmp_path) == before
 
-    def test_hopping_does_not_change_later_training(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_hopping_does_not_change_later_training(self, subject: Subject, tmp_path: Path) -> None:
         staying, hopping = subject.assemble(), subject.assemble()
         for unit in range(UNITS):
             hopping = subject.hop(hopping, tmp_path)
@@ -112,7 +112,7 @@ class FrameworkContract:
             assert subject.bits(hopping, tmp_path) == subject.bits(staying, tmp_path)
 
     def test_a_state_can_be_restored_again_after_it_was_trained_on(
-        self, subject: FrameworkCase, tmp_path: Path
+        self, subject: Subject, tmp_path: Path
     ) -> None:
         """A model must not write to the state that it was restored from, which may be restored again."""
         trainee = subject.assemble()
@@ -129,7 +129,7 @@ class FrameworkContract:
             assert subject.bits(fresh, tmp_path) != before
         assert (tmp_path / "state").read_bytes() == before
 
-    def test_a_cached_trainee_is_as_good_as_a_new_one(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_a_cached_trainee_is_as_good_as_a_new_one(self, subject: Subject, tmp_path: Path) -> None:
         """Where compiling is expensive, a worker restores the next state into a used trainee."""
         if not subject.framework.COMPILES:
             pytest.skip("a worker does not cache models of this framework")
@@ -144,7 +144,7 @@ class FrameworkContract:
             assert _same(subject.train(kept, unit), subject.train(trainee, unit))
             assert subject.bits(kept, tmp_path) == subject.bits(trainee, tmp_path)
 
-    def test_training_does_not_change_unsaved_values(self, subject: FrameworkCase) -> None:
+    def test_training_does_not_change_unsaved_values(self, subject: Subject) -> None:
         """The states of these models are complete, and unsaved values can be compared."""
         trainee = subject.assemble()
         before = subject.framework.unsaved_values(trainee)
@@ -152,12 +152,12 @@ class FrameworkContract:
         subject.train(trainee, 0)
         assert subject.framework.unsaved_values(trainee) == before
 
-    def test_saving_twice_gives_the_same_bits(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_saving_twice_gives_the_same_bits(self, subject: Subject, tmp_path: Path) -> None:
         trainee = subject.assemble()
         subject.train(trainee, 0)
         assert subject.bits(trainee, tmp_path) == subject.bits(trainee, tmp_path)
 
-    def test_states_do_not_grow_with_steps(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_states_do_not_grow_with_steps(self, subject: Subject, tmp_path: Path) -> None:
         trainee = subject.assemble()
         subject.train(trainee, 0)
         size = len(subject.bits(trainee, tmp_path))
@@ -165,11 +165,11 @@ class FrameworkContract:
             subject.train(trainee, unit)
         assert len(subject.bits(trainee, tmp_path)) == pytest.approx(size, abs=256)
 
-    def test_a_missing_state_is_not_found(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_a_missing_state_is_not_found(self, subject: Subject, tmp_path: Path) -> None:
         with pytest.raises(NotFoundError, match="not there"):
             subject.framework.read(tmp_path / "nothing")
 
-    def test_a_damaged_state_is_refused(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_a_damaged_state_is_refused(self, subject: Subject, tmp_path: Path) -> None:
         whole = subject.bits(subject.assemble(), tmp_path)
         for length in (0, 7, 8, len(whole) // 2, len(whole) - 1):
             (tmp_path / "cut").write_bytes(whole[:length])
@@ -178,7 +178,7 @@ class FrameworkContract:
 
     # -- training and evaluation -----------------------------------------------------------------------
 
-    def test_training_twice_gives_the_same_bits(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_training_twice_gives_the_same_bits(self, subject: Subject, tmp_path: Path) -> None:
         ends = []
         for _ in range(2):
             trainee = subject.assemble()
@@ -186,14 +186,14 @@ class FrameworkContract:
             ends.append((np.array(losses).tobytes(), subject.bits(trainee, tmp_path)))
         assert ends[0] == ends[1]
 
-    def test_training_changes_the_model(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_training_changes_the_model(self, subject: Subject, tmp_path: Path) -> None:
         trainee = subject.assemble()
         before = subject.bits(trainee, tmp_path)
         loss = subject.train(trainee, 0)
         assert math.isfinite(loss)
         assert subject.bits(trainee, tmp_path) != before
 
-    def test_evaluation_changes_nothing(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_evaluation_changes_nothing(self, subject: Subject, tmp_path: Path) -> None:
         evaluated, untouched = subject.assemble(), subject.assemble()
         for unit in range(UNITS):
             before = subject.bits(evaluated, tmp_path)
@@ -204,7 +204,7 @@ class FrameworkContract:
             subject.train(untouched, unit)
             assert subject.bits(evaluated, tmp_path) == subject.bits(untouched, tmp_path)
 
-    def test_the_mean_loss_weighs_rows_not_batches(self, subject: FrameworkCase) -> None:
+    def test_the_mean_loss_weighs_rows_not_batches(self, subject: Subject) -> None:
         trainee = subject.assemble()
         subject.train(trainee, 0)
         rows = subject.framework.rows(subject.data())
@@ -212,13 +212,13 @@ class FrameworkContract:
         parts = [subject.evaluate(trainee, [part]) * len(part) for part in uneven]
         assert subject.evaluate(trainee, uneven) == pytest.approx(sum(parts) / rows, rel=subject.precision)
 
-    def test_train_fn_gets_the_model_and_the_optimizer(self, subject: FrameworkCase) -> None:
+    def test_train_fn_gets_the_model_and_the_optimizer(self, subject: Subject) -> None:
         trainee = subject.assemble()
         model, optimizer = subject.framework.train_fn_arguments(trainee)
         assert subject.framework.owns(model)
         assert optimizer is trainee.optimizer is not None
 
-    def test_evaluation_mode_ends_with_its_scope(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_evaluation_mode_ends_with_its_scope(self, subject: Subject, tmp_path: Path) -> None:
         scoped, untouched = subject.assemble(), subject.assemble()
         with subject.framework.seeded(5), subject.framework.evaluating(scoped):
             pass
@@ -228,7 +228,7 @@ class FrameworkContract:
             assert _same(subject.train(scoped, unit), subject.train(untouched, unit))
         assert subject.bits(scoped, tmp_path) == subject.bits(untouched, tmp_path)
 
-    def test_a_model_without_an_optimizer_cannot_take_steps(self, subject: FrameworkCase) -> None:
+    def test_a_model_without_an_optimizer_cannot_take_steps(self, subject: Subject) -> None:
         if subject.loss_fn is None:
             pytest.skip("a model with its own loss has its own optimizer")
         model = subject.assemble().model
@@ -239,7 +239,7 @@ class FrameworkContract:
 
     # -- random numbers ----------------------------------------------------------------------------------
 
-    def test_seeded_draws_repeat(self, subject: FrameworkCase) -> None:
+    def test_seeded_draws_repeat(self, subject: Subject) -> None:
         drawn = []
         for seed in (7, 7, 8, 2**63 - 1):
             with subject.framework.seeded(seed):
@@ -248,7 +248,7 @@ class FrameworkContract:
         for mine, other in zip(drawn[0], drawn[2], strict=True):
             assert mine != other
 
-    def test_a_seeded_scope_does_not_disturb_random_numbers_outside(self, subject: FrameworkCase) -> None:
+    def test_a_seeded_scope_does_not_disturb_random_numbers_outside(self, subject: Subject) -> None:
         seeded = subject.framework.seeded
         with seeded(1):
             undisturbed = [_draws(subject), _draws(subject)]
@@ -261,7 +261,7 @@ class FrameworkContract:
                 raise ZeroDivisionError
             assert [first, _draws(subject)] == undisturbed
 
-    def test_random_numbers_drawn_before_do_not_matter(self, subject: FrameworkCase, tmp_path: Path) -> None:
+    def test_random_numbers_drawn_before_do_not_matter(self, subject: Subject, tmp_path: Path) -> None:
         ends = []
         for draws in (0, 3):
             for _ in range(draws):
@@ -271,7 +271,7 @@ class FrameworkContract:
             ends.append(subject.bits(trainee, tmp_path))
         assert ends[0] == ends[1]
 
-    def test_settings_of_the_process_are_restored(self, subject: FrameworkCase) -> None:
+    def test_settings_of_the_process_are_restored(self, subject: Subject) -> None:
         setting = subject.setting
         if setting is None:
             pytest.skip("the framework has no settings")
@@ -288,10 +288,10 @@ class FrameworkContract:
 
     # -- what the user gives ---------------------------------------------------------------------------------
 
-    def test_rows_are_those_of_the_arrays(self, subject: FrameworkCase) -> None:
+    def test_rows_are_those_of_the_arrays(self, subject: Subject) -> None:
         assert subject.framework.rows(subject.data()) == len(subject.arrays[0])
 
-    def test_shared_data_cannot_be_changed_unnoticed(self, subject: FrameworkCase) -> None:
+    def test_shared_data_cannot_be_changed_unnoticed(self, subject: Subject) -> None:
         """Either the data is read-only, or the end of the scope reports the change."""
         data = subject.data()
         with subject.framework.check_unmodified(data):
@@ -303,7 +303,7 @@ class FrameworkContract:
         except (TypeError, ValueError):
             assert np.asarray(data[0]).tobytes() == before
 
-    def test_the_framework_recognizes_its_models(self, subject: FrameworkCase) -> None:
+    def test_the_framework_recognizes_its_models(self, subject: Subject) -> None:
         assert subject.framework.owns(subject.assemble().model)
         for other in (None, 1, "model", object(), [], {}, {"w": [1.0]}):
             assert not subject.framework.owns(other)
@@ -320,7 +320,7 @@ class WrongBuilds:
             framework.assemble(built, "cpu")
 
 
-def _draws(subject: FrameworkCase) -> tuple[float, ...]:
+def _draws(subject: Subject) -> tuple[float, ...]:
     return random.random(), float(np.random.rand()), float(np.random.standard_normal()), subject.draw()
 
 

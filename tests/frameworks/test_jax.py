@@ -19,7 +19,7 @@ from regatta.frameworks.base import Framework
 from regatta.frameworks.jax import framework as jax_framework
 from regatta.frameworks.jax.framework import Model, next_key, unit_key
 from regatta.store.states.state_files import read_weights
-from regatta.testing.frameworks import FrameworkCase, FrameworkContract, GlobalSetting, WrongBuilds
+from regatta.testing.frameworks import Subject, FrameworkContract, Setting, WrongBuilds
 
 WHOLE = ("schedule", "dropout", "running mean", "layers")
 
@@ -49,15 +49,15 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         jax.config.update(name, value)
 
 
-def made(name: str) -> FrameworkCase:
+def made(name: str) -> Subject:
     model_fn, loss_fn = MODELS[name]
-    setting = GlobalSetting(lambda: jax.config.jax_debug_nans, lambda to: jax.config.update("jax_debug_nans", to), True)
-    return FrameworkCase(load_framework("jax"), model_fn, loss_fn, arrays(), draw, setting=setting)
+    setting = Setting(lambda: jax.config.jax_debug_nans, lambda to: jax.config.update("jax_debug_nans", to), True)
+    return Subject(load_framework("jax"), model_fn, loss_fn, arrays(), draw, setting=setting)
 
 
 class TestJax(FrameworkContract):
     @pytest.fixture(params=WHOLE)
-    def subject(self, request: pytest.FixtureRequest) -> FrameworkCase:
+    def subject(self, request: pytest.FixtureRequest) -> Subject:
         return made(request.param)
 
 

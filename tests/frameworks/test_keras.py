@@ -21,22 +21,22 @@ from regatta.frameworks.base import Framework
 from regatta.frameworks.keras import framework as keras_framework
 from regatta.frameworks.keras.state import _as_array
 from regatta.store.states.state_files import read_weights
-from regatta.testing.frameworks import FrameworkCase, FrameworkContract, GlobalSetting, WrongBuilds
+from regatta.testing.frameworks import Subject, FrameworkContract, Setting, WrongBuilds
 
 BACKEND = keras.backend.backend()
 WHOLE = ("compiled, dropout and batch norm", "custom loop")
 BATCHES = [np.arange(0, 8), np.arange(8, 16), np.arange(16, 20)]
 
 
-def made(name: str) -> FrameworkCase:
+def made(name: str) -> Subject:
     model_fn, loss_fn = MODELS[name]
-    setting = GlobalSetting(keras.config.floatx, keras.config.set_floatx, "float64")
-    return FrameworkCase(load_framework("keras"), model_fn, loss_fn, arrays(), draw, setting=setting, precision=1e-6)
+    setting = Setting(keras.config.floatx, keras.config.set_floatx, "float64")
+    return Subject(load_framework("keras"), model_fn, loss_fn, arrays(), draw, setting=setting, precision=1e-6)
 
 
 class TestKeras(FrameworkContract):
     @pytest.fixture(params=WHOLE)
-    def subject(self, request: pytest.FixtureRequest) -> FrameworkCase:
+    def subject(self, request: pytest.FixtureRequest) -> Subject:
         return made(request.param)
 
 

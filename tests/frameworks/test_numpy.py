@@ -13,7 +13,7 @@ from regatta.frameworks import framework_of, load_framework
 from regatta.frameworks import numpy as numpy_framework
 from regatta.frameworks.base import Framework
 from regatta.frameworks.numpy import SGD
-from regatta.testing.frameworks import FrameworkCase, FrameworkContract, WrongBuilds
+from regatta.testing.frameworks import Subject, FrameworkContract, WrongBuilds
 
 
 def plain(config: Any) -> Any:
@@ -56,8 +56,8 @@ def arrays() -> tuple[Any, ...]:
 
 class TestNumpy(FrameworkContract):
     @pytest.fixture(params=[plain, momentum, odd], ids=lambda made: made.__name__)
-    def subject(self, request: pytest.FixtureRequest) -> FrameworkCase:
-        return FrameworkCase(load_framework("numpy"), request.param, squares, arrays(), lambda: float(np.random.rand()))
+    def subject(self, request: pytest.FixtureRequest) -> Subject:
+        return Subject(load_framework("numpy"), request.param, squares, arrays(), lambda: float(np.random.rand()))
 
 
 class TestWrongNumpyBuilds(WrongBuilds):

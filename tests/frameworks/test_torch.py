@@ -16,7 +16,7 @@ from regatta.frameworks import framework_of, load_framework
 from regatta.frameworks.base import Framework
 from regatta.frameworks.torch import framework as torch_framework
 from regatta.store.states.state_files import read_weights
-from regatta.testing.frameworks import FrameworkCase, FrameworkContract, GlobalSetting, WrongBuilds
+from regatta.testing.frameworks import Subject, FrameworkContract, Setting, WrongBuilds
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +38,10 @@ def draw() -> float:
 
 class TestTorch(FrameworkContract):
     @pytest.fixture(params=MODELS)
-    def subject(self, request: pytest.FixtureRequest) -> FrameworkCase:
+    def subject(self, request: pytest.FixtureRequest) -> Subject:
         framework, make = load_framework("torch"), MODELS[request.param]
-        setting = GlobalSetting(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
-        return FrameworkCase(framework, make, classify, arrays(), draw, setting=setting)
+        setting = Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
+        return Subject(framework, make, classify, arrays(), draw, setting=setting)
 
 
 def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -370,7 +370,8 @@ def _kind(records: Sequence[Mapping[str, str]]) -> dict[str, Json]:
 # -- what is public --------------------------------------------------------------------------------
 
 MODULES = ("", "search", "network", "pack", "data", "data.sharing", "sinks", "repo", "errors")
-SUITES = ("testing.frameworks", "testing.kills", "testing.search", "testing.store", "testing.workers")
+SUITES = ("testing.frameworks", "testing.search", "testing.store", "testing.workers")
+SUITE_NAMES = ("Contract", "Subject", "Setting")  # what a test of one's own framework, search or store uses
 CLASSES = ("Sweep", "Run", "Repo", "Dataset", "Cluster", "Pack")
 
 
@@ -384,6 +385,8 @@ def surface() -> dict[str, Json]:
 def _names(module: Any) -> dict[str, Json]:
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     public = getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
+    if ".testing." in module.__name__:
+        public = [name for name in public if name.endswith(SUITE_NAMES)]
     return {name: _described(getattr(module, name)) for name in sorted(public)}
 
 
