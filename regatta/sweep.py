@@ -53,7 +53,7 @@ from regatta.paths import (
 )
 from regatta.plan.schedule.hopper import check_rule
 from regatta.run import RUN_NAME, Run
-from regatta.run_folders import find_unfinished, new_folder
+from regatta.engine.run_folders import find_unfinished, new_folder
 from regatta.search.base import Goal, Search, Train
 from regatta.search.predict import describe_forecast_limits, forecast
 from regatta.sinks import Sink, following, usable_sinks

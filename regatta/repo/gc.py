@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from regatta.durable import exclusive
 from regatta.errors import CorruptError
-from regatta.paths import COMMIT_LOCK
+from regatta.paths import CATALOG, COMMIT_LOCK
 from regatta.repo.commit import PREFIX
 from regatta.repo.intake.staging import release_unused, staged_files
 from regatta.store.store import GC_GRACE_S
@@ -48,7 +48,7 @@ def collect_garbage(repo: Repo, grace: float | None) -> RepoGcResult:
             raise CorruptError(
                 f"Nothing was deleted. {LOST_CATALOG.format(len(names))}",
                 place=str(repo.folder),
-                hint="Restore catalog.sqlite from a copy; if nothing was ever committed, commit something first.",
+                hint=f"Restore {CATALOG} from a copy; if nothing was ever committed, commit something first.",
             )
         for name in names:
             repo.store.release(name)

@@ -1,9 +1,9 @@
 """Repo: the versions of a project's models, with their weights, files and lineage.
 
-    <repository>/catalog.sqlite     versions and their metadata (catalog/)
-    <repository>/files/             files of versions, by content (file_store.py)
-    <repository>/store/             weights (regatta/store)
-    <repository>/runs/              runs of sweeps; commit_run.py makes versions of them
+    catalog          versions and their metadata (catalog/)
+    files/           files of versions, by content (file_store.py)
+    store/           weights (regatta/store)
+    runs/            runs of sweeps; commit_run.py makes versions of them
 
 Each method delegates to the module of its verb. Methods take a version, or a reference to one: a tag, a name (its
 newest version), name@number, or the beginning of an id.

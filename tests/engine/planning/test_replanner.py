@@ -30,7 +30,7 @@ from regatta.journal.record import RunRecord
 from regatta.paths import ensure_repository
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.workload import Team
-from regatta.run_folders import new_folder
+from regatta.engine.run_folders import new_folder
 from regatta.search.base import Train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

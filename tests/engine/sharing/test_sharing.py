@@ -181,7 +181,7 @@ def test_no_process_outlives_a_killed_controller(tmp_path: Path) -> None:
 # -- the broker and its preprocess workers -------------------------------------------------------------------------
 
 
-class Desk:
+class Harness:
     """A broker with readers in this process."""
 
     def __init__(self, data: Dataset, folder: Path, transform: Any, settings: Sharing, **recipe: Any) -> None:
@@ -211,17 +211,17 @@ class Desk:
 
 
 @pytest.fixture
-def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
-    desks: list[Desk] = []
+def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Harness]]:
+    harnesses: list[Harness] = []
 
-    def opened(transform: Any = noisy, memory: int = ROOM, disk: int = ROOM, most: int = 2, **recipe: Any) -> Desk:
+    def opened(transform: Any = noisy, memory: int = ROOM, disk: int = ROOM, most: int = 2, **recipe: Any) -> Harness:
         settings = Sharing(memory=memory, disk=disk, processes=most)
-        desks.append(Desk(data, tmp_path, transform, settings, **recipe))
-        return desks[-1]
+        harnesses.append(Harness(data, tmp_path, transform, settings, **recipe))
+        return harnesses[-1]
 
     yield opened
-    for desk in desks:
-        desk.close()
+    for harness in harnesses:
+        harness.close()
     assert not blocks_open()
 
 
@@ -235,11 +235,11 @@ def equal(found: Any, wanted: Any) -> bool:
 @pytest.mark.parametrize(("memory", "disk"), [(ROOM, ROOM), (25_000, ROOM), (25_000, 0), (0, ROOM), (0, 25_000)])
 def test_a_cache_of_any_size_gives_every_block(opened: Any, memory: int, disk: int) -> None:
     """A block has 9,600 bytes: two fit into memory or disk, or many, or none."""
-    desk = opened(memory=memory, disk=disk)
-    readers = [desk.reader(name) for name in ("r0", "r1")]
+    harness = opened(memory=memory, disk=disk)
+    readers = [harness.reader(name) for name in ("r0", "r1")]
     for key in (*KEYS, *KEYS[:3]):
         for reader in readers:
-            assert equal(reader.get(key, ["m0"]), desk.right(key))
+            assert equal(reader.get(key, ["m0"]), harness.right(key))
         for reader in readers:
             reader.release(key)
     files = blocks_open()
@@ -249,30 +249,30 @@ def test_a_cache_of_any_size_gives_every_block(opened: Any, memory: int, disk: i
 
 
 def test_workers_make_their_own_data_where_a_block_fits_nowhere(opened: Any) -> None:
-    desk = opened(memory=100, disk=100)
-    assert desk.reader("r0").get(KEYS[0], ["m0"]) is None
+    harness = opened(memory=100, disk=100)
+    assert harness.reader("r0").get(KEYS[0], ["m0"]) is None
 
 
 def test_readers_map_one_block_and_their_writes_are_private(opened: Any) -> None:
-    desk = opened()
-    first, second = (desk.reader(name).get(KEYS[0], [name]) for name in ("r0", "r1"))
+    harness = opened()
+    first, second = (harness.reader(name).get(KEYS[0], [name]) for name in ("r0", "r1"))
     first[0][:] = 0
-    assert equal(second, desk.right(KEYS[0])) and not equal(first, second)
+    assert equal(second, harness.right(KEYS[0])) and not equal(first, second)
 
 
 def test_a_killed_preprocess_worker_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
-    desk = opened(partial(transforms.dies_once, mark=tmp_path / "died"))
-    found = desk.reader("r0").get(KEYS[0], ["m0"])
-    assert (tmp_path / "died").exists() and equal(found, desk.right(KEYS[0]))
-    (idle,) = desk.broker.preprocess_workers()
+    harness = opened(partial(transforms.dies_once, mark=tmp_path / "died"))
+    found = harness.reader("r0").get(KEYS[0], ["m0"])
+    assert (tmp_path / "died").exists() and equal(found, harness.right(KEYS[0]))
+    (idle,) = harness.broker.preprocess_workers()
     os.kill(idle, signal.SIGKILL)
-    assert equal(desk.reader("r1").get(KEYS[3], ["m0"]), desk.right(KEYS[3]))
+    assert equal(harness.reader("r1").get(KEYS[3], ["m0"]), harness.right(KEYS[3]))
 
 
 def test_a_block_that_kills_its_workers_is_given_up(opened: Any) -> None:
-    desk = opened(transforms.dies)
+    harness = opened(transforms.dies)
     with pytest.raises(PreprocessingError, match=r"train partition 0 for epoch 1 took 3 processes with it"):
-        desk.reader("r0").get(KEYS[0], ["m0"])
+        harness.reader("r0").get(KEYS[0], ["m0"])
 
 
 READER = """
@@ -288,8 +288,8 @@ sys.stdin.read()
 
 
 def test_a_stopped_or_dead_reader_does_not_block_others(opened: Any) -> None:
-    desk = opened(memory=10_000, disk=0)  # room for one block
-    theirs = desk.broker.connect("stopped")
+    harness = opened(memory=10_000, disk=0)  # room for one block
+    theirs = harness.broker.connect("stopped")
     text, paths = READER.format(file=theirs.fileno()), os.pathsep.join(sys.path)
     with subprocess.Popen(
         [sys.executable, "-c", text], pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": paths},
@@ -298,9 +298,9 @@ def test_a_stopped_or_dead_reader_does_not_block_others(opened: Any) -> None:
         theirs.close()
         assert stopped.stdout is not None and stopped.stdout.readline() == b"has it\n"
         os.kill(stopped.pid, signal.SIGSTOP)
-        reader = desk.reader("r1")
+        reader = harness.reader("r1")
         try:
-            assert equal(reader.get(KEYS[0], ["m1"]), desk.right(KEYS[0]))  # the same block, which is there
+            assert equal(reader.get(KEYS[0], ["m1"]), harness.right(KEYS[0]))  # the same block, which is there
             reader.release(KEYS[0])
             assert reader.get(KEYS[1], ["m1"]) is None  # there is no room, but the reader does not wait
         finally:
@@ -312,27 +312,27 @@ def test_a_reader_that_reconnects_at_once_does_not_block_others(data: Dataset, t
     """The broker hears of the end of the first at the same time as of the second, which says nothing yet."""
     from regatta.engine.sharing.wire import receive, send
 
-    desk = Desk(data, tmp_path, noisy, Sharing(always=None))
+    harness = Harness(data, tmp_path, noisy, Sharing(always=None))
     want = {"want": KEYS[0], "models": ["m0"]}
     with contextlib.ExitStack() as seats:
-        seats.callback(desk.close)
-        asks = seats.enter_context(desk.broker.connect("asks"))
+        seats.callback(harness.close)
+        asks = seats.enter_context(harness.broker.connect("asks"))
         asks.settimeout(60.0)
         for number in range(20):
-            with desk.broker.connect(f"r{number}") as first:
+            with harness.broker.connect(f"r{number}") as first:
                 send(first, want)
                 receive(first)
                 for _ in range(50):
                     send(asks, want)  # so that it has something to do meanwhile
-                seats.enter_context(desk.broker.connect(f"r{number}"))
+                seats.enter_context(harness.broker.connect(f"r{number}"))
             for _ in range(50):
                 assert receive(asks) == ({"yourself": True}, None)
 
 
 def test_a_hanging_preprocess_worker_is_ended_with_its_reader(opened: Any, tmp_path: Path) -> None:
     log = tmp_path / "made"
-    desk = opened(partial(noisy, log=log, sleeps=600), most=1)
-    waits = desk.broker.connect("r0")
+    harness = opened(partial(noisy, log=log, sleeps=600), most=1)
+    waits = harness.broker.connect("r0")
     from regatta.engine.sharing.wire import send
 
     send(waits, {"want": KEYS[0], "models": ["m0"]})
@@ -342,47 +342,47 @@ def test_a_hanging_preprocess_worker_is_ended_with_its_reader(opened: Any, tmp_p
 
 
 def test_there_are_as_many_preprocess_workers_as_readers_need(opened: Any) -> None:
-    desk = opened(partial(noisy, sleeps=0.05), most=2)
-    assert desk.broker.preprocess_workers() == []
-    reader = desk.reader("r0")
+    harness = opened(partial(noisy, sleeps=0.05), most=2)
+    assert harness.broker.preprocess_workers() == []
+    reader = harness.reader("r0")
     for key in KEYS[:3]:
         reader.get(key, ["m0"])
         reader.release(key)
-    assert len(desk.broker.preprocess_workers()) == 1
+    assert len(harness.broker.preprocess_workers()) == 1
 
 
 def test_waiting_for_the_first_worker_does_not_start_a_second(opened: Any) -> None:
     """Blocks are made faster than another worker would start; the start of the first one does not count."""
-    desk = opened(transforms.SlowToStart(), most=2)
-    readers = [desk.reader(name) for name in ("r0", "r1")]
+    harness = opened(transforms.SlowToStart(), most=2)
+    readers = [harness.reader(name) for name in ("r0", "r1")]
     with ThreadPoolExecutor(2) as both:
         found = list(both.map(lambda reader, key: reader.get(key, ["m0"]), readers, KEYS))
-    assert all(equal(block, desk.right(key)) for block, key in zip(found, KEYS, strict=False))
-    assert len(desk.broker._workers) == 1
+    assert all(equal(block, harness.right(key)) for block, key in zip(found, KEYS, strict=False))
+    assert len(harness.broker._workers) == 1
 
 
 def test_short_waits_add_up_to_another_worker(opened: Any) -> None:
     """Each wait is shorter than a start, but there is one for every block."""
-    desk = opened(partial(noisy, sleeps=0.02), most=2)
-    readers = [desk.reader(name) for name in ("r0", "r1")]
+    harness = opened(partial(noisy, sleeps=0.02), most=2)
+    readers = [harness.reader(name) for name in ("r0", "r1")]
 
     def read(reader: BlockReader, partition: int) -> None:
         for epoch in range(1, 1000):
             key = BlockKey("train", partition, epoch)
             assert reader.get(key, [f"m{partition}"]) is not None
             reader.release(key)
-            if len(desk.broker.preprocess_workers()) == 2:
+            if len(harness.broker.preprocess_workers()) == 2:
                 break
 
     with ThreadPoolExecutor(2) as both:
         list(both.map(read, readers, (0, 1)))
-    assert len(desk.broker.preprocess_workers()) == 2
+    assert len(harness.broker.preprocess_workers()) == 2
 
 
 def test_workers_report_how_long_a_preprocess_worker_takes_to_start(opened: Any) -> None:
     """A preprocess worker is ready before the first worker is, because it does not need the model's functions."""
-    desk = opened()
-    setup = replace(desk.setup, recipe_or_pickle=replace(desk.setup.recipe, model_fn=recipes.model_fn))
+    harness = opened()
+    setup = replace(harness.setup, recipe_or_pickle=replace(harness.setup.recipe, model_fn=recipes.model_fn))
     pool, outcome, begin = ProcessPool(LOCAL.sized(2), setup), ModelProfiles(Estimates([1])), time.perf_counter()
     try:
         pool.start()
@@ -398,22 +398,22 @@ def test_workers_report_how_long_a_preprocess_worker_takes_to_start(opened: Any)
 
 
 def test_sharing_begins_where_it_pays(data: Dataset, tmp_path: Path) -> None:
-    desk = Desk(data, tmp_path, noisy, Sharing(always=None))
+    harness = Harness(data, tmp_path, noisy, Sharing(always=None))
     try:
-        reader = desk.reader("r0")
+        reader = harness.reader("r0")
         assert reader.get(KEYS[0], ["m0"]) is None
         reader.measured(1e-5)
         assert reader.get(KEYS[0], ["m0"]) is None
         reader.measured(10.0)
-        assert equal(reader.get(KEYS[0], ["m0"]), desk.right(KEYS[0]))
+        assert equal(reader.get(KEYS[0], ["m0"]), harness.right(KEYS[0]))
     finally:
-        desk.close()
+        harness.close()
 
 
 def test_workers_preprocess_for_themselves_when_the_broker_is_gone(opened: Any) -> None:
-    desk = opened()
-    reader = desk.reader("r0")
-    desk.broker.close()
+    harness = opened()
+    reader = harness.reader("r0")
+    harness.broker.close()
     assert reader.get(KEYS[0], ["m0"]) is None and reader.get(KEYS[1], ["m0"]) is None
     reader.release(KEYS[0])
 

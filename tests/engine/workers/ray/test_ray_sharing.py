@@ -140,7 +140,7 @@ def probe() -> type:
     return Probe
 
 
-class Desk:
+class Harness:
     """A broker on Ray with probes as its readers."""
 
     def __init__(self, data: Dataset, folder: Path, transform: Any, settings: Sharing, input_fn: Any) -> None:
@@ -192,50 +192,50 @@ def equal(found: Any, wanted: Any) -> bool:
 
 
 @pytest.fixture
-def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Desk]]:
-    desks: list[Desk] = []
+def opened(data: Dataset, tmp_path: Path) -> Iterator[Callable[..., Harness]]:
+    harnesses: list[Harness] = []
 
-    def opened(transform: Any = wide, input_fn: Any = None, **settings: Any) -> Desk:
+    def opened(transform: Any = wide, input_fn: Any = None, **settings: Any) -> Harness:
         bounds = Sharing(**{"memory": 10**8, "disk": 0, **settings})
-        desks.append(Desk(data, tmp_path, transform, bounds, input_fn))
-        return desks[-1]
+        harnesses.append(Harness(data, tmp_path, transform, bounds, input_fn))
+        return harnesses[-1]
 
     yield opened
-    for desk in desks:
-        desk.close()
+    for harness in harnesses:
+        harness.close()
 
 
 def test_readers_share_one_block_and_release_it(opened: Any) -> None:
     """There is room for two blocks: released blocks are dropped, and free their part of the store."""
     import ray
 
-    desk = opened(memory=int(2.5 * BLOCK))
+    harness = opened(memory=int(2.5 * BLOCK))
     free = ray.available_resources()["object_store_memory"]
-    own, other = desk.nodes()
-    readers = [desk.reader("r0", own), desk.reader("r1", other), desk.reader("r2", own, private=True)]
+    own, other = harness.nodes()
+    readers = [harness.reader("r0", own), harness.reader("r1", other), harness.reader("r2", own, private=True)]
     for key in (*KEYS, KEYS[0]):
         for reader, private in zip(readers, (False, False, True), strict=True):
             found, writable = call(reader, "get", key, ["m0", "m1"])
-            assert equal(found, desk.right(key)) and writable == private
+            assert equal(found, harness.right(key)) and writable == private
         call(readers[2], "write")  # that is for itself alone
-        assert equal(call(readers[0], "get", key, ["m0"])[0], desk.right(key))
+        assert equal(call(readers[0], "get", key, ["m0"])[0], harness.right(key))
         for reader in readers:
             call(reader, "release", key)
-    assert len(desk.broker.preprocess_workers()) == 1
-    assert 1 <= len(desk.broker._blocks) <= 2
+    assert len(harness.broker.preprocess_workers()) == 1
+    assert 1 <= len(harness.broker._blocks) <= 2
     assert soon(lambda: ray.available_resources()["object_store_memory"] < free)
-    desk.close()
+    harness.close()
     assert soon(lambda: ray.available_resources()["object_store_memory"] >= free)
 
 
 def test_a_killed_preprocess_worker_is_replaced_and_its_block_made_again(opened: Any, tmp_path: Path) -> None:
-    desk = opened(partial(wide, then=partial(transforms.dies_once, mark=tmp_path / "died")))
-    reader = desk.reader("r0")
+    harness = opened(partial(wide, then=partial(transforms.dies_once, mark=tmp_path / "died")))
+    reader = harness.reader("r0")
     found, _ = call(reader, "get", KEYS[0], ["m0"])
-    assert (tmp_path / "died").exists() and equal(found, desk.right(KEYS[0]))
-    for idle in desk.broker.preprocess_workers():
+    assert (tmp_path / "died").exists() and equal(found, harness.right(KEYS[0]))
+    for idle in harness.broker.preprocess_workers():
         os.kill(idle, signal.SIGKILL)
-    assert equal(call(reader, "get", KEYS[5], ["m0"])[0], desk.right(KEYS[5]))
+    assert equal(call(reader, "get", KEYS[5], ["m0"])[0], harness.right(KEYS[5]))
 
 
 @pytest.mark.slow
@@ -243,27 +243,27 @@ def test_blocks_lost_with_their_node_are_made_again(opened: Any, nodes: RayNodes
     """One that is transformed, and the one that it was made from."""
     log, reads = tmp_path / "made", tmp_path / "read"
 
-    def made_at(goes: str) -> Desk | None:
-        """A desk whose preprocess worker is on that node: Ray may choose another while nodes are new."""
+    def made_at(goes: str) -> Harness | None:
+        """A harness whose preprocess worker is on that node: Ray may choose another while nodes are new."""
         log.write_text("")
         reads.write_text("")
-        desk: Desk = opened(partial(noisy, log=log), input_fn=partial(wide_read, log=reads))
+        harness: Harness = opened(partial(noisy, log=log), input_fn=partial(wide_read, log=reads))
         for worker in ("busy", "also busy"):
-            desk.blocks.on_worker_up(worker, next(node for node in desk.nodes() if node != goes))
-        assert call(desk.reader("r0", goes), "get", KEYS[0], ["m0"]) is not None
+            harness.blocks.on_worker_up(worker, next(node for node in harness.nodes() if node != goes))
+        assert call(harness.reader("r0", goes), "get", KEYS[0], ["m0"]) is not None
         if reads.with_suffix(".node").read_text() == goes:
-            return desk
-        desk.close()
+            return harness
+        harness.close()
         return None
 
     stays, goes = [node for node, cores in RaySession(RAY).cores().items() if cores]
-    desk = next(filter(None, (made_at(goes) for _ in range(10))))
+    harness = next(filter(None, (made_at(goes) for _ in range(10))))
     nodes.remove(goes)
-    found, _ = call(desk.reader("r1", stays), "get", KEYS[0], ["m1"])
+    found, _ = call(harness.reader("r1", stays), "get", KEYS[0], ["m1"])
     made = Counter(seed for _, seed in logged_lines(log))
     read = Counter(name for _, name in logged_lines(reads))
-    assert made[str(derive_seed(0, "transform", 1, 0, 0))] == read[desk.setup.train[0].name] == 2
-    assert equal(found, desk.right(KEYS[0]))
+    assert made[str(derive_seed(0, "transform", 1, 0, 0))] == read[harness.setup.train[0].name] == 2
+    assert equal(found, harness.right(KEYS[0]))
 
 
 def test_workers_preprocess_where_sharing_does_not_pay_or_fit(opened: Any) -> None:
