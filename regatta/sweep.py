@@ -34,6 +34,7 @@ from regatta.engine.controller.runner import Runner
 from regatta.engine.controller.settings import RunSettings
 from regatta.engine.messages import Recipe, SharingPlan, Task, WorkerSetup, unpickle_recipe
 from regatta.engine.planning.planner import Planner, PlanOptions
+from regatta.engine.run_folders import find_unfinished, new_folder
 from regatta.engine.workers.start_process import expect_workers as expect_workers
 from regatta.errors import UsageError, nearest
 from regatta.format import count
@@ -53,7 +54,6 @@ from regatta.paths import (
 )
 from regatta.plan.schedule.hopper import check_rule
 from regatta.run import RUN_NAME, Run
-from regatta.engine.run_folders import find_unfinished, new_folder
 from regatta.search.base import Goal, Search, Train
 from regatta.search.predict import describe_forecast_limits, forecast
 from regatta.sinks import Sink, following, usable_sinks

@@ -111,9 +111,7 @@ class FrameworkContract:
             assert _same(subject.train(hopping, unit), subject.train(staying, unit))
             assert subject.bits(hopping, tmp_path) == subject.bits(staying, tmp_path)
 
-    def test_a_state_can_be_restored_again_after_it_was_trained_on(
-        self, subject: Subject, tmp_path: Path
-    ) -> None:
+    def test_a_state_can_be_restored_again_after_it_was_trained_on(self, subject: Subject, tmp_path: Path) -> None:
         """A model must not write to the state that it was restored from, which may be restored again."""
         trainee = subject.assemble()
         subject.train(trainee, 0)

@@ -19,7 +19,7 @@ from regatta.frameworks.base import Framework
 from regatta.frameworks.jax import framework as jax_framework
 from regatta.frameworks.jax.framework import Model, next_key, unit_key
 from regatta.store.states.state_files import read_weights
-from regatta.testing.frameworks import Subject, FrameworkContract, Setting, WrongBuilds
+from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
 
 WHOLE = ("schedule", "dropout", "running mean", "layers")
 

@@ -21,7 +21,7 @@ from regatta.frameworks.base import Framework
 from regatta.frameworks.keras import framework as keras_framework
 from regatta.frameworks.keras.state import _as_array
 from regatta.store.states.state_files import read_weights
-from regatta.testing.frameworks import Subject, FrameworkContract, Setting, WrongBuilds
+from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
 
 BACKEND = keras.backend.backend()
 WHOLE = ("compiled, dropout and batch norm", "custom loop")

@@ -13,7 +13,7 @@ from regatta.frameworks import framework_of, load_framework
 from regatta.frameworks import numpy as numpy_framework
 from regatta.frameworks.base import Framework
 from regatta.frameworks.numpy import SGD
-from regatta.testing.frameworks import Subject, FrameworkContract, WrongBuilds
+from regatta.testing.frameworks import FrameworkContract, Subject, WrongBuilds
 
 
 def plain(config: Any) -> Any:

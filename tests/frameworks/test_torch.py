@@ -16,7 +16,7 @@ from regatta.frameworks import framework_of, load_framework
 from regatta.frameworks.base import Framework
 from regatta.frameworks.torch import framework as torch_framework
 from regatta.store.states.state_files import read_weights
-from regatta.testing.frameworks import Subject, FrameworkContract, Setting, WrongBuilds
+from regatta.testing.frameworks import FrameworkContract, Setting, Subject, WrongBuilds
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.planning.planner import AvailableWorkers, Planner, RunStrategy, available_workers
 from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.replay import replay
+from regatta.engine.run_folders import new_folder
 from regatta.errors import NotFoundError, UsageError
 from regatta.journal.analysis import analyze
 from regatta.journal.journal import read_journal
@@ -30,7 +31,6 @@ from regatta.journal.record import RunRecord
 from regatta.paths import ensure_repository
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.workload import Team
-from regatta.engine.run_folders import new_folder
 from regatta.search.base import Train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
