@@ -144,9 +144,8 @@ def active_seconds(units: Sequence[UnitRecord], sessions: Spans) -> float:
 
 
 def _wait_seconds(units: Iterable[UnitRecord], sessions: Spans) -> float:
-    ordered = sorted(units, key=lambda unit: unit.start)
     waited, busy_until = 0.0, None
-    for unit in ordered:
+    for unit in sorted(units, key=lambda unit: unit.start):
         if busy_until is not None and unit.start > busy_until:
             waited += overlap(busy_until, unit.start, sessions)
         busy_until = max(unit.end, busy_until or unit.end)

@@ -57,10 +57,9 @@ class Analysis:
 
 def analyze(record: RunRecord) -> Analysis:
     """Compare a run with its first plan; a run that is still going, as far as it is."""
-    planned = next((line for line in record.plans if line["plan"] is not None), None)
-    if planned is None:
+    if record.plan is None:
         raise NotFoundError(f"{record.name} has no plan in its journal.", hint="A run has one as soon as it trains.")
-    plan = Plan.from_json(planned["plan"])
+    plan = Plan.from_json(record.plan)
     units = [unit for unit in record.units if unit.kind != "pilot"]
     first = min((unit.start for unit in units), default=record.now)
     later = [

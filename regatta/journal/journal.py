@@ -109,9 +109,10 @@ class Journal:
 
     def _write(self, line: bytes) -> None:
         """Write the whole line or nothing: a record after half a line would be lost with it."""
-        end = os.fstat(self._file).st_size
+        end, rest = os.fstat(self._file).st_size, memoryview(line)
         try:
-            _write_all(self._file, line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
         except OSError:
             os.ftruncate(self._file, end)
             raise
@@ -167,12 +168,6 @@ def _whole_lines(file: int, block: int = 1 << 16) -> int:
             return start + newline + 1
         end = start
     return 0
-
-
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
 
 
 def read_journal(path: Path) -> Iterator[Record]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar
 from regatta.errors import CorruptError, NewerVersionError
-from regatta.journal.accounting import Account, Resources, account, most_workers, resources, worker_seconds
+from regatta.journal import accounting
 from regatta.journal.journal import Record, read_lines
 from regatta.paths import JOURNAL
 
@@ -123,8 +123,6 @@ class WorkerRecord:
 
 @dataclass
 class RunRecord:
-    """The state of a run."""
-
     name: str = ""
     header: Record = field(default_factory=dict)
     status: Status = "running"
@@ -226,17 +224,10 @@ class RunRecord:
                 seconds.append(left * fmean(trained[-partitions:]))
         return max(seconds)
 
-    def resources(self) -> Resources:
-        return resources(self)
-
-    def worker_seconds(self) -> dict[str, float]:
-        return worker_seconds(self)
-
-    def most_workers(self) -> int:
-        return most_workers(self)
-
-    def account(self, config: str) -> Account:
-        return account(self, config)
+    resources = accounting.resources
+    worker_seconds = accounting.worker_seconds
+    most_workers = accounting.most_workers
+    account = accounting.account
 
     def _on_run(self, record: Record) -> None:
         self.header = record
@@ -274,13 +265,9 @@ class RunRecord:
 
     def _on_start(self, record: Record) -> None:
         worker = self.workers[record["worker"]]
-        worker.running = (record["kind"], record["config"], record["epoch"], record["partition"])
-        worker.since = record["time"]
-        self.configs[record["config"]].running[worker.name] = (
-            record["kind"],
-            record["epoch"],
-            record["partition"],
-        )
+        kind, config, epoch, partition = (record[name] for name in ("kind", "config", "epoch", "partition"))
+        worker.running, worker.since = (kind, config, epoch, partition), record["time"]
+        self.configs[config].running[worker.name] = (kind, epoch, partition)
 
     def _on_profile(self, record: Record) -> None:
         """Some batches were measured: of one model, of a pack, or by a group of workers."""

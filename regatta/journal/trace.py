@@ -7,8 +7,9 @@ workers.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,18 +41,15 @@ def rows(record: RunRecord) -> list[dict[str, Any]]:
 
 def bound_from_trace(record: RunRecord) -> float:
     """No schedule of these units is shorter: a worker runs one unit at a time, and a model trains in one at a time."""
-    busy = _busy_seconds(record)
-    training: defaultdict[str, float] = defaultdict(float)
-    for unit in record.units:
-        if unit.kind == "train":
-            training[unit.config] += unit.seconds
+    busy = _seconds_by("worker", record.units)
+    training = _seconds_by("config", (unit for unit in record.units if unit.kind == "train"))
     return max([*busy.values(), *training.values()], default=0.0)
 
 
 def efficiency(record: RunRecord) -> Efficiency:
     """The makespan from the first unit's start to the last one's end, beside its lower bound."""
     makespan = max((u.end for u in record.units), default=0.0) - min((u.start for u in record.units), default=0.0)
-    busy = _busy_seconds(record)
+    busy = _seconds_by("worker", record.units)
     available = makespan * len(busy)
     return Efficiency(makespan, bound_from_trace(record), sum(busy.values()) / available if available else 0.0)
 
@@ -73,11 +71,11 @@ def worker_names(record: RunRecord) -> list[str]:
     return sorted({*record.workers, *(unit.worker for unit in record.units)}, key=lambda name: (len(name), name))
 
 
-def _busy_seconds(record: RunRecord) -> dict[str, float]:
-    busy: defaultdict[str, float] = defaultdict(float)
-    for unit in record.units:
-        busy[unit.worker] += unit.seconds
-    return busy
+def _seconds_by(field: str, units: Iterable[UnitRecord]) -> dict[str, float]:
+    sums: defaultdict[str, float] = defaultdict(float)
+    for unit in units:
+        sums[getattr(unit, field)] += unit.seconds
+    return sums
 
 
 def _thread_names(record: RunRecord, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
@@ -95,7 +93,8 @@ def _slices(record: RunRecord, threads: dict[str, int], origin: float) -> Iterat
     for unit in record.units:
         values = record.configs[unit.config].values if unit.config in record.configs else {}
         details = {k: v for k, v in asdict(unit).items() if k not in ("worker", "start", "end", "metrics")}
-        args = {**details, "values": dict(values), "metrics": _finite(unit.metrics)}
+        metrics = {k: v if math.isfinite(v) else str(v) for k, v in unit.metrics.items()}  # JSON has no NaN
+        args = {**details, "values": dict(values), "metrics": metrics}
         thread, start = threads[unit.worker], unit.start - origin
         yield _slice(_title(unit), unit.kind, thread, start, unit.seconds, args)
         if unit.hop_seconds:
@@ -135,11 +134,6 @@ def _title(unit: UnitRecord) -> str:
 
 def _micros(seconds: float) -> float:
     return round(seconds * 1e6, 3)
-
-
-def _finite(metrics: dict[str, float]) -> dict[str, float | str]:
-    """JSON has no NaN: a viewer shows the word instead."""
-    return {k: v if abs(v) < float("inf") else str(v) for k, v in metrics.items()}
 
 
 def workload(record: RunRecord) -> HopWorkload:

@@ -41,9 +41,6 @@ class PlanOptions:
     group: int | None = None
     numerics: Numerics = "exact"
 
-    def constraints(self) -> Constraints:
-        return Constraints(self.pack, self.group, self.share)
-
     def apply_to(self, strategy: RunStrategy, pool: WorkerPool) -> RunStrategy:
         """The strategy of an earlier controller, as far as it agrees with these options and this pool."""
         needed = sum(team.width * team.groups for team in strategy.teams) or strategy.width
@@ -192,7 +189,7 @@ class Planner:
     def _choose(self, profile: SweepProfile, workers: AvailableWorkers) -> tuple[Strategy, Plan]:
         work, cluster = profile.work(), self.cluster_spec(workers, profile)
         units = int(SIMULATED_UNITS_PER_SECOND * estimate(work, cluster, Strategy()).seconds)
-        constraints = self.options.constraints()
+        constraints = Constraints(self.options.pack, self.options.group, self.options.share)
         chosen, plan = choose(
             work,
             cluster,

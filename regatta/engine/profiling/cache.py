@@ -91,10 +91,6 @@ class ProfileCache:
         """The seconds that it took to measure these configurations."""
         return sum(self.configs[config].seconds for config in configs if config in self.configs)
 
-    def rates(self) -> dict[str, PackRate]:
-        """The pack rates by build."""
-        return {build: known.rate for build, known in self.packs.items()}
-
     def rate(self, build: str, members: Sequence[str]) -> PackRate | None:
         """The rate of packs of a build, if it was measured with at least as many members."""
         known = self.packs.get(build)
@@ -126,7 +122,9 @@ class ProfileCache:
         self._builds = None
         with contextlib.suppress(OSError):
             self._write()
-            _delete_oldest(self.path.parent)
+            files = sorted(self.path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in files[:-MAX_FILES]:
+                path.unlink(missing_ok=True)
 
     def _find_similar(self, values: Values) -> CachedProfile | None:
         """A profile of the same build, if the values that differ are known to change neither build nor time."""
@@ -179,12 +177,6 @@ class ProfileCache:
         text = json.dumps({"version": VERSION, "configs": configs, "packs": packs, **others})
         with replacing(self.path, durable=False, durable_name=False) as written:
             written.write_text(text)
-
-
-def _delete_oldest(folder: Path) -> None:
-    files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in files[:-MAX_FILES]:
-        path.unlink(missing_ok=True)
 
 
 def _equal_except(values: Values, others: Values, names: set[str]) -> bool:

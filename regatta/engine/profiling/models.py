@@ -100,7 +100,9 @@ def profile_models(pool: WorkerPool, request: ProfilingRequest, hooks: Profiling
             hooks.on_begin(worker)
     profiler.check(request.goal.metric)
     if cache is not None:
-        cache.add(profiler.measured(), start_seconds=found.start_seconds, memory=found.memory)
+        took, configs = profiler.seconds, request.configs
+        measured = [CachedProfile(configs[config], found.profiles[config], took[config]) for config in took]
+        cache.add(measured, start_seconds=found.start_seconds, memory=found.memory)
         found.start_seconds = cache.start_seconds
     if found.start_seconds is None:  # no worker measured it: take the time until the first worker was up
         found.start_seconds = first_worker_seconds
@@ -267,21 +269,13 @@ class _ProfilingScheduler:
         return all_there and bool(self.found.ready) and idle
 
     def wants_more(self) -> bool:
-        return bool(self.unprofiled) and not self._enough()
-
-    def _enough(self) -> bool:
-        """Whether profiling has cost its share of the run that the profiles predict."""
+        """Whether configurations are left, and profiling has not cost its share of the run that it predicts."""
         profiles = self.found.profiles.values()
-        if len(profiles) < 2 * len(self.workers):
-            return False
+        if not self.unprofiled or len(profiles) < 2 * len(self.workers):
+            return bool(self.unprofiled)
         per_run = [p.train_seconds_per_row * self.rows + p.fixed_seconds * self.visits for p in profiles]
         predicted = sum(per_run) / len(per_run) * len(self.configs)
-        return self.spent_seconds > MAX_COST_SHARE * predicted
-
-    def measured(self) -> list[CachedProfile]:
-        """The profiles that were measured now."""
-        profiles = self.found.profiles
-        return [CachedProfile(self.configs[config], profiles[config], took) for config, took in self.seconds.items()]
+        return self.spent_seconds <= MAX_COST_SHARE * predicted
 
     def check(self, metric: str) -> None:
         """Raise where no configuration can be trained, or where none reports the metric of the goal."""

@@ -26,13 +26,9 @@ class ProfilingResults:
     def build_of(self, config: str, values: Mapping[str, Scalar]) -> str:
         return self.builds.build_of(config, values)
 
-    def learn_builds(self, configs: Configs) -> None:
-        self.builds = builds_of(self.models, configs)
-
 
 def results_from_journal(dataset: Dataset, history: Sequence[Record], configs: Configs) -> ProfilingResults:
     """What a journal says about profiling and units; no worker is needed."""
     groups = {line["build"]: Communication(line["ratio"]) for line in history if line["event"] == "groups"}
-    results = ProfilingResults(models_from_journal(dataset, history), rates_from_journal(history), groups)
-    results.learn_builds(configs)
-    return results
+    models = models_from_journal(dataset, history)
+    return ProfilingResults(models, rates_from_journal(history), groups, builds_of(models, configs))

@@ -17,14 +17,13 @@ from regatta.engine.planning.replanner import Replanner
 from regatta.engine.profiling.groups import WIDTH, cached_communication, profile_groups
 from regatta.engine.profiling.models import (
     NO_HOOKS,
-    ModelProfiles,
     ProfilingHooks,
     ProfilingRequest,
     cached_models,
     profile_models,
     to_fields,
 )
-from regatta.engine.profiling.packs import cached_pack_rates, profile_packs
+from regatta.engine.profiling.packs import builds_of, cached_pack_rates, profile_packs
 from regatta.engine.profiling.results import ProfilingResults, results_from_journal
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal import Record
@@ -52,7 +51,7 @@ class ProfilingSession:
         models = cached_models(pool.workers, self.request)
         if models is None:
             return None
-        results = self._results(models)
+        results = ProfilingResults(models, builds=builds_of(models, self.request.configs))
         if self._profiles_packs(pool):
             rates = cached_pack_rates(len(pool.workers), self.request, models)
             if rates is None:
@@ -68,16 +67,11 @@ class ProfilingSession:
     def run(self, pool: WorkerPool, rendezvous: Path, hooks: ProfilingHooks = NO_HOOKS) -> ProfilingResults:
         """Start the pool's workers and profile on them."""
         models = profile_models(pool, self.request, hooks)
-        results = self._results(models)
+        results = ProfilingResults(models, builds=builds_of(models, self.request.configs))
         if self._profiles_packs(pool):
             results.pack_rates = profile_packs(pool, self.request, models, hooks)
         if self._profiles_groups(pool, results):
             results.communication = profile_groups(pool, self.request, models, rendezvous, hooks)
-        return results
-
-    def _results(self, models: ModelProfiles) -> ProfilingResults:
-        results = ProfilingResults(models)
-        results.learn_builds(self.request.configs)
         return results
 
     def _profiles_packs(self, pool: WorkerPool) -> bool:

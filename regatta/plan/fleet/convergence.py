@@ -41,20 +41,6 @@ class Criterion(Protocol):
 
 
 @dataclass(frozen=True)
-class FixedEpochs:
-    """A fixed number of epochs."""
-
-    epochs: int
-
-    @property
-    def bounds(self) -> EpochBounds:
-        return EpochBounds(self.epochs, self.epochs)
-
-    def reached(self, values: Sequence[float]) -> bool:
-        return len(values) >= self.epochs
-
-
-@dataclass(frozen=True)
 class Plateau:
     """No improvement by `delta` for `patience` epochs, or `most` epochs."""
 
@@ -79,37 +65,12 @@ class Plateau:
         return since >= self.patience
 
 
-@dataclass(frozen=True)
-class TargetMetric:
-    """A value as good as this, or `most` epochs."""
-
-    value: float
-    most: int
-    mode: Mode = "min"
-
-    @property
-    def bounds(self) -> EpochBounds:
-        return EpochBounds(1, self.most)
-
-    def reached(self, values: Sequence[float]) -> bool:
-        good = any(v <= self.value if self.mode == "min" else v >= self.value for v in values)
-        return good or len(values) >= self.most
-
-
 def even(bounds: EpochBounds, done: float) -> float:
     """The mean of the epochs left, if all possible numbers are equally likely."""
     soonest = max(bounds.least, int(done) + 1)
     return max((soonest + bounds.most) / 2 - done, 0.0)
 
 
-def at_most(bounds: EpochBounds, done: float) -> float:
-    """The worst case."""
-    return max(bounds.most - done, 0.0)
-
-
 def as_long_again(bounds: EpochBounds, done: float) -> float:
     """As many epochs as it has had, and at least half an epoch: an estimate that needs no bounds."""
     return max(done, 0.5)
-
-
-HORIZONS: dict[str, Horizon] = {"even": even, "most": at_most, "again": as_long_again}

@@ -16,7 +16,7 @@ import numpy as np
 from regatta.plan.fleet.convergence import EpochBounds
 from regatta.plan.fleet.fluid_bound import Envelopes
 from regatta.plan.fleet.nodes import Nodes
-from regatta.plan.fleet.rates import Floats, RateModel, rate_table
+from regatta.plan.fleet.rates import Floats, RateModel, rate, rate_table
 
 Changes = Mapping[int, tuple[int, ...]]  # by model, its devices from now on; without devices it waits again
 
@@ -60,11 +60,10 @@ class FleetView:
 
     def rate(self, model: int, devices: Sequence[int]) -> float:
         """The rate on these devices, which may be on more nodes than necessary."""
-        nodes = self.nodes.count_nodes(devices)
-        width = len(devices)
+        width, nodes = len(devices), self.nodes.count_nodes(devices)
         if nodes == self.nodes.min_nodes[width]:
             return float(self.rates[model, width - 1])
-        return float(self.models[model].rate.rates(np.array([float(width)]), np.array([float(nodes)]))[0])
+        return rate(self.models[model].rate, width, nodes)
 
 
 class Policy(Protocol):

@@ -102,12 +102,6 @@ def equation_5(measured: Sequence[float], base: int, widths: Floats) -> Floats:
     return found
 
 
-def widths_to_profile(singles: Sequence[float], per_node: int) -> tuple[int, int]:
-    """The largest width that the paper profiles, and where its Equation 5 starts (M_t and M_b of appendix B.3)."""
-    wanted, base = math.ceil(max(singles) / min(singles)), 2 * per_node
-    return max(wanted, base), base
-
-
 @dataclass(frozen=True, slots=True)
 class Observation:
     """The observed rate of a group, in rows per second."""
@@ -133,11 +127,6 @@ class RingRates:
     @property
     def terms(self) -> tuple[float, float, float]:
         return (self.compute, self.inside, self.across)
-
-    def ratio(self, width: int, nodes: int) -> float:
-        """Communication over compute in a step."""
-        compute, inside, across = _factors(np.array([width]), np.array([nodes]))[0] * np.array(self.terms)
-        return float((inside + across) / compute)
 
 
 def fit(observations: Iterable[Observation]) -> RingRates:

@@ -13,7 +13,7 @@ from regatta.errors import RegattaError, UsageError
 from regatta.plan.fleet.fluid_bound import Envelopes, fluid
 from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.fleet.policies import Changes, FleetModel, FleetView, Policy
-from regatta.plan.fleet.rates import RateModel, rate_table
+from regatta.plan.fleet.rates import RateModel, rate, rate_table
 
 TOLERANCE = 1e-9  # relative: times that differ only by rounding are equal
 
@@ -30,8 +30,6 @@ class Allocation:
 
 @dataclass(frozen=True)
 class FleetSchedule:
-    """The result of a simulation."""
-
     allocations: tuple[Allocation, ...]
     ends: Mapping[str, float]  # when each model converged
     restarts: int
@@ -199,8 +197,7 @@ class _FleetSimulation:
     def _rate(self, model: int, devices: tuple[int, ...]) -> float:
         if self.truth.rates is None:
             return self.view.rate(model, devices)
-        width, nodes = float(len(devices)), float(self.view.nodes.count_nodes(devices))
-        return float(self.truth.rates[model].rates(np.array([width]), np.array([nodes]))[0])
+        return rate(self.truth.rates[model], len(devices), self.view.nodes.count_nodes(devices))
 
     def _keep_pace(self) -> None:
         """Running models read one stream of rows: all start when the last is ready, and the slowest sets the pace."""

@@ -33,20 +33,15 @@ def fill(work: Mapping[int, float], widths: Mapping[int, int], rates: Floats, de
     heapq.heapify(ends)
     while devices and ends:
         _, model = heapq.heappop(ends)
-        more = _fewest_that_help(rates[model], widths[model], devices)
-        if not more:
+        width = widths[model]
+        faster = np.flatnonzero(rates[model, width : width + devices] > rates[model, width - 1])
+        if not faster.size:
             break
+        more = int(faster[0]) + 1
         widths[model] += more
         devices -= more
         heapq.heappush(ends, (-work[model] / rates[model, widths[model] - 1], model))
     return widths
-
-
-def _fewest_that_help(rates: Floats, width: int, devices: int) -> int:
-    """The fewest further devices that make a model faster; 0 if none do."""
-    reach = rates[width : width + devices]
-    better = np.flatnonzero(reach > rates[width - 1])
-    return int(better[0]) + 1 if better.size else 0
 
 
 class WaterFilling:
@@ -113,7 +108,8 @@ class WaterFilling:
     def _grow(self, view: FleetView, free: set[int]) -> dict[int, tuple[int, ...]]:
         """Give free devices to the models that end last, if that gains more than a few restarts cost."""
         work = self._left(view, list(view.groups))
-        ends = {m: self._restart_left(view, m) + work[m] / view.rate(m, group) for m, group in view.groups.items()}
+        restart_left = np.maximum(view.ready - view.now, 0.0)
+        ends = {m: float(restart_left[m]) + work[m] / view.rate(m, group) for m, group in view.groups.items()}
         widths = fill(work, {m: len(group) for m, group in view.groups.items()}, view.rates, len(free))
         grown = [m for m in widths if widths[m] > len(view.groups[m]) and m not in view.fixed]
         free_devices = FreeDevices(view, free, ends)
@@ -125,11 +121,6 @@ class WaterFilling:
                     free_devices.take(moves)
                     break
         return free_devices.changes
-
-    @staticmethod
-    def _restart_left(view: FleetView, model: int) -> float:
-        """Seconds until the present restart of a model is finished."""
-        return max(float(view.ready[model]) - view.now, 0.0)
 
     def _left(self, view: FleetView, models: Sequence[int]) -> dict[int, float]:
         """Rows that each model is expected to need until it has converged."""

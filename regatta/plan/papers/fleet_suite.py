@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regatta.errors import UsageError, nearest
-from regatta.plan.fleet.convergence import HORIZONS, EpochBounds
+from regatta.plan.fleet.convergence import EpochBounds, as_long_again
 from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.fleet.policies import FleetModel, Policy
 from regatta.plan.fleet.rates import GeometricRates, rate
@@ -94,7 +94,7 @@ SUITES: dict[str, Callable[[int], FleetProblem]] = {"fleet": calibrated, "fleet-
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "water": lambda seed: WaterFilling(),
-    "water-again": lambda seed: WaterFilling(HORIZONS["again"]),
+    "water-again": lambda seed: WaterFilling(as_long_again),
     "fleet-g": lambda seed: FleetG(),
     "fleet-g-own-pace": lambda seed: FleetG(lockstep=False),
     "fleet-l": lambda seed: FleetL(),

@@ -15,7 +15,7 @@ from regatta.errors import UsageError, nearest
 from regatta.plan.fleet.nodes import Nodes
 from regatta.plan.papers import fleet_suite as fleet
 from regatta.plan.papers.regimes import STRATEGIES, WORKERS, compare, grid
-from regatta.plan.strategy.groups_or_hops import WIDTH_RULES, Communication, round_time, width_rule
+from regatta.plan.strategy.groups_or_hops import WIDTH_RULES, Communication, round_time
 
 RATIOS = (0.02, 0.1, 0.3, 0.45, 1.0, 4.0)  # 0.3 and 0.45 are those of the Cerebro paper's ImageNet and Criteo runs
 
@@ -56,7 +56,10 @@ def run_suite(
     policies: Sequence[str] | None = None,
     draws: int = 3,
 ) -> list[SuiteRow]:
-    suite = find_suite(name)
+    if name not in SUITES:
+        hint = f"Suites: {', '.join(SUITES)}."
+        raise UsageError(f"There is no suite {name!r}.", candidates=nearest(name, SUITES), hint=hint)
+    suite = SUITES[name]
     for policy in policies or ():
         if policy not in suite.known:
             hint = f"Policies of this suite: {', '.join(suite.known)}."
@@ -65,13 +68,6 @@ def run_suite(
     if draws < 1 or each < 1:
         raise UsageError(f"{draws} draws, nodes of {each}: both must be at least 1.")
     return suite.run(SuiteRequest(devices or suite.devices, each, policies or suite.policies, draws))
-
-
-def find_suite(name: str) -> Suite:
-    if name not in SUITES:
-        hint = f"Suites: {', '.join(SUITES)}."
-        raise UsageError(f"There is no suite {name!r}.", candidates=nearest(name, SUITES), hint=hint)
-    return SUITES[name]
 
 
 def _fleet(name: str) -> Callable[[SuiteRequest], list[SuiteRow]]:
@@ -99,9 +95,8 @@ def _hoho(request: SuiteRequest) -> list[SuiteRow]:
         for ratio in RATIOS:
             link = Communication(ratio)
             for models in range(1, workers):
-                times = {
-                    p: round_time(models, workers, width_rule(p)(models, workers, link), link) for p in WIDTH_RULES
-                }
+                widths = {name: rule(models, workers, link) for name, rule in WIDTH_RULES.items()}
+                times = {name: round_time(models, workers, width, link) for name, width in widths.items()}
                 best = min(times["hops"], times["hoho"], times["data-parallel"])
                 case = f"{models} models, {workers} workers, ratio {ratio:g}"
                 for p in request.policies:

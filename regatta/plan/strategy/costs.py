@@ -104,6 +104,11 @@ class ClusterSpec:
             raise UsageError(f"A plan for {self.workers} workers: there must be at least one.")
 
 
+def _of_kinds(field: str) -> cached_property[Floats]:
+    """A property of a workload: one number of each of its kinds."""
+    return cached_property(lambda work: np.array([getattr(kind, field) for kind in work.kinds], dtype=float))
+
+
 @dataclass(frozen=True)
 class Workload:
     """The kinds of models and their data; the numbers of all kinds as arrays."""
@@ -124,46 +129,18 @@ class Workload:
     def counts(self) -> Ints:
         return np.array([kind.models for kind in self.kinds])
 
-    @cached_property
-    def epochs(self) -> Floats:
-        return np.array([kind.epochs for kind in self.kinds], dtype=float)
-
-    @cached_property
-    def seconds(self) -> Floats:
-        return np.array([kind.seconds for kind in self.kinds], dtype=float)
-
-    @cached_property
-    def evaluations(self) -> Floats:
-        return np.array([kind.evaluate for kind in self.kinds], dtype=float)
-
-    @cached_property
-    def states(self) -> Floats:
-        return np.array([kind.state_bytes for kind in self.kinds], dtype=float)
-
-    @cached_property
-    def peaks(self) -> Floats:
-        return np.array([kind.peak_bytes for kind in self.kinds], dtype=float)
-
-    @cached_property
-    def fixed(self) -> Floats:
-        return np.array([kind.fixed for kind in self.kinds], dtype=float)
-
-    @cached_property
-    def pack_fixed(self) -> Floats:
-        return np.array([kind.pack_fixed for kind in self.kinds], dtype=float)
-
-    @cached_property
-    def fetches(self) -> Floats:
-        return np.array([kind.fetch for kind in self.kinds], dtype=float)
+    epochs = _of_kinds("epochs")
+    seconds = _of_kinds("seconds")
+    evaluations = _of_kinds("evaluate")
+    states = _of_kinds("state_bytes")
+    peaks = _of_kinds("peak_bytes")
+    fixed = _of_kinds("fixed")
+    pack_fixed = _of_kinds("pack_fixed")
+    fetches = _of_kinds("fetch")
 
     @cached_property
     def max_epochs(self) -> int:
         return max(kind.epochs for kind in self.kinds)
-
-    def pack_factors(self, members: Ints) -> Floats:
-        """By kind, seconds of a pack with this many members over those of one model."""
-        found: Floats = self.curves[np.arange(len(self.kinds)), members - 1]
-        return found
 
     @cached_property
     def curves(self) -> Floats:
@@ -281,7 +258,8 @@ def unit_seconds(
 
     `slower` is a factor on the training alone, for models that differ from their kind.
     """
-    train = work.seconds * slower * work.pack_factors(members) * (1 + work.ratios(strategy.width)) * share
+    pack_factors = work.curves[np.arange(len(work.kinds)), members - 1]
+    train = work.seconds * slower * pack_factors * (1 + work.ratios(strategy.width)) * share
     stays = cluster.workers == strategy.width  # there is only one group, so no model hops
     fixed = np.where(members > 1, work.fixed + (-work.fetches if stays else work.pack_fixed), work.fixed)
     around = cluster.unit + members * (fixed + work.states / cluster.bandwidth)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from regatta.errors import UsageError, nearest
+from regatta.errors import UsageError
 
 MIN_UNITS = 4  # of a group, before they replace what profiling measured
 TIE = 0.01  # groups must be faster by more than this, because hopping is exact and simpler
@@ -110,10 +110,3 @@ WIDTH_RULES: dict[str, WidthRule] = {
     "hoho": hoho,
     "half": half,
 }
-
-
-def width_rule(name: str) -> WidthRule:
-    if name not in WIDTH_RULES:
-        hint = f"Rules: {', '.join(WIDTH_RULES)}."
-        raise UsageError(f"There is no rule {name!r} for groups.", candidates=nearest(name, WIDTH_RULES), hint=hint)
-    return WIDTH_RULES[name]

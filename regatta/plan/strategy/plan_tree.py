@@ -145,7 +145,7 @@ class Plan:
         return "\n".join([f"{self.name}: {self.why}", *self._tree(), *self._figures(), *self._others(), *self.notes])
 
     def _tree(self) -> list[str]:
-        rows = [(describe_root(self.root), seconds(self.estimate.seconds))]
+        rows = [(describe(self.root), seconds(self.estimate.seconds))]
         rows += [(f"├─ {describe(part)}", seconds(part.estimate.seconds)) for part in self.root.parts]
         if len(rows) > 1:
             rows[-1] = rows[-1][0].replace("├", "└", 1), rows[-1][1]
@@ -183,15 +183,11 @@ def _part_from_json(fields: Mapping[str, Any]) -> PlanPart:
     return node(**{**own, "estimate": Estimate(**fields["estimate"])})
 
 
-def describe_root(root: HopNode) -> str:
-    return (
-        f"hop       {count(root.models, 'model')}, {count(root.epochs, 'epoch')} in all, over "
-        f"{count(root.partitions, 'partition')} on {count(root.workers, 'worker')}"
-    )
-
-
-def describe(part: PlanPart) -> str:
+def describe(part: PlanNode) -> str:
     match part:
+        case HopNode():
+            where = f"over {count(part.partitions, 'partition')} on {count(part.workers, 'worker')}"
+            return f"hop       {count(part.models, 'model')}, {count(part.epochs, 'epoch')} in all, {where}"
         case PackNode():
             least, most = part.models // part.packs, -(-part.models // part.packs)
             sizes = str(most) if least == most else f"{least} or {most}"

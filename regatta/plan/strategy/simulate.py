@@ -35,7 +35,7 @@ def simulate_strategy(
     """The makespan of a strategy; `effort` is what the scheduler may spend on looking ahead."""
     real = with_noise(work, noise.profile, seed)
     return max(
-        _SimulatedTeam(work, real, kinds, workers, own).simulate(noise, seed, effort)
+        _simulate_team(work, real, kinds, workers, own, noise, seed, effort)
         for kinds, workers, own in strategy.by_team(work, cluster)
     )
 
@@ -65,49 +65,49 @@ def with_noise(work: Workload, deviation: float, seed: int) -> Workload:
     return Workload(tuple(kinds), data)
 
 
-@dataclass(frozen=True)
-class _SimulatedTeam:
-    """The workers of one team, with groups of one width, and the kinds that they train."""
+def _simulate_team(
+    work: Workload,
+    real: Workload,
+    kinds: Sequence[int],
+    cluster: ClusterSpec,
+    strategy: Strategy,
+    noise: Noise,
+    seed: int,
+    effort: int | None,
+) -> float:
+    """The makespan of one team, with groups of one width; `real` is the workload as it really is."""
+    groups, partitions = cluster.workers // strategy.width, cluster.partition_count(strategy)
+    evals = cluster.evals or groups
+    share = 1 / (partitions * strategy.width)
 
-    work: Workload  # as profiled
-    real: Workload  # as it really is
-    kinds: Sequence[int]
-    cluster: ClusterSpec
-    strategy: Strategy
+    def seconds_of(kind: Workload, members: int, slower: float = 1.0) -> float:
+        return float(unit_seconds(kind, cluster, strategy, np.array([members]), share, slower)[0])
 
-    def simulate(self, noise: Noise, seed: int, effort: int | None) -> float:
-        work, real, cluster, strategy = self.work, self.real, self.cluster, self.strategy
-        groups, partitions = cluster.workers // strategy.width, cluster.partition_count(strategy)
-        evals = cluster.evals or groups
-        expected, trained, evaluated, epochs = {}, {}, {}, {}
-        for index in self.kinds:
-            kind, profiled_kind, real_kind = work.kinds[index], work.only([index]), real.only([index])
-            luck = random.Random(f"models {seed} {index}")  # the same for all strategies
-            for number, members in enumerate(pack_sizes(kind.models, strategy.pack_size(index))):
-                name = f"{index}/{number}"
-                slower = luck.lognormvariate(0.0, noise.models / math.sqrt(members))
-                expected[name] = self._unit_seconds(profiled_kind, members)
-                trained[name] = self._unit_seconds(real_kind, members, slower)
-                packed = Strategy((members,), strategy.width, strategy.share)
-                seconds = float(evaluations(profiled_kind, cluster, packed)[0])
-                evaluated[name] = members * seconds / (evals * strategy.width)
-                epochs[name] = kind.epochs
-        if not any(evaluated.values()):
-            evals = 0
-        times = _ExpectedTimes(expected, evaluated, noise.units)
-        hopper = Hopper(partitions, evals, estimates=times, effort=effort)
-        for worker, held in spread_partitions(partitions, groups, evals).items():
-            hopper.add_worker(worker, *held)
-        for name, count in epochs.items():
-            hopper.add_model(name, count)
-        prepare = real.data.prepare / partitions / max(cluster.cores, 1) if strategy.share else 0.0
-        real_times = _RealTimes(trained, evaluated, prepare, cluster.cores > 0, noise.units, seed)
-        start = cluster.share_start if strategy.share else 0.0
-        return start + simulate(hopper, real_times, learn=False).makespan
-
-    def _unit_seconds(self, kind: Workload, members: int, slower: float = 1.0) -> float:
-        share = 1 / (self.cluster.partition_count(self.strategy) * self.strategy.width)
-        return float(unit_seconds(kind, self.cluster, self.strategy, np.array([members]), share, slower)[0])
+    expected, trained, evaluated, epochs = {}, {}, {}, {}
+    for index in kinds:
+        kind, profiled_kind, real_kind = work.kinds[index], work.only([index]), real.only([index])
+        luck = random.Random(f"models {seed} {index}")  # the same for all strategies
+        for number, members in enumerate(pack_sizes(kind.models, strategy.pack_size(index))):
+            name = f"{index}/{number}"
+            slower = luck.lognormvariate(0.0, noise.models / math.sqrt(members))
+            expected[name] = seconds_of(profiled_kind, members)
+            trained[name] = seconds_of(real_kind, members, slower)
+            packed = Strategy((members,), strategy.width, strategy.share)
+            seconds = float(evaluations(profiled_kind, cluster, packed)[0])
+            evaluated[name] = members * seconds / (evals * strategy.width)
+            epochs[name] = kind.epochs
+    if not any(evaluated.values()):
+        evals = 0
+    times = _ExpectedTimes(expected, evaluated, noise.units)
+    hopper = Hopper(partitions, evals, estimates=times, effort=effort)
+    for worker, held in spread_partitions(partitions, groups, evals).items():
+        hopper.add_worker(worker, *held)
+    for name, count in epochs.items():
+        hopper.add_model(name, count)
+    prepare = real.data.prepare / partitions / max(cluster.cores, 1) if strategy.share else 0.0
+    real_times = _RealTimes(trained, evaluated, prepare, cluster.cores > 0, noise.units, seed)
+    start = cluster.share_start if strategy.share else 0.0
+    return start + simulate(hopper, real_times, learn=False).makespan
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from regatta.data import Dataset
 from regatta.engine.messages import ModelProfile
 from regatta.engine.planning.planner import AvailableWorkers, Planner, PlanOptions, RunStrategy
 from regatta.engine.profiling.models import ModelProfiles
+from regatta.engine.profiling.packs import builds_of
 from regatta.engine.profiling.results import ProfilingResults
 from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.strategy.form_packs import PackRate
@@ -36,9 +37,8 @@ def results_of(
         profile = ModelProfile(per_row, per_row / 3, 100, 100, 0.002, 1000, ("loss",), build="b", peak_bytes=5000)
         profiles.profiles[f"m{number}"] = profile
         estimates.set_profile(f"m{number}", per_row, per_row / 3, 0.002, prepare)
-    results = ProfilingResults(profiles, {"b": PackRate(8, gain)} if gain else {})
-    results.learn_builds({f"m{number}": {"lr": number} for number in range(models)})
-    return results
+    builds = builds_of(profiles, {f"m{number}": {"lr": number} for number in range(models)})
+    return ProfilingResults(profiles, {"b": PackRate(8, gain)} if gain else {}, builds=builds)
 
 
 def wanted(models: int, epochs: int = 4) -> dict[str, Train]:

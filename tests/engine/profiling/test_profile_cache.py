@@ -46,7 +46,7 @@ def test_what_was_measured_is_found_again(tmp_path: Path) -> None:
     found = cached(tmp_path, CachedProfile({"hidden": 8, "name": "a", "on": True}, whole, 1.5), b=rate)
     assert found.find({"on": True, "name": "a", "hidden": 8}) == whole
     assert found.spent([config_id({"hidden": 8, "name": "a", "on": True}), "other"]) == 1.5
-    assert found.rates() == {"b": PackRate(4, 2.5, "fused")}
+    assert found.packs["b"].rate == PackRate(4, 2.5, "fused")
     assert ProfileCache.open(tmp_path, "other").find({"hidden": 8, "name": "a", "on": True}) is None
 
 
