@@ -46,11 +46,10 @@ class Analysis:
     status: str = "done"  # of the run; the estimates are for a whole run
 
     def to_json(self) -> dict[str, Any]:
-        rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         return {
             "status": self.status,
             "plan": self.plan.to_json(),
-            "rows": rows,
+            "rows": [{**asdict(row), "ratio": row.ratio} for row in self.rows],
             "later": [asdict(other) for other in self.later],
         }
 

@@ -52,8 +52,6 @@ EVENTS = (
 
 
 class Journal:
-    """Appends records to the journal of a run, and calls back when they are durable."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.last_size = 0  # bytes of the last record

@@ -58,8 +58,6 @@ class UnitRecord:
 
 @dataclass
 class ConfigRecord:
-    """One configuration: its values, how many epochs are wanted, its units and reports."""
-
     id: str
     values: dict[str, Scalar]
     epochs: int
@@ -112,8 +110,6 @@ class ConfigRecord:
 
 @dataclass
 class WorkerRecord:
-    """One worker: where it runs and what it is doing."""
-
     name: str
     up: bool = True
     info: dict[str, Any] = field(default_factory=dict)

@@ -14,8 +14,6 @@ Orders: TypeAlias = Callable[[str, int], Mapping[int, Sequence[int]] | None]
 
 
 class Packer:
-    """Forms packs of at most as many members as the plan says."""
-
     def __init__(self, orders: Orders) -> None:
         self.sizes: Mapping[str, int] = {}  # of the largest pack, by the build of its members
         self.rates: Mapping[str, PackRate] = {}

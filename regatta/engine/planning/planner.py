@@ -133,8 +133,6 @@ def available_workers(pool: WorkerPool, cluster: Cluster, models: ModelProfiles)
 
 
 class Planner:
-    """Decides how a run is trained, and compares its units with their estimates."""
-
     def __init__(self, dataset: Dataset, options: PlanOptions) -> None:
         self._dataset, self.options = dataset, options
         self._drift = {False: _Drift(), True: _Drift()}  # of single models, and of packs
@@ -216,13 +214,11 @@ class Planner:
         """The profiles of the wanted models, as `plan` takes them."""
         width = self.options.group or 1
         communication: Mapping[str, Communication] = results.communication
+        builds = {name: results.builds.build_of(name, asked.config) for name, asked in wanted.items()}
         if width > 1:  # the models were profiled in groups, so their times include the communication
-            builds = (results.build_of(name, asked.config) for name, asked in wanted.items())
-            communication = dict.fromkeys(builds, Communication(0.0))
+            communication = dict.fromkeys(builds.values(), Communication(0.0))
         models = {
-            name: ProfiledModel(
-                asked.epochs, asked.config, self._costs(results, name, width), results.build_of(name, asked.config)
-            )
+            name: ProfiledModel(asked.epochs, asked.config, self._costs(results, name, width), builds[name])
             for name, asked in wanted.items()
             if asked.epochs > 0 and name not in results.models.failed
         }

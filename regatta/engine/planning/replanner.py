@@ -78,22 +78,19 @@ class Replanner:
         self._lost = set(results.models.lost)
         strategy = RunStrategy.from_journal(history)
         if strategy is None:
-            strategy = self._decide(wanted)
+            try:
+                workers = available_workers(self.pool, self.cluster, results.models)
+                strategy = self.planner.decide(results, wanted, workers)
+            except (ArithmeticError, ValueError, RegattaError) as error:
+                # Measurements that the planner cannot use must not keep a run from being trained.
+                self._run_log.note("warning", f"No plan could be made ({error}): models hop one by one.")
+                strategy = self.planner.default_strategy()
             self._write(strategy, "")
         else:
             strategy = self.planner.options.apply_to(strategy, self.pool)
         if self._lost and self.pool.groupable:
             strategy = strategy.without_groups()
         return self._apply_with_groups(strategy)
-
-    def _decide(self, wanted: Mapping[str, Train]) -> RunStrategy:
-        """The planner's strategy. Measurements that it cannot use must not keep a run from being trained."""
-        try:
-            workers = available_workers(self.pool, self.cluster, self._results.models)
-            return self.planner.decide(self._results, wanted, workers)
-        except (ArithmeticError, ValueError, RegattaError) as error:
-            self._run_log.note("warning", f"No plan could be made ({error}): models hop one by one.")
-            return self.planner.default_strategy()
 
     def _apply_with_groups(self, strategy: RunStrategy) -> Mapping[str, WorkerReady]:
         """Apply a strategy, form its groups, and return the workers or groups that are up."""
@@ -168,7 +165,7 @@ class Replanner:
             seconds -= sum(part.load_seconds for part in done)
         self.planner.observe(self.estimates.log_error(unit, seconds), len(parts) > 1)
         if done[0].width > 1:
-            build = self._results.build_of(done[0].task.config, done[0].task.values)
+            build = self._results.builds.build_of(done[0].task.config, done[0].task.values)
             nodes = int(self._infos[event.worker].get("nodes", 1))
             observed = self._observed.setdefault(build, ObservedCommunication())
             observed.add_unit(done[0].width, nodes, seconds, done[0].sync_seconds)

@@ -194,9 +194,8 @@ def _is_near(value: object, known: Sequence[object]) -> bool:
 def _read_profile(line: Mapping[str, Any]) -> CachedProfile:
     found = line["pilot"]
     profile = ModelProfile(**{name: _checked(name, found[name]) for name in found.keys() & _FIELDS})
-    return CachedProfile(
-        {str(name): value for name, value in line["values"].items()}, profile, _number(line["seconds"])
-    )
+    values = {str(name): value for name, value in line["values"].items()}
+    return CachedProfile(values, profile, _number(line["seconds"]))
 
 
 def _read_rate(line: Mapping[str, Any]) -> CachedPackRate:

@@ -62,6 +62,27 @@ class ModelProfiles:
     memory: float | None = None  # bytes of a device for each worker, the smallest of all
     cached: set[str] = field(default_factory=set)  # configurations whose profile an earlier run measured
     lost: set[str] = field(default_factory=set)  # workers that will not come back
+    rows_known: bool = True  # of all partitions; else each counts as one row
+
+    @classmethod
+    def for_dataset(cls, dataset: Dataset) -> ModelProfiles:
+        known = all(part.rows is not None for part in dataset.train + dataset.eval)
+        train, evals = ([part.rows or 0 if known else 1 for part in parts] for parts in (dataset.train, dataset.eval))
+        return cls(Estimates(train, evals), rows_known=known)
+
+    def add(self, config: str, profile: ModelProfile) -> None:
+        self.profiles[config] = profile
+        train, evaluate = profile.train_seconds_per_row, profile.eval_seconds_per_row
+        prepare = profile.prepare_seconds_per_row
+        if profile.eval_fixed_seconds is not None and profile.eval_rows:
+            # Estimates count the fixed seconds of a training unit for every unit. An evaluation leaves no state and
+            # costs less, so the difference is taken off its rows.
+            saved = profile.fixed_seconds - profile.eval_fixed_seconds
+            evaluate = max(0.0, evaluate - saved / profile.eval_rows)
+        if not self.rows_known:  # then a partition counts as one row
+            train, evaluate = train * profile.train_rows, evaluate * profile.eval_rows
+            prepare *= profile.train_rows
+        self.estimates.set_profile(config, train, evaluate, profile.fixed_seconds, prepare)
 
     def on_worker_up(self, event: WorkerReady) -> None:
         self.ready[event.worker] = event
@@ -127,40 +148,15 @@ def to_fields(profile: ModelProfile) -> dict[str, object]:
 
 def models_from_journal(dataset: Dataset, history: Iterable[Record]) -> ModelProfiles:
     """The profiles in a journal, with estimates corrected by its units."""
-    found, rows_known = _no_profiles(dataset), _rows_known(dataset)
+    found = ModelProfiles.for_dataset(dataset)
     for line in history:
         if line["event"] == "pilot":
             fields = {name: line[name] for name in ModelProfile.__dataclass_fields__ if name in line}
-            _add_profile(found, line["config"], ModelProfile(**fields, metrics=()), rows_known)
+            found.add(line["config"], ModelProfile(**fields, metrics=()))
         elif line["event"] == "unit" and line.get("pack") is None:
             unit = Unit(line["kind"], line["config"], line["epoch"], line["partition"])
             found.estimates.observe(unit, line["worker"], line["end"] - line["start"])
     return found
-
-
-def _rows_known(dataset: Dataset) -> bool:
-    return all(part.rows is not None for part in dataset.train + dataset.eval)
-
-
-def _no_profiles(dataset: Dataset) -> ModelProfiles:
-    known = _rows_known(dataset)
-    train, evals = ([part.rows or 0 if known else 1 for part in parts] for parts in (dataset.train, dataset.eval))
-    return ModelProfiles(Estimates(train, evals))
-
-
-def _add_profile(found: ModelProfiles, config: str, profile: ModelProfile, rows_known: bool) -> None:
-    found.profiles[config] = profile
-    train, evaluate = profile.train_seconds_per_row, profile.eval_seconds_per_row
-    prepare = profile.prepare_seconds_per_row
-    if profile.eval_fixed_seconds is not None and profile.eval_rows:
-        # Estimates count the fixed seconds of a training unit for every unit. An evaluation leaves no state and costs
-        # less, so the difference is taken off its rows.
-        saved = profile.fixed_seconds - profile.eval_fixed_seconds
-        evaluate = max(0.0, evaluate - saved / profile.eval_rows)
-    if not rows_known:  # then a partition counts as one row
-        train, evaluate = train * profile.train_rows, evaluate * profile.eval_rows
-        prepare *= profile.train_rows
-    found.estimates.set_profile(config, train, evaluate, profile.fixed_seconds, prepare)
 
 
 class _ProfilingScheduler:
@@ -170,8 +166,7 @@ class _ProfilingScheduler:
         dataset, epochs = request.dataset, request.goal.epochs
         self.workers = workers
         self.configs = request.configs
-        self.rows_known = _rows_known(dataset)
-        self.found = _no_profiles(dataset)
+        self.found = ModelProfiles.for_dataset(dataset)
         self.eval_partitions = len(dataset.eval)
         self.visits = epochs * len(dataset.train)
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
@@ -193,7 +188,7 @@ class _ProfilingScheduler:
         for config, values in self.configs.items():
             profile = cache.find(values)
             if profile is not None:
-                _add_profile(self.found, config, profile, self.rows_known)
+                self.found.add(config, profile)
                 self.found.cached.add(config)
         self.spent_seconds = cache.spent(self.found.cached)
 
@@ -216,7 +211,7 @@ class _ProfilingScheduler:
                 self.proven.add(event.worker)
                 self.seconds[event.task.config] = event.end - event.start
                 self.found.cached.discard(event.task.config)
-                _add_profile(self.found, event.task.config, event.profile, self.rows_known)
+                self.found.add(event.task.config, event.profile)
         return True
 
     def _on_failure(self, event: TaskFailed) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from regatta.configuration import Scalar
 from regatta.data import Dataset
 from regatta.engine.profiling.models import Configs, ModelProfiles, models_from_journal
 from regatta.engine.profiling.packs import builds_of, rates_from_journal
@@ -22,9 +21,6 @@ class ProfilingResults:
     pack_rates: dict[str, PackRate] = field(default_factory=dict)
     communication: dict[str, Communication] = field(default_factory=dict)
     builds: Builds = field(default_factory=Builds)
-
-    def build_of(self, config: str, values: Mapping[str, Scalar]) -> str:
-        return self.builds.build_of(config, values)
 
 
 def results_from_journal(dataset: Dataset, history: Sequence[Record], configs: Configs) -> ProfilingResults:

@@ -26,9 +26,7 @@ class EpochBounds:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most:
-            raise UsageError(
-                f"Between {self.least} and {self.most} epochs: give whole numbers from 1, the smaller first."
-            )
+            raise UsageError(f"Between {self.least} and {self.most} epochs: give numbers from 1, the smaller first.")
 
 
 class Criterion(Protocol):

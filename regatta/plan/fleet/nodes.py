@@ -11,15 +11,11 @@ from regatta.errors import UsageError
 
 @dataclass(frozen=True)
 class Nodes:
-    """The number of devices of each node."""
-
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # devices of each node
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
-            raise UsageError(
-                f"Nodes with {self.sizes} devices: there must be at least one node, and one device on each."
-            )
+            raise UsageError(f"Nodes with {self.sizes} devices: each of at least one node must have one.")
 
     @classmethod
     def uniform(cls, devices: int, per_node: int) -> Nodes:

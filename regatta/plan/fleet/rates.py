@@ -133,9 +133,7 @@ def fit(observations: Iterable[Observation]) -> RingRates:
     """The model that fits a profile. Terms without an observation, such as a second node, get a weak guess."""
     seen = list(observations)
     if not seen:
-        raise UsageError(
-            "No steps were observed, so there is nothing to fit rates to.", hint="Profile at least one width."
-        )
+        raise UsageError("No steps were observed to fit rates to.", hint="Profile at least one width.")
     compute = min(o.width / o.rate for o in seen)
     return _solve(RingRates(compute, PRIOR_LINK * compute, PRIOR_LINK * compute), seen, PRIOR_TRUST)
 

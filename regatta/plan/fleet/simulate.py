@@ -12,7 +12,7 @@ import numpy as np
 from regatta.errors import RegattaError, UsageError
 from regatta.plan.fleet.fluid_bound import Envelopes, fluid
 from regatta.plan.fleet.nodes import Nodes
-from regatta.plan.fleet.policies import Changes, FleetModel, FleetView, Policy
+from regatta.plan.fleet.policies import FleetModel, FleetView, Policy
 from regatta.plan.fleet.rates import RateModel, rate, rate_table
 
 TOLERANCE = 1e-9  # relative: times that differ only by rounding are equal
@@ -160,7 +160,10 @@ class _FleetSimulation:
         running = set(view.groups)
         changes = self.policy.decide(view)
         for model in changes:
-            self._check(model, changes)
+            if model in view.fixed:
+                raise RegattaError(f"{self.models[model].name} was moved between two of its stops.")
+            if model not in view.groups and model not in view.waiting:
+                raise RegattaError(f"{self.models[model].name} has converged and was given {changes[model]}.")
         for model in [m for m in changes if m in running]:
             self._release(model)
             view.waiting[model] = None
@@ -174,12 +177,6 @@ class _FleetSimulation:
             if model in view.groups and not self.policy.lockstep:
                 self._schedule(model)
         self.after(view)
-
-    def _check(self, model: int, changes: Changes) -> None:
-        if model in self.view.fixed:
-            raise RegattaError(f"{self.models[model].name} was moved between two of its stops.")
-        if model not in self.view.groups and model not in self.view.waiting:
-            raise RegattaError(f"{self.models[model].name} has converged and was given {changes[model]}.")
 
     def _begin(self, model: int, devices: tuple[int, ...]) -> None:
         view = self.view

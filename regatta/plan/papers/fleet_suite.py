@@ -107,8 +107,6 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
 
 def make_policy(name: str, seed: int = 0) -> Policy:
     if name not in POLICIES:
-        known = ", ".join(POLICIES)
-        raise UsageError(
-            f"There is no allocation policy {name!r}.", candidates=nearest(name, POLICIES), hint=f"Policies: {known}."
-        )
+        hint = f"Policies: {', '.join(POLICIES)}."
+        raise UsageError(f"There is no allocation policy {name!r}.", candidates=nearest(name, POLICIES), hint=hint)
     return POLICIES[name](seed)

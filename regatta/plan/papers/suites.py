@@ -70,7 +70,7 @@ def run_suite(
     return suite.run(SuiteRequest(devices or suite.devices, each, policies or suite.policies, draws))
 
 
-def _fleet(name: str) -> Callable[[SuiteRequest], list[SuiteRow]]:
+def _fleet(name: str, about: str) -> Suite:
     def run(request: SuiteRequest) -> list[SuiteRow]:
         problems = [fleet.SUITES[name](seed) for seed in range(request.draws)]
         rows = []
@@ -85,7 +85,8 @@ def _fleet(name: str) -> Callable[[SuiteRequest], list[SuiteRow]]:
                 rows.append(SuiteRow(f"{devices} devices", policy, fmean(ends), gap, gain))
         return rows
 
-    return run
+    policies = ("water", "fleet-g", "fleet-l", "one-device", "homogeneous")
+    return Suite(about, policies, tuple(fleet.POLICIES), fleet.DEVICES, run)
 
 
 def _hoho(request: SuiteRequest) -> list[SuiteRow]:
@@ -115,18 +116,11 @@ def _regimes(request: SuiteRequest) -> list[SuiteRow]:
     return rows
 
 
-_FLEET = ("water", "fleet-g", "fleet-l", "one-device", "homogeneous")
 _STRATEGIES = ("plan", *STRATEGIES)
 
 SUITES: dict[str, Suite] = {
-    "fleet": Suite("100 unlike models, epochs unknown", _FLEET, tuple(fleet.POLICIES), fleet.DEVICES, _fleet("fleet")),
-    "fleet-harsh": Suite(
-        "the same, with longer tails and worse scaling",
-        _FLEET,
-        tuple(fleet.POLICIES),
-        fleet.DEVICES,
-        _fleet("fleet-harsh"),
-    ),
+    "fleet": _fleet("fleet", "100 unlike models, epochs unknown"),
+    "fleet-harsh": _fleet("fleet-harsh", "the same, with longer tails and worse scaling"),
     "hoho": Suite("fewer models than workers", tuple(WIDTH_RULES), tuple(WIDTH_RULES), (8,), _hoho),
     "regimes": Suite("strategies and the planner's choice", _STRATEGIES, _STRATEGIES, WORKERS[::3], _regimes),
 }

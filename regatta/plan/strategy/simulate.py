@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
 from regatta.plan.strategy.costs import ClusterSpec, Strategy, Workload, evaluations, pack_sizes, unit_seconds
+from regatta.plan.strategy.what_if import HopWorkload
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,8 @@ def _simulate_team(
     if not any(evaluated.values()):
         evals = 0
     times = _ExpectedTimes(expected, evaluated, noise.units)
-    hopper = Hopper(partitions, evals, estimates=times, effort=effort)
-    for worker, held in spread_partitions(partitions, groups, evals).items():
-        hopper.add_worker(worker, *held)
-    for name, count in epochs.items():
-        hopper.add_model(name, count)
+    hop_work = HopWorkload(epochs, partitions, evals, times)
+    hopper = hop_work.hopper(spread_partitions(partitions, groups, evals), effort=effort)
     prepare = real.data.prepare / partitions / max(cluster.cores, 1) if strategy.share else 0.0
     real_times = _RealTimes(trained, evaluated, prepare, cluster.cores > 0, noise.units, seed)
     start = cluster.share_start if strategy.share else 0.0

@@ -14,15 +14,13 @@ from regatta.plan.schedule.simulate import simulate, spread_partitions
 
 @dataclass(frozen=True)
 class HopWorkload:
-    """The models with their epochs, the number of partitions, and the estimated times."""
-
-    epochs: Mapping[str, int]
+    epochs: Mapping[str, int]  # by model
     partitions: int
     eval_partitions: int
     times: Times
 
-    def hopper(self, held: HeldPartitions, rule: str, seed: int) -> Hopper:
-        hopper = Hopper(self.partitions, self.eval_partitions, estimates=self.times, rule=rule, seed=seed)
+    def hopper(self, held: HeldPartitions, **options: Any) -> Hopper:
+        hopper = Hopper(self.partitions, self.eval_partitions, estimates=self.times, **options)
         for worker, (train, evals) in held.items():
             hopper.add_worker(worker, train, evals)
         for model, epochs in self.epochs.items():
@@ -39,7 +37,7 @@ def what_if(work: HopWorkload, workers: Sequence[int], rule: str = "auto", seed:
 
 def _row(work: HopWorkload, workers: int, rule: str, seed: int) -> dict[str, Any]:
     held = spread_partitions(work.partitions, workers, work.eval_partitions)
-    schedule = simulate(work.hopper(held, rule, seed), work.times, learn=False)
+    schedule = simulate(work.hopper(held, rule=rule, seed=seed), work.times, learn=False)
     bound = lower_bound(work.times, held, work.epochs, work.partitions, work.eval_partitions)
     return {
         "workers": workers,
