@@ -10,30 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regatta.store.format.dtypes import BY_LIBRARY_NAME
 from regatta.store.format.tensor_id import as_tensor
 
 if TYPE_CHECKING:
     import torch
 
-_NAMES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "C64": "complex64",
-    "C128": "complex128",
-}
+_LIBRARY_NAMES = {ours: theirs for theirs, ours in BY_LIBRARY_NAME.items()}
 
 
 def torch_tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -45,5 +28,5 @@ def torch_tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         tensor = as_tensor(name, value)
         words = tensor.words.view(np.uint8)
         flat = torch.from_numpy(words if words.flags.writeable else words.copy())
-        found[name] = flat.view(getattr(torch, _NAMES[tensor.dtype.name])).reshape(tensor.shape)
+        found[name] = flat.view(getattr(torch, _LIBRARY_NAMES[tensor.dtype.name])).reshape(tensor.shape)
     return found

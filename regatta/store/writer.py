@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import zstandard
+from xxhash import xxh3_64_intdigest
 
 from regatta.errors import CorruptError
 from regatta.store.folder import PackBatch
 from regatta.store.format.dtypes import DType, Words
 from regatta.store.format.encodings import CHUNK_WORDS, Encoding
 from regatta.store.format.manifest import MAX_MANIFEST_BYTES, Manifest
-from regatta.store.format.pack_file import Segment, manifest_record, stream_table
+from regatta.store.format.pack_file import ManifestRecord, Segment, stream_table
 from regatta.store.format.tensor_id import RawTensor
 
 
@@ -47,10 +48,8 @@ class TensorEncoder:
         """The streams of a tensor; `verify` decodes each chunk again and compares."""
 
         def encode_at(at: int) -> list[bytes]:
-            words, against = (
-                tensor.words[at : at + CHUNK_WORDS],
-                None if base is None else base[1][at : at + CHUNK_WORDS],
-            )
+            words = tensor.words[at : at + CHUNK_WORDS]
+            against = None if base is None else base[1][at : at + CHUNK_WORDS]
             streams = encoding.encode(words, tensor.dtype, against)
             if verify and not np.array_equal(_decode(encoding, streams, len(words), tensor.dtype, against), words):
                 raise CorruptError(f"Tensor {name} does not survive the encoding {encoding.name}.")
@@ -58,8 +57,7 @@ class TensorEncoder:
 
         starts = range(0, len(tensor.words), CHUNK_WORDS)
         chunks = list((self._map if len(starts) > 1 else map)(encode_at, starts))
-        streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
-        return EncodedTensor(_segment(tensor, name, encoding, base, streams), streams)
+        return _encoded(tensor, name, encoding, None if base is None else base[0], chunks)
 
     def lossy(self, tensor: RawTensor, encoding: Encoding) -> tuple[RawTensor, EncodedTensor]:
         """A tensor after a lossy scheme, and its streams."""
@@ -70,14 +68,13 @@ class TensorEncoder:
             for chunk, words in zip(chunks, pieces, strict=True)
         ]
         left = RawTensor(tensor.dtype, tensor.shape, np.concatenate(kept) if kept else tensor.words)
-        streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
-        return left, EncodedTensor(_segment(left, left.id, encoding, None, streams), streams)
+        return left, _encoded(left, left.id, encoding, None, chunks)
 
 
 def write_manifest(packing: PackBatch, manifest: Manifest) -> None:
     """Append the manifest of a snapshot to a pack file."""
     data = zstandard.ZstdCompressor(level=9).compress(manifest.text())
-    packing.add(manifest_record(manifest.id, data), [data])
+    packing.add(ManifestRecord(manifest.id, 0, len(data), xxh3_64_intdigest(data)), [data])
 
 
 def unpack_manifest(data: memoryview, snapshot: str, place: str) -> bytes:
@@ -91,20 +88,12 @@ def unpack_manifest(data: memoryview, snapshot: str, place: str) -> bytes:
         raise CorruptError(f"The manifest of {snapshot} cannot be decoded: {error}.", place=place) from error
 
 
-def _segment(
-    tensor: RawTensor, name: str, encoding: Encoding, base: tuple[str, Words] | None, streams: Sequence[Sequence[bytes]]
-) -> Segment:
-    return Segment(
-        tensor=name,
-        base=None if base is None else base[0],
-        encoding=encoding.id,
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        first=0,
-        count=len(streams),
-        offset=0,
-        table=stream_table(streams),
-    )
+def _encoded(
+    tensor: RawTensor, name: str, encoding: Encoding, base: str | None, chunks: Sequence[Sequence[bytes]]
+) -> EncodedTensor:
+    streams = [[chunk[number] for chunk in chunks] for number in range(encoding.streams(tensor.dtype))]
+    table, count = stream_table(streams), len(streams)
+    return EncodedTensor(Segment(name, base, encoding.id, tensor.dtype, tensor.shape, 0, count, 0, table), streams)
 
 
 def _decode(encoding: Encoding, streams: Sequence[bytes], count: int, dtype: DType, base: Words | None) -> Words:

@@ -55,20 +55,17 @@ _NARROW_HEADER = struct.Struct("<BI")  # codec, length of the stream of bytes
 _PCODEC_HEADER = struct.Struct("<BHI")  # codec, pcodec's format version, length of its metadata
 _PCODEC_FORMAT = 4  # the major version; features of minor versions are not used
 _PCODEC_NAMES = {"f2": "f16", "f4": "f32", "f8": "f64"} | {f"{k}{w}": f"{k}{8 * w}" for k in "iu" for w in (1, 2, 4, 8)}
-
-
-def _pcodec_config(level: int) -> Any:
-    return ChunkConfig(
+# The finest bins that pay: finer ones hardly shrink differences, and the tables of short floats outgrow the cache.
+_PCODEC_CONFIGS: dict[int, Any] = {
+    level: ChunkConfig(
         compression_level=level,
         enable_8_bit=True,
         mode_spec=ModeSpec.classic(),
         delta_spec=DeltaSpec.no_op(),
         paging_spec=PagingSpec.equal_pages_up_to(1 << 24),
     )
-
-
-# The finest bins that pay: finer ones hardly shrink differences, and the tables of short floats outgrow the cache.
-_PCODEC_CONFIGS = {level: _pcodec_config(level) for level in (8, 9, 10)}
+    for level in (8, 9, 10)
+}
 _PCODEC_LEVELS = {"f4": 10, "f8": 10, "f2": 9, "i1": 8, "u1": 8}
 
 
@@ -124,7 +121,9 @@ def encode_values(values: Values, *, quick: bool = False) -> bytes:
     `quick` accepts a stream that is up to 3% longer if it decodes in half the time.
     """
     packed = _encode_wide(values)
-    if len(values) >= MIN_CODED_VALUES and _is_narrow(values):
+    sample = values[:: max(1, len(values) // _SAMPLE_VALUES)]
+    integers = len(values) >= MIN_CODED_VALUES and values.dtype.kind == "i" and values.itemsize > 1
+    if integers and bool((np.abs(sample) < 127).mean() >= _NARROW_SHARE):
         narrow = _encode_narrow(values, quick)
         if len(narrow) < min(len(packed) * (1.03 if quick else 1), values.nbytes):
             return narrow
@@ -174,8 +173,8 @@ def _decode_plain(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Value
 
 
 def _encode_zstd(values: Bytes, matching: bool) -> bytes:
-    frame = _coders.matching(values.data) if matching else _coders.huffman(values.data)
-    return bytes((ZSTD,)) + frame
+    compress = _coders.matching if matching else _coders.huffman
+    return bytes((ZSTD,)) + compress(values.data)
 
 
 def _decode_zstd(frame: memoryview, count: int) -> Bytes:
@@ -247,11 +246,6 @@ def _decode_unpaired(stream: memoryview, count: int) -> Bytes:
     return _decode_zstd(stream[1:], count)
 
 
-def _is_narrow(values: Values) -> bool:
-    sample = values[:: max(1, len(values) // _SAMPLE_VALUES)]
-    return values.dtype.kind == "i" and values.itemsize > 1 and bool((np.abs(sample) < 127).mean() >= _NARROW_SHARE)
-
-
 def _encode_narrow(values: Values, quick: bool) -> bytes:
     """Small integers, where Huffman codes are about as short as pcodec's, or shorter."""
     inside = np.clip(values, values.dtype.type(-128), values.dtype.type(127)).astype(np.int8)
@@ -272,7 +266,11 @@ def _decode_narrow(stream: memoryview, values: Values) -> None:
     inside = (decode_bytes(packed, len(values)) ^ np.uint8(128)).view(np.int8)
     values[:] = inside
     outside = np.flatnonzero(inside == 127)
-    values[outside] = _decode_wide(rest, len(outside), values.dtype)
+    wide = _decode_plain(rest, len(outside), values.dtype)
+    if wide is None:  # never NARROW itself
+        wide = np.empty(len(outside), values.dtype)
+        _decode_pcodec(rest, wide)
+    values[outside] = wide
 
 
 def _encode_wide(values: Values) -> bytes:
@@ -281,16 +279,6 @@ def _encode_wide(values: Values) -> bytes:
         return plain
     packed = _encode_pcodec(values)
     return packed if len(packed) < values.nbytes else values.tobytes()
-
-
-def _decode_wide(stream: memoryview, count: int, dtype: np.dtype[Any]) -> Values:
-    """The values of a stream inside a stream of small integers; it is never NARROW itself."""
-    plain = _decode_plain(stream, count, dtype)
-    if plain is not None:
-        return plain
-    values = np.empty(count, dtype)
-    _decode_pcodec(stream, values)
-    return values
 
 
 def _encode_pcodec(values: Values) -> bytes:
@@ -307,7 +295,6 @@ def _encode_pcodec(values: Values) -> bytes:
 
 
 def _decode_pcodec(stream: memoryview, values: Values) -> None:
-    """Decode a stream into a contiguous array."""
     if stream[0] != PCODEC or len(stream) <= _PCODEC_HEADER.size:
         raise CorruptError(f"A stream of {len(stream)} bytes starts with the codec number {stream[0]}.")
     _, version, length = _PCODEC_HEADER.unpack(stream[: _PCODEC_HEADER.size])

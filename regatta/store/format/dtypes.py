@@ -88,6 +88,8 @@ _ALL = (
 DTYPES: dict[str, DType] = {dtype.name: dtype for dtype in _ALL}
 _BY_NUMPY = {dtype.numpy: dtype for dtype in _ALL if dtype.numpy is not None}
 _BY_FOREIGN_NAME = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+# The names that NumPy, ml_dtypes and PyTorch use, and ours.
+BY_LIBRARY_NAME = {dtype.numpy.name: dtype.name for dtype in _ALL if dtype.numpy is not None} | _BY_FOREIGN_NAME
 
 
 def dtype_named(name: str) -> DType:

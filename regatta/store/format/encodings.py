@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from functools import partial
 
 import numpy as np
 
@@ -35,41 +35,34 @@ from regatta.store.format.planes import bounds, leading
 
 __all__ = ["CHUNK_WORDS", "ENCODINGS", "Encoding", "bounds", "encoding_named", "leading"]
 
-EncodeFunction: TypeAlias = Callable[[Words, DType], list[bytes]]
-DecodeFunction: TypeAlias = Callable[[Sequence[memoryview], DType, Words], None]
-DeltaEncodeFunction: TypeAlias = Callable[[Words, DType, Words], list[bytes]]
-DeltaDecodeFunction: TypeAlias = Callable[[Sequence[memoryview], DType, Words, Words], None]
 
+@dataclass(frozen=True)
+class Encoding:
+    """One encoding of chunks. A progressive decoder takes any number of leading streams, at least one for a delta."""
 
-class Encoding(Protocol):
-    @property
-    def id(self) -> int: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def needs_base(self) -> bool: ...
-
-    @property
-    def progressive(self) -> bool: ...
-
-    @property
-    def lossy(self) -> bool: ...
+    id: int
+    name: str
+    encoder: Callable[..., list[bytes]]  # of the bits, their type and, if it needs one, the base
+    decoder: Callable[..., None]  # of the streams, the type, the base if it needs one, and the array to fill
+    progressive: bool = False
+    lossy: bool = False
+    needs_base: bool = False
 
     def streams(self, dtype: DType) -> int:
         """The number of streams of a chunk; a progressive encoding has one per plane, most significant first."""
-        ...
+        return dtype.planes if self.progressive else 1
 
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
         """The streams of a chunk."""
-        ...
+        return self.encoder(_checked(bits, dtype), dtype, *self._bases(base, len(bits), dtype))
 
     def decode(
         self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None, out: Words | None = None
     ) -> Words:
         """The bits of a chunk, in `out` (a contiguous array of `count` words) or in a new array."""
-        ...
+        words = _room(out, count, dtype)
+        self._decode_streams(self.streams(dtype), streams, dtype, base, words)
+        return words
 
     def decode_planes(
         self,
@@ -85,92 +78,34 @@ class Encoding(Protocol):
         A progressive encoding needs only the leading streams, and only the leading planes of the base. Any other
         encoding needs all streams and the whole base.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class DirectEncoding:
-    """An encoding without a base. A progressive decoder takes any number of leading streams."""
-
-    id: int
-    name: str
-    encoder: EncodeFunction
-    decoder: DecodeFunction
-    progressive: bool = False
-    lossy: bool = False
-    needs_base: bool = False
-
-    def streams(self, dtype: DType) -> int:
-        return dtype.planes if self.progressive else 1
-
-    def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
-        return self.encoder(_checked(bits, dtype), dtype)
-
-    def decode(
-        self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None, out: Words | None = None
-    ) -> Words:
         words = _room(out, count, dtype)
-        self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), dtype, words)
-        return words
-
-    def decode_planes(
-        self,
-        streams: Sequence[memoryview],
-        planes: int,
-        count: int,
-        dtype: DType,
-        base: Words | None,
-        out: Words | None = None,
-    ) -> Words:
-        words = _room(out, count, dtype)
-        if not self.progressive:
+        if self.needs_base and planes == 0:
+            words[:] = 0
+        elif self.progressive:
+            self._decode_streams(planes, streams, dtype, base, words)
+        else:
             words[:] = leading(self.decode(streams, count, dtype, base), planes, dtype)
-            return words
-        self.decoder(_leading_streams(self, streams, planes, dtype), dtype, words)
         return words
 
+    def _decode_streams(
+        self, wanted: int, streams: Sequence[memoryview], dtype: DType, base: Words | None, out: Words
+    ) -> None:
+        bases = self._bases(base, len(out), dtype)
+        if not wanted <= len(streams) <= self.streams(dtype):
+            raise CorruptError(
+                f"A chunk of {dtype.name} in the encoding {self.name} has {self.streams(dtype)} streams, "
+                f"of which {wanted} are needed; there are {len(streams)}."
+            )
+        self.decoder(streams[:wanted], dtype, *bases, out)
 
-@dataclass(frozen=True)
-class DeltaEncoding:
-    """An encoding relative to a base. A progressive decoder takes any number of leading streams but zero."""
-
-    id: int
-    name: str
-    encoder: DeltaEncodeFunction
-    decoder: DeltaDecodeFunction
-    progressive: bool = False
-    lossy: bool = False
-    needs_base: bool = True
-
-    def streams(self, dtype: DType) -> int:
-        return dtype.planes if self.progressive else 1
-
-    def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
-        return self.encoder(_checked(bits, dtype), dtype, _checked_base(self, base, len(bits), dtype))
-
-    def decode(
-        self, streams: Sequence[memoryview], count: int, dtype: DType, base: Words | None, out: Words | None = None
-    ) -> Words:
-        words, base = _room(out, count, dtype), _checked_base(self, base, count, dtype)
-        self.decoder(_leading_streams(self, streams, self.streams(dtype), dtype), dtype, base, words)
-        return words
-
-    def decode_planes(
-        self,
-        streams: Sequence[memoryview],
-        planes: int,
-        count: int,
-        dtype: DType,
-        base: Words | None,
-        out: Words | None = None,
-    ) -> Words:
-        words = _room(out, count, dtype)
-        if not self.progressive or planes == 0:
-            words[:] = leading(self.decode(streams, count, dtype, base), planes, dtype) if planes else 0
-            return words
-        base = _checked_base(self, base, count, dtype)
-        self.decoder(_leading_streams(self, streams, planes, dtype), dtype, base, words)
-        return words
+    def _bases(self, base: Words | None, count: int, dtype: DType) -> tuple[Words, ...]:
+        """The base, checked; empty for an encoding without one."""
+        if not self.needs_base:
+            return ()
+        if base is None or base.dtype != dtype.word or base.shape != (count,):
+            found = "none" if base is None else f"{base.shape} {base.dtype}"
+            raise UsageError(f"The encoding {self.name} needs a base of {count} {dtype.word}; there is {found}.")
+        return (np.ascontiguousarray(base),)
 
 
 def _checked(bits: Words, dtype: DType) -> Words:
@@ -193,51 +128,29 @@ def _room(out: Words | None, count: int, dtype: DType) -> Words:
     return out
 
 
-def _checked_base(encoding: Encoding, base: Words | None, count: int, dtype: DType) -> Words:
-    if base is None or base.dtype != dtype.word or base.shape != (count,):
-        found = "none" if base is None else f"{base.shape} {base.dtype}"
-        raise UsageError(f"The encoding {encoding.name} needs a base of {count} {dtype.word}; there is {found}.")
-    return np.ascontiguousarray(base)
-
-
-def _leading_streams(
-    encoding: Encoding, streams: Sequence[memoryview], wanted: int, dtype: DType
-) -> Sequence[memoryview]:
-    if not wanted <= len(streams) <= encoding.streams(dtype):
-        raise CorruptError(
-            f"A chunk of {dtype.name} in the encoding {encoding.name} has {encoding.streams(dtype)} streams, "
-            f"of which {wanted} are needed; there are {len(streams)}."
-        )
-    return streams[:wanted]
-
-
-def _encode_raw(bits: Words, dtype: DType) -> list[bytes]:
-    return [bits.tobytes()]
-
-
 def _decode_raw(streams: Sequence[memoryview], dtype: DType, out: Words) -> None:
     if len(streams[0]) != out.nbytes:
         raise CorruptError(f"A raw stream of {len(out)} {dtype.name} words has {len(streams[0])} bytes.")
     out[:] = np.frombuffer(streams[0], dtype.word)
 
 
-_ALL: tuple[Encoding, ...] = (
-    DirectEncoding(0, "raw", _encode_raw, _decode_raw),
-    DirectEncoding(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
-    DirectEncoding(2, "pcodec", pcodec_blocks.encode, pcodec_blocks.decode),
-    DeltaEncoding(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
-    DeltaEncoding(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
-    DeltaEncoding(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),
-    DeltaEncoding(6, "subtract-planes", deltas.encode_subtract_planes, deltas.decode_subtract_planes, progressive=True),
-    *(DirectEncoding(number, name, encode, decode, lossy=True) for number, name, encode, decode in lossy.schemes()),
+_delta = partial(Encoding, needs_base=True)
+_ALL = (
+    Encoding(0, "raw", lambda bits, dtype: [bits.tobytes()], _decode_raw),
+    Encoding(1, "zstd-planes", planes.encode, planes.decode, progressive=True),
+    Encoding(2, "pcodec", pcodec_blocks.encode, pcodec_blocks.decode),
+    _delta(3, "xor", deltas.encode_xor, deltas.decode_xor, progressive=True),
+    _delta(4, "subtract", deltas.encode_subtract, deltas.decode_subtract),
+    _delta(5, "subtract-grouped", deltas.encode_grouped, deltas.decode_grouped),
+    _delta(6, "subtract-planes", deltas.encode_subtract_planes, deltas.decode_subtract_planes, progressive=True),
+    *(Encoding(number, name, encode, decode, lossy=True) for number, name, encode, decode in lossy.schemes()),
 )
 ENCODINGS: dict[int, Encoding] = {encoding.id: encoding for encoding in _ALL}
 
 
 def encoding_named(name: str) -> Encoding:
     """The encoding of that name."""
-    for encoding in ENCODINGS.values():
-        if encoding.name == name:
-            return encoding
-    names = [encoding.name for encoding in ENCODINGS.values()]
-    raise UsageError(f"There is no encoding {name!r}.", candidates=nearest(name, names))
+    known = {encoding.name: encoding for encoding in ENCODINGS.values()}
+    if name not in known:
+        raise UsageError(f"There is no encoding {name!r}.", candidates=nearest(name, known))
+    return known[name]

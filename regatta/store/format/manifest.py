@@ -45,7 +45,11 @@ class Manifest:
 
     def text(self) -> bytes:
         """The canonical text: sorted keys, no spaces, UTF-8."""
-        tensors = {name: _as_json(member) for name, member in self.tensors.items()}
+        tensors: dict[str, dict[str, Any]] = {}
+        for name, member in self.tensors.items():
+            tensors[name] = {"dtype": member.dtype, "id": member.id, "shape": list(member.shape)}
+            if member.scheme is not None:
+                tensors[name] |= {"scheme": member.scheme, "original": member.original}
         content = {"format": FORMAT, "metadata": dict(self.metadata), "tensors": tensors}
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -84,13 +88,6 @@ def parse_manifest(text: bytes, snapshot: str, place: str) -> Manifest:
     if made.text() != text:
         raise CorruptError(f"The manifest of {snapshot} is not in its canonical form.", place=place)
     return made
-
-
-def _as_json(member: ManifestEntry) -> dict[str, Any]:
-    content: dict[str, Any] = {"dtype": member.dtype, "id": member.id, "shape": list(member.shape)}
-    if member.scheme is not None:
-        content |= {"scheme": member.scheme, "original": member.original}
-    return content
 
 
 def _from_json(content: Any, snapshot: str, place: str) -> Manifest:

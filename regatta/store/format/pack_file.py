@@ -14,7 +14,7 @@ Files are not trusted: every number in one is checked before it is used.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -116,10 +116,6 @@ class ManifestRecord:
 Record: TypeAlias = Segment | ManifestRecord
 
 
-def manifest_record(snapshot: str, data: bytes) -> ManifestRecord:
-    return ManifestRecord(snapshot, 0, len(data), xxh3_64_intdigest(data))
-
-
 def chunk_count(dtype: DType, shape: tuple[int, ...]) -> int:
     """The number of chunks of a tensor; an empty tensor has none."""
     return -(-word_count(dtype, shape) // CHUNK_WORDS)
@@ -137,7 +133,10 @@ def parse_record(data: memoryview | bytes, place: str) -> Record:
     if kind == TENSOR:
         return _parse_tensor(memoryview(data), place)
     if kind == MANIFEST:
-        return _parse_manifest_record(data, place)
+        if len(data) != _MANIFEST.size:
+            raise CorruptError(f"A manifest's record has {len(data)} bytes, not {_MANIFEST.size}.", place=place)
+        _, snapshot, offset, length, check = _MANIFEST.unpack(data)
+        return ManifestRecord(snapshot.hex(), offset, length, check)
     raise CorruptError(
         f"A record of {len(data)} bytes is of kind {kind}, which this version does not know.", place=place
     )
@@ -166,21 +165,25 @@ def _parse_tensor(data: memoryview, place: str) -> Segment:
     return Segment(tensor.hex(), named_base, encoding, dtype, shape, first, count, offset, table)
 
 
-def _parse_manifest_record(data: memoryview | bytes, place: str) -> ManifestRecord:
-    if len(data) != _MANIFEST.size:
-        raise CorruptError(f"A manifest's record has {len(data)} bytes, not {_MANIFEST.size}.", place=place)
-    _, snapshot, offset, length, check = _MANIFEST.unpack(data)
-    return ManifestRecord(snapshot.hex(), offset, length, check)
-
-
 Reads: TypeAlias = Callable[[int, int], "memoryview | bytes"]
 
 
 def read_records(read: Reads, size: int, place: str) -> list[Record]:
     """All records of a pack file of this size; `read(offset, length)` returns its bytes."""
     footer, records = _read_footer(read, size, place)
-    found = list(_parse_footer(footer, records, place))
-    end = HEADER.size
+    found: list[Record] = []
+    at, end = 0, HEADER.size
+    for number in range(records):
+        if at + _LENGTH.size > len(footer):
+            raise CorruptError(f"The footer ends before record {number} of {records}.", place=place)
+        (length,) = _LENGTH.unpack_from(footer, at)
+        at += _LENGTH.size
+        if at + length > len(footer):
+            raise CorruptError(f"Record {number} claims {length} bytes, more than the footer has.", place=place)
+        found.append(parse_record(footer[at : at + length], place))
+        at += length
+    if at != len(footer):
+        raise CorruptError(f"The footer has {len(footer) - at} bytes after its last record.", place=place)
     for record in found:
         if record.offset != end:
             raise CorruptError(f"A record starts at byte {record.offset}; the one before ends at {end}.", place=place)
@@ -207,21 +210,6 @@ def _read_footer(read: Reads, size: int, place: str) -> tuple[memoryview, int]:
     if xxh3_64_intdigest(footer) != check:
         raise CorruptError("The footer does not match its checksum.", place=place)
     return footer, records
-
-
-def _parse_footer(footer: memoryview, records: int, place: str) -> Iterator[Record]:
-    at = 0
-    for number in range(records):
-        if at + _LENGTH.size > len(footer):
-            raise CorruptError(f"The footer ends before record {number} of {records}.", place=place)
-        (length,) = _LENGTH.unpack_from(footer, at)
-        at += _LENGTH.size
-        if at + length > len(footer):
-            raise CorruptError(f"Record {number} claims {length} bytes, more than the footer has.", place=place)
-        yield parse_record(footer[at : at + length], place)
-        at += length
-    if at != len(footer):
-        raise CorruptError(f"The footer has {len(footer) - at} bytes after its last record.", place=place)
 
 
 def footer_of(records: Sequence[Record], offset: int) -> bytes:

@@ -28,7 +28,9 @@ _WHOLE, _IN_BLOCKS = b"\0", b"\1"
 
 
 def encode(bits: Words, dtype: DType) -> list[bytes]:
-    table = _in_blocks(bits)
+    # One block per row; the last block is padded with zeros.
+    missing = -len(bits) % BLOCK_WORDS
+    table = (np.append(bits, np.zeros(missing, bits.dtype)) if missing else bits).reshape(-1, BLOCK_WORDS)
     zeros = _final_zeros(table)
     if not zeros.any():
         return [_WHOLE + codecs.encode_values(bits.view(_number(dtype)))]
@@ -62,12 +64,6 @@ def _decode_in_blocks(stream: memoryview, dtype: DType, out: Words) -> None:
         out[:] = table.ravel()[: len(out)]
 
 
-def _in_blocks(bits: Words) -> Words:
-    """The words with one block per row; the last block is padded with zeros."""
-    missing = -len(bits) % BLOCK_WORDS
-    return (np.append(bits, np.zeros(missing, bits.dtype)) if missing else bits).reshape(-1, BLOCK_WORDS)
-
-
 def _final_zeros(table: Words) -> Zeros:
     """The zero bits that all words of each block end in; 0 where a group of such blocks would not pay."""
     union = np.bitwise_or.reduce(table, axis=1)
@@ -76,11 +72,7 @@ def _final_zeros(table: Words) -> Zeros:
         zeros += union << union.dtype.type(8 * union.dtype.itemsize - 1 - place) == 0
     counts = np.bincount(zeros)
     rare = np.flatnonzero((counts < _WORTH) | (np.arange(len(counts)) < _WORTH))
-    return _lowered(zeros, rare)
-
-
-def _lowered(zeros: Zeros, rare: NDArray[np.intp]) -> Zeros:
-    """Replace rare numbers of zero bits by the next lower number that is not rare."""
+    # Replace rare numbers of zero bits by the next lower number that is not rare.
     kinds = np.arange(256)
     kinds[rare] = 0
     return np.maximum.accumulate(kinds).astype(np.uint8)[zeros]

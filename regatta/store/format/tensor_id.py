@@ -17,31 +17,21 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
-from regatta.store.format.dtypes import DType, Words, array_from, dtype_named, dtype_of, words_from, words_of
+from regatta.store.format.dtypes import (
+    BY_LIBRARY_NAME,
+    DType,
+    Words,
+    array_from,
+    dtype_named,
+    dtype_of,
+    words_from,
+    words_of,
+)
 
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 2**44
 MAX_NAME_BYTES = 1024  # bytes of UTF-8
 _ID = re.compile(r"[0-9a-f]{64}")
-_TORCH = {
-    "torch.float64": "F64",
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.float8_e4m3fn": "F8_E4M3",
-    "torch.float8_e5m2": "F8_E5M2",
-    "torch.int64": "I64",
-    "torch.int32": "I32",
-    "torch.int16": "I16",
-    "torch.int8": "I8",
-    "torch.uint64": "U64",
-    "torch.uint32": "U32",
-    "torch.uint16": "U16",
-    "torch.uint8": "U8",
-    "torch.bool": "BOOL",
-    "torch.complex64": "C64",
-    "torch.complex128": "C128",
-}
 
 
 class Bits(NamedTuple):
@@ -160,12 +150,13 @@ def _from_bits(name: str, bits: Bits) -> RawTensor:
 
 def _from_torch(name: str, tensor: Any) -> RawTensor:
     """PyTorch is not imported here: a tensor in this process brings all that is needed."""
-    if str(tensor.dtype) not in _TORCH or str(tensor.layout) != "torch.strided":
+    name_here = BY_LIBRARY_NAME.get(str(tensor.dtype).removeprefix("torch."))
+    if name_here is None or str(tensor.layout) != "torch.strided":
         raise UsageError(
             f"The tensor {name!r} is a {tensor.layout} {tensor.dtype} tensor, which the store does not support."
         )
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    dtype, shape = dtype_named(_TORCH[str(tensor.dtype)]), tuple(tensor.shape)
+    dtype, shape = dtype_named(name_here), tuple(tensor.shape)
     size = word_count(dtype, shape) * dtype.width_bytes
     if not size:
         return RawTensor(dtype, shape, np.empty(0, dtype.word))
