@@ -16,7 +16,6 @@ from regatta.errors import ConflictError
 from regatta.store.folder import PackBatch
 from regatta.store.format.encodings import Encoding, encoding_named
 from regatta.store.format.manifest import Manifest
-from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.format.tensor_id import RawTensor
 from regatta.store.index import LOCAL
 from regatta.store.writer import EncodedTensor, write_manifest
@@ -66,7 +65,12 @@ class SnapshotCommit:
         """Store the snapshots and return their ids."""
         with self.store.folder.packing() as packing:
             for _ in range(_MAX_ATTEMPTS):
-                self._write_missing(packing)
+                tensors, drafts = self._missing(packing)
+                for tensor in tensors:
+                    self._encoded(tensor).write(packing)
+                for draft in drafts:
+                    write_manifest(packing, draft.manifest)
+                packing.seal()
                 if self._publish(packing):
                     return [draft.id for draft in self.drafts]
         raise ConflictError(
@@ -79,14 +83,6 @@ class SnapshotCommit:
         tensors = [tensor for tensor in index.missing(self.contents) if tensor not in segments]
         drafts = {draft.id: draft for draft in self.drafts if draft.id not in manifests}
         return tensors, [draft for draft in drafts.values() if not index.has_snapshot(draft.id)]
-
-    def _write_missing(self, packing: PackBatch) -> None:
-        tensors, drafts = self._missing(packing)
-        for tensor in tensors:
-            self._encoded(tensor).write(packing)
-        for draft in drafts:
-            write_manifest(packing, draft.manifest)
-        packing.seal()
 
     def _encoded(self, name: str) -> EncodedTensor:
         tensor, encoded = self.contents[name]
@@ -109,17 +105,11 @@ class SnapshotCommit:
                 index.store_tensor(written[tensor])
             manifests = packing.manifests()
             for draft in self.drafts:
-                self._publish_draft(draft, manifests, now)
+                if index.has_snapshot(draft.id):
+                    index.renew_snapshot(draft.id, now)
+                else:
+                    index.store_snapshot(*manifests[draft.id], draft.contents, now)
+                if draft.reference is not None:
+                    index.set_name(draft.reference, draft.id, now)
             index.retire_packs(now)
         return True
-
-    def _publish_draft(
-        self, draft: SnapshotDraft, manifests: Mapping[str, tuple[ManifestRecord, str]], now: float
-    ) -> None:
-        index = self.store.index
-        if index.has_snapshot(draft.id):
-            index.renew_snapshot(draft.id, now)
-        else:
-            index.store_snapshot(*manifests[draft.id], draft.contents, now)
-        if draft.reference is not None:
-            index.set_name(draft.reference, draft.id, now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -79,21 +79,17 @@ class Database:
             self._db.close()
             self._open_lock.release()
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """Change the database, completely or not at all; one writer among all processes at a time."""
         if self.read_only:
             raise UsageError(
                 f"The {self.what} is open for reading only.", place=str(self.path), hint="Make its folder writable."
             )
-        with self._between("BEGIN IMMEDIATE"):
-            yield
+        return self._between("BEGIN IMMEDIATE")
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Read the state of a single moment."""
-        with self._between("BEGIN"):
-            yield
+        return self._between("BEGIN")
 
     def _connect(self, uri: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
         try:

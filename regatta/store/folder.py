@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from blake3 import blake3
@@ -105,9 +104,7 @@ class PackBatch:
     def __enter__(self) -> PackBatch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._open is not None:
             self._open.discard()
         for pack in self.sealed:
@@ -230,10 +227,8 @@ class PackFolder:
         """A range of a pack file; CorruptError if the file is shorter."""
         view = self.view(pack)
         if offset < 0 or length < 0 or offset + length > len(view):
-            raise CorruptError(
-                f"Bytes {offset} to {offset + length} were requested from a file of {len(view)}.",
-                place=str(self.path(pack)),
-            )
+            message = f"Bytes {offset} to {offset + length} were requested from a file of {len(view)}."
+            raise CorruptError(message, place=str(self.path(pack)))
         return view[offset : offset + length]
 
     def records(self, pack: str) -> list[Record]:
@@ -258,9 +253,8 @@ class PackFolder:
     def _map(self, pack: str) -> _MappedPack:
         place = str(self.path(pack))
         try:
-            handle = os.open(
-                place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-            )  # a named pipe in its place must not block
+            # O_NONBLOCK: a named pipe in its place must not block
+            handle = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError as error:
             raise MissingPackError("The pack is not there.", place=place) from error
         except OSError as error:

@@ -46,14 +46,6 @@ class StoredTensor:
     def shape(self) -> tuple[int, ...]:
         return self.segments[0].segment.shape
 
-    @property
-    def size(self) -> int:
-        return sum(located.segment.size for located in self.segments)
-
-    @property
-    def remote_size(self) -> int:
-        return sum(located.segment.size for located in self.segments if not located.place & LOCAL)
-
 
 class Index(Database):
     """The tables of a store: queries, and changes inside a transaction."""
@@ -82,9 +74,8 @@ class Index(Database):
 
     def has_snapshot(self, snapshot: str) -> bool:
         """Whether its manifest can be read: fsck may have put its pack file aside."""
-        return bool(
-            self._all("SELECT 1 FROM snapshots JOIN packs USING (pack) WHERE snapshot = ?", bytes.fromhex(snapshot))
-        )
+        query = "SELECT 1 FROM snapshots JOIN packs USING (pack) WHERE snapshot = ?"
+        return bool(self._all(query, bytes.fromhex(snapshot)))
 
     def with_prefix(self, prefix: str, table: str) -> list[str]:
         """The ids in a table with this prefix; at most two, enough to know whether there is exactly one."""
@@ -105,7 +96,9 @@ class Index(Database):
                 place=str(self.path.parent),
                 hint="Store it again, or give the store a remote that has it and run fsck with repair.",
             )
-        return StoredTensor(tensor, encoding, base.hex() if base is not None else None, self._segments(tensor))
+        query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"
+        segments = self._located(tensor, self._all(query, bytes.fromhex(tensor)))
+        return StoredTensor(tensor, encoding, base.hex() if base is not None else None, segments)
 
     def all_stored(self) -> Iterator[StoredTensor]:
         """How each tensor that is not lost is stored, in the order of ids."""
@@ -125,9 +118,8 @@ class Index(Database):
             if any(base == stored.tensor for stored in found):
                 raise CorruptError(f"The deltas of tensor {tensor} form a cycle at {base}.", place=str(self.path))
             if len(found) >= MAX_CHAIN_LENGTH:
-                raise CorruptError(
-                    f"The deltas of tensor {tensor} go deeper than {MAX_CHAIN_LENGTH}.", place=str(self.path)
-                )
+                message = f"The deltas of tensor {tensor} go deeper than {MAX_CHAIN_LENGTH}."
+                raise CorruptError(message, place=str(self.path))
             try:
                 found.append(self.stored(base))
             except NotFoundError as error:
@@ -153,9 +145,8 @@ class Index(Database):
         return record, rows[0][1].hex(), rows[0][2]
 
     def members(self, snapshot: str) -> set[str]:
-        return {
-            row[0].hex() for row in self._all("SELECT tensor FROM members WHERE snapshot = ?", bytes.fromhex(snapshot))
-        }
+        rows = self._all("SELECT tensor FROM members WHERE snapshot = ?", bytes.fromhex(snapshot))
+        return {row[0].hex() for row in rows}
 
     def names(self, prefix: str = "") -> dict[str, str]:
         query = "SELECT name, snapshot FROM names WHERE name >= ? AND name < ? ORDER BY name"
@@ -227,10 +218,8 @@ class Index(Database):
             key = bytes.fromhex(record.snapshot)
             self._run("UPDATE snapshots SET pack = ?, record = ? WHERE snapshot = ?", *values, key)
         else:
-            key = bytes.fromhex(record.tensor)
-            self._run(
-                "UPDATE segments SET pack = ?, record = ? WHERE tensor = ? AND first = ?", *values, key, record.first
-            )
+            key, first = bytes.fromhex(record.tensor), record.first
+            self._run("UPDATE segments SET pack = ?, record = ? WHERE tensor = ? AND first = ?", *values, key, first)
 
     def mark_lost(self, tensor: str, reason: str | None) -> None:
         """Note why a tensor cannot be read; None if it can be read again."""
@@ -288,10 +277,6 @@ class Index(Database):
         )
         self._run(f"UPDATE packs SET retired = ? WHERE retired IS NULL AND NOT {needed}", now)
         self._run(f"UPDATE packs SET retired = NULL WHERE retired IS NOT NULL AND {needed}")
-
-    def _segments(self, tensor: str) -> tuple[LocatedSegment, ...]:
-        query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"
-        return self._located(tensor, self._all(query, bytes.fromhex(tensor)))
 
     def _located(self, tensor: str, rows: Iterable[tuple[Any, ...]]) -> tuple[LocatedSegment, ...]:
         found = []

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -23,22 +23,13 @@ from regatta.store.format.encodings import CHUNK_WORDS, ENCODINGS, Encoding
 from regatta.store.format.tensor_id import word_count
 from regatta.store.index import LOCAL, LocatedSegment, StoredTensor
 
+if TYPE_CHECKING:
+    from regatta.store.remote import PackSource
+
 Range: TypeAlias = tuple[int, int]  # offset and length
 Key: TypeAlias = tuple[str, int, int | None]
 _MIN_PARALLEL_WORDS = CHUNK_WORDS // 4  # fewer words are decoded before another thread wakes up
 _PHYSICAL_MEMORY_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-class ByteSource(Protocol):
-    """A source of the bytes of pack files."""
-
-    def fetch(self, located: LocatedSegment, ranges: Sequence[Range]) -> Sequence[memoryview]:
-        """Ranges of the segment's pack file, each complete."""
-        ...
-
-    def where(self, located: LocatedSegment) -> str:
-        """The place to name in an error message."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -84,14 +75,15 @@ class ChunkCache:
 class TensorReader:
     """Reads words from a source, in parallel if there is a pool of threads."""
 
-    def __init__(self, source: ByteSource, pool: Executor | None, cache: ChunkCache) -> None:
+    def __init__(self, source: PackSource, pool: Executor | None, cache: ChunkCache) -> None:
         self.source = source
         self.cache = cache
         self._map: Callable[..., Any] = map if pool is None else pool.map
 
     def read(self, requests: Sequence[ReadRequest]) -> list[Words]:
         """The words of each request, in new arrays."""
-        fetch = self._map if any(_needs_remote(request) for request in requests) else map
+        parts = (part for request in requests for stored in request.chain for part in stored.segments)
+        fetch = map if all(part.place & LOCAL for part in parts) else self._map  # in parallel if the remote is needed
         prepared = list(fetch(lambda request: _PendingRead(request, self.source, self.cache), requests))
         tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
         several = len(tasks) > 1 and sum(request.stop - request.start for request in requests) >= _MIN_PARALLEL_WORDS
@@ -101,15 +93,10 @@ class TensorReader:
         return [reading.words for reading in prepared]
 
 
-def _needs_remote(request: ReadRequest) -> bool:
-    """Whether a request waits for the remote."""
-    return any(not part.place & LOCAL for stored in request.chain for part in stored.segments)
-
-
 class _PendingRead:
     """A request that is being read."""
 
-    def __init__(self, request: ReadRequest, source: ByteSource, cache: ChunkCache) -> None:
+    def __init__(self, request: ReadRequest, source: PackSource, cache: ChunkCache) -> None:
         self.start, self.stop = request.start, request.stop
         head = request.chain[0]
         self.dtype, self.total = head.dtype, word_count(head.dtype, head.shape)
@@ -121,7 +108,15 @@ class _PendingRead:
         self.cache = cache
         self.words = _allocate_words(request.stop - request.start, self.dtype, head.tensor)
         self.cached: dict[int, Words] = {}
-        self.links = self._prepare(request, source)
+        # The tensors from the head of the chain to the first whose chunks are all in the cache.
+        self.links: list[_ChainLink] = []
+        planes = None if request.planes is None or request.planes >= self.dtype.planes else request.planes
+        for stored in request.chain if self.chunks else ():
+            encoding = check_stored(stored, head)
+            planes = planes if encoding.progressive else None
+            if self.links and self._take_cached(stored.tensor, planes):
+                break
+            self.links.append(_ChainLink(stored, encoding, planes, self.chunks, source))
 
     def read_chunk(self, chunk: int) -> None:
         """Decode one chunk, from the end of the chain to its head, and keep the requested words."""
@@ -139,18 +134,6 @@ class _PendingRead:
         if words is None:
             raise ValueError("A chain without tensors holds nothing.")
         room[:] = words[low - at : high - at]
-
-    def _prepare(self, request: ReadRequest, source: ByteSource) -> list[_ChainLink]:
-        """The tensors from the head of the chain to the first whose chunks are all in the cache."""
-        links: list[_ChainLink] = []
-        planes = None if request.planes is None or request.planes >= self.dtype.planes else request.planes
-        for stored in request.chain if self.chunks else ():
-            encoding = check_stored(stored, request.chain[0])
-            planes = planes if encoding.progressive else None
-            if links and self._take_cached(stored.tensor, planes):
-                break
-            links.append(_ChainLink(stored, encoding, planes, self.chunks, source))
-        return links
 
     def _take_cached(self, tensor: str, planes: int | None) -> bool:
         found = {chunk: self.cache.get((tensor, chunk, planes)) for chunk in self.chunks}
@@ -174,7 +157,7 @@ class _ChainLink:
     """One tensor of a chain: the bytes of its streams, and their decoding."""
 
     def __init__(
-        self, stored: StoredTensor, encoding: Encoding, planes: int | None, chunks: range, source: ByteSource
+        self, stored: StoredTensor, encoding: Encoding, planes: int | None, chunks: range, source: PackSource
     ) -> None:
         self.stored, self.encoding, self.planes, self.source = stored, encoding, planes, source
         self.first_chunk = chunks.start
@@ -205,15 +188,14 @@ class _ChainLink:
             ranges.append((at, end - at))
             checks = segment.table["check"].reshape(segment.count, segment.chunks)[row, chunks.start : chunks.stop]
             tables.append((np.cumsum(lengths[row, chunks.start : chunks.stop]).tolist(), checks.tolist()))
-        views = self.source.fetch(located, ranges)
+        views = self.source.read(located.pack, located.place, ranges)
         return [_StreamColumn(view, *table, located) for view, table in zip(views, tables, strict=True)]
 
     def _stream(self, column: _StreamColumn, row: int) -> memoryview:
         stream = column.view[column.ends[row - 1] if row else 0 : column.ends[row]]
         if xxh3_64_intdigest(stream) != column.checks[row]:
-            raise self._broken(
-                f"a stream of chunk {row + self.first_chunk} does not match its checksum", column.located
-            )
+            what = f"a stream of chunk {row + self.first_chunk} does not match its checksum"
+            raise self._broken(what, column.located)
         return stream
 
     def _broken(self, what: str, located: LocatedSegment) -> CorruptError:

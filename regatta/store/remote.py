@@ -134,9 +134,6 @@ class PackSource:
         self.bytes_read = {"local": 0, "remote": 0}
         self._lock = threading.Lock()
 
-    def fetch(self, located: LocatedSegment, ranges: Sequence[Range]) -> list[memoryview]:
-        return self.read(located.pack, located.place, ranges)
-
     def where(self, located: LocatedSegment) -> str:
         if located.place & LOCAL or self.remote is None:
             return str(self.folder.path(located.pack))

@@ -65,7 +65,10 @@ class SliceWindow:
 def narrow(shape: tuple[int, ...], index: Any) -> SliceWindow:
     """The window of a basic index as in NumPy: integers, slices and at most one Ellipsis."""
     picks = () if index is None else index if isinstance(index, tuple) else (index,)
-    picks = _without_ellipsis(shape, picks)
+    if Ellipsis in picks:
+        at = picks.index(Ellipsis)
+        filler = (slice(None),) * (len(shape) - len(picks) + 1)
+        picks = (*picks[:at], *filler, *picks[at + 1 :])
     if len(picks) > len(shape):
         raise UsageError(f"The index {index!r} has more dimensions than the shape {list(shape)}.")
     try:
@@ -75,14 +78,6 @@ def narrow(shape: tuple[int, ...], index: Any) -> SliceWindow:
     except (IndexError, TypeError, ValueError) as error:
         raise UsageError(f"The index {index!r} does not fit the shape {list(shape)}: {error}.") from error
     return SliceWindow((start, start + math.prod(inner)), inner, rest)
-
-
-def _without_ellipsis(shape: tuple[int, ...], picks: tuple[Any, ...]) -> tuple[Any, ...]:
-    if Ellipsis not in picks:
-        return picks
-    at = picks.index(Ellipsis)
-    filler = (slice(None),) * (len(shape) - len(picks) + 1)
-    return (*picks[:at], *filler, *picks[at + 1 :])
 
 
 def _narrow(shape: tuple[int, ...], picks: tuple[Any, ...]) -> tuple[int, tuple[int, ...], tuple[int | slice, ...]]:

@@ -67,13 +67,6 @@ class Snapshot(Mapping[str, Any]):
 
 def write_safetensors(target: Path, manifest: Manifest, tensors: Iterable[tuple[str, Any]]) -> None:
     """Write tensors, in the order of the manifest, as a file that appears complete or not at all."""
-    with replacing(target) as written, written.open("wb") as file:
-        file.write(_safetensors_header(manifest))
-        for name, value in tensors:
-            file.write(as_tensor(name, value).words.data)
-
-
-def _safetensors_header(manifest: Manifest) -> bytes:
     content: dict[str, Any] = {METADATA: dict(manifest.metadata)} if manifest.metadata else {}
     end = 0
     for name, member in manifest.tensors.items():
@@ -81,4 +74,7 @@ def _safetensors_header(manifest: Manifest) -> bytes:
             raise UsageError(f"safetensors cannot hold {name!r} of type {member.dtype}.")
         start, end = end, end + member.bytes
         content[name] = tensor_entry(member.dtype, member.shape, start, end)
-    return encode_header(content)
+    with replacing(target) as written, written.open("wb") as file:
+        file.write(encode_header(content))
+        for name, value in tensors:
+            file.write(as_tensor(name, value).words.data)

@@ -16,14 +16,11 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
-
-import numpy as np
 
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
 from regatta.paths import INDEX, store_exists, writable_folder
@@ -34,7 +31,7 @@ from regatta.store.format.encodings import Encoding, encoding_named
 from regatta.store.format.manifest import Manifest, ManifestEntry, make_manifest, parse_manifest
 from regatta.store.format.pack_file import ManifestRecord
 from regatta.store.format.tensor_id import RawTensor, as_tensor, check_name, word_count
-from regatta.store.index import Index, StoredTensor
+from regatta.store.index import LOCAL, Index, StoredTensor
 from regatta.store.maintenance import fsck, gc, rebuild_index, rewrite
 from regatta.store.reader import ChunkCache, ReadRequest, TensorReader
 from regatta.store.remote import PackSource, Remote
@@ -76,7 +73,6 @@ class ParameterStore:
         self.index = Index(path / INDEX, read_only)
         self.source = PackSource(self.folder, None)
         self._pool = ThreadPoolExecutor(threads, "store") if threads > 1 else None
-        self._background = ThreadPoolExecutor(1, "store-put")
         self.reader = TensorReader(self.source, self._pool, ChunkCache(cache_bytes))
         self.encoder = TensorEncoder(self._pool)
 
@@ -111,8 +107,6 @@ class ParameterStore:
         return rebuild_index.rebuild(Path(path), lambda: cls.open(path, remote=remote))
 
     def close(self) -> None:
-        """Finish pending writes and close all files."""
-        self._background.shutdown()
         if self._pool is not None:
             self._pool.shutdown()
         self.index.close()
@@ -120,9 +114,7 @@ class ParameterStore:
     def __enter__(self) -> ParameterStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # Writing
@@ -150,11 +142,6 @@ class ParameterStore:
         """Store several snapshots as `put` does one, in one transaction: all of them, or none."""
         plain, drafts = _encoding(encoding, lossy=False), [self._draft(snapshot, None) for snapshot in snapshots]
         return SnapshotCommit(self, drafts, plain).run() if drafts else []
-
-    def put_async(self, tensors: Mapping[str, Any], **options: Any) -> Future[str]:
-        """Store a snapshot in the background, as `put` does. The tensors are copied before this returns."""
-        copies = {name: _copy(as_tensor(check_name(name, "tensor"), value)) for name, value in tensors.items()}
-        return self._background.submit(self.put, copies, **options)
 
     def reencode(self, plan: Mapping[str, tuple[int, str | None]], *, wait: bool = True) -> None:
         """Store tensors in other encodings: {tensor id: (encoding id, the base's tensor id or None)}.
@@ -187,7 +174,13 @@ class ParameterStore:
         and the bounds that these give. `slices` is a basic index of NumPy; for a snapshot, a dict of them by name.
         """
         if self.index.with_prefix(_hex(what), "snapshots"):
-            return self._get_snapshot(what, names, planes, slices or {})
+            known, picks = self.manifest(what).tensors, slices or {}
+            wanted = list(known if names is None else names)
+            for name in (*wanted, *picks):
+                if name not in known:
+                    message = f"The snapshot {self.resolve(what, 'snapshots')} has no tensor {name!r}."
+                    raise NotFoundError(message, candidates=nearest(name, known))
+            return self.read({name: known[name].id for name in wanted}, planes, picks)
         tensor = self.resolve(what, "tensors")
         return self.read({tensor: tensor}, planes, {tensor: slices})[tensor]
 
@@ -310,39 +303,21 @@ class ParameterStore:
         named = {check_name(name, "tensor"): as_tensor(name, value) for name, value in snapshot.tensors.items()}
         if snapshot.reference is not None:
             check_name(snapshot.reference, "reference")
-        made = self._members(named, scheme)
-        manifest = make_manifest({name: member for name, (member, _, _) in made.items()}, snapshot.metadata)
-        contents = {member.id: (tensor, encoded) for member, tensor, encoded in made.values()}
-        return SnapshotDraft(manifest, contents, snapshot.reference)
-
-    def _members(
-        self, named: Mapping[str, RawTensor], scheme: Encoding | None
-    ) -> dict[str, tuple[ManifestEntry, RawTensor, EncodedTensor | None]]:
-        made: dict[str, tuple[ManifestEntry, RawTensor, EncodedTensor | None]] = {}
+        members: dict[str, ManifestEntry] = {}
+        contents: dict[str, tuple[RawTensor, EncodedTensor | None]] = {}
         for name, tensor in named.items():
             kept, encoded = tensor, None
             if scheme is not None and tensor.dtype.kind == "float" and tensor.words.size:
-                kept, encoded = self._encode_lossy(name, tensor, scheme)
+                try:
+                    kept, encoded = self.encoder.lossy(tensor, scheme)
+                except UsageError as error:
+                    raise UsageError(f"The tensor {name!r}: {error.message}", hint=error.hint) from error
             member = ManifestEntry(kept.id, tensor.dtype.name, tensor.shape)
             if scheme is not None and kept is not tensor and tensor.id != member.id:
                 member = replace(member, scheme=scheme.name, original=tensor.id)
-            made[name] = member, kept, encoded
-        return made
-
-    def _encode_lossy(self, name: str, tensor: RawTensor, scheme: Encoding) -> tuple[RawTensor, EncodedTensor]:
-        try:
-            return self.encoder.lossy(tensor, scheme)
-        except UsageError as error:
-            raise UsageError(f"The tensor {name!r}: {error.message}", hint=error.hint) from error
-
-    def _get_snapshot(self, what: str, names: Iterable[str] | None, planes: int | None, slices: Any) -> dict[str, Any]:
-        snapshot = self.resolve(what, "snapshots")
-        known = self.manifest(snapshot).tensors
-        wanted = list(known if names is None else names)
-        for name in (*wanted, *slices):
-            if name not in known:
-                raise NotFoundError(f"The snapshot {snapshot} has no tensor {name!r}.", candidates=nearest(name, known))
-        return self.read({name: known[name].id for name in wanted}, planes, slices)
+            members[name] = member
+            contents[member.id] = kept, encoded
+        return SnapshotDraft(make_manifest(members, snapshot.metadata), contents, snapshot.reference)
 
     def _read(self, tensors: Mapping[str, str], planes: int | None, slices: Mapping[str, Any]) -> dict[str, Any]:
         if planes is not None and planes < 1:
@@ -386,11 +361,8 @@ def _encoding(name: str, lossy: bool) -> Encoding:
 
 def _info(stored: StoredTensor) -> StorageInfo:
     known = stored.tensor, stored.dtype, stored.shape, stored.encoding, stored.base
-    return StorageInfo(*known, stored.size, stored.remote_size)
-
-
-def _copy(tensor: RawTensor) -> RawTensor:
-    return RawTensor(tensor.dtype, tensor.shape, np.array(tensor.words))
+    remote = sum(part.segment.size for part in stored.segments if not part.place & LOCAL)
+    return StorageInfo(*known, sum(part.segment.size for part in stored.segments), remote)
 
 
 def _hex(prefix: str) -> str:

@@ -151,16 +151,6 @@ def test_a_snapshot_reads_tensors_on_access(store: ParameterStore) -> None:
     assert snapshot.partial("b", 2).planes == 2
 
 
-def test_snapshots_can_be_stored_in_the_background(store: ParameterStore) -> None:
-    value = weights()
-    futures = [store.put_async({"w": value + i}, reference=f"epoch/{i}") for i in range(4)]
-    value[:] = 0  # the caller may train on
-    found = [store.get(future.result())["w"] for future in futures]
-    assert all(np.array_equal(w, weights() + i) for i, w in enumerate(found))
-    with pytest.raises(UsageError):
-        store.put_async({"../w": value})
-
-
 def test_ids_may_be_shortened(store: ParameterStore) -> None:
     snapshot = store.put({"w": weights()})
     assert store.manifest(snapshot[:9]).id == snapshot

@@ -11,7 +11,8 @@ sees the index as of one moment, and nothing is deleted before it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -78,7 +79,7 @@ def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> Stor
     with exclusive(store.path / MAINTENANCE_LOCK, "fsck", wait):
         survey = StoreCheck(store, DEPTHS.index(depth))
         damage = survey.run()
-        repairs = Repair(store, damage.packs, damage.tensors, damage.snapshots)
+        repairs = Repair(store, damage)
         if repair:
             repairs.run()
     sizes = len(survey.packs), len(survey.tensors), len(survey.snapshots)
@@ -95,41 +96,36 @@ class StoreCheck:
         self.stored: dict[str, StoredTensor] = {}
         self.manifests: dict[str, tuple[ManifestRecord, str, int]] = {}
         with store.index.reading():
-            self._look()
+            self.damage.index = [f"Index: {problem}." for problem in store.index.check()]
+            self.packs = {pack: row for pack, row in store.index.packs().items() if row[2] is None}
+            self.tensors, self.snapshots = store.index.tensors(), store.index.snapshots()
+            self.members = {snapshot: store.index.members(snapshot) for snapshot in self.snapshots}
+            for tensor in self.tensors:
+                with self._noting(self.damage.tensors, tensor):
+                    self.stored[tensor] = store.index.stored(tensor)
+            for snapshot in self.snapshots:
+                with self._noting(self.damage.snapshots, snapshot):
+                    self.manifests[snapshot] = store.index.manifest_record(snapshot)
+            for name, snapshot in store.index.names().items():
+                if snapshot not in self.members:
+                    self.damage.names[name] = f"It refers to the snapshot {snapshot}, which is not there."
 
     def run(self) -> Damage:
         for pack in self.packs:
-            self._try(self.damage.packs, pack, self._check_pack)
+            with self._noting(self.damage.packs, pack):
+                self._check_pack(pack)
         for tensor in self.stored:
-            self._try(self.damage.tensors, tensor, self._check_tensor)
+            with self._noting(self.damage.tensors, tensor):
+                self._check_tensor(tensor)
         for snapshot in self.manifests:
-            self._try(self.damage.snapshots, snapshot, self._check_snapshot)
+            with self._noting(self.damage.snapshots, snapshot):
+                self._check_snapshot(snapshot)
         return self.damage
 
-    def _look(self) -> None:
-        """Read the index, all in one transaction."""
-        index, damage = self.store.index, self.damage
-        damage.index = [f"Index: {problem}." for problem in index.check()]
-        self.packs = {pack: row for pack, row in index.packs().items() if row[2] is None}
-        self.tensors, self.snapshots = index.tensors(), index.snapshots()
-        self.members = {snapshot: index.members(snapshot) for snapshot in self.snapshots}
-        for tensor in self.tensors:
-            self._try(damage.tensors, tensor, self._look_at_tensor)
-        for snapshot in self.snapshots:
-            self._try(damage.snapshots, snapshot, self._look_at_snapshot)
-        for name, snapshot in index.names().items():
-            if snapshot not in self.members:
-                damage.names[name] = f"It refers to the snapshot {snapshot}, which is not there."
-
-    def _look_at_tensor(self, tensor: str) -> None:
-        self.stored[tensor] = self.store.index.stored(tensor)
-
-    def _look_at_snapshot(self, snapshot: str) -> None:
-        self.manifests[snapshot] = self.store.index.manifest_record(snapshot)
-
-    def _try(self, damage: dict[str, str], what: str, look: Callable[[str], None]) -> None:
+    @contextmanager
+    def _noting(self, damage: dict[str, str], what: str) -> Iterator[None]:
         try:
-            look(what)
+            yield
         except CorruptError as error:
             damage[what] = f"{error.message} ({error.place})" if error.place else error.message
         except RegattaError as error:

@@ -22,6 +22,7 @@ from regatta.store.maintenance.rewrite import checked_streams
 from regatta.store.reader import ReadRequest
 
 if TYPE_CHECKING:
+    from regatta.store.maintenance.fsck import Damage
     from regatta.store.store import ParameterStore
 
 
@@ -94,16 +95,10 @@ def take_census(store: ParameterStore, remote: bool) -> PackCensus:
 class Repair:
     """Repairs the damage that fsck found. `repaired` and `lost` describe the result. The caller holds the lock."""
 
-    def __init__(
-        self,
-        store: ParameterStore,
-        packs: Mapping[str, str],
-        tensors: Mapping[str, str],
-        snapshots: Mapping[str, str],
-    ) -> None:
+    def __init__(self, store: ParameterStore, damage: Damage) -> None:
         self.store, self.index = store, store.index
-        self.bad_packs, self.bad_snapshots = dict(packs), dict(snapshots)
-        self.suspects = dict(tensors)
+        self.bad_packs, self.bad_snapshots = dict(damage.packs), dict(damage.snapshots)
+        self.suspects = dict(damage.tensors)
         self.seen: dict[str, list[str]] = {}  # the packs of suspects when they were found
         self.good: dict[str, list[StoredTensor]] = {}
         self.wrong: dict[str, str] = {}  # well-formed packs that hold another tensor than they claim

@@ -211,9 +211,8 @@ def checked_streams(source: PackSource, located: LocatedSegment, part: Segment) 
     for length, check in part.table.tolist():
         stream = data[at : at + length]
         if xxh3_64_intdigest(stream) != check:
-            raise CorruptError(
-                f"A stream of tensor {part.tensor} does not match its checksum.", place=source.where(located)
-            )
+            message = f"A stream of tensor {part.tensor} does not match its checksum."
+            raise CorruptError(message, place=source.where(located))
         yield stream
         at += length
 

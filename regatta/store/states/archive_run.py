@@ -31,7 +31,9 @@ def archive_run(folder: Path, store: Path) -> int:
     It stops when a controller resumes the run.
     """
     run = folder.absolute()
-    series, batch, token, moved = series_of(run), StateBatch(), _current_token(run), 0
+    series, batch, moved = series_of(run), StateBatch(), 0
+    with _deletion_lock(run) as lock:
+        token = lock.note()
     batch.add(finished_states(run))
     if series is None or not batch:
         return 0
@@ -137,11 +139,6 @@ def take_over(run: Path, token: str) -> None:
     """Write a new token: archivers that hold an older one delete nothing from here on."""
     with _deletion_lock(run) as lock:
         lock.write_note(token)
-
-
-def _current_token(run: Path) -> bytes:
-    with _deletion_lock(run) as lock:
-        return lock.note()
 
 
 def _deletion_lock(run: Path) -> FileLock:
