@@ -22,7 +22,12 @@ def place_partitions(
     if not workers:
         raise UsageError("There are no workers to hold the partitions.")
     if not any(path in availability for path in paths):
-        return _round_robin(len(paths), workers)
+        if not paths:
+            return dict.fromkeys(workers, ())
+        return {
+            worker: tuple(range(w, len(paths), len(workers))) if w < len(paths) else (w % len(paths),)
+            for w, worker in enumerate(workers)
+        }
     held: dict[str, list[int]] = {worker: [] for worker in workers}
     for j, path in enumerate(paths):
         holders = {_worker(reference, workers, path): None for reference in availability.get(path, ())}
@@ -33,16 +38,6 @@ def place_partitions(
         for worker in holders:
             held[worker].append(j)
     return {worker: tuple(partitions) for worker, partitions in held.items()}
-
-
-def _round_robin(partitions: int, workers: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    if partitions == 0:
-        return dict.fromkeys(workers, ())
-    count = len(workers)
-    return {
-        worker: tuple(range(w, partitions, count)) if w < partitions else (w % partitions,)
-        for w, worker in enumerate(workers)
-    }
 
 
 def _worker(reference: int | str, workers: Sequence[str], path: Path) -> str:

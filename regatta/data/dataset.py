@@ -58,14 +58,19 @@ class Dataset:
         arrays and parameters find the files of the last time. Without a `directory` they are in the repository.
         """
         _check_name(name)
-        _check_counts(partitions=partitions, eval_partitions=eval_partitions or 0, seed=seed)
+        counts = {"partitions": partitions, "eval_partitions": eval_partitions or 0, "seed": seed}
+        for what, count in counts.items():
+            if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 0:
+                raise DataError(f"{what} is {count!r}; it must be a whole number from 0.")
         columns = named_arrays((x, y, *more), names)
         rows = len(next(iter(columns.values())))
         shares = [1.0] * partitions if proportions is None else list(proportions)
         train, held_out = split_rows(rows, partitions, eval_fraction, eval_partitions, seed, shares)
         sizes = [[len(part) for part in kind] for kind in (train, held_out)]
         content = hash_arrays(columns, [seed, *sizes])
-        folder = _folder(directory, f"{name}-{content[:12]}")
+        default = f"{name}-{content[:12]}"
+        chosen = ensure_repository() / DATA / default if directory is None else Path(os.path.abspath(directory))
+        folder = writable_folder(chosen, "data folder")
         dataset = cls(
             name,
             _describe_partitions(folder, "train", columns, train),
@@ -162,18 +167,6 @@ class Dataset:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(f"The data set's name is {name!r}; use letters, digits, '.', '_' and '-'.")
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 0:
-            raise DataError(f"{name} is {count!r}; it must be a whole number from 0.")
-
-
-def _folder(directory: PathLike | None, default: str) -> Path:
-    if directory is None:
-        return writable_folder(ensure_repository() / DATA / default, "data folder")
-    return writable_folder(Path(os.path.abspath(directory)), "data folder")
 
 
 def _describe_partitions(

@@ -26,16 +26,10 @@ def hash_files(*kinds: Sequence[Path]) -> str:
     for paths in kinds:
         digest.update(f"{len(paths)}\n".encode())
         for path in paths:
-            _hash_folder(digest, path) if path.is_dir() else _hash_file(digest, path)
+            if path.is_dir():  # names and sizes only, because a folder may hold millions of files
+                for file in sorted(p for p in path.rglob("*") if p.is_file()):
+                    digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\n".encode())
+            else:
+                digest.update(f"{path.stat().st_size}\n".encode())
+                digest.update_mmap(path)
     return digest.hexdigest(length=16)
-
-
-def _hash_file(digest: blake3, path: Path) -> None:
-    digest.update(f"{path.stat().st_size}\n".encode())
-    digest.update_mmap(path)
-
-
-def _hash_folder(digest: blake3, folder: Path) -> None:
-    """Hash names and sizes only, because a folder may hold millions of files."""
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\n".encode())

@@ -50,7 +50,11 @@ def apportion(rows: int, partitions: int, proportions: Sequence[float], what: st
             f"There are {rows} {what} rows for {partitions} partitions; each needs at least one.",
             hint="Use fewer partitions, more data, or another eval_fraction.",
         )
-    _check_proportions(proportions, partitions)
+    received = f"proportions are {list(proportions)!r}"
+    if len(proportions) != partitions:
+        raise DataError(f"The {received}: {len(proportions)} numbers for {partitions} partitions.")
+    if not all(_is_share(share) for share in proportions):
+        raise DataError(f"The {received}; each must be a finite number greater than 0.")
     # Exact fractions: with floats, a quota just below a whole number may round up and assign one row too many.
     shares = [Fraction(float(share)) for share in proportions]
     quotas = [share * rows / sum(shares) for share in shares]
@@ -62,14 +66,6 @@ def apportion(rows: int, partitions: int, proportions: Sequence[float], what: st
         sizes[sizes.index(max(sizes))] -= 1
         sizes[sizes.index(0)] += 1
     return sizes
-
-
-def _check_proportions(proportions: Sequence[float], partitions: int) -> None:
-    received = f"proportions are {list(proportions)!r}"
-    if len(proportions) != partitions:
-        raise DataError(f"The {received}: {len(proportions)} numbers for {partitions} partitions.")
-    if not all(map(_is_share, proportions)):
-        raise DataError(f"The {received}; each must be a finite number greater than 0.")
 
 
 def _is_share(share: object) -> bool:

@@ -30,27 +30,7 @@ from regatta.search.spaces import choice, integers, loguniform, uniform
 from regatta.search.stopping import stopping
 
 __all__ = [
-    "Action",
-    "Goal",
-    "Report",
-    "Search",
-    "Stop",
-    "Train",
-    "asha",
-    "asha_rungs",
-    "choice",
-    "configs",
-    "factor",
-    "grid",
-    "hyperband",
-    "hyperband_brackets",
-    "integers",
-    "loguniform",
-    "optuna",
-    "pbt",
-    "random",
-    "resample",
-    "step",
-    "stopping",
-    "uniform",
-]
+    "Action", "Goal", "Report", "Search", "Stop", "Train", "asha", "asha_rungs", "choice", "configs", "factor", "grid",
+    "hyperband", "hyperband_brackets", "integers", "loguniform", "optuna", "pbt", "random", "resample", "step",
+    "stopping", "uniform",
+]  # fmt: skip

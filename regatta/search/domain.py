@@ -52,7 +52,11 @@ class Domain:
         """Draw n different configurations; a UsageError that names the call if there are fewer."""
         self.check_size(n, call)
         few = 4 * n if self.where is None else max(4 * n, MAX_LISTED)
-        found = self._draw_listed(n, random) if (self.size or few + 1) <= few else self._draw_each(n, random)
+        if (self.size or few + 1) <= few:  # hardly larger than n: drawing until all are different could take forever
+            keyed = sorted((random.random(), i, config) for i, config in enumerate(self.all_valid()))
+            found = [config for _, _, config in keyed[:n]]
+        else:
+            found = self._draw_each(n, random)
         if len(found) < n:
             raise UsageError(
                 f"{call} needs {n} different configurations; where={function_name(self.where)} allowed only "
@@ -67,11 +71,6 @@ class Domain:
                 f"{call} needs {n} different configurations; the space has only {self.size} different configurations.",
                 hint="Ask for fewer, or widen an axis.",
             )
-
-    def _draw_listed(self, n: int, random: Random) -> list[dict[str, Scalar]]:
-        """For a space hardly larger than n, where drawing until all are different could take forever."""
-        keyed = sorted((random.random(), i, config) for i, config in enumerate(self.all_valid()))
-        return [config for _, _, config in keyed[:n]]
 
     def _draw_each(self, n: int, random: Random) -> list[dict[str, Scalar]]:
         drawn: dict[str, dict[str, Scalar]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from regatta.errors import UsageError
 from regatta.search.base import Listed
 from regatta.search.domain import Where, function_name, make_domain
-from regatta.search.spaces import Choice, Space
+from regatta.search.spaces import Choice
 
 
 def grid(space: Mapping[str, object] | None = None, *, where: Where | None = None, **axes: object) -> Listed:
@@ -17,16 +17,12 @@ def grid(space: Mapping[str, object] | None = None, *, where: Where | None = Non
     """
     domain = make_domain("grid", space, axes, where)
     for name, axis in domain.axes.items():
-        _check_listed(name, axis)
+        if not isinstance(axis, Choice):
+            raise UsageError(
+                f"The axis {name!r} is {axis!r}; a grid needs the values themselves.",
+                hint=f"Give a list, or draw with search.random(n=..., {name}=...).",
+            )
     valid = list(domain.all_valid())
     if not valid:
         raise UsageError(f"where={function_name(where)} excludes all {domain.size} combinations of the grid.")
     return Listed({"kind": "grid", **domain.describe()}, valid)
-
-
-def _check_listed(name: str, axis: Space) -> None:
-    if not isinstance(axis, Choice):
-        raise UsageError(
-            f"The axis {name!r} is {axis!r}; a grid needs the values themselves.",
-            hint=f"Give a list, or draw with search.random(n=..., {name}=...).",
-        )

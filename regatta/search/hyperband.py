@@ -8,6 +8,7 @@ continue from their states.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from random import Random
 from typing import Any, NamedTuple
 
@@ -30,7 +31,11 @@ def hyperband_brackets(R: int, eta: int = 3) -> list[list[Rung]]:
     The paper's formula, rounded as printed, would start the middle brackets with up to two thirds more.
     """
     deepest = depth(R, eta)
-    return [_rungs((deepest + 1) // (s + 1) * eta**s, R, eta, s) for s in range(deepest, -1, -1)]
+    brackets = []
+    for s in range(deepest, -1, -1):
+        n = (deepest + 1) // (s + 1) * eta**s
+        brackets.append([Rung(n // eta**i, R // eta ** (s - i)) for i in range(s + 1)])
+    return brackets
 
 
 def depth(count: int, eta: int) -> int:
@@ -39,10 +44,6 @@ def depth(count: int, eta: int) -> int:
     while eta ** (found + 1) <= count:
         found += 1
     return found
-
-
-def _rungs(n: int, R: int, eta: int, s: int) -> list[Rung]:
-    return [Rung(n // eta**i, R // eta ** (s - i)) for i in range(s + 1)]
 
 
 class Bracket:
@@ -67,9 +68,8 @@ class Bracket:
         elif report.epoch >= self._rungs[self._level].epochs:
             self._ranks[report.config] = rank
         is_last = self._level + 1 == len(self._rungs)
-        return [] if is_last or len(self._ranks) < len(self._members) else self._promote()
-
-    def _promote(self) -> list[Action]:
+        if is_last or len(self._ranks) < len(self._members):
+            return []
         self._level += 1
         ranked = sorted(self._members, key=self._ranks.__getitem__)  # stable: equal ones keep their drawing order
         self._members = {config: self._members[config] for config in ranked[: self._rungs[self._level].size]}
@@ -92,10 +92,7 @@ class Hyperband:
         total = sum(rungs[0].size for rungs in plan)
         random = Random(derive_seed(seed, "search", "hyperband"))
         configs = iter(self._domain.draw(total, random, f"hyperband(R={R}, eta={self._eta})"))
-        brackets = [(rungs, [next(configs) for _ in range(rungs[0].size)]) for rungs in plan]
-        return self._begin([Bracket(rungs, members) for rungs, members in brackets])
-
-    def _begin(self, brackets: list[Bracket]) -> list[Action]:
+        brackets = [Bracket(rungs, islice(configs, rungs[0].size)) for rungs in plan]
         asked = [(bracket, bracket.ask()) for bracket in brackets]
         self._bracket = {config_id(a.config): b for b, actions in asked for a in actions if isinstance(a, Train)}
         return [action for _, actions in asked for action in actions]

@@ -12,8 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -25,13 +24,9 @@ from regatta.search.domain import Domain, Where, function_name, make_domain
 from regatta.search.spaces import Choice, Integers, Space
 
 SAMPLERS = {
-    "tpe": "TPESampler",
-    "gp": "GPSampler",
-    "cmaes": "CmaEsSampler",
-    "nsgaii": "NSGAIISampler",
-    "qmc": "QMCSampler",
-    "random": "RandomSampler",
-}
+    "tpe": "TPESampler", "gp": "GPSampler", "cmaes": "CmaEsSampler",
+    "nsgaii": "NSGAIISampler", "qmc": "QMCSampler", "random": "RandomSampler",
+}  # fmt: skip
 MAX_USELESS_PROPOSALS = 20  # after this many proposals in a row that cannot be trained, the next is drawn at random
 
 
@@ -127,8 +122,9 @@ class _StudyRun:
 
     def _propose(self) -> tuple[dict[str, Scalar], Any]:
         trial = self.study.ask(self.distributions)
-        values = {name: trial.params.get(name, _single_value(axis)) for name, axis in self.domain.axes.items()}
-        return check_configuration(values), trial
+        # Optuna does not propose the value of an axis that has only one.
+        single = {name: axis.values[0] for name, axis in self.domain.axes.items() if isinstance(axis, Choice)}
+        return check_configuration({name: trial.params.get(name, single.get(name)) for name in self.domain.axes}), trial
 
     def _draw_untrained(self) -> dict[str, Scalar]:
         """A configuration that was never trained; only the names for which Optuna chooses values."""
@@ -141,13 +137,7 @@ class _StudyRun:
 
 class OptunaSearch:
     def __init__(
-        self,
-        n: int,
-        sampler: str | Callable[..., Any],
-        pruner: Any,
-        at_once: int,
-        seed: int | None,
-        domain: Domain,
+        self, n: int, sampler: str | Callable[..., Any], pruner: Any, at_once: int, seed: int | None, domain: Domain
     ) -> None:
         self._n, self._sampler, self._pruner, self._at_once = n, sampler, pruner, at_once
         self._seed, self._domain = seed, domain
@@ -179,8 +169,20 @@ class OptunaSearch:
         count = self._domain.count()
         if count is not None and count < self._n:
             raise UsageError(f"optuna(n={self._n}): the space has only {count} valid configurations.")
-        study = _study(self._make_sampler(optuna, seed), copy.deepcopy(self._pruner), goal)
-        distributions = _distributions(optuna, self._domain)
+        sampler = self._make_sampler(optuna, seed)
+        level = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
+        try:
+            study = optuna.create_study(
+                study_name="regatta",  # some pruners assign trials to brackets by the study's name
+                direction="minimize" if goal.mode == "min" else "maximize",
+                sampler=sampler,
+                pruner=optuna.pruners.NopPruner() if self._pruner is None else copy.deepcopy(self._pruner),
+            )
+        finally:
+            optuna.logging.set_verbosity(level)
+        kinds, axes = optuna.distributions, self._domain.axes
+        distributions = {name: _distribution(kinds, axis) for name, axis in axes.items() if axis.size != 1}
         study_run = _StudyRun(
             study, optuna.trial.TrialState, self._domain, distributions, goal, self._n, self._at_once, seed
         )
@@ -236,7 +238,11 @@ def optuna(
         raise UsageError(f"optuna(pruner={pruner!r}): give one of optuna.pruners, for example MedianPruner().")
     domain = make_domain("optuna", space, axes, where)
     for name, axis in domain.axes.items():
-        _check_categories(name, axis)
+        if isinstance(axis, Choice) and len(set(axis.values)) < len(axis.values):
+            raise UsageError(
+                f"The axis {name!r} has values that Optuna cannot tell apart: {list(axis.values)!r}.",
+                hint="Give values that are not equal as numbers, or as strings.",
+            )
     domain.check_size(n, f"optuna(n={n})")
     return OptunaSearch(n, sampler, pruner, at_once, seed, domain)
 
@@ -270,47 +276,8 @@ def _takes_seed(make: Callable[..., Any]) -> bool:
     return "seed" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
-def _check_categories(name: str, axis: Space) -> None:
-    if isinstance(axis, Choice) and len(set(axis.values)) < len(axis.values):
-        raise UsageError(
-            f"The axis {name!r} has values that Optuna cannot tell apart: {list(axis.values)!r}.",
-            hint="Give values that are not equal as numbers, or as strings.",
-        )
-
-
-def _single_value(axis: Space) -> Scalar:
-    """The value of an axis that has only one, so that Optuna need not propose it."""
-    return axis.values[0] if isinstance(axis, Choice) else None
-
-
-def _distributions(optuna: Any, domain: Domain) -> dict[str, Any]:
-    return {name: _distribution(optuna.distributions, axis) for name, axis in domain.axes.items() if axis.size != 1}
-
-
 def _distribution(kinds: Any, axis: Space) -> Any:
     if isinstance(axis, Choice):
         return kinds.CategoricalDistribution(axis.values)
     kind = kinds.IntDistribution if isinstance(axis, Integers) else kinds.FloatDistribution
     return kind(axis.low, axis.high, log=axis.log)
-
-
-def _study(sampler: Any, pruner: Any, goal: Goal) -> Any:
-    optuna = _package()
-    direction = "minimize" if goal.mode == "min" else "maximize"
-    with _quiet(optuna):
-        return optuna.create_study(
-            study_name="regatta",  # some pruners assign trials to brackets by the study's name
-            direction=direction,
-            sampler=sampler,
-            pruner=optuna.pruners.NopPruner() if pruner is None else pruner,
-        )
-
-
-@contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(max(level, optuna.logging.WARNING))
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(level)

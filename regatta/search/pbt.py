@@ -57,7 +57,13 @@ class Pbt:
         self._goal = goal
         self._run_seed = goal.seed if self._seed is None else self._seed
         self._age = min(self._every, goal.epochs)  # epochs of a lineage at the end of this generation
-        members = [_PbtMember(values, number, self._age) for number, values in enumerate(self._first_generation())]
+        # The values of the first generation are all different, if the space has enough.
+        count = self._domain.count()
+        different = self._population if count is None else min(self._population, max(1, count))
+        random = Random(derive_seed(self._run_seed, "search", "pbt"))
+        drawn = self._domain.draw(different, random, f"pbt(population={self._population})")
+        values = islice(cycle(drawn), self._population)
+        members = [_PbtMember(dict(one), number, self._age) for number, one in enumerate(values)]
         self._members = {member.id: member for member in members}
         self._born = len(members)
         return [Train(member.config, member.epochs) for member in members]
@@ -73,16 +79,12 @@ class Pbt:
         waits = any(member.rank is None and not member.failed for member in self._members.values())
         return [] if waits else self._next_generation()
 
-    def _first_generation(self) -> list[dict[str, Scalar]]:
-        """The values of the first generation: all different, if the space has enough."""
-        count = self._domain.count()
-        different = self._population if count is None else min(self._population, max(1, count))
-        random = Random(derive_seed(self._run_seed, "search", "pbt"))
-        drawn = self._domain.draw(different, random, f"pbt(population={self._population})")
-        return [dict(values) for values in islice(cycle(drawn), self._population)]
-
     def _next_generation(self) -> list[Action]:
-        kept = self._better_half()
+        # At most half of the population, rounded up; members without a metric only if no member has one.
+        alive = [(m.rank, m.number, m) for m in self._members.values() if m.rank is not None and not m.failed]
+        with_number = [entry for entry in alive if not entry[0][0]]
+        best_first = sorted(with_number or alive)
+        kept = [member for _, _, member in best_first[: self._population - self._population // 2]]
         epochs = min(self._every, self._goal.epochs - self._age)
         if not kept or not epochs:
             return []
@@ -95,27 +97,18 @@ class Pbt:
         born = [Train(child.config, epochs, parent=parent.id) for child, parent in children]
         return [*born, *(Train(member.config, member.epochs) for member in kept)]
 
-    def _better_half(self) -> list[_PbtMember]:
-        """At most half of the population, rounded up; members without a metric only if no member has one."""
-        alive = [(m.rank, m.number, m) for m in self._members.values() if m.rank is not None and not m.failed]
-        with_number = [entry for entry in alive if not entry[0][0]]
-        best_first = sorted(with_number or alive)
-        return [member for _, _, member in best_first[: self._population - self._population // 2]]
-
     def _child(self, parents: list[_PbtMember], epochs: int) -> tuple[_PbtMember, _PbtMember]:
         random = Random(derive_seed(self._run_seed, "search", "pbt", self._born))
         parent = parents[int(random.random() * len(parents))]
-        child = _PbtMember(self._mutated(parent.values, random), self._born, epochs)
+        values, axes = parent.values, self._domain.axes
+        child = _PbtMember(dict(values), self._born, epochs)
         self._born += 1
-        return child, parent
-
-    def _mutated(self, values: dict[str, Scalar], random: Random) -> dict[str, Scalar]:
-        axes = self._domain.axes
         for _ in range(MAX_MUTATION_TRIES):
             new = {name: rule.mutate(values[name], axes[name], random) for name, rule in self._mutate.items()}
             if self._domain.allows({**values, **new}):
-                return {**values, **new}
-        return dict(values)
+                child.values = {**values, **new}
+                break
+        return child, parent
 
 
 def pbt(
@@ -140,11 +133,6 @@ def pbt(
     domain = make_domain("pbt", space, axes, where)
     if MEMBER in domain.axes:
         raise UsageError(f"pbt gives its members a value {MEMBER!r}; call the axis of that name something else.")
-    _check_rules(mutate, domain)
-    return Pbt(population, every, mutate, seed, domain)
-
-
-def _check_rules(mutate: object, domain: Domain) -> None:
     if not isinstance(mutate, Mapping) or not mutate:
         raise UsageError(
             f"pbt(mutate={mutate!r}): say how at least one value changes from parent to child.",
@@ -156,3 +144,4 @@ def _check_rules(mutate: object, domain: Domain) -> None:
                 f"pbt mutates {name!r}, which is not an axis of the space.", candidates=nearest(str(name), domain.axes)
             )
         check_mutation(name, rule, domain.axes[name])
+    return Pbt(population, every, mutate, seed, domain)

@@ -15,9 +15,7 @@ class RandomSearch:
     """Draws when it starts, because the run's seed is known only then. Reports change nothing."""
 
     def __init__(self, n: int, seed: int | None, domain: Domain) -> None:
-        self._n = n
-        self._seed = seed
-        self._domain = domain
+        self._n, self._seed, self._domain = n, seed, domain
 
     def __len__(self) -> int:
         return self._n

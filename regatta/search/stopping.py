@@ -75,8 +75,7 @@ class _PatienceState:
 
 class Stopping:
     def __init__(self, search: Search, limits: Limits) -> None:
-        self._search = search
-        self._limits = limits
+        self._search, self._limits = search, limits
 
     def describe(self) -> dict[str, Any]:
         limits = {name: value for name, value in vars(self._limits).items() if value is not None}
@@ -96,7 +95,8 @@ class Stopping:
         self._epochs += not report.failed
         if not report.failed and self._limits.reached(report, self._goal, self._epochs):
             state.reached = report.epoch
-            return self._end()
+            self._over = True
+            return [Stop(name) for name, one in self._states.items() if one.is_open and one.reached < one.wanted]
         gives_up = state.take(report, self._goal, self._limits)
         stops: list[Action] = [Stop(report.config)] if gives_up and state.reached < state.wanted else []
         return [*stops, *self._consult(report, state)]
@@ -122,10 +122,6 @@ class Stopping:
                 state.wanted, state.is_open = min(state.wanted, state.reached), False
             if state.gave_up is None:
                 yield action
-
-    def _end(self) -> list[Action]:
-        self._over = True
-        return [Stop(name) for name, state in self._states.items() if state.is_open and state.reached < state.wanted]
 
 
 def _config_id(action: Action) -> str:

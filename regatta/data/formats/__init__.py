@@ -8,12 +8,15 @@ Neither unpickles anything. A truncated or malicious file raises DataError befor
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from regatta.errors import DataError
 
 _MODULES = {".safetensors": "safetensors", ".npz": "npz", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -41,3 +44,7 @@ def find_format(path: Path) -> Format | None:
 def dtype_name(dtype: np.dtype[np.generic]) -> str:
     """The dtype as one word; strings of any length have the same type."""
     return {"U": "str", "S": "bytes"}.get(dtype.kind, dtype.name)
+
+
+def broken_file(problem: str, path: Path, reason: str) -> DataError:
+    return DataError(f"{problem}: {reason}.", place=os.fspath(path), hint="Write the partition again.")

@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO
@@ -15,12 +16,13 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import StoredColumn, dtype_name
+from regatta.data.formats import StoredColumn, broken_file, dtype_name
 from regatta.errors import DataError
 
 # The highest compression ratio of deflate, by zlib's documentation. A member that claims more is malformed.
 _MAX_DEFLATE_RATIO = 1032
 _KNOWN_VERSIONS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_broken = partial(broken_file, "This is not a whole npz file")
 
 
 def inspect(path: Path) -> list[StoredColumn]:
@@ -101,9 +103,3 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> npt
 
 def _column(member: zipfile.ZipInfo) -> str:
     return member.filename.removesuffix(".npy")
-
-
-def _broken(path: Path, reason: str) -> DataError:
-    return DataError(
-        f"This is not a whole npz file: {reason}.", place=os.fspath(path), hint="Write the partition again."
-    )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import StoredColumn, dtype_name
+from regatta.data.formats import StoredColumn, broken_file, dtype_name
 from regatta.errors import DataError, MissingExtraError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_broken = partial(broken_file, "This Parquet file cannot be read")
 
 
 def inspect(path: Path) -> list[StoredColumn]:
@@ -102,7 +105,11 @@ def _array(name: str, column: pa.Array | pa.ChunkedArray, path: Path) -> npt.NDA
 
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if values.null_count:
-        raise _missing(name, values.null_count, path)
+        raise DataError(
+            f"The column {name!r} has {values.null_count} missing values.",
+            place=os.fspath(path),
+            hint="Fill them in, or drop their rows.",
+        )
     if types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
         inner = _array(name, values.flatten(), path)
         return inner.reshape(len(values), _list_length(name, values, path), *inner.shape[1:])
@@ -125,17 +132,3 @@ def _list_length(name: str, values: Any, path: Path) -> int:
             hint="Pad them, or pass an input_fn under another file suffix.",
         )
     return int(longest or 0)
-
-
-def _missing(name: str, count: int, path: Path) -> DataError:
-    return DataError(
-        f"The column {name!r} has {count} missing values.",
-        place=os.fspath(path),
-        hint="Fill them in, or drop their rows.",
-    )
-
-
-def _broken(path: Path, reason: str) -> DataError:
-    return DataError(
-        f"This Parquet file cannot be read: {reason}.", place=os.fspath(path), hint="Write the partition again."
-    )

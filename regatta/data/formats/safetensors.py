@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import StoredColumn, dtype_name
+from regatta.data.formats import StoredColumn, broken_file, dtype_name
 from regatta.errors import DataError
 from regatta.safetensors_io import Header, HeaderError, TensorEntry, read_header
 
@@ -25,6 +25,7 @@ _DTYPES = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
     "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
 }  # fmt: skip
+_broken = partial(broken_file, "This is not a whole safetensors file")
 
 
 class MappedTensor(NamedTuple):
@@ -113,9 +114,3 @@ def _map_array(path: Path, tensor: MappedTensor) -> npt.NDArray[np.generic]:
     array = np.memmap(path, tensor.dtype, "c", tensor.offset, tensor.shape).view(np.ndarray)
     array.flags.writeable = False
     return array if array.flags.aligned else array.copy()  # frameworks do not accept misaligned arrays
-
-
-def _broken(path: Path, reason: str) -> DataError:
-    return DataError(
-        f"This is not a whole safetensors file: {reason}.", place=os.fspath(path), hint="Write the partition again."
-    )

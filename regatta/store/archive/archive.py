@@ -112,10 +112,25 @@ def archive(
     graph = StorageGraph(candidate_edges(matrices, pairs, estimates, choice), members)
     budgets = _budgets(graph, scheme, _by_id(store, budget), _by_id(store, reads))
     found = plan(graph, algorithm, scheme, budgets, hops=MAX_CHAIN_LENGTH)
-    changes = _changes(found, matrices)
+    options = {str(node): edge.option for node, edge in found.edges().items() if isinstance(edge.option, StorageOption)}
+    changes = {tensor: option for tensor, option in options.items() if option != matrices[tensor].option}
     if not dry_run:
         _apply_changes(store, changes)
-    return _report(store, found, matrices, changes, scheme, budgets, dry_run)
+    limits = [math.inf] * len(graph.snapshots) if budgets is None else budgets.tolist()
+    before = _current_plan(graph, matrices)
+    columns = (before.recreation(scheme), found.recreation(scheme), cheapest_costs(graph, scheme), limits)
+    costs = (RecreationCost(*map(float, row)) for row in zip(*columns, strict=True))
+    return ArchiveReport(
+        tensors=len(matrices),
+        moved=len(changes),
+        bytes_raw=sum(one.count * one.dtype.width_bytes for one in matrices.values()),
+        bytes_before=sum(one.stored - one.remote for one in matrices.values()),
+        bytes_planned=math.fsum(_planned(edge, matrices) for edge in found.edges().values()),
+        bytes_after=None if dry_run else sum(one.stored_bytes - one.remote_bytes for one in store.entries()),
+        deepest=int(found.hops.max(initial=0)),
+        encodings=Counter(ENCODINGS[option.encoding].name for option in options.values()),
+        snapshots=dict(zip(graph.snapshots, costs, strict=True)),
+    )
 
 
 def _matrices(store: ParameterStore) -> dict[str, Matrix]:
@@ -173,50 +188,12 @@ def _budgets(
     return by_factor(graph, scheme, budget) if reads is None else by_access(graph, scheme, budget, reads)
 
 
-def _changes(found: StoragePlan, matrices: Mapping[str, Matrix]) -> dict[str, StorageOption]:
-    """The tensors to store in another way than now, bases first."""
-    return {tensor: option for tensor, option in _options(found).items() if option != matrices[tensor].option}
-
-
-def _options(found: StoragePlan) -> dict[str, StorageOption]:
-    return {
-        str(tensor): edge.option for tensor, edge in found.edges().items() if isinstance(edge.option, StorageOption)
-    }
-
-
 def _apply_changes(store: ParameterStore, changes: Mapping[str, StorageOption]) -> None:
     if changes:
         store.reencode({tensor: (option.encoding, option.base) for tensor, option in changes.items()})
     remote = {tensor: option.planes for tensor, option in changes.items() if option.planes is not None}
     for planes in sorted(set(remote.values())):
         store.offload([], planes, tensors=[tensor for tensor, kept in remote.items() if kept == planes])
-
-
-def _report(
-    store: ParameterStore,
-    found: StoragePlan,
-    matrices: Mapping[str, Matrix],
-    changes: Mapping[str, StorageOption],
-    scheme: Scheme,
-    budgets: Floats | None,
-    dry_run: bool,
-) -> ArchiveReport:
-    graph = found.graph
-    limits = [math.inf] * len(graph.snapshots) if budgets is None else budgets.tolist()
-    before = _current_plan(graph, matrices)
-    columns = (before.recreation(scheme), found.recreation(scheme), cheapest_costs(graph, scheme), limits)
-    costs = (RecreationCost(*map(float, row)) for row in zip(*columns, strict=True))
-    return ArchiveReport(
-        tensors=len(matrices),
-        moved=len(changes),
-        bytes_raw=sum(one.count * one.dtype.width_bytes for one in matrices.values()),
-        bytes_before=sum(one.stored - one.remote for one in matrices.values()),
-        bytes_planned=math.fsum(_planned(edge, matrices) for edge in found.edges().values()),
-        bytes_after=None if dry_run else sum(one.stored_bytes - one.remote_bytes for one in store.entries()),
-        deepest=int(found.hops.max(initial=0)),
-        encodings=Counter(ENCODINGS[option.encoding].name for option in _options(found).values()),
-        snapshots=dict(zip(graph.snapshots, costs, strict=True)),
-    )
 
 
 def _planned(edge: StorageEdge, matrices: Mapping[str, Matrix]) -> float:

@@ -46,7 +46,10 @@ def by_access(graph: StorageGraph, scheme: Scheme, factor: float, reads: Mapping
     """
     _check_factor(factor)
     cheapest = cheapest_costs(graph, scheme)
-    often = np.array([_frequency(name, reads.get(name, 0.0)) for name in graph.snapshots])
+    for name in graph.snapshots:
+        if not 0 <= reads.get(name, 0.0) < math.inf:
+            raise UsageError(f"Snapshot {name} is read {reads[name]} times; give a finite number that is not negative.")
+    often = np.array([reads.get(name, 0.0) for name in graph.snapshots])
     if unknown := set(reads) - set(graph.snapshots):
         name = min(unknown)
         raise UsageError(f"There is no snapshot {name!r} that is read.", candidates=nearest(name, graph.snapshots))
@@ -68,10 +71,12 @@ def check_feasible(graph: StorageGraph, scheme: Scheme, budgets: Floats) -> None
     if not len(short):
         return
     worst = int(short[np.argmax((cheapest - budgets)[short])])
+    with np.errstate(divide="ignore", over="ignore"):
+        needed = float((cheapest[short] / budgets[short]).max())
     raise UsageError(
         f"{len(short)} of {len(budgets)} snapshots cannot be recreated within their budgets: {graph.snapshots[worst]} "
         f"has {budgets[worst]:g} and takes {cheapest[worst]:g} at best, {cheapest[worst] - budgets[worst]:g} more.",
-        hint=f"Raise the budgets; {_needed(cheapest, budgets):.6g} times the given ones would be enough.",
+        hint=f"Raise the budgets; {needed:.6g} times the given ones would be enough.",
     )
 
 
@@ -113,18 +118,6 @@ def _portions(budget: float, sizes: Sequence[float], least: Sequence[float]) -> 
 def _size(graph: StorageGraph, node: int) -> float:
     whole = [graph.storage[edge] for edge in graph.into[node] if graph.sources[edge] == 0]
     return float(min(whole or [graph.storage[edge] for edge in graph.into[node]], default=0.0))
-
-
-def _needed(cheapest: Floats, budgets: Floats) -> float:
-    short = cheapest > budgets
-    with np.errstate(divide="ignore", over="ignore"):
-        return float((cheapest[short] / budgets[short]).max())
-
-
-def _frequency(name: str, reads: float) -> float:
-    if not 0 <= reads < math.inf:
-        raise UsageError(f"Snapshot {name} is read {reads} times; give a finite number that is not negative.")
-    return reads
 
 
 def _check_factor(factor: float) -> None:

@@ -144,21 +144,18 @@ def near_pairs(matrices: Mapping[str, Matrix], samples: Samples, known: Collecti
     for base, target in known:
         partners[base].add(target)
         partners[target].add(base)
+    groups: dict[tuple[str, int], list[str]] = defaultdict(list)  # of tensors that could be deltas to one another
+    for matrix in matrices.values():
+        if matrix.count >= SKETCH_WORDS and not matrix.fixed:
+            groups[matrix.kind].append(matrix.id)
     found: dict[Pair, None] = {}
-    for ids in _delta_groups(matrices):
+    for ids in groups.values():
+        if len(ids) == 1:
+            continue
         for target, base in _nearest(ids, np.stack([samples.sketch(one) for one in ids]), partners):
             if (target, base) not in found:
                 found[base, target] = None
     return list(found)
-
-
-def _delta_groups(matrices: Mapping[str, Matrix]) -> Iterator[list[str]]:
-    """Groups of tensors that could be deltas to one another."""
-    groups: dict[tuple[str, int], list[str]] = defaultdict(list)
-    for matrix in matrices.values():
-        if matrix.count >= SKETCH_WORDS and not matrix.fixed:
-            groups[matrix.kind].append(matrix.id)
-    return (ids for ids in groups.values() if len(ids) > 1)
 
 
 def _nearest(
@@ -168,18 +165,13 @@ def _nearest(
     place = {one: number for number, one in enumerate(ids)}
     for number, one in enumerate(ids):
         low = max(0, min(number - MAX_NEIGHBOURS // 2, len(ids) - MAX_NEIGHBOURS))
-        gaps = _gaps(sketches[low : low + MAX_NEIGHBOURS], sketches[number])
+        # The mean number of bits of a difference: up to a constant, the size of a delta.
+        gaps = np.log2(1 + np.abs(sketches[low : low + MAX_NEIGHBOURS] - sketches[number])).mean(axis=1)
         gaps[number - low] = np.inf
         own = [place[other] - low for other in partners.get(one, ()) if low <= place[other] < low + len(gaps)]
         nearest = int(gaps.argmin())
         if not own or gaps[nearest] < gaps[own].min() - 0.5:
             yield one, ids[low + nearest]
-
-
-def _gaps(others: NDArray[np.float64], one: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The mean number of bits of a difference: up to a constant, the size of a delta."""
-    found: NDArray[np.float64] = np.log2(1 + np.abs(others - one)).mean(axis=1)
-    return found
 
 
 class EdgeEstimates:

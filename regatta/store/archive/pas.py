@@ -67,16 +67,11 @@ class TreeRepair:
         self.weights[reached] += weight
         touched = {*left, *reached, *below}
         for changed in set(self.meter.update(below)):
-            touched.update(self._reweigh(changed))
+            weight_now = self.meter.weight(changed)
+            touched.update(self._add_weight(changed, weight_now - self.own.get(changed, 0)))
+            self.own[changed] = weight_now
         near = [self.into[one] for one in touched] + [self.graph.out[one] for one in below]
         self._rate(np.concatenate(near))
-
-    def _reweigh(self, node: int) -> list[int]:
-        """Update the weight of a node; returns the nodes whose sums change."""
-        weight = self.meter.weight(node)
-        changed = self._add_weight(node, weight - self.own.get(node, 0))
-        self.own[node] = weight
-        return changed
 
     def _add_weight(self, node: int, weight: int) -> list[int]:
         changed = [node, *self.tree.above(node)]
@@ -146,10 +141,16 @@ class TreeGrowth:
             edge = heapq.heappop(self.queue)[-1]
             node = self.targets[edge]
             if self.chosen[node] < 0 and self._fits(node, edge):
-                self._attach(node, edge)
+                self.chosen[node] = edge
+                self.children[self.sources[edge]].add(node)
+                self._set_distance(node, self._reached(edge), self.expected[node])
                 self._offer(node)
                 self._improve_by(node)
-        return self._completed()
+        # Add the nodes that did not fit, by their shortest path; the repair that follows pays for it.
+        for node in [node for node in range(1, len(self.chosen)) if self.chosen[node] < 0]:
+            whole = [edge for edge in self.graph.into[node] if self.sources[edge] == NULL]
+            self.chosen[node] = min(whole, key=self.recreation.__getitem__, default=self.quickest[node])
+        return self.chosen
 
     def _offer(self, node: int) -> None:
         for edge in self.graph.out[node].tolist():
@@ -166,11 +167,6 @@ class TreeGrowth:
         more = distance - self.expected[node]
         return all(self.loads[snapshot] + more <= self.budgets[snapshot] for snapshot in owners)
 
-    def _attach(self, node: int, edge: int) -> None:
-        self.chosen[node] = edge
-        self.children[self.sources[edge]].add(node)
-        self._set_distance(node, self._reached(edge), self.expected[node])
-
     def _set_distance(self, node: int, distance: float, before: float) -> None:
         self.distances[node] = distance
         for snapshot in self.graph.owners[node]:
@@ -186,23 +182,12 @@ class TreeGrowth:
                 self.children[self.sources[old]].remove(node)
                 self.children[base].add(node)
                 self.chosen[node] = edge
-                self._update_distances(node)
-
-    def _update_distances(self, node: int) -> None:
-        waiting = [node]
-        for one in waiting:
-            self._set_distance(one, self._reached(self.chosen[one]), self.distances[one])
-            waiting.extend(self.children[one])
+                waiting = [node]  # and all nodes below it
+                for one in waiting:
+                    self._set_distance(one, self._reached(self.chosen[one]), self.distances[one])
+                    waiting.extend(self.children[one])
 
     def _is_above(self, node: int, below: int) -> bool:
         while below not in (NULL, node):
             below = self.sources[self.chosen[below]]
         return below == node
-
-    def _completed(self) -> Chosen:
-        """Add the nodes that did not fit, by their shortest path; the repair that follows pays for it."""
-        missing = {node for node in range(1, len(self.chosen)) if self.chosen[node] < 0}
-        for node in missing:
-            whole = [edge for edge in self.graph.into[node] if self.sources[edge] == NULL]
-            self.chosen[node] = min(whole, key=self.recreation.__getitem__, default=self.quickest[node])
-        return self.chosen

@@ -63,19 +63,15 @@ def plan(
     found = StoragePlan(graph, tuple(chosen))
     if hops is not None:
         found = shortened(found, hops)
-    _check_kept(found, algorithm, scheme, limits)
-    return found
-
-
-def _check_kept(found: StoragePlan, algorithm: str, scheme: Scheme, budgets: Floats) -> None:
     costs = found.recreation(scheme)
-    if over := np.flatnonzero(costs > budgets).tolist():
-        worst = max(over, key=lambda snapshot: float(costs[snapshot] - budgets[snapshot]))
+    if over := np.flatnonzero(costs > limits).tolist():
+        worst = max(over, key=lambda snapshot: float(costs[snapshot] - limits[snapshot]))
         raise UsageError(
             f"The plan by {algorithm} exceeds {len(over)} of {len(costs)} budgets, most that of "
-            f"{found.graph.snapshots[worst]}: {costs[worst]:g} of {budgets[worst]:g}.",
+            f"{found.graph.snapshots[worst]}: {costs[worst]:g} of {limits[worst]:g}.",
             hint="Use pas-mt or pas-pt, or raise the budgets.",
         )
+    return found
 
 
 def shortened(found: StoragePlan, hops: int) -> StoragePlan:

@@ -51,7 +51,11 @@ def measured_speeds() -> Speeds:
 
 
 def _decoding_speed(encoding: Encoding, dtype: DType) -> float:
-    words, base = _training_step(dtype)
+    # Weights after and before a training step.
+    random = np.random.default_rng(1)
+    before = random.normal(0, 0.05, _WORDS)
+    after = before + random.normal(0, 0.001, _WORDS)
+    words, base = _top_words(after, dtype), _top_words(before, dtype)
     against = base if encoding.needs_base else None
     streams = [memoryview(stream) for stream in encoding.encode(words, dtype, against)]
     best = float("inf")
@@ -60,15 +64,6 @@ def _decoding_speed(encoding: Encoding, dtype: DType) -> float:
         encoding.decode(streams, len(words), dtype, against)
         best = min(best, time.perf_counter() - start)
     return float(words.nbytes / max(best, 1e-9))
-
-
-def _training_step(dtype: DType) -> tuple[Words, Words]:
-    """Weights after and before a training step, as words of this type."""
-    random = np.random.default_rng(1)
-    before = random.normal(0, 0.05, _WORDS)
-    after = before + random.normal(0, 0.001, _WORDS)
-    words, base = (_top_words(values, dtype) for values in (after, before))
-    return words, base
 
 
 def _top_words(values: np.ndarray[tuple[int], np.dtype[np.float64]], dtype: DType) -> Words:

@@ -87,12 +87,8 @@ class StorageGraph:
     def _check_reachable(self) -> None:
         seen = {NULL}
         waiting = [NULL]
-        sources, targets = self.sources.tolist(), self.targets.tolist()
-        following: list[list[int]] = [[] for _ in self.nodes]
-        for source, target in zip(sources, targets, strict=True):
-            following[source].append(target)
         while waiting:
-            for target in following[waiting.pop()]:
+            for target in self.targets[self.out[waiting.pop()]].tolist():
                 if target not in seen:
                     seen.add(target)
                     waiting.append(target)
@@ -120,7 +116,9 @@ class StoragePlan:
         """Every node after its base; CorruptError if the edges are not an arborescence."""
         children: list[list[int]] = [[] for _ in self.chosen]
         for node, edge in enumerate(self.chosen[1:], 1):
-            children[self._source(node, edge)].append(node)
+            if self.graph.targets[edge] != node:
+                raise CorruptError(f"The plan stores {self.graph.nodes[node]} by an edge into another matrix.")
+            children[int(self.graph.sources[edge])].append(node)
         order = [NULL]
         for node in order:
             order.extend(children[node])
@@ -128,11 +126,6 @@ class StoragePlan:
             lost = [str(self.graph.nodes[n]) for n in set(range(len(self.chosen))) - set(order)]
             raise CorruptError(f"The plan's deltas form a cycle: {_some(lost)} are never recreated.")
         return tuple(order)
-
-    def _source(self, node: int, edge: int) -> int:
-        if self.graph.targets[edge] != node:
-            raise CorruptError(f"The plan stores {self.graph.nodes[node]} by an edge into another matrix.")
-        return int(self.graph.sources[edge])
 
     @cached_property
     def distances(self) -> Floats:

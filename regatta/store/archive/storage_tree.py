@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -76,31 +76,8 @@ class StorageTree:
         return StoragePlan(self.graph, tuple(self.chosen))
 
 
-class BudgetMeter(Protocol):
-    """Compares the distances of a tree with the budgets of its snapshots."""
-
-    def weight(self, node: int) -> int:
-        """The number of violated constraints that contain the node's distance."""
-
-    def update(self, nodes: Sequence[int]) -> list[int]:
-        """Take changed distances of nodes into account; returns the nodes whose weights change."""
-
-    def room(self, nodes: Sequence[int]) -> float:
-        """The amount by which the distances of all these nodes may grow before a budget is exceeded."""
-
-    def room_at_most(self, nodes: Integers) -> Floats:
-        """A quick upper bound of `room` for each of these nodes alone."""
-
-    def broken(self) -> list[int]:
-        """The nodes in violated constraints, each once."""
-
-
-def meter(tree: StorageTree, scheme: Scheme, budgets: Floats) -> BudgetMeter:
-    return _SumMeter(tree, budgets) if scheme == "independent" else _MaximumMeter(tree, budgets)
-
-
 class _SumMeter:
-    """The independent scheme: a snapshot costs the sum of its members' distances."""
+    """Compares distances with budgets in the independent scheme: a snapshot costs the sum of its members' distances."""
 
     def __init__(self, tree: StorageTree, budgets: Floats) -> None:
         self.tree = tree
@@ -115,9 +92,11 @@ class _SumMeter:
         return sum([far[node] for node in self.members[snapshot]])
 
     def weight(self, node: int) -> int:
+        """The number of violated constraints that contain the node's distance."""
         return sum(self.over[snapshot] for snapshot in self.owners[node])
 
     def update(self, nodes: Sequence[int]) -> list[int]:
+        """Take changed distances of nodes into account; returns the nodes whose weights change."""
         changed: list[int] = []
         for snapshot in {owner for node in nodes for owner in self.owners[node]}:
             self.loads[snapshot] = self._load(snapshot)
@@ -128,19 +107,21 @@ class _SumMeter:
         return changed
 
     def room(self, nodes: Sequence[int]) -> float:
+        """The amount by which the distances of all these nodes may grow before a budget is exceeded."""
         if len(nodes) == 1:
             return min((self.budgets[s] - self.loads[s] for s in self.owners[nodes[0]]), default=math.inf)
         counts = Counter(owner for node in nodes for owner in self.owners[node])
         return min(((self.budgets[s] - self.loads[s]) / count for s, count in counts.items()), default=math.inf)
 
     def room_at_most(self, nodes: Integers) -> Floats:
-        slack = np.append(
-            np.array(self.budgets) - np.array(self.loads), math.inf
-        )  # the last entry is for nodes of no snapshot
+        """A quick upper bound of `room` for each of these nodes alone."""
+        # The last entry is for nodes of no snapshot.
+        slack = np.append(np.array(self.budgets) - np.array(self.loads), math.inf)
         found: Floats = slack[self.first[nodes]]
         return found
 
     def broken(self) -> list[int]:
+        """The nodes in violated constraints, each once."""
         found = (self.members[snapshot] for snapshot, over in enumerate(self.over) if over)
         return list(dict.fromkeys(itertools.chain.from_iterable(found)))
 
@@ -177,3 +158,10 @@ class _MaximumMeter:
 
     def broken(self) -> list[int]:
         return [node for node, over in enumerate(self.over) if over]
+
+
+BudgetMeter: TypeAlias = _SumMeter | _MaximumMeter
+
+
+def meter(tree: StorageTree, scheme: Scheme, budgets: Floats) -> BudgetMeter:
+    return _SumMeter(tree, budgets) if scheme == "independent" else _MaximumMeter(tree, budgets)
