@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from regatta.data.formats import StoredColumn, find_format
+from regatta.data.formats import find_format
 from regatta.errors import DataError
 
 
@@ -46,7 +46,21 @@ def inspect(path: str | os.PathLike[str]) -> Partition:
         stored = reader.inspect(place)
     except OSError as error:
         raise DataError(f"This partition cannot be read: {error.strerror or error}.", place=str(place)) from error
-    return Partition(place, _rows(stored, place), tuple(Column(s.name, s.dtype, s.shape[1:]) for s in stored))
+    if not stored:
+        raise DataError("This partition has no columns.", place=str(place))
+    for array in stored:
+        if not array.shape:
+            raise DataError(f"The column {array.name!r} is a single value, not one per row.", place=str(place))
+    names = [array.name for array in stored]
+    if len(set(names)) < len(names):
+        raise DataError(f"Several columns of this partition have the same name: {names}.", place=str(place))
+    lengths = {array.name: array.shape[0] for array in stored}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"The columns of this partition have different lengths: {lengths}.", place=str(place))
+    rows = stored[0].shape[0]
+    if rows == 0:
+        raise DataError("This partition has no rows.", place=str(place))
+    return Partition(place, rows, tuple(Column(s.name, s.dtype, s.shape[1:]) for s in stored))
 
 
 def read_partition(path: str | os.PathLike[str]) -> tuple[npt.NDArray[np.generic], ...]:
@@ -67,21 +81,3 @@ def unknown_format(path: Path) -> DataError:
         place=str(path),
         hint="Pass an input_fn(path) that reads it.",
     )
-
-
-def _rows(stored: list[StoredColumn], path: Path) -> int:
-    if not stored:
-        raise DataError("This partition has no columns.", place=str(path))
-    for array in stored:
-        if not array.shape:
-            raise DataError(f"The column {array.name!r} is a single value, not one per row.", place=str(path))
-    names = [array.name for array in stored]
-    if len(set(names)) < len(names):
-        raise DataError(f"Several columns of this partition have the same name: {names}.", place=str(path))
-    lengths = {array.name: array.shape[0] for array in stored}
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"The columns of this partition have different lengths: {lengths}.", place=str(path))
-    rows = stored[0].shape[0]
-    if rows == 0:
-        raise DataError("This partition has no rows.", place=str(path))
-    return rows

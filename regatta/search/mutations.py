@@ -16,8 +16,6 @@ from regatta.search.spaces import Choice, Space
 
 @dataclass(frozen=True)
 class Step:
-    """Adds one of the amounts."""
-
     amounts: tuple[float, ...]
     low: float | None = None
     high: float | None = None
@@ -32,8 +30,6 @@ class Step:
 
 @dataclass(frozen=True)
 class Factor:
-    """Multiplies by one of the factors."""
-
     factors: tuple[float, ...]
     low: float | None = None
     high: float | None = None
@@ -47,8 +43,6 @@ class Factor:
 
 @dataclass(frozen=True)
 class Resample:
-    """Draws from the axis again."""
-
     def mutate(self, value: Scalar, axis: Space, random: Random) -> Scalar:
         return axis.draw(random)
 

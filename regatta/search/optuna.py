@@ -46,8 +46,6 @@ class _TrialEnd:
 
 @dataclass
 class _StudyRun:
-    """One run of a study."""
-
     study: Any
     states: Any  # Optuna's TrialState
     domain: Domain
@@ -233,7 +231,20 @@ def optuna(
     check_count("optuna", "at_once", at_once)
     check_seed("optuna", seed)
     package = _package()
-    _check_sampler(sampler)
+    if isinstance(sampler, str):
+        if sampler not in SAMPLERS:
+            raise UsageError(
+                f"There is no sampler {sampler!r}.",
+                candidates=nearest(sampler, SAMPLERS),
+                hint=f"Samplers: {', '.join(SAMPLERS)}; or give a class of optuna.samplers.",
+            )
+        if sampler == "cmaes" and importlib.util.find_spec("cmaes") is None:
+            raise MissingExtraError("cmaes", "optuna", "The sampler 'cmaes'")
+    elif not callable(sampler) or not _takes_seed(sampler):
+        raise UsageError(
+            f"optuna(sampler={sampler!r}): a sampler is made from a seed, so that a resumed run can make it again.",
+            hint="Give the class, functools.partial(TPESampler, ...), or lambda seed: TPESampler(seed=seed, ...).",
+        )
     if pruner is not None and not isinstance(pruner, package.pruners.BasePruner):
         raise UsageError(f"optuna(pruner={pruner!r}): give one of optuna.pruners, for example MedianPruner().")
     domain = make_domain("optuna", space, axes, where)
@@ -252,23 +263,6 @@ def _package() -> Any:
         return importlib.import_module("optuna")
     except ModuleNotFoundError as error:
         raise MissingExtraError("optuna", "optuna", "search.optuna") from error
-
-
-def _check_sampler(sampler: object) -> None:
-    if isinstance(sampler, str):
-        if sampler not in SAMPLERS:
-            raise UsageError(
-                f"There is no sampler {sampler!r}.",
-                candidates=nearest(sampler, SAMPLERS),
-                hint=f"Samplers: {', '.join(SAMPLERS)}; or give a class of optuna.samplers.",
-            )
-        if sampler == "cmaes" and importlib.util.find_spec("cmaes") is None:
-            raise MissingExtraError("cmaes", "optuna", "The sampler 'cmaes'")
-    elif not callable(sampler) or not _takes_seed(sampler):
-        raise UsageError(
-            f"optuna(sampler={sampler!r}): a sampler is made from a seed, so that a resumed run can make it again.",
-            hint="Give the class, functools.partial(TPESampler, ...), or lambda seed: TPESampler(seed=seed, ...).",
-        )
 
 
 def _takes_seed(make: Callable[..., Any]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sized
+from functools import partial
 from random import Random
 
 from regatta.configuration import Scalar, config_id, derive_seed
@@ -38,17 +39,6 @@ def describe_forecast_limits(search: Search, goal: Goal, found: dict[str, Train]
     return f"the search was simulated for {most:,} epochs, and may continue" if cut else ""
 
 
-class _AnyMetrics(dict[str, float]):
-    """Metrics that have a value for every name."""
-
-    def __init__(self, known: dict[str, float], value: float) -> None:
-        super().__init__(known)
-        self._value = value
-
-    def __missing__(self, name: str) -> float:
-        return self._value
-
-
 class _SimulatedSearch:
     """A search that gets made-up metrics, one epoch of each configuration in turn."""
 
@@ -71,8 +61,8 @@ class _SimulatedSearch:
             if self._done[name] < self._wanted[name]:
                 self._due.append(name)
             value = Random(derive_seed(self._goal.seed, "foreseen", name)).random() + 1.0 / self._done[name]
-            report = Report(name, self._values[name], self._done[name], _AnyMetrics({self._goal.metric: value}, value))
-            self._act(self._search.hear(report))
+            metrics = defaultdict(partial(float, value), {self._goal.metric: value})  # has a value for every name
+            self._act(self._search.hear(Report(name, self._values[name], self._done[name], metrics)))
         return {name: Train(self._values[name], done) for name, done in self._done.items() if done}
 
     def _act(self, actions: list[Action]) -> None:

@@ -62,7 +62,6 @@ class SnapshotCommit:
         return {tensor: content for draft in self.drafts for tensor, content in draft.contents.items()}
 
     def run(self) -> list[str]:
-        """Store the snapshots and return their ids."""
         with self.store.folder.packing() as packing:
             for _ in range(_MAX_ATTEMPTS):
                 tensors, drafts = self._missing(packing)

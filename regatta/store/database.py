@@ -63,13 +63,16 @@ class Database:
         self.path, self.read_only = path, read_only
         self._lock = threading.RLock()
         self._open_lock = FileLock(path.with_name(USERS_LOCK), shared=True)  # while any process holds it: no rebuild
-        if read_only:  # creates no other file, not even a lock
-            self._db = self._connect(_read_only_uri(path), self._check)
+        uri = f"file:{quote(os.path.abspath(path))}"
+        if read_only:  # creates no other file, not even a lock; SQLite could not create a log in a read-only folder
+            log = path.with_name(f"{path.name}-wal")
+            mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
+            self._db = self._connect(f"{uri}?{mode}", self._check)
             return
         self._open_lock.acquire()
         try:
             with exclusive(path.with_suffix(".lock"), f"opening the {self.what}"):
-                self._db = self._connect(_uri(path), self._set_up)
+                self._db = self._connect(uri, self._set_up)
         except BaseException:
             self._open_lock.release()
             raise
@@ -161,13 +164,3 @@ class Database:
             if "no such" not in str(error):  # such as a full disk: the file itself is not damaged
                 return RegattaError(f"The {self.what} cannot be used: {error}.", place=place)
         return CorruptError(f"The {self.what} cannot be read: {error}.", place=place, hint=self.remedy)
-
-
-def _uri(path: Path) -> str:
-    return f"file:{quote(os.path.abspath(path))}"
-
-
-def _read_only_uri(path: Path) -> str:
-    """Without a log, the file is opened as immutable, because SQLite could not create a log in a read-only folder."""
-    log = path.with_name(f"{path.name}-wal")
-    return f"{_uri(path)}?{'mode=ro' if log.exists() and log.stat().st_size else 'immutable=1'}"

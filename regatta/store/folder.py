@@ -69,7 +69,6 @@ class PackWriter:
         self._write(HEADER.pack(MAGIC, VERSION, 0))
 
     def add(self, record: Record, data: Iterable[bytes | memoryview]) -> None:
-        """Append a record and its bytes."""
         placed = record.moved(self.bytes)
         for piece in data:
             self._write(piece)
@@ -163,8 +162,6 @@ class _MappedPack:
 
 
 class PackFolder:
-    """The pack files of a store on this machine."""
-
     def __init__(self, root: Path) -> None:
         self.packs, self.tmp, self.quarantine = root / PACKS, root / TMP, root / QUARANTINE
         self._views: OrderedDict[str, _MappedPack] = OrderedDict()
@@ -232,7 +229,6 @@ class PackFolder:
         return view[offset : offset + length]
 
     def records(self, pack: str) -> list[Record]:
-        """The records of a pack file."""
         size = len(self.view(pack))
         return read_records(lambda offset, length: self.read(pack, offset, length), size, str(self.path(pack)))
 

@@ -85,7 +85,6 @@ class Index(Database):
         return [row[0].hex() for row in self._all(query, *bounds)]
 
     def stored(self, tensor: str, even_lost: bool = False) -> StoredTensor:
-        """How a tensor is stored."""
         rows = self._all("SELECT encoding, base, lost FROM tensors WHERE tensor = ?", bytes.fromhex(tensor))
         if not rows:
             raise NotFoundError(f"There is no tensor {tensor}.", place=str(self.path.parent))

@@ -94,8 +94,6 @@ class TensorReader:
 
 
 class _PendingRead:
-    """A request that is being read."""
-
     def __init__(self, request: ReadRequest, source: PackSource, cache: ChunkCache) -> None:
         self.start, self.stop = request.start, request.stop
         head = request.chain[0]

@@ -47,7 +47,6 @@ class Remote:
         return f"{self.url.rstrip('/')}/{PACKS}/{pack}{PACK_SUFFIX}"
 
     def packs(self) -> Iterator[tuple[str, int]]:
-        """The pack files at the remote, and their sizes."""
         with self._reaching(self.url):
             self._fs.invalidate_cache()
             found = self._fs.ls(self._folder, detail=True) if self._fs.isdir(self._folder) else []
@@ -91,7 +90,6 @@ class Remote:
         return [_cut(merged, found, wanted) for wanted in ranges]
 
     def records(self, pack: str, size: int) -> list[Record]:
-        """The records of a pack file at the remote."""
         return read_records(lambda at, length: self.read(pack, [(at, length)])[0], size, self.where(pack))
 
     def remove(self, pack: str) -> None:
@@ -140,7 +138,6 @@ class PackSource:
         return self.remote.where(located.pack)
 
     def read(self, pack: str, place: int, ranges: Sequence[Range]) -> list[memoryview]:
-        """Ranges of a pack file in this place."""
         with self._lock:
             self.bytes_read["local" if place & LOCAL else "remote"] += sum(length for _, length in ranges)
         if place & LOCAL:
@@ -151,7 +148,6 @@ class PackSource:
         return self.folder.records(pack) if place & LOCAL else self._remote(pack).records(pack, size)
 
     def size(self, pack: str, place: int) -> int:
-        """The size of a pack file in bytes."""
         if place & LOCAL:
             return len(self.folder.view(pack))
         if (size := self._remote(pack).size(pack)) is None:

@@ -50,7 +50,6 @@ class SliceWindow:
     index: tuple[int | slice, ...]
 
     def value(self, words: Words, stored: StoredTensor, planes: int | None) -> Any:
-        """The requested value, from the words of the window."""
         dtype = stored.dtype
         if planes is not None:
             apart = words.reshape(self.shape if dtype.lanes == 1 else (*self.shape, dtype.lanes))

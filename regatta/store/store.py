@@ -333,7 +333,6 @@ class ParameterStore:
         return {name: windows[name].value(words[name], chains[name][0], planes) for name in tensors}
 
     def read_manifest(self, snapshot: str, record: ManifestRecord, pack: str, place: int) -> Manifest:
-        """The manifest of a record in a pack file."""
         (data,) = self.source.read(pack, place, [(record.offset, record.length)])
         where = f"pack {pack}"
         return parse_manifest(unpack_manifest(data, snapshot, where), snapshot, where)

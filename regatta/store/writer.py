@@ -72,7 +72,6 @@ class TensorEncoder:
 
 
 def write_manifest(packing: PackBatch, manifest: Manifest) -> None:
-    """Append the manifest of a snapshot to a pack file."""
     data = zstandard.ZstdCompressor(level=9).compress(manifest.text())
     packing.add(ManifestRecord(manifest.id, 0, len(data), xxh3_64_intdigest(data)), [data])
 

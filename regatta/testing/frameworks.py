@@ -61,7 +61,6 @@ class Subject:
         return batch_order(self.framework.rows(self.data()), self.config["batch_size"], seed)
 
     def train(self, trainee: Any, unit: int) -> float:
-        """Train one unit, as a worker does."""
         with self.framework.seeded(unit):
             found = self.framework.train(trainee, self.data(), self.batches(unit), self.loss_fn, self.config)
             if unit % 2:

@@ -35,6 +35,7 @@ from regatta.store.store import ParameterStore
 from regatta.testing.store import bits_of
 
 WRITERS = 4
+WRITER_NAMES = [f"writer-{number}" for number in range(WRITERS)]
 KEPT_SNAPSHOTS = 4  # a writer releases older ones
 MAX_KILL_WAIT_S = 1.5  # until the next kill
 WRITER_PAUSE_S = 0.02  # between snapshots, so that checking all of them can keep up
@@ -42,8 +43,6 @@ WRITER_PAUSE_S = 0.02  # between snapshots, so that checking all of them can kee
 
 @dataclass
 class DrillCounts:
-    """The result of a drill."""
-
     kills: int = 0
     in_archive: int = 0  # kills during this operation of the archiver
     in_reencode: int = 0
@@ -140,7 +139,7 @@ class KillDrill:
             for _ in range(rounds):
                 self._start()
                 time.sleep(self.rng.uniform(0.01, MAX_KILL_WAIT_S))
-                self._kill(["archiver", *self.rng.sample(self._writers(), self.rng.randint(1, WRITERS))])
+                self._kill(["archiver", *self.rng.sample(WRITER_NAMES, self.rng.randint(1, WRITERS))])
                 self.counts.kills += 1
                 last = self._notes("archiver")[-1:]
                 self.counts.in_archive += last == [["archives"]]
@@ -149,13 +148,10 @@ class KillDrill:
                 self._check()
         finally:
             self._kill(list(self.running))
-        self.counts.promised = sum(note[0] == "kept" for name in self._writers() for note in self._notes(name))
+        self.counts.promised = sum(note[0] == "kept" for name in WRITER_NAMES for note in self._notes(name))
         self.counts.passes = sum(note in (["archives"], ["reencodes"]) for note in self._notes("archiver"))
         self.counts.seconds = time.monotonic() - began
         return self.counts
-
-    def _writers(self) -> list[str]:
-        return [f"writer-{number}" for number in range(WRITERS)]
 
     def _notes(self, name: str) -> list[list[str]]:
         return read_log(self.folder / name)
@@ -163,7 +159,7 @@ class KillDrill:
     def _start(self) -> None:
         seed = self.rng.randrange(2**32)
         tasks: dict[str, Callable[[], None]] = {"archiver": lambda: maintain(self.folder, seed)}
-        tasks |= {name: partial(write, self.folder, number) for number, name in enumerate(self._writers())}
+        tasks |= {name: partial(write, self.folder, number) for number, name in enumerate(WRITER_NAMES)}
         for name, task in tasks.items():
             if name not in self.running:
                 self.running[name] = _fork(task, self.folder / "errors")
@@ -175,12 +171,11 @@ class KillDrill:
             _, status = os.waitpid(self.running.pop(name), 0)
             if not os.WIFSIGNALED(status):
                 errors = self.folder / "errors"
-                self.counts.problems.append(
-                    f"{name} ended by itself: {errors.read_text() if errors.exists() else status}"
-                )
+                why = errors.read_text() if errors.exists() else status
+                self.counts.problems.append(f"{name} ended by itself: {why}")
 
     def _check(self) -> None:
-        promised = {note[1]: note[2] for name in self._writers() for note in self._notes(name) if note[0] == "kept"}
+        promised = {note[1]: note[2] for name in WRITER_NAMES for note in self._notes(name) if note[0] == "kept"}
         released = self._released()
         with ParameterStore.open(self.folder / "store", threads=1) as store:
             self.counts.problems += store.fsck("deep").problems
@@ -201,7 +196,7 @@ class KillDrill:
         self.counts.checked += 1
 
     def _released(self) -> set[str]:
-        return {note[1] for name in self._writers() for note in self._notes(name) if note[0] == "released"}
+        return {note[1] for name in WRITER_NAMES for note in self._notes(name) if note[0] == "released"}
 
 
 def _fork(task: Callable[[], None], errors: Path) -> int:

@@ -101,7 +101,6 @@ class Harness:
                 self.ready[event.worker] = event
 
     def values(self, **more: Scalar) -> dict[str, Scalar]:
-        """The values of a new configuration."""
         self._number += 1
         return {"batch_size": 4, "lr": 0.05, "number": self._number, **more}
 

@@ -47,16 +47,6 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> StoredColumn:
     """A member's name, dtype and shape, after checking them against its size in the archive."""
-    _check_member(member, path)
-    with archive.open(member) as file:
-        shape, _, dtype = _array_header(file, member, path)
-        length = file.tell() + math.prod(shape) * dtype.itemsize
-    if length != member.file_size:
-        raise _broken(path, f"{member.filename!r} should have {length} bytes by its header, but has {member.file_size}")
-    return StoredColumn(_column(member), dtype_name(dtype), shape)
-
-
-def _check_member(member: zipfile.ZipInfo, path: Path) -> None:
     if not member.filename.endswith(".npy"):
         raise _broken(path, f"its member {member.filename!r} is not an array")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -66,6 +56,12 @@ def _check_member(member: zipfile.ZipInfo, path: Path) -> None:
         raise _broken(
             path, f"{member.filename!r} claims {member.file_size} bytes from {member.compress_size} in the archive"
         )
+    with archive.open(member) as file:
+        shape, _, dtype = _array_header(file, member, path)
+        length = file.tell() + math.prod(shape) * dtype.itemsize
+    if length != member.file_size:
+        raise _broken(path, f"{member.filename!r} should have {length} bytes by its header, but has {member.file_size}")
+    return StoredColumn(_column(member), dtype_name(dtype), shape)
 
 
 def _array_header(

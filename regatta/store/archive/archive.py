@@ -114,8 +114,11 @@ def archive(
     found = plan(graph, algorithm, scheme, budgets, hops=MAX_CHAIN_LENGTH)
     options = {str(node): edge.option for node, edge in found.edges().items() if isinstance(edge.option, StorageOption)}
     changes = {tensor: option for tensor, option in options.items() if option != matrices[tensor].option}
-    if not dry_run:
-        _apply_changes(store, changes)
+    if changes and not dry_run:
+        store.reencode({tensor: (option.encoding, option.base) for tensor, option in changes.items()})
+        remote = {tensor: option.planes for tensor, option in changes.items() if option.planes is not None}
+        for planes in sorted(set(remote.values())):
+            store.offload([], planes, tensors=[tensor for tensor, kept in remote.items() if kept == planes])
     limits = [math.inf] * len(graph.snapshots) if budgets is None else budgets.tolist()
     before = _current_plan(graph, matrices)
     columns = (before.recreation(scheme), found.recreation(scheme), cheapest_costs(graph, scheme), limits)
@@ -186,14 +189,6 @@ def _budgets(
             raise UsageError("`reads` needs a budget.", hint="Give a factor.")
         return None
     return by_factor(graph, scheme, budget) if reads is None else by_access(graph, scheme, budget, reads)
-
-
-def _apply_changes(store: ParameterStore, changes: Mapping[str, StorageOption]) -> None:
-    if changes:
-        store.reencode({tensor: (option.encoding, option.base) for tensor, option in changes.items()})
-    remote = {tensor: option.planes for tensor, option in changes.items() if option.planes is not None}
-    for planes in sorted(set(remote.values())):
-        store.offload([], planes, tensors=[tensor for tensor, kept in remote.items() if kept == planes])
 
 
 def _planned(edge: StorageEdge, matrices: Mapping[str, Matrix]) -> float:

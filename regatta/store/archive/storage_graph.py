@@ -64,13 +64,11 @@ class StorageGraph:
 
     @cached_property
     def into(self) -> tuple[range, ...]:
-        """The edges into each node."""
         bounds = np.searchsorted(self.targets, np.arange(len(self) + 1))
         return tuple(range(a, b) for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
 
     @cached_property
     def out(self) -> tuple[Integers, ...]:
-        """The edges out of each node."""
         order = np.argsort(self.sources, kind="stable")
         bounds = np.searchsorted(self.sources[order], np.arange(1, len(self)))
         return tuple(np.split(order, bounds))

@@ -149,7 +149,6 @@ class _DeltaGroups:
 
 
 def _group(gaps: Differences, base: Words, dtype: DType) -> _DeltaGroups:
-    """Choose the groups for these differences."""
     if len(gaps) < 2 * _MIN_GROUP_WORDS or not gaps.any():
         return _DeltaGroups(None, [len(gaps)], (b"", np.array([len(gaps)], "<u4").tobytes()))
     distance = _distances(base, dtype)
@@ -216,7 +215,6 @@ def _scales(lengths: NDArray[np.int16], distance: Keys) -> NDArray[np.uint8] | N
 
 
 def _scaled(distance: Keys, scales: NDArray[np.uint8]) -> Keys:
-    """The keys made of exponents and scales."""
     if int(scales.max()) > _MAX_SCALE:
         raise CorruptError(f"A delta has a block with the scale {scales.max()}; the greatest is {_MAX_SCALE}.")
     whole = len(distance) // BLOCK_WORDS * BLOCK_WORDS

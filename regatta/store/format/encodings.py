@@ -53,7 +53,6 @@ class Encoding:
         return dtype.planes if self.progressive else 1
 
     def encode(self, bits: Words, dtype: DType, base: Words | None) -> list[bytes]:
-        """The streams of a chunk."""
         return self.encoder(_checked(bits, dtype), dtype, *self._bases(base, len(bits), dtype))
 
     def decode(
@@ -149,7 +148,6 @@ ENCODINGS: dict[int, Encoding] = {encoding.id: encoding for encoding in _ALL}
 
 
 def encoding_named(name: str) -> Encoding:
-    """The encoding of that name."""
     known = {encoding.name: encoding for encoding in ENCODINGS.values()}
     if name not in known:
         raise UsageError(f"There is no encoding {name!r}.", candidates=nearest(name, known))

@@ -90,9 +90,8 @@ def _step(largest: float, most: int, dtype: DType) -> int:
     fraction, exponent = math.frexp(largest)
     whole, extra = math.frexp(most)
     step = exponent - extra + (fraction > whole)
-    return max(
-        step, 2 - (1 << (dtype.exponent_bits - 1)) - dtype.mantissa_bits
-    )  # the exponent of the least number of the type
+    least = 2 - (1 << (dtype.exponent_bits - 1)) - dtype.mantissa_bits  # the exponent of the type's least number
+    return max(step, least)
 
 
 def _decode_fixed(streams: Sequence[memoryview], dtype: DType, out: Words, digits: int) -> None:
@@ -111,9 +110,8 @@ def _encode_quantized(bits: Words, dtype: DType, digits: int, table: Table) -> l
     if len(kept) <= 1 << digits:
         codes = kept.searchsorted(bits)
     else:
-        levels = np.unique(
-            floats_of(words_of_floats(table(bits, values, 1 << digits), dtype), dtype).astype(np.float64)
-        )
+        rounded = words_of_floats(table(bits, values, 1 << digits), dtype)
+        levels = np.unique(floats_of(rounded, dtype).astype(np.float64))
         kept = words_of_floats(levels + 0.0, dtype)
         codes = (levels[1:] / 2 + levels[:-1] / 2).searchsorted(values)
     return [codecs.join_streams([kept.tobytes(), codecs.encode_bytes(codes.astype(np.uint8), thorough=True)])]

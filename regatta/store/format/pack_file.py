@@ -77,7 +77,6 @@ class Segment:
         return replace(self, first=first, count=count, offset=self.offset + skipped, table=self.table[rows])
 
     def pack(self) -> bytes:
-        """The record as it is written."""
         fixed = _TENSOR.pack(
             TENSOR,
             bytes.fromhex(self.tensor),

@@ -182,7 +182,10 @@ def bounds(bits: Words, planes: int, dtype: DType) -> Bounds:
     unknown = dtype.word.type((1 << dtype.bits) - 1 - known_bits(dtype, planes))
     bits = bits & ~unknown
     if dtype.kind != "float":
-        return _integer_bounds(bits, unknown, dtype)
+        flip = dtype.word.type((1 << (dtype.bits - 1)) if dtype.kind == "signed" else 0)
+        least = (bits ^ flip) & ~unknown  # in the order of the numbers
+        greatest = least | unknown
+        return _rounded(least ^ flip, dtype, -np.inf), _rounded(greatest ^ flip, dtype, np.inf)
     sign = dtype.word.type(1 << (dtype.bits - 1))
     magnitude: Words = bits & ~sign
     largest = magnitude
@@ -193,13 +196,6 @@ def bounds(bits: Words, planes: int, dtype: DType) -> Bounds:
     near, far = floats_of(bits, dtype), floats_of((bits & sign) | largest, dtype)
     with np.errstate(invalid="ignore"):  # a signalling NaN
         return np.minimum(near, far), np.maximum(near, far)
-
-
-def _integer_bounds(bits: Words, unknown: Any, dtype: DType) -> Bounds:
-    flip = dtype.word.type((1 << (dtype.bits - 1)) if dtype.kind == "signed" else 0)
-    least = (bits ^ flip) & ~unknown  # in the order of the numbers
-    greatest = least | unknown
-    return _rounded(least ^ flip, dtype, -np.inf), _rounded(greatest ^ flip, dtype, np.inf)
 
 
 def _rounded(words: Words, dtype: DType, towards: float) -> NDArray[np.floating[Any]]:

@@ -73,7 +73,6 @@ class Damage:
 
 
 def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> StoreFsckResult:
-    """See ParameterStore.fsck."""
     if depth not in DEPTHS:
         raise UsageError(f"The depth of fsck is {depth!r}.", hint="It is one of " + ", ".join(DEPTHS) + ".")
     with exclusive(store.path / MAINTENANCE_LOCK, "fsck", wait):
@@ -87,8 +86,6 @@ def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> Stor
 
 
 class StoreCheck:
-    """One pass over a store."""
-
     def __init__(self, store: ParameterStore, depth: int) -> None:
         self.store, self.depth = store, depth
         self.damage = Damage()

@@ -35,7 +35,6 @@ class StoreGcResult:
 
 
 def collect(store: ParameterStore, grace: float, wait: bool) -> StoreGcResult:
-    """See ParameterStore.gc."""
     if grace < 0:
         raise UsageError(f"The grace period is {grace} seconds; it cannot be negative.")
     with exclusive(store.path / MAINTENANCE_LOCK, "gc", wait):

@@ -39,15 +39,18 @@ class RebuildResult:
 
 
 def rebuild(path: Path, reopen: Callable[[], ParameterStore]) -> RebuildResult:
-    """See ParameterStore.rebuild."""
     if not (path / PACKS).is_dir():
         raise NotFoundError("There is no parameter store.", place=str(path))
     with exclusive(path / USERS_LOCK, "rebuild", wait=False):
         names = _names(path / INDEX)
-        _put_aside(path)
+        (path / QUARANTINE).mkdir(exist_ok=True)
+        stamp = time.time_ns()
+        for file in path.glob(f"{INDEX}*"):
+            os.replace(file, path / QUARANTINE / f"{file.name}.{stamp}")
+        fsync_path(path / QUARANTINE)
+        fsync_path(path)
     with reopen() as store:
-        census = take_census(store, remote=True)
-        return _fill(store, census, names)
+        return _fill(store, take_census(store, remote=True), names)
 
 
 def _names(index: Path) -> dict[str, str]:
@@ -63,15 +66,6 @@ def _names(index: Path) -> dict[str, str]:
     except sqlite3.DatabaseError:
         return {}
     return {name: snapshot for name, snapshot in rows if why_not_name(name) is None and is_id(snapshot)}
-
-
-def _put_aside(path: Path) -> None:
-    (path / QUARANTINE).mkdir(exist_ok=True)
-    stamp = time.time_ns()
-    for file in path.glob(f"{INDEX}*"):
-        os.replace(file, path / QUARANTINE / f"{file.name}.{stamp}")
-    fsync_path(path / QUARANTINE)
-    fsync_path(path)
 
 
 def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> RebuildResult:

@@ -124,7 +124,6 @@ class Repair:
             self._publish(packing, manifests)
 
     def _replace(self, pack: str) -> bool:
-        """Replace a pack file by the remote's copy."""
         remote, folder = self.store.remote, self.store.folder
         if remote is None:
             return False
@@ -194,7 +193,6 @@ class Repair:
             return None
 
     def _settle_snapshots(self) -> dict[str, tuple[Manifest, ManifestRecord, str, int]]:
-        """Find intact manifests of bad snapshots."""
         found = {}
         for snapshot in self.bad_snapshots:
             for record, pack, place in (*self._current_manifest(snapshot), *self.census.manifests.get(snapshot, ())):

@@ -30,7 +30,6 @@ EncodingPlan = Mapping[str, tuple[int, str | None]]
 
 
 def reencode(store: ParameterStore, plan: EncodingPlan, wait: bool) -> None:
-    """See ParameterStore.reencode."""
     words = lru_cache(maxsize=3)(store.words)  # the base of the next delta is often a tensor that was just read
     with exclusive(store.path / MAINTENANCE_LOCK, "reencode", wait), store.folder.packing() as packing:
         for stored, encoding, base in _check_plan(store, plan):
@@ -147,7 +146,6 @@ def needed(index: Index, snapshots: Iterable[str] | None) -> dict[str, StoredTen
 
 
 def push(store: ParameterStore, snapshots: list[str] | None) -> int:
-    """See ParameterStore.push."""
     remote = _remote(store)
     with exclusive(store.path / MAINTENANCE_LOCK, "push"):
         packs = [pack for pack, place in _packs(store, snapshots).items() if not place & REMOTE]
@@ -159,7 +157,6 @@ def push(store: ParameterStore, snapshots: list[str] | None) -> int:
 
 
 def recall(store: ParameterStore, snapshots: list[str], wait: bool) -> int:
-    """See ParameterStore.recall."""
     remote = _remote(store)
     with exclusive(store.path / MAINTENANCE_LOCK, "recall", wait), store.folder.packing() as packing:
         packs = [pack for pack, place in _packs(store, snapshots).items() if not place & LOCAL]
@@ -173,7 +170,6 @@ def recall(store: ParameterStore, snapshots: list[str], wait: bool) -> int:
 
 
 def offload(store: ParameterStore, snapshots: list[str], tensors: list[str], keep_planes: int, wait: bool) -> int:
-    """See ParameterStore.offload."""
     if keep_planes < 1:
         raise UsageError(f"At least one plane stays here, not {keep_planes}.")
     remote, folder = _remote(store), store.folder

@@ -68,7 +68,6 @@ def series_of(run: Path) -> str | None:
 
 
 def reference_of(series: str, config: str, path: Path) -> str:
-    """The reference that keeps the state of a file."""
     return f"{STATE_REFERENCES}{series}/{config}/{path.stem}"
 
 
@@ -197,16 +196,17 @@ def parse_tensors(view: memoryview, place: str) -> tuple[Header, dict[str, RawTe
 
 
 def map_file(path: Path) -> memoryview:
-    """The bytes of a file, mapped into memory."""
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             raise CorruptError("The file is empty.", place=str(path))
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _check_hash(pieces: Iterable[bytes | memoryview], state: RawState) -> None:
+def _check_hash(pieces: Iterable[bytes | memoryview], state: RawState, copy: BinaryIO | None = None) -> None:
     digest = blake3()
     for piece in pieces:
+        if copy is not None:
+            copy.write(piece)
         digest.update(piece)
     if digest.hexdigest() != state.hash:
         raise CorruptError(f"The state has the hash {digest.hexdigest()}, not {state.hash}.", place=str(state.path))
@@ -239,7 +239,6 @@ def _header(manifest: Manifest, snapshot: str) -> Header:
 
 
 def _groups(manifest: Manifest, names: Iterable[str]) -> Iterator[list[str]]:
-    """Groups of tensors that are read together."""
     group: list[str] = []
     size = 0
     for name in names:
@@ -255,14 +254,8 @@ def _rebuild(store: ParameterStore, snapshot: str, path: Path) -> Path:
     """Restore a state file; it appears only if its hash is right."""
     state = RawState(path, "", store.manifest(snapshot).metadata.get("hash", ""))
     with writing(path), publishing(path) as written, written.open("wb") as file:
-        _check_hash(_written(_pieces(store, snapshot), file), state)
+        _check_hash(_pieces(store, snapshot), state, file)
     return path
-
-
-def _written(pieces: Iterable[bytes | memoryview], file: BinaryIO) -> Iterator[bytes | memoryview]:
-    for piece in pieces:
-        file.write(piece)
-        yield piece
 
 
 def _linked(path: Path, target: Path) -> Path:

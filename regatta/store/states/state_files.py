@@ -30,8 +30,6 @@ VERSION = 1
 
 
 class StateFolder:
-    """The states of one run."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -40,7 +38,6 @@ class StateFolder:
         return self.folder / config / f"{epoch:04d}-{visits:03d}.safetensors"
 
     def drop(self, path: Path) -> None:
-        """Delete a state that is no longer needed."""
         path.unlink(missing_ok=True)
 
     def files(self, config: str) -> dict[tuple[int, int], Path]:
@@ -102,12 +99,10 @@ def state_metadata(framework: str, tree: Any, **more: Any) -> dict[str, str]:
 
 
 def state_framework(path: Path) -> str:
-    """The framework that wrote a state."""
     return str(read_metadata(path)["framework"])
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """The metadata of a state."""
     with _opened(path, "np") as (_, meta):
         return meta
 
@@ -124,20 +119,17 @@ def _opened(path: Path, library: str) -> Iterator[tuple[Any, dict[str, Any]]]:
 
     try:
         with safe_open(path, framework=library) as file:
-            yield file, _checked(json.loads((file.metadata() or {}).get("regatta", "{}")), path)
+            meta = json.loads((file.metadata() or {}).get("regatta", "{}"))
+            if not isinstance(meta, dict) or meta.get("version") != VERSION:
+                found = meta.get("version") if isinstance(meta, dict) else None
+                raise CorruptError(f"Not a state of version {VERSION}, but {found}.", place=str(path))
+            if not isinstance(meta.get("framework"), str) or not isinstance(meta.get("tree"), dict):
+                raise CorruptError("The state lacks its framework or its tree.", place=str(path))
+            yield file, meta
     except FileNotFoundError as error:
         raise NotFoundError("The state is not there.", place=str(path)) from error
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CorruptError(f"The state cannot be read: {error}.", place=str(path)) from error
-
-
-def _checked(meta: Any, path: Path) -> dict[str, Any]:
-    if not isinstance(meta, dict) or meta.get("version") != VERSION:
-        found = meta.get("version") if isinstance(meta, dict) else None
-        raise CorruptError(f"Not a state of version {VERSION}, but {found}.", place=str(path))
-    if not isinstance(meta.get("framework"), str) or not isinstance(meta.get("tree"), dict):
-        raise CorruptError("The state lacks its framework or its tree.", place=str(path))
-    return meta
 
 
 def read_weights(path: Path) -> dict[str, NDArray[Any]]:
