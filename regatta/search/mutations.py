@@ -21,8 +21,7 @@ class Step:
     high: float | None = None
 
     def mutate(self, value: Scalar, axis: Space, random: Random) -> Scalar:
-        amount = _pick(self.amounts, random)
-        return _clip(_as_number(value) + amount, value, self, axis)
+        return _clip(_as_number(value) + _pick(self.amounts, random), value, self, axis)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "step", "amounts": list(self.amounts), "low": self.low, "high": self.high}

@@ -72,9 +72,8 @@ class SnapshotCommit:
                 packing.seal()
                 if self._publish(packing):
                     return [draft.id for draft in self.drafts]
-        raise ConflictError(
-            "Other processes keep deleting what this snapshot shares with others.", place=str(self.store.path)
-        )
+        message = "Other processes keep deleting what this snapshot shares with others."
+        raise ConflictError(message, place=str(self.store.path))
 
     def _missing(self, packing: PackBatch) -> tuple[list[str], list[SnapshotDraft]]:
         """The tensors, and the drafts whose manifests, that neither the store nor a new pack file has."""

@@ -152,9 +152,8 @@ class Database:
         place = str(self.path)
         if isinstance(error, sqlite3.OperationalError):
             if "locked" in str(error):
-                return ConflictError(
-                    f"Another process has held the {self.what} for {BUSY_TIMEOUT_S:g} seconds.", place=place
-                )
+                message = f"Another process has held the {self.what} for {BUSY_TIMEOUT_S:g} seconds."
+                return ConflictError(message, place=place)
             if "no such module" in str(error):
                 return RegattaError(
                     f"The SQLite of this process lacks what the {self.what} needs: {error}.",

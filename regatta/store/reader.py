@@ -98,11 +98,9 @@ class _PendingRead:
         self.start, self.stop = request.start, request.stop
         head = request.chain[0]
         self.dtype, self.total = head.dtype, word_count(head.dtype, head.shape)
-        self.chunks = (
-            range(request.start // CHUNK_WORDS, -(-request.stop // CHUNK_WORDS))
-            if request.stop > request.start
-            else range(0)
-        )
+        self.chunks = range(0)
+        if request.stop > request.start:
+            self.chunks = range(request.start // CHUNK_WORDS, -(-request.stop // CHUNK_WORDS))
         self.cache = cache
         self.words = _allocate_words(request.stop - request.start, self.dtype, head.tensor)
         self.cached: dict[int, Words] = {}

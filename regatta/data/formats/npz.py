@@ -53,9 +53,8 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> St
         raise _broken(path, f"{member.filename!r} has a compression that npz files do not use")
     stored = member.compress_type == zipfile.ZIP_STORED
     if member.file_size > member.compress_size * (1 if stored else _MAX_DEFLATE_RATIO):
-        raise _broken(
-            path, f"{member.filename!r} claims {member.file_size} bytes from {member.compress_size} in the archive"
-        )
+        sizes = f"{member.file_size} bytes from {member.compress_size} in the archive"
+        raise _broken(path, f"{member.filename!r} claims {sizes}")
     with archive.open(member) as file:
         shape, _, dtype = _array_header(file, member, path)
         length = file.tell() + math.prod(shape) * dtype.itemsize

@@ -111,24 +111,20 @@ def _array(name: str, column: pa.Array | pa.ChunkedArray, path: Path) -> npt.NDA
             hint="Fill them in, or drop their rows.",
         )
     if types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
+        import pyarrow.compute as pc
+
         inner = _array(name, values.flatten(), path)
-        return inner.reshape(len(values), _list_length(name, values, path), *inner.shape[1:])
+        shortest, longest = pc.min_max(pc.list_value_length(values)).as_py().values()
+        if shortest != longest:
+            raise DataError(
+                f"The lists of the column {name!r} have {shortest} to {longest} values; an array needs one length.",
+                place=os.fspath(path),
+                hint="Pad them, or pass an input_fn under another file suffix.",
+            )
+        return inner.reshape(len(values), int(longest or 0), *inner.shape[1:])
     named = pa.field(name, values.type)
     if types.is_dictionary(values.type):
         values = values.dictionary_decode()
     expected = _numpy_dtype_name(values.type, named, path)
     array: npt.NDArray[np.generic] = values.to_numpy(zero_copy_only=False)
     return array.astype(str) if expected == "str" else array
-
-
-def _list_length(name: str, values: Any, path: Path) -> int:
-    import pyarrow.compute as pc
-
-    shortest, longest = pc.min_max(pc.list_value_length(values)).as_py().values()
-    if shortest != longest:
-        raise DataError(
-            f"The lists of the column {name!r} have {shortest} to {longest} values; an array needs one length.",
-            place=os.fspath(path),
-            hint="Pad them, or pass an input_fn under another file suffix.",
-        )
-    return int(longest or 0)

@@ -289,9 +289,8 @@ def _encode_pcodec(values: Values) -> bytes:
     level = _PCODEC_LEVELS.get(values.dtype.str[1:], 9)
     chunk = file.chunk_compressor(values, _PCODEC_CONFIGS[level])
     meta = chunk.write_meta()
-    return b"".join(
-        (_PCODEC_HEADER.pack(PCODEC, int.from_bytes(header, "little"), len(meta)), meta, chunk.write_page(0))
-    )
+    ours = _PCODEC_HEADER.pack(PCODEC, int.from_bytes(header, "little"), len(meta))
+    return b"".join((ours, meta, chunk.write_page(0)))
 
 
 def _decode_pcodec(stream: memoryview, values: Values) -> None:

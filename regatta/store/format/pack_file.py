@@ -136,9 +136,8 @@ def parse_record(data: memoryview | bytes, place: str) -> Record:
             raise CorruptError(f"A manifest's record has {len(data)} bytes, not {_MANIFEST.size}.", place=place)
         _, snapshot, offset, length, check = _MANIFEST.unpack(data)
         return ManifestRecord(snapshot.hex(), offset, length, check)
-    raise CorruptError(
-        f"A record of {len(data)} bytes is of kind {kind}, which this version does not know.", place=place
-    )
+    message = f"A record of {len(data)} bytes is of kind {kind}, which this version does not know."
+    raise CorruptError(message, place=place)
 
 
 def _parse_tensor(data: memoryview, place: str) -> Segment:

@@ -152,9 +152,8 @@ def _from_torch(name: str, tensor: Any) -> RawTensor:
     """PyTorch is not imported here: a tensor in this process brings all that is needed."""
     name_here = BY_LIBRARY_NAME.get(str(tensor.dtype).removeprefix("torch."))
     if name_here is None or str(tensor.layout) != "torch.strided":
-        raise UsageError(
-            f"The tensor {name!r} is a {tensor.layout} {tensor.dtype} tensor, which the store does not support."
-        )
+        what = f"a {tensor.layout} {tensor.dtype} tensor"
+        raise UsageError(f"The tensor {name!r} is {what}, which the store does not support.")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     dtype, shape = dtype_named(name_here), tuple(tensor.shape)
     size = word_count(dtype, shape) * dtype.width_bytes

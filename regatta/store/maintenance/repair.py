@@ -9,6 +9,7 @@ again, or a later repair with a better remote, restores it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -195,19 +196,16 @@ class Repair:
     def _settle_snapshots(self) -> dict[str, tuple[Manifest, ManifestRecord, str, int]]:
         found = {}
         for snapshot in self.bad_snapshots:
-            for record, pack, place in (*self._current_manifest(snapshot), *self.census.manifests.get(snapshot, ())):
+            places = list(self.census.manifests.get(snapshot, ()))
+            with suppress(RegattaError):
+                places.insert(0, self.index.manifest_record(snapshot))
+            for record, pack, place in places:
                 try:
                     found[snapshot] = self.store.read_manifest(snapshot, record, pack, place), record, pack, place
                     break
                 except RegattaError:
                     continue
         return found
-
-    def _current_manifest(self, snapshot: str) -> list[tuple[ManifestRecord, str, int]]:
-        try:
-            return [self.index.manifest_record(snapshot)]
-        except RegattaError:
-            return []
 
     def _copy(self, packing: PackBatch, manifests: Mapping[str, tuple[Manifest, ManifestRecord, str, int]]) -> None:
         """Copy everything that is in a bad pack, or in one that the index does not list."""

@@ -91,8 +91,8 @@ def check_graph(bases: Mapping[str, str | None]) -> None:
             depths[step] = depths[at] + 1
             at = step
         if depths[tensor] > MAX_CHAIN_LENGTH:
-            raise UsageError(f"The deltas of tensor {tensor} would go through {depths[tensor]} tensors.",
-                             hint=f"{MAX_CHAIN_LENGTH} is the limit.")  # fmt: skip
+            message = f"The deltas of tensor {tensor} would go through {depths[tensor]} tensors."
+            raise UsageError(message, hint=f"{MAX_CHAIN_LENGTH} is the limit.")
 
 
 def swap(store: ParameterStore, packing: PackBatch, remote: PackBatch | None = None) -> None:

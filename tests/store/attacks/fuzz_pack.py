@@ -40,10 +40,10 @@ class Bytes:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def fetch(self, located: LocatedSegment, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        return [self.read(at, length) for at, length in ranges]
+    def read(self, pack: str, place: int, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        return [self.part(at, length) for at, length in ranges]
 
-    def read(self, at: int, length: int) -> memoryview:
+    def part(self, at: int, length: int) -> memoryview:
         if at + length > len(self.data):
             raise CorruptError(f"{length} bytes at {at} are not in {len(self.data)}.")
         return memoryview(self.data)[at : at + length]
@@ -55,7 +55,7 @@ class Bytes:
 def read_pack(data: bytes) -> int:
     """Read all that a pack offers; how many tensors that gave."""
     source = Bytes(with_right_checksums(data))
-    records = read_records(source.read, len(source.data), "memory")
+    records = read_records(source.part, len(source.data), "memory")
     segments = [record for record in records if isinstance(record, Segment)]
     tensors = {
         one.tensor: StoredTensor(one.tensor, one.encoding, one.base, (LocatedSegment(one, "pack", LOCAL),))
