@@ -68,7 +68,7 @@ class Portrait:
         weights = [
             [
                 ("tensor", each.name), ("shape", "×".join(map(str, each.shape))), ("mean", each.mean),
-                ("deviation", each.deviation), ("norm", each.norm), ("distribution", each.histogram.draw()),
+                ("deviation", each.deviation), ("norm", each.norm), ("distribution", each.histogram.drawn()),
             ]
             for each in self.distributions
         ]  # fmt: skip

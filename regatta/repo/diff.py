@@ -64,7 +64,8 @@ class Differences(Records[Difference]):
     def rows(self) -> list[dict[str, Any]]:
         return [{"name": each.name, **self._by_label(each)} for each in self]
 
-    def changed(self) -> Differences:
+    def apart(self) -> Differences:
+        """The fields that differ."""
         return Differences((each for each in self if not each.same), self.labels)
 
     def _by_label(self, difference: Difference) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class Diff:
     @property
     def same(self) -> bool:
         """Whether nothing but names and times differs."""
-        return not any(self.fields(name).changed() for name in FIELDS) and all(each.same for each in self.comparisons)
+        return not any(self.fields(name).apart() for name in FIELDS) and all(each.same for each in self.comparisons)
 
     def fields(self, name: str) -> Differences:
         found: Differences = getattr(self, name)
@@ -112,7 +113,7 @@ class Diff:
 
     def to_pandas(self) -> pd.DataFrame:
         """A row for each difference in metadata, hyperparameters, metrics and files, with its section."""
-        return data_frame([{"section": name, **row} for name in FIELDS for row in self.fields(name).changed().rows()])
+        return data_frame([{"section": name, **row} for name in FIELDS for row in self.fields(name).apart().rows()])
 
     def as_json(self, everything: bool = False) -> dict[str, Any]:
         """The differences, or all fields, as plain values."""
@@ -124,7 +125,7 @@ class Diff:
         }
 
     def _repr_html_(self) -> str:
-        parts = [_section_html(name, self.fields(name).changed()) for name in FIELDS]
+        parts = [_section_html(name, self.fields(name).apart()) for name in FIELDS]
         for label, each in zip(self.labels[1:], self.comparisons, strict=True):
             parts += list(_comparison_html(self.labels[0], label, each))
         verdict = f"<p>{escape(' and '.join(self.labels))} do not differ.</p>" if self.same else ""
@@ -222,7 +223,7 @@ def _fields_json(found: Differences, everything: bool) -> list[dict[str, Any]]:
             "name": each.name, "same": each.same, "values": [None if v is ABSENT else v for v in each.values],
             "present": [v is not ABSENT for v in each.values],
         }
-        for each in (found if everything else found.changed())
+        for each in (found if everything else found.apart())
     ]  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def page_data(found: Diff) -> dict[str, Any]:
 
 
 def _fields(found: Differences) -> dict[str, Any]:
-    apart = found.changed()
+    apart = found.apart()
     rows = [[each.name, [_as_json(value) for value in each.values]] for each in apart]
     return {"rows": rows, "same": len(found) - len(apart)}
 

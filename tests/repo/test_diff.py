@@ -64,14 +64,14 @@ def named(differences: Any) -> dict[str, tuple[Any, ...]]:
 def test_fields_that_differ_are_told_apart(two: Repo) -> None:
     found = two.diff("mlp@1", "mlp@2")
     assert found.labels == ("mlp@1", "mlp@2") and not found.same
-    assert named(found.hyperparameters.changed()) == {"lr": (0.1, 0.01), "old": (None, ABSENT)}
+    assert named(found.hyperparameters.apart()) == {"lr": (0.1, 0.01), "old": (None, ABSENT)}
     assert named(found.hyperparameters)["seed"] == (1, 1)
-    assert named(found.metadata.changed())["message"] == ("first", "second")
-    assert named(found.metadata.changed())["parents"] == (ABSENT, ["mlp@1"])
-    assert "data" not in named(found.metadata.changed())
-    assert set(named(found.files.changed())) == {"train.py", "new.txt"}
-    assert named(found.metrics.changed())["loss, lowest"] == (0.5, 0.3)
-    assert named(found.metrics.changed())["accuracy, last"] == (ABSENT, 0.9)
+    assert named(found.metadata.apart())["message"] == ("first", "second")
+    assert named(found.metadata.apart())["parents"] == (ABSENT, ["mlp@1"])
+    assert "data" not in named(found.metadata.apart())
+    assert set(named(found.files.apart())) == {"train.py", "new.txt"}
+    assert named(found.metrics.apart())["loss, lowest"] == (0.5, 0.3)
+    assert named(found.metrics.apart())["accuracy, last"] == (ABSENT, 0.9)
 
 
 def test_networks_are_aligned_and_weights_follow_their_layers(two: Repo) -> None:

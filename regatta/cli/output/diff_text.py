@@ -26,7 +26,7 @@ def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
     """A heading, then a table for each part that differs."""
     yield _heading(found)
     for name in ("metadata", "hyperparameters", "metrics", "files"):
-        shown = found.fields(name) if everything else found.fields(name).changed()
+        shown = found.fields(name) if everything else found.fields(name).apart()
         if shown:
             columns = [left(""), *(left(label) for label in found.labels)]
             rows: list[list[Cell]] = [[(each.name, "dim"), *(_cell(v, name) for v in each.values)] for each in shown]
@@ -104,7 +104,7 @@ def _tensor(tensor: ParameterDifference) -> list[Cell]:
         _distance(tensor),
         "" if tensor.relative is None else str(tensor.relative),
         "" if tensor.moved is None else f"{tensor.moved:.1%}",
-        " ".join(histogram.draw(BINS) for histogram in tensor.histograms if histogram is not None),
+        " ".join(histogram.drawn(BINS) for histogram in tensor.histograms if histogram is not None),
     ]
 
 

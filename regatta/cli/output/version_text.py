@@ -237,7 +237,7 @@ def _distribution(tensor: Distribution) -> str:
     if tensor.least.low == tensor.greatest.high:
         text = f"all are {tensor.least.low:.4g}"
     else:
-        text = f"{drawn.edges[0]:>7.3g} {drawn.draw(BINS)} {drawn.edges[-1]:.3g}" if drawn.counts else ""
+        text = f"{drawn.edges[0]:>7.3g} {drawn.drawn(BINS)} {drawn.edges[-1]:.3g}" if drawn.counts else ""
     return "; ".join(part for part in (text, *remarks) if part)
 
 

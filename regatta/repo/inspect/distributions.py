@@ -72,7 +72,7 @@ class Histogram:
     def edges(self) -> list[float]:
         return [self.width * (self.first + place) for place in range(len(self.counts) + 1)]
 
-    def draw(self, width: int = 24) -> str:
+    def drawn(self, width: int = 24) -> str:
         """The histogram in one line of text, with a bar for one or several bins."""
         if not self.counts:
             return ""
@@ -114,7 +114,7 @@ class Distribution:
         """Flat, for a table; bounds are given by their middle."""
         known = {key: value for key, value in asdict(self).items() if key != "histogram"}
         known = {key: Interval(*value).middle if key in INTERVALS else value for key, value in known.items()}
-        return {**known, "bytes": self.bytes, "histogram": self.histogram.draw()}
+        return {**known, "bytes": self.bytes, "histogram": self.histogram.drawn()}
 
 
 INTERVALS = ("least", "greatest", "mean", "deviation", "norm")
