@@ -11,7 +11,7 @@ is part of the time. The clock starts when `launch` is called and stops at the f
 - `checkout`: the same program with the code of another checkout, for instance of a version before the fork server.
 
 The first launch of a program and the later ones, as in a notebook or a loop of sweeps, are different things: the first
-has to wait until PyTorch is imported once. `ready` is a first launch two seconds after `expect_workers`, as in a
+has to wait until PyTorch is imported once. `ready` is a first launch some seconds after `expect_workers`, as in a
 command, which reads the sweep's file meanwhile.
 """
 

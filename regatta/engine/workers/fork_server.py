@@ -40,8 +40,12 @@ from regatta.engine.workers.fork_template import PID, SIZE, STATUS, ForkRequest,
 START_TIMEOUT_S = 120.0  # for a template to import everything, on a busy machine
 MAX_SERVERS = 2  # templates that are kept, for the settings used last
 MAX_START_ATTEMPTS = 2  # of a template that dies before it forks anything
-# Variables that change all the time and that no library reads when it is loaded.
-_VOLATILE = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL"}
+# Variables that change all the time and that no library of a template reads when it is loaded; scikit-learn sets those
+# of KMP when it is imported, for Intel's OpenMP.
+_VOLATILE = {
+    *("_", "COLUMNS", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "LINES", "OLDPWD", "PWD"),
+    *("PYTEST_CURRENT_TEST", "SHLVL"),
+}
 _BOOT = """import sys
 control, controller, preload, *sys.path = sys.argv[1:]
 del sys.argv[1:]
