@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from locations import FIXTURES
 
 import regatta
 from regatta.cli.main import build_parser, main
 
-HERE = Path(__file__).resolve().parent / "fixtures" / "v0"
+HERE = FIXTURES / "v0"
 ROOT = Path("/tmp/regatta-fixture-v0")  # the data sets of the fixture's runs are below it
 Json = Any
 

@@ -37,6 +37,7 @@ FOLDERS_AND_FILES = (
     "tests/search/",
     "tests/sinks/",
     "tests/store/",
+    "tests/project/",
     "tests/test_",
     "tests/web/",
 )
@@ -59,8 +60,8 @@ NOT_COLLECTED = (
     "tests/store/archive/test_archive_planner.py",
     "tests/store/attacks/",
     "tests/store/test_kill.py",
-    "tests/test_documents.py",
-    "tests/test_examples.py",
+    "tests/project/test_documents.py",
+    "tests/project/test_examples.py",
     "tests/web/test_gantt_page.py",
     "tests/web/test_importance.py",
     "tests/web/test_report_page.py",

@@ -10,19 +10,19 @@ import pytest
 
 LONGEST = (
     "tests/engine/workers/ray",
-    "tests/test_documents.py",
+    "tests/project/test_documents.py",
     "tests/engine/planning/test_replanner.py",
     "tests/frameworks/test_keras.py",
-    "tests/test_examples.py",
+    "tests/project/test_examples.py",
     "tests/engine/controller/test_control_server.py",
     "tests/engine/sharing/test_sharing.py",
     "tests/frameworks/test_jax.py",
     "tests/engine/workers",
     "tests/engine",
     "tests/frameworks",
-    "tests/test_import_rules.py",
+    "tests/project/test_import_rules.py",
 )
-_SINGLE = ("tests/test_documents.py", "tests/test_examples.py")  # each of their tests is a group
+_SINGLE = ("tests/project/test_documents.py", "tests/project/test_examples.py")  # each of their tests is a group
 
 
 def group_of(test: str) -> str:
