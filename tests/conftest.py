@@ -14,6 +14,7 @@ from typing import Any
 import ortools.sat.python.cp_model  # noqa: F401 (before TensorFlow, which some tests import: after it, it crashes)
 import pytest
 from fake_run import FakeRun
+from hypothesis import settings
 from quick import QuickTests, is_collected, is_quick, read_list
 from run_order import group_of, weight_of
 
@@ -57,6 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-fixtures", action="store_true", help="write the text fixtures of commands again")
     parser.addoption("--quick", action="store_true", help="only tests that are quick and start no process")
     parser.addoption("--write-quick-list", action="store_true", help="with --quick: find out which those are")
+
+
+settings.register_profile("regatta", deadline=None)  # a busy machine is not a failure
+settings.load_profile("regatta")
 
 
 def pytest_configure(config: pytest.Config) -> None:
