@@ -32,7 +32,7 @@ from report import Bar, report
 
 import regatta
 from regatta.engine.archiver import Archiver
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.store.archive.archive import archive
 from regatta.store.states.state_archive import RunStates
 from regatta.store.store import ParameterStore

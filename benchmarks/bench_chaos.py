@@ -28,7 +28,7 @@ from pathlib import Path
 from report import Bar, report
 
 from regatta import Run, open_run
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 
 WORKERS = 3
 PROGRAM = """
@@ -162,7 +162,7 @@ def _kill_one(pids: list[int], luck: random.Random) -> int:
 
 def _children(pid: int) -> list[int]:
     """The workers of a controller and the process that forks them, but not the archiver."""
-    servers = [child for child in _direct_children(pid) if b"fork_template" in _command(child)]
+    servers = [child for child in _direct_children(pid) if b"fork_server import main" in _command(child)]
     return [*servers, *(worker for server in servers for worker in _direct_children(server))]
 
 

@@ -29,7 +29,7 @@ import numpy as np
 from report import Bar, report
 
 import regatta
-from regatta.journal.record import RunRecord, UnitRecord
+from regatta.journal.run_record import RunRecord, UnitRecord
 
 LIMIT = 1.10
 FRAMEWORKS = ("torch", "numpy", "keras", "jax")

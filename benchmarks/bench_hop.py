@@ -37,7 +37,7 @@ import regatta
 from regatta.engine import workers
 from regatta.engine.messages import Task
 from regatta.engine.workers.process import ProcessPool
-from regatta.journal.record import RunRecord, UnitRecord
+from regatta.journal.run_record import RunRecord, UnitRecord
 
 MEGABYTES = 40
 LIMIT_MS, LIMIT_COPIES = 60.0, 5.0

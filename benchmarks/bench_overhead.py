@@ -167,7 +167,7 @@ RUNS = {run.__name__: run for run in (mixed, short, search)}
 def child(name: str, quick: bool) -> None:
     meter = Meter()
     meter.watch_plan()
-    from regatta.journal.journal import Journal
+    from regatta.journal.journal_file import Journal
 
     meter.watch_methods("journal", Journal)
     import torch  # noqa: F401  what it costs to import is not the run's

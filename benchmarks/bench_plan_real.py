@@ -35,7 +35,7 @@ from torch import nn
 
 from regatta import Cluster, Dataset, Sweep, search
 from regatta.engine import archiver
-from regatta.journal.journal import read_lines
+from regatta.journal.journal_file import read_lines
 from regatta.paths import run_journal
 
 WORKERS, SIDE = 2, 16

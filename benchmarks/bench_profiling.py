@@ -26,7 +26,7 @@ from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.profiling.models import models_from_journal
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 from regatta.plan.schedule.units import Unit
 
 LIMIT = 1.1

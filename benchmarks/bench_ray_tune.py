@@ -39,7 +39,7 @@ from report import Bar, print_table, report
 
 import regatta
 from regatta.data import read_partition
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 
 LIMIT = 2.0
 SAME_LOSS = 0.05  # relative, of the mean over all models; they start from other random weights

@@ -30,7 +30,7 @@ import numpy as np
 from report import Bar, report
 
 import regatta
-from regatta.journal.record import RunRecord, UnitRecord
+from regatta.journal.run_record import RunRecord, UnitRecord
 
 LIMIT = 1.05
 RULES = ("auto", "randomized")

@@ -22,7 +22,7 @@ from pathlib import Path
 from report import Bar, report
 
 from regatta import open_run
-from regatta.journal.journal import Journal, read_journal
+from regatta.journal.journal_file import Journal, read_journal
 
 UNITS = 1_000
 PROGRAM = """

@@ -24,8 +24,8 @@ from report import Bar, print_table, report
 
 import regatta
 from regatta.configuration import config_id
-from regatta.journal.journal import Journal, Record
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import Journal, Record
+from regatta.journal.run_record import RunRecord
 from regatta.sinks import following, usable_sinks
 
 SINKS: dict[str, tuple[str, ...]] = {

@@ -51,9 +51,9 @@ def child(way: str) -> None:
         return nn.functional.cross_entropy(model(x), y)
 
     if way == "fresh":
-        from regatta.engine.workers import fork_server
+        from regatta.engine.workers import fork_client
 
-        fork_server.is_supported = lambda: False
+        fork_client.is_supported = lambda: False
     if way == "ready":
         from regatta.engine.workers.start_process import expect_workers
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.configuration import Scalar, check_configuration, config_id
 from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, UsageError, nearest
-from regatta.journal.record import ConfigRecord, RunRecord, find_journals
+from regatta.journal.run_record import ConfigRecord, RunRecord, find_journals
 from regatta.paths import repository as repository
 from regatta.paths import run_journal, run_sweep, runs_folder
 

@@ -39,8 +39,8 @@ from regatta.engine.workers.start_process import expect_workers as expect_worker
 from regatta.errors import UsageError, nearest
 from regatta.format import count
 from regatta.frameworks import LOSS_OR_TRAIN_FN, NAMES, OPTIONAL_LOSS_ARGUMENTS, may_have_own_loss
-from regatta.journal.journal import VERSION
-from regatta.journal.record import Listener, RunRecord
+from regatta.journal.journal_file import VERSION
+from regatta.journal.run_record import Listener, RunRecord
 from regatta.paths import (
     MEETINGS,
     PROFILES,

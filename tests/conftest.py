@@ -19,9 +19,9 @@ from quick import QuickTests, is_collected, is_quick, read_list
 from run_order import group_of, weight_of
 
 from regatta.engine import archiver
-from regatta.engine.workers.fork_server import THREAD_LIMITS
-from regatta.engine.workers.fork_template import die_with_parent
-from regatta.journal.record import RunRecord
+from regatta.engine.workers.fork_client import THREAD_LIMITS
+from regatta.engine.workers.fork_server import die_with_parent
+from regatta.journal.run_record import RunRecord
 
 RUN_VARIABLE = "REGATTA_TEST_RUN"  # in the environment of all that a test starts
 WATCHDOG = Path(__file__).parent / "helpers" / "watchdog.py"

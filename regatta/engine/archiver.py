@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regatta.errors import RegattaError
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.paths import ARCHIVER_LOG, run_logs
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.cluster import Cluster
 from regatta.engine.messages import Task
 from regatta.errors import UsageError
-from regatta.journal.record import ConfigRecord, RunRecord, UnitRecord
+from regatta.journal.run_record import ConfigRecord, RunRecord, UnitRecord
 from regatta.search.base import Action, Goal, Report, Train
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from regatta.errors import ConflictError, CorruptError
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 from regatta.journal.lock import is_live
-from regatta.journal.record import find_journals
+from regatta.journal.run_record import find_journals
 from regatta.paths import run_journal, writable_folder
 from regatta.run import Run, read_run
 

@@ -1,11 +1,11 @@
 """What a run did: its journal, and everything that is computed from one.
 
-    journal.py      one JSON object per line, appended and never changed
-    record.py       RunRecord: a journal folded into the state of a run, live or past
-    accounting.py   where time and bytes went
-    trace.py        units as rows and as a Chrome trace
-    analysis.py     what a run took beside what its plan expected
-    lock.py         one controller per run
+    journal_file.py   one JSON object per line, appended and never changed
+    run_record.py     RunRecord: a journal folded into the state of a run, live or past
+    accounting.py     where time and bytes went
+    trace.py          units as rows and as a Chrome trace
+    analysis.py       what a run took beside what its plan expected
+    lock.py           one controller per run
 
 `repo`, `sinks`, `cli` and `web` read runs through this package. It imports neither `engine` nor any of them.
 """

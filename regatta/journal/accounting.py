@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regatta.journal.record import RunRecord, UnitRecord
+    from regatta.journal.run_record import RunRecord, UnitRecord
 
 Spans = Sequence[tuple[float, float]]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from regatta.errors import NotFoundError
 from regatta.journal.accounting import active_seconds, overlap
-from regatta.journal.record import RunRecord, UnitRecord
+from regatta.journal.run_record import RunRecord, UnitRecord
 from regatta.plan.strategy.plan_tree import EvaluateNode, GroupNode, PackNode, Plan, ShareNode
 
 Measure = Literal["seconds", "share", "bytes", "count", "hours"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from regatta.journal.record import RunRecord, UnitRecord
+from regatta.journal.run_record import RunRecord, UnitRecord
 
 if TYPE_CHECKING:
     from regatta.plan.strategy.what_if import HopWorkload

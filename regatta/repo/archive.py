@@ -16,7 +16,7 @@ import numpy as np
 
 from regatta.errors import UsageError, nearest
 from regatta.journal.lock import is_live
-from regatta.journal.record import find_journals
+from regatta.journal.run_record import find_journals
 from regatta.paths import runs_folder, store_exists, store_folder
 from regatta.repo.catalog.records import SnapshotRecord, Version
 from regatta.repo.commit import PREFIX

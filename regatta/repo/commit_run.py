@@ -16,7 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 from regatta.errors import CorruptError, NotFoundError
-from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.paths import CATALOG, run_journal, state_path, store_exists, store_folder
 from regatta.repo.catalog.catalog import NewVersion
 from regatta.repo.catalog.names import ID_DIGITS

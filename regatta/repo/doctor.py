@@ -18,7 +18,7 @@ from typing import Literal
 
 from regatta.errors import RegattaError
 from regatta.journal.lock import is_live
-from regatta.journal.record import RunRecord, find_journals
+from regatta.journal.run_record import RunRecord, find_journals
 from regatta.paths import CATALOG, FOLDER, find_repository, runs_folder, store_exists, store_folder
 from regatta.repo.intake.staging import staged
 from regatta.repo.repo import Repo

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from regatta.errors import MissingExtraError, UsageError, nearest
 
 if TYPE_CHECKING:
-    from regatta.journal.journal import Record
-    from regatta.journal.record import RunRecord
+    from regatta.journal.journal_file import Record
+    from regatta.journal.run_record import RunRecord
 
 KINDS = ("csv", "mlflow", "parquet", "tensorboard")
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from regatta.journal.journal import Journal, Record, read_journal
-from regatta.journal.record import Listener, RunRecord
+from regatta.journal.journal_file import Journal, Record, read_journal
+from regatta.journal.run_record import Listener, RunRecord
 from regatta.paths import run_journal
 from regatta.sinks.base import Sink, SinkInput, usable_sinks
 

@@ -21,8 +21,8 @@ from regatta.paths import MLFLOW_ARTIFACTS, MLFLOW_DATABASE
 from regatta.sinks.base import require_package
 
 if TYPE_CHECKING:
-    from regatta.journal.journal import Record
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.journal_file import Record
+    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
 RUN, CONFIG, STATUS = "regatta.run", "regatta.config", "regatta.status"

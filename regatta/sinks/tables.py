@@ -20,8 +20,8 @@ from regatta.paths import RESULTS_CSV, RESULTS_PARQUET
 from regatta.sinks.base import require_package
 
 if TYPE_CHECKING:
-    from regatta.journal.journal import Record
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.journal_file import Record
+    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 Row = dict[str, Any]
 FIRST = ("run", "config")  # the first columns of every file that this sink writes

@@ -16,8 +16,8 @@ from regatta.paths import TENSORBOARD
 from regatta.sinks.base import require_package
 
 if TYPE_CHECKING:
-    from regatta.journal.journal import Record
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.journal_file import Record
+    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 
 def tensorboard(folder: str | Path | None = None) -> TensorBoard:

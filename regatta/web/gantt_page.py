@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.web.page_base import fill, rounded
 
 if TYPE_CHECKING:
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.run_record import ConfigRecord, RunRecord
     from regatta.run import Run
 
 STYLES = ("page.css", "gantt.css")

@@ -18,7 +18,7 @@ from regatta.web.scales import Axis
 if TYPE_CHECKING:
     import optuna
 
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 MIN_CONFIGS = 8  # with fewer, shares would be noise
 NEARLY_ALL = 0.9

@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 MAX_ROWS = 20
 

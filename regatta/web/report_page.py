@@ -17,7 +17,7 @@ from regatta.web.page_base import fill, rounded
 from regatta.web.scales import Axis, axes_of
 
 if TYPE_CHECKING:
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.run_record import ConfigRecord, RunRecord
     from regatta.run import Run
 
 STYLES = ("page.css", "report.css")

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from regatta.journal.record import ConfigRecord
+    from regatta.journal.run_record import ConfigRecord
 
 LOG_RATIO = 10  # of the largest to the smallest value; below it, a linear scale shows as much
 CROWDED = 0.2  # if half of the values lie in this share of the range, they are crowded

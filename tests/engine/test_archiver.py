@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from regatta.engine import archiver as archiver_module
 from regatta.engine.archiver import Archiver
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 from regatta.paths import ARCHIVER_LOG
 from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import RunStates

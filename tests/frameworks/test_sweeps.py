@@ -12,7 +12,7 @@ import pytest
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
-from regatta.journal.record import ConfigRecord
+from regatta.journal.run_record import ConfigRecord
 
 WIDTH, CLASSES, EPOCHS, SEED = 6, 3, 2, 7
 FRAMEWORKS = ("torch", "keras", "jax", "numpy")

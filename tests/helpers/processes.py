@@ -33,7 +33,7 @@ def children(pid: int) -> set[int]:
 
 def fork_servers(pid: int) -> set[int]:
     """The processes from which this controller's workers are forked."""
-    return {child for child in _direct_children(pid) if b"fork_template" in _command(child)}
+    return {child for child in _direct_children(pid) if b"fork_server import main" in _command(child)}
 
 
 def _direct_children(pid: int) -> set[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_run import FakeRun
 
-from regatta.journal.record import RunRecord, UnitRecord
+from regatta.journal.run_record import RunRecord, UnitRecord
 from regatta.journal.trace import bound_from_trace, chrome_trace, efficiency, rows, worker_names
 
 
@@ -106,7 +106,7 @@ def test_workers_are_in_the_order_of_their_numbers() -> None:
 
 
 def test_speeds_tell_slow_workers_from_slow_models() -> None:
-    from regatta.journal.record import RunRecord, UnitRecord
+    from regatta.journal.run_record import RunRecord, UnitRecord
     from regatta.journal.trace import speeds
 
     record = RunRecord()

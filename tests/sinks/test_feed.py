@@ -11,8 +11,8 @@ import pytest
 from fake_run import FakeRun
 
 from regatta.errors import MissingExtraError, UsageError
-from regatta.journal.journal import Journal, Record, read_journal
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import Journal, Record, read_journal
+from regatta.journal.run_record import RunRecord
 from regatta.sinks import csv, following, usable_sinks
 from regatta.sinks.base import require_package
 

@@ -12,7 +12,7 @@ from fake_run import FakeRun
 from mlflow import MlflowClient
 
 from regatta.errors import UsageError
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.sinks import export, following, mlflow
 from regatta.store.states.state_files import StateFolder
 

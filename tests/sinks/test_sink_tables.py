@@ -11,8 +11,8 @@ import pytest
 from fake_run import FakeRun
 
 from regatta.errors import UsageError
-from regatta.journal.journal import Record
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import Record
+from regatta.journal.run_record import RunRecord
 from regatta.sinks import export
 from regatta.sinks.base import usable_sinks
 from regatta.sinks.feed import send

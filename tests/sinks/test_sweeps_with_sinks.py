@@ -13,8 +13,8 @@ from recipes import eval_fn, loss_fn, model_fn, small_data
 
 from regatta import Cluster, Dataset, Sweep, open_run
 from regatta.errors import MissingExtraError, UsageError
-from regatta.journal.journal import Record
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import Record
+from regatta.journal.run_record import RunRecord
 from regatta.search import grid
 
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import api_pb2, metadata
 
 from regatta.errors import UsageError
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.sinks import export, tensorboard
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.configuration import config_id
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.search.base import Action, Goal, Report, Search, Train
 
 START = 1_760_000_000.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_run import FakeRun
 
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.run import Run
 from regatta.web.gantt_page import page, page_data, write_page
 from regatta.web.notebook_table import table_html

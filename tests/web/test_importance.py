@@ -11,7 +11,7 @@ import pytest
 from fake_run import FakeRun
 
 from regatta.configuration import config_id
-from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.web.importance import FANOVA, FOREST, Importance, importance
 from regatta.web.scales import axes_of
 

@@ -11,7 +11,7 @@ from fake_run import FakeRun
 from searched import Searched
 
 from regatta import search
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.run import Run
 from regatta.web.report_page import page
 

@@ -13,7 +13,7 @@ from test_gantt_page import Elements, data_of, run_of
 
 from regatta import search
 from regatta.cli.main import main
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.web.report_page import page, page_data, write_page
 
 SPACE = {"lr": search.loguniform(1e-4, 1e-1), "batch_size": [32, 64, 128], "dropout": search.uniform(0, 0.5)}

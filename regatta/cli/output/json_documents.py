@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.cli.output.run_tables import last_value
 
 if TYPE_CHECKING:
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 VERSION = 1
 

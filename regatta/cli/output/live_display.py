@@ -23,7 +23,7 @@ from regatta.cli.output.live_frame import UnitRate, frame
 from regatta.cli.output.run_tables import remark
 
 if TYPE_CHECKING:
-    from regatta.journal.record import Listener, RunRecord
+    from regatta.journal.run_record import Listener, RunRecord
 
 LINE_INTERVAL_S = 2.0  # between lines of progress without a terminal
 FRAME_INTERVAL_S = 0.2  # between frames on a terminal

@@ -15,7 +15,7 @@ from regatta import format as fmt
 from regatta.cli.output.run_tables import last_value, split_values, status_cell
 
 if TYPE_CHECKING:
-    from regatta.journal.record import ConfigRecord, RunRecord, WorkerRecord
+    from regatta.journal.run_record import ConfigRecord, RunRecord, WorkerRecord
 
 DOING = {"train": "trains", "eval": "evaluates", "pilot": "tries"}
 RATE_WINDOW_UNITS = 256

@@ -12,7 +12,7 @@ from regatta.cli.output.table import Cell, Table, TableColumn, left, right
 
 if TYPE_CHECKING:
     from regatta.journal.accounting import Resources
-    from regatta.journal.record import ConfigRecord, RunRecord
+    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 STYLES = {
     "done": "green",

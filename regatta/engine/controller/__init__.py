@@ -4,7 +4,7 @@ runner.py             one run from its first record to its last: start or resume
 settings.py           the arguments of a run
 event_loop.py         the loop: events of workers in, units for workers out
 trials.py             Trial: what is wanted of a configuration, and how far it is
-scheduled.py          what the hop scheduler treats as one model: a trial, or a pack of trials
+scheduled_models.py   what the hop scheduler treats as one model: a trial, or a pack of trials
 trial_scheduler.py    gives trials to the hop scheduler, in packs or one by one
 state_files.py        which state file a unit reads and writes
 pending_records.py    records of finished units, until their states are durable

@@ -34,7 +34,7 @@ from regatta.engine.controller.requests import (
 from regatta.engine.workers.base import refuse
 from regatta.errors import NotFoundError
 from regatta.journal.lock import is_live
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.paths import CONTROL_ADDRESS, run_journal
 
 Socket: TypeAlias = "Connection[Any, Any]"

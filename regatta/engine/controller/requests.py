@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from regatta.configuration import check_configuration, config_id
 from regatta.durable import replacing
 from regatta.errors import NotFoundError, RegattaError, UsageError, nearest
-from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.paths import ANSWER_SUFFIX, run_requests
 
 UserRequest: TypeAlias = dict[str, Any]

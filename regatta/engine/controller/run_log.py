@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from regatta.engine.controller.trials import Trial
-from regatta.journal.journal import Journal, Record
-from regatta.journal.record import Listener, RunRecord
+from regatta.journal.journal_file import Journal, Record
+from regatta.journal.run_record import Listener, RunRecord
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -11,7 +11,7 @@ from typing import Any
 from regatta.engine.controller.control_server import ControlServer
 from regatta.engine.controller.event_loop import ControllerParts, EventLoop
 from regatta.engine.controller.run_log import RunLog
-from regatta.engine.controller.scheduled import ScheduledModels
+from regatta.engine.controller.scheduled_models import ScheduledModels
 from regatta.engine.controller.settings import RunSettings
 from regatta.engine.controller.signals import interruptible
 from regatta.engine.controller.state_files import StateFiles
@@ -22,9 +22,9 @@ from regatta.engine.planning.packer import Packer
 from regatta.engine.planning.replanner import Replanner
 from regatta.engine.profiling.models import ProfilingRequest
 from regatta.engine.profiling.session import RunProfiler
-from regatta.journal.journal import Journal, Record, read_lines
+from regatta.journal.journal_file import Journal, Record, read_lines
 from regatta.journal.lock import RunLock
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.paths import LOGS, MEETINGS, run_journal
 from regatta.search.predict import forecast
 

@@ -13,7 +13,7 @@ from regatta.engine.planning.packer import Orders
 from regatta.engine.planning.planner import Planner
 from regatta.engine.profiling.cache import ProfileCache
 from regatta.engine.workers.base import WorkerPool
-from regatta.journal.record import Listener
+from regatta.journal.run_record import Listener
 from regatta.search.base import Goal, Search
 
 

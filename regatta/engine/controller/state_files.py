@@ -8,7 +8,7 @@ from regatta.data import Dataset
 from regatta.engine.controller.trials import Progress, Trial, Trials, progress
 from regatta.engine.messages import Task
 from regatta.errors import NotFoundError
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.paths import STATES
 from regatta.plan.schedule.units import Unit
 from regatta.store.states.state_archive import RunStates

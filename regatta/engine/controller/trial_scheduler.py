@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from regatta.engine.controller.pending_records import PendingRecords
 from regatta.engine.controller.run_log import RunLog
-from regatta.engine.controller.scheduled import ScheduledModel, ScheduledModels
+from regatta.engine.controller.scheduled_models import ScheduledModel, ScheduledModels
 from regatta.engine.controller.settings import RunSettings
 from regatta.engine.controller.state_files import StateFiles
 from regatta.engine.controller.trials import Progress, Trial

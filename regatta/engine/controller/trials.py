@@ -13,8 +13,8 @@ from pathlib import Path
 
 from regatta.configuration import Scalar, config_id
 from regatta.errors import RegattaError
-from regatta.journal.journal import Record
-from regatta.journal.record import ConfigRecord, UnitRecord
+from regatta.journal.journal_file import Record
+from regatta.journal.run_record import ConfigRecord, UnitRecord
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from regatta.engine.controller.scheduled import ScheduledModel
+from regatta.engine.controller.scheduled_models import ScheduledModel
 from regatta.engine.controller.trials import Progress, Trial
 from regatta.plan.strategy.form_packs import Builds, PackCandidate, PackRate, form_packs
 

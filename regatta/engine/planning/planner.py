@@ -14,7 +14,7 @@ from regatta.engine.profiling.models import ModelProfiles
 from regatta.engine.profiling.results import ProfilingResults
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import RegattaError
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.plan.strategy.choose import MAX_SIMULATED_UNITS, Constraints, Numerics, choose
 from regatta.plan.strategy.costs import ClusterSpec, Strategy, estimate, load_and_chain
 from regatta.plan.strategy.groups_or_hops import Communication

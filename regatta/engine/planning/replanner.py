@@ -11,7 +11,7 @@ from typing import Any
 
 from regatta.cluster import Cluster
 from regatta.engine.controller.run_log import RunLog
-from regatta.engine.controller.scheduled import ScheduledModels
+from regatta.engine.controller.scheduled_models import ScheduledModels
 from regatta.engine.controller.trials import Trial
 from regatta.engine.messages import PackDone, TaskDone, WorkerReady
 from regatta.engine.planning.packer import Packer
@@ -22,7 +22,7 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.errors import RegattaError
 from regatta.format import count
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.teams import Teams

@@ -18,7 +18,7 @@ from regatta.engine.messages import Event, ModelProfile, Task, TaskDone, TaskFai
 from regatta.engine.profiling.cache import CachedProfile, ProfileCache
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import DiskError, RegattaError, UsageError, nearest
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.schedule.units import Unit
 from regatta.search.base import Goal

@@ -14,7 +14,7 @@ from regatta.engine.messages import ModelProfile, PackProfile, Task, TaskDone, T
 from regatta.engine.profiling.cache import CachedPackRate, ProfileCache
 from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
 from regatta.engine.workers.base import WorkerPool
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.plan.strategy.form_packs import ANY_CUDA_BUILD, Builds, PackRate
 
 MEMBERS = (8, 4, 2)  # sizes to try where a worker's share of the models would cost too much

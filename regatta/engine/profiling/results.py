@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from regatta.data import Dataset
 from regatta.engine.profiling.models import Configs, ModelProfiles, models_from_journal
 from regatta.engine.profiling.packs import builds_of, rates_from_journal
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.plan.strategy.form_packs import Builds, PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 

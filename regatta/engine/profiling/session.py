@@ -26,7 +26,7 @@ from regatta.engine.profiling.models import (
 from regatta.engine.profiling.packs import builds_of, cached_pack_rates, profile_packs
 from regatta.engine.profiling.results import ProfilingResults, results_from_journal
 from regatta.engine.workers.base import WorkerPool
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.search.base import Train
 
 FIRST_UNITS = 10  # the first batches may take as long as this many units: they pay for imports, reading and compiling

@@ -5,8 +5,8 @@ inline.py          workers in this process, one task after another: the referenc
 process.py         a process for each worker; states hop through mapped files
 worker_main.py     what such a process runs
 start_process.py   starts processes, by forking where that is possible
-fork_server.py     the controller's side of a process from which workers are forked
-fork_template.py   that process
+fork_client.py     the controller's side of a process from which workers are forked
+fork_server.py     that process
 groups.py          groups of workers of another pool; to the controller, a group is one worker
 form_groups.py     which workers form a group
 joining.py         a worker that joins a run by itself

@@ -1,260 +1,220 @@
-"""A process that has imported what workers need, and forks each worker in milliseconds instead of seconds.
+"""The template of a fork server: imports what workers need, then forks them and reports their ends.
 
-A fork of the controller itself would be unsafe: it may have threads, pools of OpenMP, a CUDA context, and it has the
-state of the user's modules. So workers are forked from a template, a process of their own that imports the framework
-and nothing of the user's, computes nothing, never touches CUDA and has one thread. A worker then differs from a fresh
-interpreter only in what it need not import.
-
-The controller keeps its templates for later launches. A template is used only for workers whose environment and limits
-are those that the template was started with, because libraries read them when they are loaded. The number of threads,
-the search path and the working directory travel with each request.
-
-For each worker there is a channel, a pair of sockets. The controller writes the request into it, the new worker reads
-it. The template answers with the worker's process id and pidfd, and later with the status of its end. When the
-controller's end of a channel closes, or the controller dies, the template kills the worker's process group. When the
-template dies, the kernel kills its workers.
-
-fork_template.py is the template's side.
+fork_client.py is the controller's side, and says how the two talk.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import ctypes
+import gc
+import importlib
 import os
 import pickle
+import select
 import signal
 import socket
-import subprocess
+import struct
 import sys
-import tempfile
-import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from regatta.engine.workers.fork_template import PID, SIZE, STATUS, ForkRequest, receive
-
-START_TIMEOUT_S = 120.0  # for a template to import everything, on a busy machine
-MAX_SERVERS = 2  # templates that are kept, for the settings used last
-MAX_START_ATTEMPTS = 2  # of a template that dies before it forks anything
-# Variables that change all the time and that no library of a template reads when it is loaded; scikit-learn sets those
-# of KMP when it is imported, for Intel's OpenMP.
-_VOLATILE = {
-    *("_", "COLUMNS", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "LINES", "OLDPWD", "PWD"),
-    *("PYTEST_CURRENT_TEST", "SHLVL"),
-}
-_BOOT = """import sys
-control, controller, preload, *sys.path = sys.argv[1:]
-del sys.argv[1:]
-from regatta.engine.workers.fork_template import main
-main(int(control), int(controller), preload)"""
-THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-class ForkServerError(Exception):
-    """A template cannot start workers; a fresh interpreter can."""
-
-
-class ForkedProcess:
-    """The controller's handle of a worker: as much of `subprocess.Popen` as is needed."""
-
-    def __init__(self, server: _Server, channel: socket.socket, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._server, self._channel, self._pidfd = server, channel, pidfd
-
-    def fileno(self) -> int:
-        """Can be read once the process is dead."""
-        return self._channel.fileno()
-
-    def kill(self) -> None:
-        """Kill the process; the template then kills the rest of its group."""
-        if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def wait(self) -> int:
-        """Wait for the end of the process, of which the template has killed the group by then."""
-        if self.returncode is None:
-            try:
-                self.returncode = os.waitstatus_to_exitcode(STATUS.unpack(receive(self._channel, STATUS.size))[0])
-            except (EOFError, ConnectionResetError):  # the template is dead, and the kernel has killed the worker
-                self.returncode = -signal.SIGKILL
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-        return self.returncode
-
-    def close(self) -> None:
-        """Let go of it; a process that still runs is killed."""
-        if self._pidfd >= 0:
-            self._channel.close()
-            os.close(self._pidfd)
-            self._pidfd = -1
-            self._server.processes -= 1
-
-
-def is_supported() -> bool:
-    return sys.platform == "linux" and hasattr(os, "pidfd_open")
-
-
-def expect_workers(environment: Mapping[str, str], preload: str) -> None:
-    """Start the template for such workers now, in the background: they will soon be wanted."""
-    if is_supported():
-        with contextlib.suppress(ForkServerError, OSError):
-            _find_server(environment, preload)
-
-
-def fork_worker(request: ForkRequest, preload: str, files: Sequence[int]) -> ForkedProcess:
-    """Fork a process that runs `request.main`; `files` are its standard output, standard error and arguments."""
-    if not is_supported():
-        raise ForkServerError("this system has no pidfd")
-    while True:
-        server = _find_server(request.environment, preload)
-        try:
-            return server.fork(request, files)
-        except (OSError, EOFError) as error:
-            output = server.close()
-            if not server.answered:
-                raise ForkServerError(output or f"{type(error).__name__}: {error}") from error
-            # It worked before and was killed: the next one is as good.
+PID = struct.Struct("q")
+STATUS = struct.Struct("i")
+SIZE = struct.Struct("q")
+MAX_FILES = 64  # of a request
+_MODULES = (
+    "cloudpickle",
+    "threadpoolctl",
+    "regatta.engine.sharing.preprocess_worker",
+    "regatta.engine.sharing.preprocess",
+    "regatta.engine.workers.worker_main",
+    "regatta.engine.workers.training.trainer",
+    "regatta.frameworks.numpy",
+    "regatta.store.states.state_files",
+)
+_TORCH_MODULES = ("regatta.frameworks.torch.framework", "regatta.frameworks.jax.framework", "regatta.pack")
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class _Key:
-    """What a process gets when it starts and cannot get later."""
+class ForkRequest:
+    """What a worker is started with, besides its open files."""
 
-    preload: str
-    environment: frozenset[tuple[str, str]]
-    inherited: tuple[Any, ...]
+    main: str  # "module:function"
+    threads: int
+    path: Sequence[str]
+    environment: Mapping[str, str]
 
 
-class _Server:
-    """A template process."""
+def main(control: int, controller: int, preload: str) -> None:
+    """Be a template until the controller ends; in each fork, be the worker that was asked for."""
+    gc.disable()  # what is imported stays: to look for garbage in it takes a fifth of the time
+    for name in (*_MODULES, *(_TORCH_MODULES if preload == "torch" else ())):
+        importlib.import_module(name)
+    if preload == "torch":
+        import torch  # noqa: F401
 
-    def __init__(self, environment: Mapping[str, str], preload: str) -> None:
-        self.answered = False
-        self.processes = 0  # forked, and not yet closed
-        self._owner = os.getpid()
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (read when the template has failed)
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            arguments = [str(theirs.fileno()), str(os.getpid()), preload, *sys.path]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-u", "-c", _BOOT, *arguments],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env={**environment, **dict.fromkeys(THREAD_LIMITS, "1")},  # no pool of threads comes into being
-                start_new_session=True,  # Ctrl-C is for the controller alone
-            )
+        from regatta.engine.workers.training.trainer import warm_up
 
-    def is_running(self) -> bool:
-        """Whether the other end of the control socket is open; the template never writes to it."""
-        try:
-            return bool(self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        warm_up()
+    gc.freeze()
+    _check_forkable()
+    channel = _Template(socket.socket(fileno=control), controller).serve()
+    run = _become_worker(channel)  # only a fork comes here
+    run()
 
-    def fork(self, request: ForkRequest, files: Sequence[int]) -> ForkedProcess:
-        channel, theirs = socket.socketpair()
-        try:
-            with theirs:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
-            channel.settimeout(START_TIMEOUT_S)
-            folder = os.open(".", os.O_PATH | os.O_CLOEXEC)
-            try:
-                message = pickle.dumps(request)
-                socket.send_fds(channel, [SIZE.pack(len(message))], [folder, *files])
-                channel.sendall(message)
-            finally:
-                os.close(folder)
-            answer, pidfds, _, _ = socket.recv_fds(channel, PID.size, 1)
-            if len(answer) < PID.size:
-                raise EOFError("it ended before it answered")
-            channel.settimeout(None)
-        except BaseException:
-            channel.close()
-            raise
-        os.set_inheritable(pidfds[0], False)
-        self.answered = True
-        self.processes += 1
-        return ForkedProcess(self, channel, PID.unpack(answer)[0], pidfds[0])
 
-    def close(self) -> str:
-        """End the template, and with it what it has forked; what it printed.
+def _check_forkable() -> None:
+    """Threads and a CUDA context do not survive a fork; a fork that does nothing shows whether there are any.
 
-        A fork of the controller only lets go of it.
-        """
+    OpenBLAS ends its threads before a fork and starts them again when they are needed.
+    """
+    trial = os.fork()
+    if trial == 0:
+        torch = sys.modules.get("torch")
+        os._exit(1 if torch is not None and torch.cuda._is_in_bad_fork() else 0)
+    if os.waitpid(trial, 0)[1] != 0:
+        raise SystemExit("CUDA is in use in the process that forks workers.")
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        raise SystemExit(f"The process that forks workers has {len(threads)} threads.")
+
+
+class _Template:
+    """Forks workers and reports their ends, in one thread."""
+
+    def __init__(self, control: socket.socket, controller: int) -> None:
+        self._control = control
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._controller = -1
+        with contextlib.suppress(ProcessLookupError):  # it is dead, and the control socket will say so
+            self._controller = os.pidfd_open(controller)
+            self._poll.register(self._controller, select.POLLIN)
+        self._workers: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+        self._channels: dict[int, int] = {}  # the process id of each channel
+
+    def serve(self) -> socket.socket:
+        """Returns only in a fork: the channel of the worker that it is to be."""
+        while True:
+            ready = {file for file, _ in self._poll.poll()}
+            if self._controller in ready:
+                self._end()
+            for pidfd in ready & self._workers.keys():
+                self._report(pidfd)
+            for file in ready & self._channels.keys():  # nobody is at the other end any more
+                self._poll.unregister(file)
+                _kill_group(self._channels[file])
+            if self._control.fileno() in ready:  # last: it opens files, whose numbers may be those of closed ones
+                channel = self._answer()
+                if channel is not None:
+                    return channel
+
+    def _answer(self) -> socket.socket | None:
+        """Fork a worker; its channel, in the fork."""
+        data, files, _, _ = socket.recv_fds(self._control, 1, 1)
+        if not data:
+            self._end()
+        channel = socket.socket(fileno=files[0])
+        template = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            if os.getppid() != template:
+                os._exit(1)
+            self._leave()
+            return channel
+        pidfd = os.pidfd_open(pid)
+        with contextlib.suppress(OSError):  # the controller has let go of it already
+            socket.send_fds(channel, [PID.pack(pid)], [pidfd])
+        self._workers[pidfd] = pid, channel
+        self._channels[channel.fileno()] = pid
+        self._poll.register(pidfd, select.POLLIN)
+        self._poll.register(channel, 0)  # the end of the stream alone: the worker reads from it
+        return None
+
+    def _report(self, pidfd: int) -> None:
+        """A worker is dead: kill its group, while its process id is still its own, and say how it ended."""
+        pid, channel = self._workers.pop(pidfd)
+        _kill_group(pid)
+        status = os.waitpid(pid, 0)[1]
+        with contextlib.suppress(OSError):
+            channel.sendall(STATUS.pack(status))
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(channel)
+        self._poll.unregister(pidfd)
+        del self._channels[channel.fileno()]
+        channel.close()
+        os.close(pidfd)
+
+    def _leave(self) -> None:
+        """A worker holds nothing of the template's."""
         self._control.close()
-        if self._owner == os.getpid():
-            self._process.kill()
-            self._process.wait()
-        if self._output.closed:
-            return ""
-        with self._output as output:
-            output.seek(0)
-            return output.read().decode(errors="replace").strip()
+        if self._controller >= 0:
+            os.close(self._controller)
+        for pidfd, (_, channel) in self._workers.items():
+            channel.close()
+            os.close(pidfd)
 
-    def disown(self) -> None:
-        """Called in a fork of the controller: the template can be used, but is not its child."""
-        self._process.returncode = 0
+    def _end(self) -> None:
+        for pid, _ in self._workers.values():
+            _kill_group(pid)
+        os._exit(0)
 
 
-_servers: dict[_Key, _Server] = {}  # in the order of their last use
-_failures: Counter[_Key] = Counter()  # templates that ended before they forked anything
-_servers_lock = threading.Lock()
+def _become_worker(channel: socket.socket) -> Callable[[], Any]:
+    """Set up this fork as a fresh interpreter would be; returns what it is to run."""
+    os.setsid()
+    header, files, _, _ = socket.recv_fds(channel, SIZE.size, MAX_FILES)
+    if len(header) < SIZE.size:
+        os._exit(1)  # the controller is gone
+    request: ForkRequest = pickle.loads(receive(channel, *SIZE.unpack(header)))
+    channel.close()
+    folder, output, errors, *rest = files
+    os.fchdir(folder)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    for file in (folder, output, errors):
+        os.close(file)
+    for file in rest:
+        os.set_inheritable(file, False)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    sys.path[:] = request.path
+    importlib.invalidate_caches()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # else all workers would have the same random numbers
+    if request.threads > 1:  # libraries that are loaded have read their limit, which was 1
+        from threadpoolctl import ThreadpoolController
+
+        ThreadpoolController().limit(limits=request.threads)
+    gc.enable()
+    module, _, function = request.main.partition(":")
+    target = getattr(importlib.import_module(module), function)
+    return lambda: target(*rest)
 
 
-def _find_server(environment: Mapping[str, str], preload: str) -> _Server:
-    """The template for such workers, which is started if there is none."""
-    changing = {*_VOLATILE, *THREAD_LIMITS}
-    stable = frozenset((name, value) for name, value in environment.items() if name not in changing)
-    key = _Key(preload, stable, _inherited_limits())
-    with _servers_lock:
-        server = _servers.pop(key, None)
-        if server is not None and not server.is_running():
-            _failures[key] += not server.answered
-            server.close()
-            server = None
-        if server is None:
-            if _failures[key] >= MAX_START_ATTEMPTS:
-                raise ForkServerError("the process that forks workers has failed before")
-            server = _Server(environment, preload)
-        _servers[key] = server
-        for old in [old for old, idle in _servers.items() if not idle.processes][:-MAX_SERVERS]:
-            _servers.pop(old).close()
-        return server
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends: one that hangs in foreign code hears of nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _close_servers() -> None:
-    for server in _servers.values():
-        server.close()
+def _kill_group(pid: int) -> None:
+    """Kill a worker with all that its user's code has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # it may not lead its group yet
 
 
-def _after_fork() -> None:
-    """A fork of the controller may use its templates, which watch over each worker by its channel."""
-    global _servers_lock
-    _servers_lock = threading.Lock()
-    for server in _servers.values():
-        server.disown()
-
-
-atexit.register(_close_servers)
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _inherited_limits() -> tuple[Any, ...]:
-    """What a process inherits besides its environment, and what therefore has to be the template's, too."""
-    import resource
-
-    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    limits = tuple(resource.getrlimit(getattr(resource, name)) for name in names)
-    status = Path("/proc/self/status").read_text()
-    umask = next((line for line in status.splitlines() if line.startswith("Umask")), "")
-    return limits, umask, tuple(sorted(os.sched_getaffinity(0))), os.getpriority(os.PRIO_PROCESS, 0)
+def receive(channel: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = channel.recv(size - len(data))
+        if not more:
+            raise EOFError("the other end is gone")
+        data += more
+    return data

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from regatta.engine.messages import Recipe
-from regatta.engine.workers import fork_server
-from regatta.engine.workers.fork_server import THREAD_LIMITS, ForkServerError
-from regatta.engine.workers.fork_template import ForkRequest, die_with_parent
+from regatta.engine.workers import fork_client
+from regatta.engine.workers.fork_client import THREAD_LIMITS, ForkServerError
+from regatta.engine.workers.fork_server import ForkRequest, die_with_parent
 
 __all__ = ["StartedProcess", "die_with_parent", "exit_on_error", "expect_workers", "preload_for", "start_process"]
 
@@ -93,7 +93,7 @@ def start_process(
         try:
             streams = output.fileno(), output.fileno()
             request = ForkRequest(main, threads, tuple(path), environment)
-            return fork_server.fork_worker(request, preload, [*streams, *files])
+            return fork_client.fork_worker(request, preload, [*streams, *files])
         except ForkServerError as error:
             output.write(f"Started as a new interpreter, because it could not be forked: {error}\n".encode())
             output.flush()
@@ -118,7 +118,7 @@ def _start_interpreter(
 
 def expect_workers(recipe: Recipe | bytes) -> None:
     """Prepare in the background what lets local workers start at once, because a launch of these functions is near."""
-    fork_server.expect_workers(_environment(threads=1), preload_for(recipe))
+    fork_client.expect_workers(_environment(threads=1), preload_for(recipe))
 
 
 def preload_for(recipe: Recipe | bytes) -> str:

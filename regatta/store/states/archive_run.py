@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regatta.durable import FileLock
-from regatta.journal.journal import Record, read_journal
+from regatta.journal.journal_file import Record, read_journal
 from regatta.paths import ARCHIVER_LOCK, run_journal
 from regatta.store.states.state_archive import RawState, series_of, store_states
 from regatta.store.store import ParameterStore

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from regatta.cli.output import live_frame
 from regatta.cli.output.live_display import DisplayState, LineDisplay, UnitRate, open_display
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 
 
 class Terminal(io.StringIO):

@@ -7,7 +7,7 @@ from fake_run import START, FakeRun
 
 from regatta.cli import ui
 from regatta.cli.output import run_tables
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 
 
 def words(cell: run_tables.Cell) -> str:

@@ -16,7 +16,7 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import initial_seed, unit_seed
 from regatta.data import batch_order, read_partition
 from regatta.engine.replay import replay
-from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.journal.run_record import ConfigRecord, RunRecord
 
 KINDS = ["adam", "momentum", "dropout", "norm", "schedule per epoch", "schedule per step"]
 EPOCHS = 2

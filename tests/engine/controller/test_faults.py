@@ -28,7 +28,7 @@ from regatta.engine.messages import Recipe, WorkerSetup
 from regatta.engine.profiling.models import ProfilingHooks, ProfilingRequest, profile_models
 from regatta.engine.workers import open_pool
 from regatta.errors import RegattaError
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 from regatta.search.base import Goal
 
 EPOCHS = 2

@@ -15,8 +15,8 @@ from regatta import Cluster, Dataset, Sweep, search
 from regatta.engine import workers
 from regatta.engine.messages import Event, TaskDone, WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers.inline import InlinePool
-from regatta.journal.journal import read_journal
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import read_journal
+from regatta.journal.run_record import RunRecord
 
 EPOCHS = 2
 FATES = ("before", "unheard", "after", "late")

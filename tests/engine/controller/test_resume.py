@@ -16,7 +16,7 @@ from recipes import eval_fn, loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.errors import ConflictError, UsageError
-from regatta.journal.journal import Journal, Record
+from regatta.journal.journal_file import Journal, Record
 from regatta.journal.lock import is_live
 
 EPOCHS = 3

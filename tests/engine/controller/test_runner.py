@@ -19,7 +19,7 @@ from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.configuration import config_id
 from regatta.data import read_partition
 from regatta.errors import UsageError
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.search.base import Action, Goal, Report, Stop, Train
 
 EPOCHS = 3

@@ -7,7 +7,7 @@ from typing import Any
 from regatta import search
 from regatta.configuration import config_id
 from regatta.engine.controller.trials import Trials
-from regatta.journal.journal import Record
+from regatta.journal.journal_file import Record
 from regatta.search.base import Goal
 
 GOAL = Goal("loss", "min", 4, 0)

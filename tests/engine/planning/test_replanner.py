@@ -26,8 +26,8 @@ from regatta.engine.replay import replay
 from regatta.engine.run_folders import new_folder
 from regatta.errors import NotFoundError, UsageError
 from regatta.journal.analysis import analyze
-from regatta.journal.journal import read_journal
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import read_journal
+from regatta.journal.run_record import RunRecord
 from regatta.paths import ensure_repository
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.plan.strategy.workload import Team

@@ -20,7 +20,7 @@ from regatta.engine.profiling.models import ProfilingHooks, ProfilingRequest, ca
 from regatta.engine.profiling.packs import cached_pack_rates, profile_packs
 from regatta.engine.workers import open_pool
 from regatta.errors import UsageError
-from regatta.journal.record import RunRecord
+from regatta.journal.run_record import RunRecord
 from regatta.plan.strategy.form_packs import PackRate
 from regatta.search.base import Goal
 

@@ -17,10 +17,10 @@ from processes import fork_servers, is_running, soon
 from recipes import loss_fn, model_fn, small_data
 
 from regatta import Cluster, Sweep, search
-from regatta.engine.workers import fork_server
+from regatta.engine.workers import fork_client
 from regatta.engine.workers.start_process import StartedProcess, expect_workers, start_process
 
-pytestmark = pytest.mark.skipif(not fork_server.is_supported(), reason="there is no fork server on this system")
+pytestmark = pytest.mark.skipif(not fork_client.is_supported(), reason="there is no fork server on this system")
 
 PROBE = """
 import json, os, sys, time
@@ -145,7 +145,7 @@ def test_threads_are_as_many_and_compute_the_same_as_in_a_fresh_interpreter(
     probe: Probe, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forked = probe.ask("product", threads=threads)
-    monkeypatch.setattr(fork_server, "is_supported", lambda: False)
+    monkeypatch.setattr(fork_client, "is_supported", lambda: False)
     fresh = probe.ask("product", threads=threads)
     assert forked["threads"] == fresh["threads"] == threads
     assert (forked["started"] > 0) == (threads > 1)
@@ -188,7 +188,7 @@ def test_a_template_that_is_killed_takes_its_workers_along_and_is_replaced(probe
 
 
 def test_without_a_template_there_are_fresh_interpreters(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_server, "_BOOT", "raise SystemExit('no template today')")
+    monkeypatch.setattr(fork_client, "_BOOT", "raise SystemExit('no template today')")
     monkeypatch.setenv("REGATTA_PROBE", "another template")
     for _ in range(3):
         assert probe.ask("facts", preload="")["answer"] == 1

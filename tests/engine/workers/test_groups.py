@@ -25,7 +25,7 @@ from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.engine.workers.process import ProcessPool
 from regatta.errors import UsageError
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 from regatta.testing.workers import WorkerPoolContract
 
 EPOCHS, SEED = 3, 11

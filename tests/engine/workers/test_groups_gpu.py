@@ -30,7 +30,7 @@ from regatta.engine import archiver
 from regatta.engine.messages import Task, TaskDone, WorkerReady
 from regatta.engine.workers import open_pool
 from regatta.engine.workers.groups import _WorkerGroup
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 
 PAIR = Cluster.local(2, threads=1, device="cuda:0", group=2)
 VALUES = {"kind": "adam", "batch_size": 7}

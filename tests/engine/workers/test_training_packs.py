@@ -20,7 +20,7 @@ from torch import nn
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.engine.replay import replay
 from regatta.errors import UsageError
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 from regatta.search.base import Action, Goal, Report, Stop, Train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,7 @@ from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
 from regatta.cli.output.write_file import write_file
 
 if TYPE_CHECKING:
-    from regatta.journal.record import RunRecord
+    from regatta.journal.run_record import RunRecord
     from regatta.run import Run
 
 SHOWN = 20

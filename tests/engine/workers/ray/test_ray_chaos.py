@@ -16,8 +16,8 @@ from ray_cluster import RayNodes
 from recipes import loss_fn, model_fn, small_data
 
 from regatta import Cluster, Sweep, search
-from regatta.journal.journal import Record, read_journal
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import Record, read_journal
+from regatta.journal.run_record import RunRecord
 
 pytest.importorskip("ray")
 KILLS, EPOCHS, EVERY = 20, 16, 6

@@ -18,7 +18,7 @@ from recipes import loss_fn, model_fn, small_data
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.workers.ray.pool import RayPool
 from regatta.errors import UsageError
-from regatta.journal.journal import read_journal
+from regatta.journal.journal_file import read_journal
 
 pytest.importorskip("ray")
 KILLED, CUT_OFF = 8, 11  # steps of the second epoch at which a worker waits to be ended

@@ -22,8 +22,8 @@ from recipes import loss_fn, model_fn, small_data
 
 from regatta import Cluster, Dataset, Run, Sweep, open_run, search
 from regatta.errors import NotFoundError
-from regatta.journal.journal import Record, read_journal
-from regatta.journal.record import RunRecord
+from regatta.journal.journal_file import Record, read_journal
+from regatta.journal.run_record import RunRecord
 
 pytest.importorskip("ray")
 EPOCHS = 2

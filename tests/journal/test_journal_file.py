@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from regatta.errors import CorruptError
-from regatta.journal.journal import Journal, read_journal
+from regatta.journal.journal_file import Journal, read_journal
 
 
 def written(path: Path, *events: str) -> bytes:
@@ -141,7 +141,7 @@ def test_appending_to_an_older_journal_keeps_it(tmp_path: Path) -> None:
 
 def test_a_line_survives_the_death_of_the_process(tmp_path: Path) -> None:
     code = (
-        "import os, pathlib; from regatta.journal.journal import Journal;"
+        "import os, pathlib; from regatta.journal.journal_file import Journal;"
         f"journal = Journal(pathlib.Path({str(tmp_path / 'j')!r})); journal.append('run'); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9

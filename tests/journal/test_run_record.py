@@ -16,10 +16,10 @@ from recipes import eval_fn, loss_fn, model_fn, small_data
 import regatta
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.errors import CorruptError, NewerVersionError
-from regatta.journal import journal as journal_module
-from regatta.journal import record as record_module
-from regatta.journal.journal import EVENTS, Journal
-from regatta.journal.record import ConfigRecord, RunRecord
+from regatta.journal import journal_file as journal_module
+from regatta.journal import run_record as record_module
+from regatta.journal.journal_file import EVENTS, Journal
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.journal.trace import chrome_trace
 from regatta.run import list_runs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regatta.engine.controller.scheduled import ScheduledModels
+from regatta.engine.controller.scheduled_models import ScheduledModels
 from regatta.engine.controller.trials import Trial
 
 

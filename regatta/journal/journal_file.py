@@ -44,7 +44,7 @@ from regatta.errors import CorruptError
 
 Record: TypeAlias = dict[str, Any]
 VERSION = 1
-# Every kind of record. A new one also needs a row in the table above and a handler in record.py.
+# Every kind of record. A new one also needs a row in the table above and a handler in run_record.py.
 EVENTS = (
     "run", "resume", "worker", "config", "pilot", "packs", "groups", "plan", "start", "unit", "report", "stop",
     "request", "failed", "note", "end",

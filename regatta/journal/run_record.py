@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from regatta.configuration import Scalar
 from regatta.errors import CorruptError, NewerVersionError
 from regatta.journal import accounting
-from regatta.journal.journal import Record, read_lines
+from regatta.journal.journal_file import Record, read_lines
 from regatta.paths import JOURNAL
 
 Status = Literal["running", "done", "failed", "interrupted"]
