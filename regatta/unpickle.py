@@ -14,6 +14,14 @@ _MOVED_MODULES = {
     "regatta.engine.events": "regatta.engine.messages",
     "regatta.data.sharing.settings": "regatta.data.sharing",
     "regatta.frameworks.jax_state": "regatta.frameworks.jax.state",
+    "regatta.engine.record": "regatta.journal.run_record",
+    "regatta.network.from_onnx": "regatta.network.onnx.from_onnx",
+    "regatta.network.from_torch": "regatta.network.torch.from_torch",
+    "regatta.network.match": "regatta.network.align",
+    "regatta.network.reading": "regatta.network.json_form",
+    "regatta.network.to_torch": "regatta.network.torch.to_torch",
+    "regatta.pack.optimizers": "regatta.pack.cuda_graphs.optimizers",
+    "regatta.repo.records": "regatta.repo.catalog.records",
 }
 _RENAMED_CLASSES = {
     ("regatta.search.asha", "_Rung"): "_AshaRung",

@@ -25,7 +25,7 @@ DEFAULT_NAME = "sweep"
 def load_sweep(target: str, repo: str | None = None) -> Sweep:
     """The sweep of FILE or FILE:name, with the repository `repo` if it is given."""
     path, name = split_target(target)
-    if path.is_file() and b"torch" in path.read_bytes():
+    if _mentions_torch(path):
         from regatta.sweep import expect_workers
 
         expect_workers(b"torch")  # they import PyTorch while this process does
@@ -36,6 +36,13 @@ def load_sweep(target: str, repo: str | None = None) -> Sweep:
 
         sweep.repo = repository(repo)
     return sweep
+
+
+def _mentions_torch(path: Path) -> bool:
+    try:
+        return b"torch" in path.read_bytes()
+    except OSError:
+        return False  # whatever is wrong with the file is reported when it is executed
 
 
 def split_target(target: str) -> tuple[Path, str]:

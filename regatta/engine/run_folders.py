@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -51,9 +52,10 @@ def find_unfinished(runs: Path, name: str | None, identity: str) -> Run | None:
     """The newest run of this sweep that was interrupted or killed; only a run of that name, if one is given."""
     for journal in reversed(list(find_journals(runs))):
         if name in (None, journal.parent.name) and _identity(journal) == identity:
-            run = read_run(journal.parent)
-            if run.record.status == "interrupted":
-                return run
+            with contextlib.suppress(CorruptError):  # a newer version may have written it
+                run = read_run(journal.parent)
+                if run.record.status == "interrupted":
+                    return run
     return None
 
 

@@ -89,13 +89,15 @@ class ControlServer:
     def __exit__(self, *error: object) -> None:
         with self._closing:  # no caller is added any more
             self._closed = True
-        (self._folder / CONTROL_ADDRESS).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # wakes the thread, which waits for a connection
-            Client(str(self._listener.address), family="AF_UNIX").close()
-        self._listener.close()
-        shutil.rmtree(self._socket_folder, ignore_errors=True)
-        while (caller := self.next_caller()) is not None:
-            caller.close()  # it came too late and must not wait; its request waits for the next controller
+        try:
+            (self._folder / CONTROL_ADDRESS).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # wakes the thread, which waits for a connection
+                Client(str(self._listener.address), family="AF_UNIX").close()
+            self._listener.close()
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+        finally:
+            while (caller := self.next_caller()) is not None:
+                caller.close()  # it came too late and must not wait; its request waits for the next controller
 
     def next_caller(self) -> RequestNotice | JoiningWorker | None:
         with contextlib.suppress(queue.Empty):

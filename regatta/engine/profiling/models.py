@@ -270,7 +270,7 @@ class _ProfilingScheduler:
             return bool(self.unprofiled)
         per_run = [p.train_seconds_per_row * self.rows + p.fixed_seconds * self.visits for p in profiles]
         predicted = sum(per_run) / len(per_run) * len(self.configs)
-        return self.spent_seconds <= MAX_COST_SHARE * predicted
+        return not self.spent_seconds > MAX_COST_SHARE * predicted  # also where no time is known (NaN)
 
     def check(self, metric: str) -> None:
         """Raise where no configuration can be trained, or where none reports the metric of the goal."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import pickle
 import signal
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class ForkedProcess:
             self._channel.close()
             os.close(self._pidfd)
             self._pidfd = -1
-            self._server.processes -= 1
+            self._server.release()
 
 
 def is_supported() -> bool:
@@ -112,10 +113,16 @@ def fork_worker(request: ForkRequest, preload: str, files: Sequence[int]) -> For
     if not is_supported():
         raise ForkServerError("this system has no pidfd")
     while True:
-        server = _find_server(request.environment, preload)
+        try:
+            server = _find_server(request.environment, preload, reserve=True)
+        except OSError as error:
+            raise ForkServerError(str(error)) from error
         try:
             return server.fork(request, files)
         except (OSError, EOFError) as error:
+            server.release()
+            if server.is_running() and server.processes:  # to end it would kill the workers that it has forked
+                raise ForkServerError(f"{type(error).__name__}: {error}") from error
             output = server.close()
             if not server.answered:
                 raise ForkServerError(output or f"{type(error).__name__}: {error}") from error
@@ -136,11 +143,11 @@ class _Server:
 
     def __init__(self, environment: Mapping[str, str], preload: str) -> None:
         self.answered = False
-        self.processes = 0  # forked, and not yet closed
+        self.processes = 0  # forked or about to be, and not yet closed; changed under the lock of all servers
         self._owner = os.getpid()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (read when the template has failed)
         self._control, theirs = socket.socketpair()
-        with theirs:
+        with theirs, self._closing_on_error():
             arguments = [str(theirs.fileno()), str(os.getpid()), preload, *sys.path]
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-c", _BOOT, *arguments],
@@ -151,6 +158,19 @@ class _Server:
                 env={**environment, **dict.fromkeys(THREAD_LIMITS, "1")},  # no pool of threads comes into being
                 start_new_session=True,  # Ctrl-C is for the controller alone
             )
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._output.close()
+            self._control.close()
+            raise
+
+    def release(self) -> None:
+        with _servers_lock:
+            self.processes -= 1
 
     def is_running(self) -> bool:
         """Whether the other end of the control socket is open; the template never writes to it."""
@@ -177,13 +197,14 @@ class _Server:
             answer, pidfds, _, _ = socket.recv_fds(channel, PID.size, 1)
             if len(answer) < PID.size:
                 raise EOFError("it ended before it answered")
+            if not pidfds:
+                raise OSError(errno.EMFILE, "the controller has too many open files")
             channel.settimeout(None)
         except BaseException:
             channel.close()
             raise
         os.set_inheritable(pidfds[0], False)
         self.answered = True
-        self.processes += 1
         return ForkedProcess(self, channel, PID.unpack(answer)[0], pidfds[0])
 
     def close(self) -> str:
@@ -195,11 +216,12 @@ class _Server:
         if self._owner == os.getpid():
             self._process.kill()
             self._process.wait()
-        if self._output.closed:
+        try:
+            with self._output as output:
+                output.seek(0)
+                return output.read().decode(errors="replace").strip()
+        except ValueError:  # another thread has closed it
             return ""
-        with self._output as output:
-            output.seek(0)
-            return output.read().decode(errors="replace").strip()
 
     def disown(self) -> None:
         """Called in a fork of the controller: the template can be used, but is not its child."""
@@ -211,8 +233,8 @@ _failures: Counter[_Key] = Counter()  # templates that ended before they forked 
 _servers_lock = threading.Lock()
 
 
-def _find_server(environment: Mapping[str, str], preload: str) -> _Server:
-    """The template for such workers, which is started if there is none."""
+def _find_server(environment: Mapping[str, str], preload: str, reserve: bool = False) -> _Server:
+    """The template for such workers, which is started if there is none; `reserve` counts the one that it will fork."""
     changing = {*_VOLATILE, *THREAD_LIMITS}
     stable = frozenset((name, value) for name, value in environment.items() if name not in changing)
     key = _Key(preload, stable, _inherited_limits())
@@ -227,6 +249,7 @@ def _find_server(environment: Mapping[str, str], preload: str) -> _Server:
                 raise ForkServerError("the process that forks workers has failed before")
             server = _Server(environment, preload)
         _servers[key] = server
+        server.processes += reserve
         for old in [old for old, idle in _servers.items() if not idle.processes][:-MAX_SERVERS]:
             _servers.pop(old).close()
         return server

@@ -117,16 +117,28 @@ class _Template:
         data, files, _, _ = socket.recv_fds(self._control, 1, 1)
         if not data:
             self._end()
+        if not files:
+            return None  # this process has no room for another file; the controller sees the end of its channel
         channel = socket.socket(fileno=files[0])
         template = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no more processes, or no memory: only this start fails
+            channel.close()
+            return None
         if pid == 0:
             die_with_parent()
             if os.getppid() != template:
                 os._exit(1)
             self._leave()
             return channel
-        pidfd = os.pidfd_open(pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            channel.close()
+            _kill_group(pid)
+            os.waitpid(pid, 0)
+            return None
         with contextlib.suppress(OSError):  # the controller has let go of it already
             socket.send_fds(channel, [PID.pack(pid)], [pidfd])
         self._workers[pidfd] = pid, channel

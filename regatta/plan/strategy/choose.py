@@ -337,12 +337,18 @@ def lower_bound(work: Workload, cluster: ClusterSpec) -> tuple[float, str]:
     Either all workers are busy at the cheapest rate of each kind, or one model is trained by its fastest group.
     """
     partitions = cluster.partitions or 1
-    fixed = {kind.name: (kind.fixed - kind.fetch) * partitions for kind in work.kinds}  # seconds of an epoch
-    load = sum(k.models * k.epochs * (_cheapest_epoch(k, cluster) + fixed[k.name]) for k in work.kinds)
+    fixed = [(kind.fixed - kind.fetch) * partitions for kind in work.kinds]  # seconds of an epoch
+    load = sum(
+        kind.models * kind.epochs * (_cheapest_epoch(kind, cluster) + seconds)
+        for kind, seconds in zip(work.kinds, fixed, strict=True)
+    )
     load /= cluster.workers
     prepare = work.data.prepare * work.max_epochs / cluster.workers  # at least once for all models
     load = max(load, (load + prepare) / (1 + cluster.cores))
-    chains = {k.name: k.epochs * (k.seconds * _fastest_group(k, cluster) + fixed[k.name]) for k in work.kinds}
+    chains = {
+        kind.name: kind.epochs * (kind.seconds * _fastest_group(kind, cluster) + seconds)
+        for kind, seconds in zip(work.kinds, fixed, strict=True)
+    }
     slowest = max(chains, key=lambda name: chains[name])
     return (load, "all workers") if load >= chains[slowest] else (chains[slowest], f"a model {slowest}")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -271,3 +273,40 @@ def test_expecting_workers_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     begin = time.monotonic()
     expect_workers(b"")
     assert time.monotonic() - begin < 30
+
+
+def test_a_failed_start_leaves_other_workers_alone(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller, or the template, has no room for another file: a new interpreter is started instead."""
+    first, _ = probe.start("waits")
+    open_file = os.open
+    with monkeypatch.context() as patch:
+        refused = iter([True])
+
+        def refuse_once(path: Any, *arguments: Any, **options: Any) -> int:
+            if path == "." and next(refused, False):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return open_file(path, *arguments, **options)
+
+        patch.setattr(fork_client.os, "open", refuse_once)
+        assert probe.ask("facts")["answer"] == 1
+    server = _parent(first.pid)
+    assert server in fork_servers(os.getpid())
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (3, resource.prlimit(server, resource.RLIMIT_NOFILE)[1]))
+    assert probe.ask("facts")["answer"] == 1
+    assert is_running(first.pid)
+    assert "it could not be forked" in probe.log.read_text()
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_template_that_cannot_be_started_is_not_needed(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("REGATTA_PROBE", "another template")
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_client.tempfile, "TemporaryFile", refuse)
+        assert probe.ask("facts")["answer"] == 1
+    assert "No space left" in probe.log.read_text()
