@@ -36,4 +36,4 @@ def test_the_functions_that_are_shown_are_those_of_the_example(name: str) -> Non
 
 def test_the_demo_is_the_first_example() -> None:
     """The package carries its text, so that an installed Regatta can show and run it."""
-    assert (ROOT / "examples" / "digits.py").read_text() == (ROOT / "regatta" / "cli" / "digits.py").read_text()
+    assert (ROOT / "examples" / "digits.py").read_text() == (ROOT / "regatta" / "cli" / "demo_sweep.py").read_text()

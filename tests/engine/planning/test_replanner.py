@@ -140,11 +140,11 @@ def test_invalid_options(data: Dataset, tmp_path: Path, pack: Any, numerics: Any
 def test_expensive_preprocessing_is_shared_and_free_is_not(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleeps: float, shares: bool
 ) -> None:
-    def quick_start(*given: Any) -> AvailableWorkers:
-        # On a busy machine a start takes longer than all the preprocessing.
-        return replace(available_workers(*given), start_seconds=1.0)
+    def known_start(*given: Any) -> AvailableWorkers:
+        # On a busy machine a start may take longer than expensive preprocessing, and free preprocessing is not free.
+        return replace(available_workers(*given), start_seconds=1.0 if shares else 10.0)
 
-    monkeypatch.setattr("regatta.engine.planning.replanner.available_workers", quick_start)
+    monkeypatch.setattr("regatta.engine.planning.replanner.available_workers", known_start)
     slow = partial(transforms.noisy, sleeps=sleeps)
     run = launched(
         data, tmp_path, search.grid(lr=RATES, batch_size=[8]), transform_fn=slow, cluster=PAIR, epochs=4, pack=False

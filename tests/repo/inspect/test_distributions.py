@@ -134,7 +134,7 @@ def test_odd_tensors_are_described(value: Any) -> None:
     found = describe_tensor("x", partly(value))
     assert found.count == np.size(value)
     assert found.row()["name"] == "x"
-    assert isinstance(found.histogram.draw(), str)
+    assert isinstance(found.histogram.drawn(), str)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "int8", "uint8", "uint16", "bool", "int32"])
@@ -170,7 +170,7 @@ def test_histograms_apart() -> None:
 
 
 def test_a_histogram_in_a_line_of_text() -> None:
-    assert Histogram(1.0, 0, (1, 4, 8)).draw() == "▁▄█"
-    assert Histogram(1.0, 0, tuple(range(100))).draw(10).endswith("█")
-    assert len(Histogram(1.0, 0, (1,) * 100).draw(24)) <= 24
+    assert Histogram(1.0, 0, (1, 4, 8)).drawn() == "▁▄█"
+    assert Histogram(1.0, 0, tuple(range(100))).drawn(10).endswith("█")
+    assert len(Histogram(1.0, 0, (1,) * 100).drawn(24)) <= 24
     assert str(Interval(1.0, 1.0)) == "1" and str(Interval(0.9, 1.1)) == "1±0.1"
