@@ -277,7 +277,13 @@ def test_expecting_workers_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_failed_start_leaves_other_workers_alone(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller, or the template, has no room for another file: a new interpreter is started instead."""
-    first, _ = probe.start("waits")
+    first, read = probe.start("waits")
+    assert os.read(read, 1) == b"1"
+    os.close(read)
+    server = _parent(first.pid)
+    assert server in fork_servers(os.getpid())
+    files = Path(f"/proc/{server}/fd")
+    held = len(list(files.iterdir()))
     open_file = os.open
     with monkeypatch.context() as patch:
         refused = iter([True])
@@ -289,12 +295,16 @@ def test_a_failed_start_leaves_other_workers_alone(probe: Probe, monkeypatch: py
 
         patch.setattr(fork_client.os, "open", refuse_once)
         assert probe.ask("facts")["answer"] == 1
-    server = _parent(first.pid)
-    assert server in fork_servers(os.getpid())
-    resource.prlimit(server, resource.RLIMIT_NOFILE, (3, resource.prlimit(server, resource.RLIMIT_NOFILE)[1]))
+    assert soon(lambda: len(list(files.iterdir())) == held), "the template has forgotten the start that failed"
+    # Room for what it waits for, which leaves out its standard files, and for nothing else.
+    limits = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    resource.prlimit(server, resource.RLIMIT_NOFILE, (held - 2, limits[1]))
     assert probe.ask("facts")["answer"] == 1
-    assert is_running(first.pid)
     assert "it could not be forked" in probe.log.read_text()
+    resource.prlimit(server, resource.RLIMIT_NOFILE, limits)
+    later, _ = probe.start("waits")
+    assert _parent(later.pid) == server
+    assert is_running(first.pid)
 
 
 def _parent(pid: int) -> int:
