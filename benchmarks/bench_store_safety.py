@@ -8,7 +8,7 @@ The bounds that they give are compared with every weight. "Least" is the share t
 byte, goes below: their entropy. Where a model's last bits are zeros, as in MiniLM, which was made of float16, the
 leading planes are a larger share of what is stored, and 40% is out of reach.
 
-Kills: the drill of regatta/testing/kills.py. Four processes write, one archives, stores anew as random deltas and
+Kills: the drill of tests/helpers/kill_drill.py. Four processes write, one archives, stores anew as random deltas and
 collects; it and one to four writers get SIGKILL at random moments. After each, fsck recreates every tensor, and every
 snapshot that was acknowledged is compared bit for bit, while the survivors go on.
 """
@@ -36,6 +36,7 @@ from regatta.store.format.tensor_id import as_tensor
 from regatta.store.store import ParameterStore
 
 PLANES = (1, 2, 3, 4)
+KILL_DRILL = Path(__file__).parent.parent / "tests" / "helpers" / "kill_drill.py"
 
 
 class CountedFileSystem(LocalFileSystem):
@@ -120,7 +121,7 @@ def widest(snapshot: store_corpus.Snapshot, found: dict[str, Any]) -> float:
 
 def drill(kills: int, folder: Path) -> dict[str, Any]:
     result = folder / "result.json"
-    command = [sys.executable, "-m", "regatta.testing.kills", str(folder), str(kills), "6", str(result)]
+    command = [sys.executable, str(KILL_DRILL), str(folder), str(kills), "6", str(result)]
     subprocess.run(command, check=True)
     tally: dict[str, Any] = json.loads(result.read_text())
     return tally

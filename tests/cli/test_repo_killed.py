@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kill_drill import PromiseLog, read_log
 
 from regatta.cli.main import main
 from regatta.repo import Repo
 from regatta.repo.intake.staging import staged
-from regatta.testing.kills import PromiseLog, read_log
 
 
 @pytest.fixture

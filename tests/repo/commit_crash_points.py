@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from crash_drill import arm, finishes
 from fake_run import FakeRun
+from kill_drill import snapshot_of
 
 from regatta.repo import Repo
 from regatta.repo.commit_run import commit_run
 from regatta.repo.intake.staging import add, commit_staged, staged
 from regatta.store.database import Database
-from regatta.testing.kills import snapshot_of
 from regatta.testing.store import bits_of
 
 STEPS: list[tuple[Any, str]] = [(os, "fsync"), (os, "replace"), (Path, "unlink"), (Database, "_run")]

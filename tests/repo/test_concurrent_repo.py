@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 from crash_drill import run_drill
+from kill_drill import PromiseLog, read_log, snapshot_of
 
 from regatta.repo import Repo
-from regatta.testing.kills import PromiseLog, read_log, snapshot_of
 from regatta.testing.store import bits_of
 
 HERE = Path(__file__).parent

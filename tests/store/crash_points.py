@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from crash_drill import arm, finishes
+from kill_drill import random_plan, snapshot_of
 
 from regatta.errors import RegattaError
 from regatta.store.store import ParameterStore
-from regatta.testing.kills import random_plan, snapshot_of
 from regatta.testing.store import bits_of
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kill_drill import snapshot_of
 
 from regatta.store.folder import PackBatch
 from regatta.store.format.encodings import encoding_named
 from regatta.store.store import ParameterStore
-from regatta.testing.kills import snapshot_of
 from regatta.testing.store import bits_of
 
 PROCESSES = multiprocessing.get_context("spawn")

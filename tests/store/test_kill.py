@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kill_drill
 import pytest
 from crash_drill import run_drill
 
@@ -25,15 +26,7 @@ def memory() -> Iterator[Path]:
 
 
 def drill(folder: Path, rounds: int, seed: int) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "regatta.testing.kills",
-        str(folder),
-        str(rounds),
-        str(seed),
-        str(folder / "result"),
-    ]
+    command = [sys.executable, kill_drill.__file__, str(folder), str(rounds), str(seed), str(folder / "result")]
     subprocess.run(command, check=True, timeout=600)
     result: dict[str, Any] = json.loads((folder / "result").read_text())
     return result

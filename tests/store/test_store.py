@@ -14,13 +14,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from kill_drill import random_plan
 
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
 from regatta.store.format.encodings import ENCODINGS, encoding_named
 from regatta.store.format.tensor_id import Bits
 from regatta.store.index import MAX_CHAIN_LENGTH
 from regatta.store.store import ParameterStore
-from regatta.testing.kills import random_plan
 from regatta.testing.store import PlainStore, Store, StoreContract, bits_of, snapshots
 
 DIRECT = [encoding.id for encoding in ENCODINGS.values() if not encoding.needs_base and not encoding.lossy]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from regatta.errors import UsageError
 
@@ -29,15 +29,6 @@ class EpochBounds:
             raise UsageError(f"Between {self.least} and {self.most} epochs: give numbers from 1, the smaller first.")
 
 
-class Criterion(Protocol):
-    @property
-    def bounds(self) -> EpochBounds: ...
-
-    def reached(self, values: Sequence[float]) -> bool:
-        """Whether a model with these values, one after each epoch, has converged."""
-        ...
-
-
 @dataclass(frozen=True)
 class Plateau:
     """No improvement by `delta` for `patience` epochs, or `most` epochs."""
@@ -52,6 +43,7 @@ class Plateau:
         return EpochBounds(min(self.patience + 1, self.most), self.most)
 
     def reached(self, values: Sequence[float]) -> bool:
+        """Whether a model with these values, one after each epoch, has converged."""
         if len(values) >= self.most:
             return True
         best, since = math.inf, 0

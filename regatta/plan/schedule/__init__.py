@@ -3,7 +3,6 @@
 units.py, estimates.py          units, and how long each takes
 hopper.py                       Hopper: events in, assignments out; it keeps the four invariants
 board.py, timetable.py          its state as arrays, with sums kept up to date
-invariants.py                   the same sums checked from scratch
 rules.py, rule_names.py         which model an idle worker trains next, by name
 portfolio.py, rollout.py        `auto`: simulates rules ahead and takes the one that ends first
 offline/                        schedules that are computed ahead of time

@@ -135,7 +135,8 @@ class Estimates:
         return math.log(seconds / base) if seconds > 0 and base > 0 else 0.0
 
     def seconds(self, unit: Unit, worker: str) -> float:
-        return self._base(unit) * math.exp(self._log_correction(unit, worker))
+        model, pace = self._models.get((unit.kind, unit.model)), self._workers.get(worker)
+        return self._base(unit) * math.exp((model.value if model else 0.0) + (pace.value if pace else 0.0))
 
     def seconds_of_many(
         self, kind: UnitKind, model: str, partitions: Sequence[int], workers: Sequence[str]
@@ -168,16 +169,11 @@ class Estimates:
 
     def _base(self, unit: Unit) -> float:
         profile = self._profiles.get(unit.model) or self._mean_profile()
-        rate = self._per_row(profile) if unit.kind == "train" else profile.eval
+        if unit.kind == "eval":
+            rate = profile.eval
+        else:
+            rate = profile.train if self.shared else profile.train + profile.prepare
         return self._rows[unit.kind][unit.partition] * rate / self.speedup(unit.model) + profile.fixed
-
-    def _per_row(self, profile: RowCosts) -> float:
-        return profile.train if self.shared else profile.train + profile.prepare
-
-    def _log_correction(self, unit: Unit, worker: str) -> float:
-        model = self._models.get((unit.kind, unit.model))
-        pace = self._workers.get(worker)
-        return (model.value if model else 0.0) + (pace.value if pace else 0.0)
 
     def _profile_from_unit(self, unit: Unit, worker: str, seconds: float) -> None:
         """Take the first unit of a model without a profile as its profile."""
@@ -192,16 +188,12 @@ class Estimates:
     def _mean_profile(self) -> RowCosts:
         if self._mean is None:
             known = [self._corrected(model, profile) for model, profile in self._profiles.items()]
-            count = len(known)
-            self._mean = (
-                RowCosts(
-                    sum(p.train for p in known) / count,
-                    sum(p.eval for p in known) / count,
-                    sum(p.fixed for p in known) / count,
-                    sum(p.prepare for p in known) / count,
-                )
-                if known
-                else RowCosts(SECONDS_PER_ROW, SECONDS_PER_ROW * EVAL_SHARE)
+            known = known or [RowCosts(SECONDS_PER_ROW, SECONDS_PER_ROW * EVAL_SHARE)]
+            self._mean = RowCosts(
+                sum(p.train for p in known) / len(known),
+                sum(p.eval for p in known) / len(known),
+                sum(p.fixed for p in known) / len(known),
+                sum(p.prepare for p in known) / len(known),
             )
         return self._mean
 

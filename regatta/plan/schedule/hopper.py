@@ -13,9 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from regatta.errors import UsageError, nearest
-from regatta.plan.schedule.board import Board, ModelProgress, Running, UnitChoice
+from regatta.plan.schedule.board import Board, ModelProgress, Running
 from regatta.plan.schedule.estimates import Times
-from regatta.plan.schedule.invariants import check_board, check_story
 from regatta.plan.schedule.offline.follow import DEFAULT_PATIENCE, FollowPlan, PlannedStarts
 from regatta.plan.schedule.portfolio import MAX_NOISE_FOR_PLANS, too_large
 from regatta.plan.schedule.rollout import Start, earliest_end, start_units
@@ -134,7 +133,7 @@ class Hopper:
             raise UsageError(f"Model {model!r} cannot train {epochs} epochs when {done} are done.")
         board = self._board
         visited = _check_partitions(visited, board.partitions, f"visited partition of {model!r}")
-        orders = {epoch: self._check_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
+        orders = self._check_orders(model, order)
         rest = set(range(board.partitions)) - set(visited) if epochs > done else set()
         index = board.add_model(ModelProgress(epochs, done + 1, rest, orders, most))
         self._models[model] = index
@@ -155,8 +154,7 @@ class Hopper:
         """Set the total number of epochs, at least as many as have begun. This also resumes a stopped model."""
         index = self._model(model)
         known = self._board.models[index].orders
-        orders = {epoch: self._check_order(model, epoch, seq) for epoch, seq in (order or {}).items()}
-        self._board.models[index].orders = {**orders, **known}
+        self._board.models[index].orders = {**self._check_orders(model, order), **known}
         self._board.extend(index, epochs)
         self._update_units_left(index)
         self._outdated = True
@@ -192,18 +190,18 @@ class Hopper:
         board = self._board
         board.now = now
         rule = self._current_rule()
-        started = [self._started(worker, board.running[worker]) for worker in start_units(board, rule)]
-        self._running.update((assignment.worker, assignment.unit) for assignment in started)
-        return started
-
-    def _started(self, worker: int, running: Running) -> Assignment:
-        self._log("started", worker, running.model, running)
-        return Assignment(self._worker_names[worker], self._unit(running))
+        assignments = []
+        for index in start_units(board, rule):
+            running = board.running[index]
+            self._log("started", index, running.model, running)
+            worker, unit = self._worker_names[index], self._unit(running)
+            self._running[worker] = unit
+            assignments.append(Assignment(worker, unit))
+        return assignments
 
     def finish(self, worker: str, now: float = 0.0, seconds: float | None = None) -> Finished:
         """The worker's unit is done. `seconds` correct the estimates."""
-        index = self._worker(worker)
-        self._check_running(worker, index)
+        index = self._busy_worker(worker)
         running, trained, evaluated = self._board.finish(index)
         self._set_left(running.model, self._left[running.model] - 1)
         self._board.now = now
@@ -216,8 +214,7 @@ class Hopper:
 
     def give_back(self, worker: str) -> Unit:
         """The worker's unit did not happen; it returns to the queue."""
-        index = self._worker(worker)
-        self._check_running(worker, index)
+        index = self._busy_worker(worker)
         running = self._board.give_back(index)
         if self._board.models[running.model].stopped:
             self._set_left(running.model, self._left[running.model] - 1)
@@ -248,10 +245,10 @@ class Hopper:
         if not board.workers_with_work([index]):
             return None
         choices = rule.choose(board, [index], peek=True)
-        return self._unit(self._preview(choices[0])) if choices else None
-
-    def _preview(self, choice: UnitChoice) -> Running:
-        return Running(False, choice.model, self._board.models[choice.model].epoch, choice.partition)
+        if not choices:
+            return None
+        _, model, partition = choices[0]
+        return self._unit(Running(False, model, board.models[model].epoch, partition))
 
     # -- queries ------------------------------------------------------------------------------------
 
@@ -294,16 +291,6 @@ class Hopper:
         wanted = self._board.wanted.sum(axis=1)
         return [j for j in range(self._board.partitions) if wanted[j] and j not in held]
 
-    def validate(self) -> None:
-        """Assert every invariant. For tests: it checks all events so far."""
-        if not self._workers_changed:  # otherwise the next decision updates the sums
-            check_board(self._board)
-        if len(self._story) < MAX_STORY_EVENTS:  # otherwise the oldest events are missing
-            check_story(self._story, self._board.partitions, self._visited_before)
-        assert self._left == [self._count_units_left(index) for index in range(len(self._model_names))]
-        assert self._units_left == sum(self._left)
-        assert self._models_left == sum(map(bool, self._left))
-
     def story(self, model_or_worker: str) -> list[Event]:
         """The events that touched a model or a worker, oldest first."""
         worker = self._worker_names.index(model_or_worker) if model_or_worker in self._worker_names else -2
@@ -313,11 +300,13 @@ class Hopper:
             raise UsageError(
                 f"There is no model or worker {model_or_worker!r}.", candidates=nearest(model_or_worker, known)
             )
-        return [
-            self._event(time, what, w, m, running)
-            for time, what, w, m, running in self._story
-            if w == worker or m == model or w == m == -1
-        ]
+        events = []
+        for time, what, w, m, running in self._story:
+            if w == worker or m == model or w == m == -1:
+                worker_name = self._worker_names[w] if w >= 0 else None
+                model_name = self._model_names[m] if m >= 0 else None
+                events.append(Event(time, what, worker_name, model_name, self._unit(running) if running else None))
+        return events
 
     # -- internals ----------------------------------------------------------------------------------
 
@@ -387,15 +376,6 @@ class Hopper:
     def _log(self, what: str, worker: int = -1, model: int = -1, running: Running | None = None) -> None:
         self._story.append((self._board.now, what, worker, model, running))
 
-    def _event(self, time: float, what: str, worker: int, model: int, running: Running | None) -> Event:
-        return Event(
-            time,
-            what,
-            self._worker_names[worker] if worker >= 0 else None,
-            self._model_names[model] if model >= 0 else None,
-            self._unit(running) if running else None,
-        )
-
     def _worker(self, worker: str) -> int:
         if worker not in self._workers:
             raise UsageError(f"There is no worker {worker!r}.", candidates=nearest(worker, self._workers))
@@ -406,9 +386,11 @@ class Hopper:
             raise UsageError(f"There is no model {model!r}.", candidates=nearest(model, self._models))
         return self._models[model]
 
-    def _check_running(self, worker: str, index: int) -> None:
+    def _busy_worker(self, worker: str) -> int:
+        index = self._worker(worker)
         if index not in self._board.running:
             raise UsageError(f"Worker {worker!r} does not run a unit.")
+        return index
 
     def _check_last_unit(self, index: int, epoch: int, partition: int) -> None:
         board, model = self._board, self._board.models[index]
@@ -423,13 +405,15 @@ class Hopper:
         if not begun and model.evals.get(epoch, 0) < board.eval_partitions:
             raise UsageError(f"{unit}: its epoch was evaluated, at least in part.")
 
-    def _check_order(self, model: str, epoch: int, order: Sequence[int]) -> tuple[int, ...]:
-        if sorted(order) != list(range(self._board.partitions)):
-            raise UsageError(
-                f"The order of {model!r} in epoch {epoch} is {list(order)}; it must name each of the "
-                f"{self._board.partitions} partitions once."
-            )
-        return tuple(order)
+    def _check_orders(self, model: str, orders: Mapping[int, Sequence[int]] | None) -> dict[int, tuple[int, ...]]:
+        count = self._board.partitions
+        for epoch, order in (orders or {}).items():
+            if sorted(order) != list(range(count)):
+                raise UsageError(
+                    f"The order of {model!r} in epoch {epoch} is {list(order)}; "
+                    f"it must name each of the {count} partitions once."
+                )
+        return {epoch: tuple(order) for epoch, order in (orders or {}).items()}
 
 
 def _check_partitions(partitions: Iterable[int], count: int, what: str) -> list[int]:

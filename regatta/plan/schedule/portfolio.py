@@ -34,7 +34,7 @@ RESTART_DEVIATIONS = (0.02, 0.05, 0.1, 0.2, 0.4)  # deviations of the weights th
 
 def dispatch(board: Board) -> ChosenRule:
     """The rule to use without roll-outs."""
-    if _replicated(board) and _uneven(board):
+    if board.cost and _uneven(board):
         return ChosenRule(Backlog(), "backlog", "partitions have replicas on workers of unlike speed")
     if _equal(board):
         return ChosenRule(Match(), "match", f"unit times are equal within {EQUAL_TOLERANCE:.0%}")
@@ -50,10 +50,6 @@ def _equal(board: Board) -> bool:
         if longest > (1 + EQUAL_TOLERANCE) * shortest:
             return False
     return longest > 0.0
-
-
-def _replicated(board: Board) -> bool:
-    return any(len(holders) > 1 for holders in board.holders)
 
 
 def _uneven(board: Board) -> bool:
@@ -144,9 +140,10 @@ class _Contest:
         outlived = isinstance(present, FollowPlan) and self.noise > MAX_NOISE_FOR_PLANS
         if present is not None and type(present) is not type(self.best.rule) and not outlived:
             yield ChosenRule(present, "planned", "the rule in use still ends first in roll-outs")
-        if not _replicated(self.board) and self.noise <= MAX_NOISE_FOR_PLANS:
+        replicated = any(len(holders) > 1 for holders in self.board.holders)
+        if not replicated and self.noise <= MAX_NOISE_FOR_PLANS:
             yield ChosenRule(FollowPlan(PlannedStarts(rotation(self.whole))), "rotation", why)
-        if _replicated(self.board) and (placed := self._placed()):
+        if replicated and (placed := self._placed()):
             self.weighted_rule = placed
             yield ChosenRule(placed, "placed", why)
         for rule, name in ((Longest(), "longest"), (Lrm(), "lrm"), (Match(), "match")):
@@ -176,9 +173,8 @@ class _Contest:
         """Try the schedule of a rule as a plan, unless only the first epochs were rolled out."""
         if self.board is self.whole and self.noise <= MAX_NOISE_FOR_PLANS:
             plan = FollowPlan(PlannedStarts(outcome.starts))
-            self._consider(
-                dataclasses.replace(candidate, rule=plan, why=f"{candidate.why}; kept to as a plan"), outcome
-            )
+            why = f"{candidate.why}; kept to as a plan"
+            self._consider(dataclasses.replace(candidate, rule=plan, why=why), outcome)
 
     def _consider(self, candidate: ChosenRule, outcome: RollOutResult) -> None:
         self.shortest = min(self.shortest, outcome.end)
@@ -208,16 +204,13 @@ class _Contest:
         number = 0
         while not self._enough() and self._ratio(self.shortest, self.bound) > 1 + CLOSE_TO_BOUND:
             start = bent if number % 3 else even
-            weights = start * np.exp(
-                RESTART_DEVIATIONS[number % len(RESTART_DEVIATIONS)] * random.standard_normal(shape)
-            )
+            deviation = RESTART_DEVIATIONS[number % len(RESTART_DEVIATIONS)]
+            weights = start * np.exp(deviation * random.standard_normal(shape))
             number += 1
             rule = self.weighted_rule.with_weights(weights)
             outcome = self._play(rule, give_up=self.shortest)
             if outcome.end < self.shortest:
                 bent = weights
-                candidate = ChosenRule(
-                    rule, "restart", f"with bent preferences (try {number}) it ends first in roll-outs"
-                )
-                self._consider_plan(candidate, outcome)
+                why = f"with bent preferences (try {number}) it ends first in roll-outs"
+                self._consider_plan(ChosenRule(rule, "restart", why), outcome)
                 self.shortest = outcome.end

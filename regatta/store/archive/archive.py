@@ -172,10 +172,7 @@ def _by_id(store: ParameterStore, given: T) -> T | dict[str, float]:
 
 
 def _budgets(
-    graph: StorageGraph,
-    scheme: Scheme,
-    budget: float | Mapping[str, float] | None,
-    reads: Mapping[str, float] | None,
+    graph: StorageGraph, scheme: Scheme, budget: float | Mapping[str, float] | None, reads: Mapping[str, float] | None
 ) -> Floats | None:
     if isinstance(budget, Mapping):
         if reads is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from hopper_invariants import check_hopper
+
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import spread_partitions
@@ -75,7 +77,7 @@ class Play:
             14: self.hand_over,
         }
         actions.get(what, self.finish)(argument)
-        self.hopper.validate()
+        check_hopper(self.hopper)
         if argument % 4:  # else another event comes before the next decision
             self.assign()
 
@@ -86,7 +88,7 @@ class Play:
             assert assignment.unit.model not in self.stopped
             self._check_order(assignment.unit)
             self.assigned.append((assignment.worker, assignment.unit))
-        self.hopper.validate()
+        check_hopper(self.hopper)
 
     def add_model(self, argument: int) -> None:
         name = f"m{len(self.epochs)}"

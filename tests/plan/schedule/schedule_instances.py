@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hopper_invariants import check_hopper
+
 from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import Schedule, SimulatedUnit, simulate, spread_partitions
@@ -42,7 +44,7 @@ def hopper_for(
 def schedule_of(times: Matrix, rule: str, **options: int) -> Schedule:
     hopper = hopper_for(times, rule, **options)
     schedule = simulate(hopper, known(times))
-    hopper.validate()
+    check_hopper(hopper)
     return schedule
 
 

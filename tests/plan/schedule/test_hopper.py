@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hopper_invariants import check_hopper
 from schedule_instances import hopper_for, known, train, two_workers
 
 from regatta.errors import UsageError
@@ -37,7 +38,7 @@ def test_evaluations_come_before_training_and_beside_the_next_epoch() -> None:
     assert hopper.assign() == [Assignment("w0", train("m0", 2, 0))]  # while its first epoch is evaluated on w1
     finished = hopper.finish("w1")
     assert (finished.trained, finished.evaluated) == (False, True)
-    hopper.validate()
+    check_hopper(hopper)
 
 
 def test_the_oldest_evaluation_goes_first() -> None:
@@ -88,7 +89,7 @@ def test_a_fixed_order_is_kept() -> None:
     hopper.add_model("m3", 2, order=order)
     schedule = simulate(hopper, known(times))
     assert [schedule.visits("m3", epoch) for epoch in (1, 2)] == [order[1], order[2]]
-    hopper.validate()
+    check_hopper(hopper)
 
 
 def test_a_stopped_model_finishes_what_runs_and_can_be_woken() -> None:
@@ -102,7 +103,7 @@ def test_a_stopped_model_finishes_what_runs_and_can_be_woken() -> None:
     hopper.extend_model("m0", 2)
     assert hopper.units_left() == left + 5  # one and two of training, two of evaluation
     assert {a.unit.model for a in hopper.assign()} == {"m0"}
-    hopper.validate()
+    check_hopper(hopper)
 
 
 def test_evaluations_of_a_stopped_model_wait_until_it_is_woken() -> None:
@@ -234,6 +235,6 @@ def test_fewer_epochs_are_wanted_between_two() -> None:
         hopper.finish(assignment.worker)
     hopper.extend_model("m0", 1)
     assert hopper.done() and hopper.assign() == []
-    hopper.validate()
+    check_hopper(hopper)
     hopper.extend_model("m0", 2)
     assert [assignment.unit.epoch for assignment in hopper.assign()] == [2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hopper_invariants import check_hopper
 from schedule_instances import known, train, two_workers
 
 from regatta.errors import UsageError
@@ -18,7 +19,7 @@ def train_one(hopper: Hopper, model: str = "m0") -> Unit:
         if unit != begun[model].unit:
             hopper.give_back(worker)
     hopper.finish(begun[model].worker)
-    hopper.validate()
+    check_hopper(hopper)
     return begun[model].unit
 
 
@@ -31,7 +32,7 @@ def finish_all(hopper: Hopper) -> list[Unit]:
         worker, unit = next(iter(hopper.running().items()))
         hopper.finish(worker)
         seen.append(unit)
-        hopper.validate()
+        check_hopper(hopper)
     return seen
 
 
@@ -47,7 +48,7 @@ def test_a_unit_lost_in_mid_epoch_is_done_again() -> None:
     lost = train_one(hopper)
     assert hopper.units_left() == 3
     hopper.undo("m0", 1, lost.partition)
-    hopper.validate()
+    check_hopper(hopper)
     assert hopper.units_left() == 4
     assert [event.unit for event in hopper.story("m0") if event.what == "undone"] == [lost]
     assert sorted(finish_all(hopper), key=str) == sorted(epoch_of("m0", 1) + epoch_of("m0", 2), key=str)
@@ -61,7 +62,7 @@ def test_an_epoch_that_was_not_trained_after_all_is_not_evaluated() -> None:
             hopper.finish(assignment.worker)
     left = hopper.units_left()
     hopper.undo("m0", 1, 1)
-    hopper.validate()
+    check_hopper(hopper)
     assert hopper.units_left() == left + 1
     assert {a.unit for a in hopper.assign()} == {Unit("eval", "m1", 1, 0), Unit("eval", "m1", 1, 1)}
     rest = [*hopper.running().values()]
@@ -90,7 +91,7 @@ def test_one_unit_after_the_other_may_be_lost_across_an_epoch() -> None:
     done = [train_one(hopper) for _ in range(3)]
     for unit in reversed(done):
         hopper.undo("m0", unit.epoch, unit.partition)
-        hopper.validate()
+        check_hopper(hopper)
     assert hopper.units_left() == 4
     assert len(finish_all(hopper)) == 4
 
@@ -100,11 +101,11 @@ def test_a_lost_unit_of_a_stopped_model_waits_until_it_is_woken() -> None:
     lost = train_one(hopper)
     hopper.stop_model("m0")
     hopper.undo("m0", 1, lost.partition)
-    hopper.validate()
+    check_hopper(hopper)
     assert hopper.done()
     assert hopper.assign() == []
     hopper.extend_model("m0", 1)
-    hopper.validate()
+    check_hopper(hopper)
     assert sorted(finish_all(hopper), key=str) == epoch_of("m0", 1)
 
 
@@ -116,7 +117,7 @@ def test_shelved_evaluations_of_an_epoch_that_is_lost_are_forgotten() -> None:
     hopper.stop_model("m0")
     assert hopper.finish(last.worker).trained
     hopper.undo("m0", 1, last.unit.partition)
-    hopper.validate()
+    check_hopper(hopper)
     assert hopper.done()
     hopper.extend_model("m0", 1)
     assert hopper.units_left() == 3
@@ -147,7 +148,7 @@ def test_only_the_last_unit_can_be_undone(before: int, unit: tuple[int, int], me
         train_one(hopper)
     with pytest.raises(UsageError, match=message):
         hopper.undo("m0", *unit)
-    hopper.validate()
+    check_hopper(hopper)
 
 
 def test_nothing_is_undone_under_what_followed_from_it() -> None:
@@ -164,7 +165,7 @@ def test_nothing_is_undone_under_what_followed_from_it() -> None:
     hopper.give_back("w1")
     with pytest.raises(UsageError, match="its epoch was evaluated, at least in part"):
         hopper.undo("m0", 1, second.unit.partition)
-    hopper.validate()
+    check_hopper(hopper)
 
 
 # -- workers ------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ def test_a_run_ends_on_those_that_took_over(rule: str) -> None:
     taken = []
 
     def take_over(hopper: Hopper) -> None:
-        hopper.validate()
+        check_hopper(hopper)
         if hopper.unheld_partitions() and not taken:
             taken.extend(hopper.unheld_partitions())
             hopper.set_partitions("w0", [0, *taken])
@@ -216,7 +217,7 @@ def test_a_worker_comes_back_under_its_old_name() -> None:
     with pytest.raises(UsageError, match="no worker 'w1'"):
         hopper.finish("w1")
     hopper.add_worker("w1", [1])
-    hopper.validate()
+    check_hopper(hopper)
     assert hopper.workers() == {"w0": ([0], []), "w1": ([1], [])}
     (again,) = hopper.assign()
     assert (again.worker, again.unit.partition) == ("w1", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hopper_invariants import check_hopper
 from schedule_instances import bound_of, hopper_for, known, schedule_of
 
 from regatta.plan.schedule.estimates import Estimates, KnownTimes
@@ -133,6 +134,6 @@ def test_a_model_added_later_is_planned_in() -> None:
     hopper = hopper_for(times, "auto", effort=3000, later=1)
     _ = hopper.chosen_rule
     hopper.add_model("m9", 1)
-    schedule = simulate(hopper, known(times), after=Hopper.validate)
+    schedule = simulate(hopper, known(times), after=check_hopper)
     assert schedule.makespan <= 1.02 * 150.0  # it takes longest by far, and is begun at once
     assert sum(event.what.startswith("goes by") for event in hopper.story("m9")) == 2

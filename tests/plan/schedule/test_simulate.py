@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hopper_invariants import check_hopper
 from schedule_instances import hopper_for, known, schedule_of
 
 from regatta.errors import UsageError
@@ -46,7 +47,7 @@ def test_a_schedule_counts_its_idle_time() -> None:
 def test_an_outage_loses_the_unit_in_flight_and_nothing_else() -> None:
     times = [[2.0, 2.0]] * 3
     hopper = hopper_for(times, "longest")
-    schedule = simulate(hopper, known(times), outages=[Outage("w1", 3.0, 10.0)], after=Hopper.validate)
+    schedule = simulate(hopper, known(times), outages=[Outage("w1", 3.0, 10.0)], after=check_hopper)
     assert schedule.lost == pytest.approx(1.0)
     assert len(schedule.rows) == 6
     assert all(not (3.0 < row.start < 10.0 or 3.0 < row.end < 10.0) for row in schedule.rows if row.worker == "w1")
@@ -66,7 +67,7 @@ def test_a_replica_takes_over() -> None:
         hopper.add_worker(worker, *held)
     for model in range(6):
         hopper.add_model(f"m{model}", 1)
-    schedule = simulate(hopper, times, outages=[Outage("w0", 1.5)], after=Hopper.validate)
+    schedule = simulate(hopper, times, outages=[Outage("w0", 1.5)], after=check_hopper)
     assert len(schedule.rows) == 24
     assert schedule.makespan <= 9.5
 

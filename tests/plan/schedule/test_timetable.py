@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from drive_hopper import Play
+from hopper_invariants import check_hopper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,7 +72,7 @@ def test_adding_or_removing_a_worker_sets_only_its_own_times(monkeypatch: pytest
     made.assign()
     assert {(j, worker) for _, j, worker in times.asked} == {(3, "late"), (4, "late"), (4, "w4")}
     assert len(times.asked) == 3 * 20
-    made.validate()
+    check_hopper(made)
 
 
 def test_where_there_are_few_all_times_are_taken_over() -> None:
@@ -99,7 +100,7 @@ def test_a_holder_that_is_left_alone_is_not_taken_for_what_it_was() -> None:
         made.finish("w0", seconds=4.0)
     made.assign()
     assert made._board.until[0] - made._board.now == pytest.approx(4.0, rel=0.1)
-    made.validate()
+    check_hopper(made)
 
 
 corrections = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.floats(0.1, 10.0)), max_size=12)

@@ -33,14 +33,13 @@ class Shop:
     def __len__(self) -> int:
         return len(self.operations)
 
-    def pairs(self) -> list[tuple[int, int]]:
+    def groups(self) -> list[list[int]]:
         """Operations that must not overlap: of one model, or on one worker."""
         by_key: dict[tuple[str, int], list[int]] = {}
         for number, operation in enumerate(self.operations):
             by_key.setdefault(("model", operation.model), []).append(number)
             by_key.setdefault(("worker", operation.worker), []).append(number)
-        found = {(a, b) for group in by_key.values() for i, a in enumerate(group) for b in group[i + 1 :]}
-        return sorted(found)
+        return list(by_key.values())
 
     def earliest(self, number: int) -> float:
         operation = self.operations[number]

@@ -98,7 +98,8 @@ def place_units(board: Board) -> FollowPlacement | None:
         for worker in board.holders[partition]
     ]
     times = board.wanted[tuple(units.T)]
-    _, shares = split_units([part._replace(seconds=part.seconds * times[part.unit]) for part in parts], _busy(board))
+    busy = {worker: max(0.0, end - board.now) for worker, end in board.until.items()}
+    _, shares = split_units([part._replace(seconds=part.seconds * times[part.unit]) for part in parts], busy)
     home = np.zeros(board.wanted.shape, np.int32)
     seconds = np.zeros(board.wanted.shape)
     largest = np.zeros(len(units))
@@ -108,10 +109,6 @@ def place_units(board: Board) -> FollowPlacement | None:
             home[tuple(units[part.unit])] = part.worker
             seconds[tuple(units[part.unit])] = part.seconds
     return FollowPlacement(len(board.models), home, seconds)
-
-
-def _busy(board: Board) -> dict[int, float]:
-    return {worker: max(0.0, end - board.now) for worker, end in board.until.items()}
 
 
 class UnitOption(NamedTuple):

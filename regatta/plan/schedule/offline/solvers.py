@@ -7,7 +7,8 @@ operation of a shop, or None if it found no schedule within its limit.
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +26,7 @@ def solve_milp(shop: Shop, seconds: float = 10.0) -> list[float] | None:
     """
     from scipy.optimize import Bounds, milp
 
-    count, pairs = len(shop), shop.pairs()
+    count, pairs = len(shop), sorted({pair for group in shop.groups() for pair in combinations(group, 2)})
     if not count:
         return []
     begins = [shop.earliest(i) for i in range(count)]
@@ -89,8 +90,8 @@ def solve_cpsat(shop: Shop, seconds: float = 10.0, seed: int = 0) -> list[float]
     end = model.new_int_var(0, horizon, "")
     for start, tick in zip(starts, ticks, strict=True):
         model.add(end >= start + tick)
-    for group in _groups(shop, intervals):
-        model.add_no_overlap(group)
+    for group in shop.groups():
+        model.add_no_overlap([intervals[number] for number in group])
     model.minimize(end)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -100,11 +101,3 @@ def solve_cpsat(shop: Shop, seconds: float = 10.0, seed: int = 0) -> list[float]
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     return [solver.value(start) / scale for start in starts]
-
-
-def _groups(shop: Shop, intervals: list[Any]) -> list[list[Any]]:
-    groups: dict[tuple[str, int], list[Any]] = {}
-    for operation, interval in zip(shop.operations, intervals, strict=True):
-        groups.setdefault(("model", operation.model), []).append(interval)
-        groups.setdefault(("worker", operation.worker), []).append(interval)
-    return list(groups.values())

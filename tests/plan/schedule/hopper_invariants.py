@@ -8,6 +8,19 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from regatta.plan.schedule.board import Board, Running
+from regatta.plan.schedule.hopper import MAX_STORY_EVENTS, Hopper
+
+
+def check_hopper(hopper: Hopper) -> None:
+    """Assert every invariant, over all events so far."""
+    board = hopper._board
+    if not hopper._workers_changed:  # otherwise the next decision updates the sums
+        check_board(board)
+    if len(hopper._story) < MAX_STORY_EVENTS:  # otherwise the oldest events are missing
+        check_story(hopper._story, board.partitions, hopper._visited_before)
+    assert hopper._left == [hopper._count_units_left(index) for index in range(len(hopper._model_names))]
+    assert hopper._units_left == sum(hopper._left)
+    assert hopper._models_left == sum(map(bool, hopper._left))
 
 
 def check_board(board: Board) -> None:

@@ -1,6 +1,6 @@
 """A drill for the parameter store: processes write, archive and collect garbage, and are killed at random moments.
 
-    python -m regatta.testing.kills FOLDER ROUNDS SEED RESULT.json
+    python tests/helpers/kill_drill.py FOLDER ROUNDS SEED RESULT.json
 
 Four writers store series of snapshots, name them and release old ones. An archiver re-encodes everything, by a plan
 of the archive pass or as random deltas, and runs gc without a grace period. Each process logs what the store promised
