@@ -142,19 +142,15 @@ class Board:
                 holders[j].append(worker)
         for j, found in holders.items():
             self.left -= self.wanted[j] * self.time[j]
-            self._drop_costs(j, found)
+            for worker in self.holders[j]:
+                if len(found) < 2 or worker not in found:  # a sole holder needs no cost of its own
+                    self.cost.pop((worker, j), None)
             self.holders[j] = tuple(found)
             self._share[j] = 1.0 / max(1, len(found))
             if not found:
                 self.time[j] = 0.0
         self.places = Places.from_holders(range(self.partitions), self.holders)
         return Places.from_holders(sorted(self._moved), self.holders)
-
-    def _drop_costs(self, partition: int, holders: Sequence[int]) -> None:
-        """Drop the costs on former holders, and on a sole holder, which needs no cost of its own."""
-        for worker in self.holders[partition]:
-            if len(holders) < 2 or worker not in holders:
-                self.cost.pop((worker, partition), None)
 
     def end_partition_moves(self) -> None:
         """Add the partitions that moved to the sums again."""
@@ -164,14 +160,12 @@ class Board:
         for j in self._moved:
             self.left += self.wanted[j] * self.time[j]
         for worker in self._changed.union(*(self.holders[j] for j in self._moved)):
-            self._sum_worker(worker, list(self.held[worker]))
+            held = list(self.held[worker])
+            self.here[worker] = self._share[held] @ (self.wanted[held] * self.time[held])
+            self.load[worker] = self.here[worker].sum()
+            self.count[worker] = self.open[held].sum(axis=0)
         self._moved.clear()
         self._changed.clear()
-
-    def _sum_worker(self, worker: int, held: list[int]) -> None:
-        self.here[worker] = self._share[held] @ (self.wanted[held] * self.time[held])
-        self.load[worker] = self.here[worker].sum()
-        self.count[worker] = self.open[held].sum(axis=0)
 
     # -- models -----------------------------------------------------------------------------------
 
@@ -180,8 +174,7 @@ class Board:
         self.models.append(model)
         if index >= len(self.ready):
             self._grow(max(16, 2 * index))
-        self.wanted[:, index] = max(0, model.epochs - model.epoch)
-        self.wanted[list(model.rest), index] += 1
+        self._update_wanted(index)
         self.update_open(index)
         return index
 
@@ -204,17 +197,14 @@ class Board:
             self.time[held, index] = round_to_quantum(np.add.reduceat(seconds, places.first) / places.counts)
         if len(places) > len(places.counts):
             for number in np.flatnonzero(np.repeat(places.counts, places.counts) > 1).tolist():
-                row = self._cost_row(int(places.workers[number]), int(places.partitions[number]))
-                row[index] = seconds[number]
+                key = int(places.workers[number]), int(places.partitions[number])
+                if key not in self.cost:
+                    self.cost[key] = np.zeros(len(self.ready))
+                self.cost[key][index] = seconds[number]
 
     def set_eval_times(self, index: int, partitions: Sequence[int], seconds: Floats) -> None:
         """Set the seconds of a model's evaluation units, which take equally long on every worker."""
         self.eval_time[partitions, index] = round_to_quantum(seconds)
-
-    def _cost_row(self, worker: int, partition: int) -> Floats:
-        if (worker, partition) not in self.cost:
-            self.cost[worker, partition] = np.zeros(len(self.ready))
-        return self.cost[worker, partition]
 
     def update_sums(self, index: int) -> None:
         """Compute the sums of one model from `wanted`, `open` and `time`."""
@@ -291,7 +281,11 @@ class Board:
         running = self._release(worker)
         model = self.models[running.model]
         if running.evaluates:
-            return running, False, self._finish_eval(model, running.epoch)
+            model.evals[running.epoch] -= 1
+            evaluated = model.evals[running.epoch] == 0
+            if evaluated:
+                del model.evals[running.epoch]
+            return running, False, evaluated
         model.worker = -1
         if model.rest:
             if model.epoch in model.orders:
@@ -338,8 +332,12 @@ class Board:
         self.disruptions += 1
         running = self._release(worker)
         model = self.models[running.model]
+        if running.evaluates and model.stopped:
+            model.shelved.append((running.epoch, running.partition))
+            return running
         if running.evaluates:
-            self._requeue(running)
+            self.evals_waiting += 1
+            self.waiting[running.partition].appendleft((0, running.model, running.epoch))  # before all others
             return running
         model.worker = -1
         model.rest.add(running.partition)
@@ -383,23 +381,6 @@ class Board:
         del self.until[worker]
         return self.running.pop(worker)
 
-    def _requeue(self, running: Running) -> None:
-        """Put an evaluation that did not happen at the front of its queue."""
-        model = self.models[running.model]
-        if model.stopped:
-            model.shelved.append((running.epoch, running.partition))
-            return
-        self.evals_waiting += 1
-        self.waiting[running.partition].appendleft((0, running.model, running.epoch))
-
-    @staticmethod
-    def _finish_eval(model: ModelProgress, epoch: int) -> bool:
-        model.evals[epoch] -= 1
-        if model.evals[epoch]:
-            return False
-        del model.evals[epoch]
-        return True
-
     # -- more or fewer epochs ------------------------------------------------------------------------
 
     def extend(self, index: int, epochs: int) -> None:
@@ -414,17 +395,13 @@ class Board:
         self.update_open(index)
         self.update_sums(index)
         if was_stopped:
-            self._unshelve(index)
+            shelved, model.shelved = model.shelved, []
+            for epoch, partition in shelved:
+                model.evals[epoch] -= 1
+                self.add_eval(index, epoch, partition)
 
     def _has_begun(self, model: ModelProgress) -> bool:
         return 0 < len(model.rest) < self.partitions
-
-    def _unshelve(self, index: int) -> None:
-        model = self.models[index]
-        shelved, model.shelved = model.shelved, []
-        for epoch, partition in shelved:
-            model.evals[epoch] -= 1
-            self.add_eval(index, epoch, partition)
 
     def stop(self, index: int) -> None:
         """Start no new units of this model; running units may finish."""
