@@ -1,9 +1,11 @@
-"""Formats numbers for people: seconds, bytes, counts, metrics, and a series in one line of text."""
+"""Formats values: for people (seconds, bytes, counts, metrics, a series in one line of text) and for JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_A_NUMBER = "×"
@@ -53,6 +55,17 @@ def scalar(value: object) -> str:
 
 def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole > 0 else "-"
+
+
+def json_value(value: Any) -> Any:
+    """The value as JSON has it: without NaN, infinities, tuples and paths."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def sparkline(series: Sequence[float], width: int = 12) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from regatta.errors import NotFoundError, UsageError
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from regatta.run import Run
 
 FILE_HELP = "a Python file that defines `sweep = regatta.Sweep(...)`; FILE:name chooses another name"
-
-
-class Verbs(Protocol):
-    """The subparsers of argparse, as far as commands use them."""
-
-    def add_parser(self, name: str, *, help: str, description: str) -> argparse.ArgumentParser: ...
 
 
 def command() -> str:
@@ -38,10 +32,6 @@ def command() -> str:
     return os.path.relpath(called)
 
 
-def add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help=FILE_HELP)
-
-
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", metavar="RUN", nargs="?", help="the name of a run (default: the newest run)")
 
@@ -52,6 +42,11 @@ def add_repo(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
+
+
+def add_repo_and_json(parser: argparse.ArgumentParser) -> None:
+    add_repo(parser)
+    add_json(parser)
 
 
 def add_version(parser: argparse.ArgumentParser, name: str = "version", optional: bool = False) -> None:
@@ -116,7 +111,7 @@ def chosen_run(args: argparse.Namespace) -> Run:
     from regatta.run import list_runs, open_run
 
     if args.run_name is not None:
-        return open_run(args.run_name, repo=args.repo)
+        return named_run(args)
     records = list_runs(repo=args.repo)
     if not records:
         raise NotFoundError("There is no run yet.", hint="Start with: regatta demo")

@@ -10,11 +10,10 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from regatta import __version__
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs
 from regatta.cli.commands.repository import archive, completion, doctor, fsck, gc, init
 from regatta.cli.commands.runs import control, demo, explain, replay, resume, run, runs, show, simulate, worker
 from regatta.cli.commands.versions import add, checkout, commit, copy, delete, desc, diff, evaluate, log, tag
@@ -90,12 +89,13 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     parser.add_argument("--version", action="version", version=f"regatta {__version__}")
     parser.add_argument("--no-color", action="store_true", help="no colours, as with NO_COLOR in the environment")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
-    by_name = {}
+    by_name: dict[str, argparse.ArgumentParser] = {}
     for verb in VERBS:
-        added = verb.add_parser(cast(Verbs, verbs))
+        added = verbs.add_parser(verb.NAME, help=verb.HELP, description=verb.DESCRIPTION)
+        verb.add_arguments(added)
         added.set_defaults(run=verb.run)
         added.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        by_name[added.prog.split()[-1]] = added
+        by_name[verb.NAME] = added
     parser.groups = _grouped({action.dest: action for action in verbs._choices_actions})
     return parser, by_name
 

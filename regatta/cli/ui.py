@@ -10,10 +10,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from regatta.errors import RegattaError
+from regatta.errors import RegattaError, UsageError
+from regatta.format import json_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from regatta.cli.output.table import Cell, Table
 
+JSON_VERSION = 1  # keys stay the same within a version
 RED, DIM, BOLD = "1;31", "2", "1"
 MAX_RICH_ROWS = 500  # rich is too slow for longer tables
 
@@ -34,8 +37,24 @@ def write(text: str) -> None:
     print(text)
 
 
-def write_json(document: dict[str, Any]) -> None:
+def write_json(**content: Any) -> None:
+    """Print a document of the current version; NaN and infinity become null."""
+    document = {"version": JSON_VERSION, **{key: json_value(value) for key, value in content.items()}}
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def write_file(path: Path, text: str, suffixes: tuple[str, ...] = (".html", ".htm")) -> str:
+    """Write a text and return the path; an existing file with another suffix is not overwritten."""
+    if path.exists() and path.suffix.lower() not in suffixes:
+        raise UsageError(
+            f"{str(path)!r} exists and does not end in {suffixes[0]}; it is not overwritten.",
+            hint="Is the name of the output file missing?",
+        )
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {str(path)!r}: {error.strerror}.") from error
+    return str(path)
 
 
 def message(text: str = "") -> None:
@@ -78,6 +97,14 @@ def write_table(table: Table) -> None:
     buffer = io.StringIO()
     _draw(table, Console(file=buffer, highlight=False, width=10_000))
     print("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()))
+
+
+def write_tables(tables: Iterable[Table]) -> None:
+    """Draw tables with an empty line between them."""
+    for number, table in enumerate(tables):
+        if number:
+            print()
+        write_table(table)
 
 
 def _plain_lines(table: Table) -> Iterator[str]:

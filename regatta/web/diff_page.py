@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.web.page_base import fill
@@ -20,12 +19,7 @@ FIELDS = ("metadata", "hyperparameters", "metrics", "files")
 
 
 def page(found: Diff) -> str:
-    """The whole page as text."""
     return fill("differences.html", " and ".join(found.labels), STYLES, SCRIPTS, page_data(found))
-
-
-def write_page(found: Diff, path: Path) -> None:
-    path.write_text(page(found), encoding="utf-8")
 
 
 def page_data(found: Diff) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.web.page_base import fill, rounded
@@ -18,12 +17,7 @@ VERSION = 1
 
 
 def page(run: Run) -> str:
-    """The whole page as text."""
     return fill("gantt.html", run.name, STYLES, SCRIPTS, page_data(run))
-
-
-def write_page(run: Run, path: Path) -> None:
-    path.write_text(page(run), encoding="utf-8")
 
 
 def page_data(run: Run) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
+from regatta.format import json_value
+
 
 def fill(template: str, title: str, styles: Sequence[str], scripts: Sequence[str], data: Any) -> str:
     """A page: its template with styles, scripts and data filled in."""
@@ -24,7 +26,7 @@ def fill(template: str, title: str, styles: Sequence[str], scripts: Sequence[str
 
 def embed(data: Any) -> str:
     """JSON for a script element: no `<` that could end it or open a comment; NaN becomes null."""
-    text = json.dumps(_finite(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(json_value(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     # Python texts may hold half of a surrogate pair, which UTF-8 cannot encode.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
@@ -39,11 +41,3 @@ def asset(name: str) -> str:
 def rounded(value: float | None, figures: int = 6) -> float | None:
     """A number with this many figures; more would only make the page larger."""
     return value if value is None or not math.isfinite(value) else float(f"{value:.{figures}g}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.web.importance import importance
@@ -32,12 +31,7 @@ PARTS = ("train", "eval", "pilot", "hop", "load", "save", "idle")
 
 
 def page(run: Run) -> str:
-    """The whole page as text."""
     return fill("report.html", run.name, STYLES, SCRIPTS, page_data(run))
-
-
-def write_page(run: Run, path: Path) -> None:
-    path.write_text(page(run), encoding="utf-8")
 
 
 def page_data(run: Run) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.web.graph_layout import HEIGHT, arrange, fold
@@ -29,12 +28,7 @@ SIZES = ("out", "features", "heads", "count", "hidden", "output", "p", "axis", "
 
 
 def page(found: Portrait) -> str:
-    """The whole page as text."""
     return fill("version.html", found.reference.label, STYLES, SCRIPTS, page_data(found))
-
-
-def write_page(found: Portrait, path: Path) -> None:
-    path.write_text(page(found), encoding="utf-8")
 
 
 def page_data(found: Portrait) -> dict[str, Any]:

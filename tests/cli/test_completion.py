@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from regatta.cli.commands.repository.completion import SHELLS, completion_script
+from regatta.cli.commands.repository.completion import INSTALL, completion_script
 from regatta.cli.main import main
 
 
@@ -84,7 +84,7 @@ def test_zsh_reads_the_script(project: Path) -> None:
     assert found[4:] == ["digits-1", "digits-2"]
 
 
-@pytest.mark.parametrize("name", SHELLS)
+@pytest.mark.parametrize("name", tuple(INSTALL))
 def test_the_command_prints_the_script(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", name]) == 0
     assert capsys.readouterr().out == completion_script(name) + "\n"

@@ -14,7 +14,7 @@ from test_gantt_page import Elements, data_of, run_of
 from regatta import search
 from regatta.cli.main import main
 from regatta.journal.run_record import RunRecord
-from regatta.web.report_page import page, page_data, write_page
+from regatta.web.report_page import page, page_data
 
 SPACE = {"lr": search.loguniform(1e-4, 1e-1), "batch_size": [32, 64, 128], "dropout": search.uniform(0, 0.5)}
 EVIL = "</script><img src=x onerror=alert(1)><!-- {{script}} {{data}}"
@@ -68,7 +68,7 @@ def test_a_name_may_be_anything(made: RunRecord) -> None:
 
 def test_half_a_surrogate_pair_does_not_break_the_file(made: RunRecord, tmp_path: Path) -> None:
     next(iter(made.configs.values())).values["odd"] = "a\ud800b"
-    write_page(run_of(made), tmp_path / "page.html")
+    (tmp_path / "page.html").write_text(page(run_of(made)))
     assert (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -149,7 +149,7 @@ def test_a_thousand_configurations_of_81_epochs_stay_small(tmp_path: Path) -> No
         for epoch in range(1, 82):
             loss, accuracy = 1 / (epoch + number % 97) + (81 - epoch) * 1e-9, 1 - 1 / epoch
             config.reports[epoch] = {"loss": loss, "accuracy": accuracy, "train_loss": loss / 3}
-    write_page(run_of(record), tmp_path / "page.html")
+    (tmp_path / "page.html").write_text(page(run_of(record)))
     assert (tmp_path / "page.html").stat().st_size < 3_000_000
     data = data_of((tmp_path / "page.html").read_text())
     assert len(data["configs"]) == 1000

@@ -1,9 +1,7 @@
-"""The documents of `--json`. Keys stay the same within a version; NaN and infinity become null."""
+"""What `--json` says about runs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,24 +10,6 @@ from regatta.cli.output.run_tables import last_value
 
 if TYPE_CHECKING:
     from regatta.journal.run_record import ConfigRecord, RunRecord
-
-VERSION = 1
-
-
-def document(**content: Any) -> dict[str, Any]:
-    """A document of the current version, with JSON values only."""
-    return {"version": VERSION, **{key: plain(value) for key, value in content.items()}}
-
-
-def plain(value: Any) -> Any:
-    """The value as JSON has it: without NaN, tuples and paths."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def run_summary(record: RunRecord) -> dict[str, Any]:
@@ -52,13 +32,13 @@ def run_summary(record: RunRecord) -> dict[str, Any]:
 def run_document(record: RunRecord, folder: Path) -> dict[str, Any]:
     done, wanted = record.progress()
     keys = ("seed", "epochs", "rule", "search", "dataset", "cluster", "versions")
-    return document(
-        run={**run_summary(record), "folder": folder, **{key: record.header.get(key) for key in keys}},
-        progress={"done": done, "wanted": wanted},
-        configurations=[configuration(record, config) for config in record.leaderboard()],
-        resources=asdict(record.resources()),
-        notes=[{"level": level, "text": text} for level, text in record.notes],
-    )
+    return {
+        "run": {**run_summary(record), "folder": folder, **{key: record.header.get(key) for key in keys}},
+        "progress": {"done": done, "wanted": wanted},
+        "configurations": [configuration(record, config) for config in record.leaderboard()],
+        "resources": asdict(record.resources()),
+        "notes": [{"level": level, "text": text} for level, text in record.notes],
+    }
 
 
 def configuration(record: RunRecord, config: ConfigRecord) -> dict[str, Any]:
@@ -77,10 +57,6 @@ def configuration(record: RunRecord, config: ConfigRecord) -> dict[str, Any]:
         "error": config.error,
         "traceback": config.traceback,
     }
-
-
-def runs_document(records: Sequence[RunRecord]) -> dict[str, Any]:
-    return document(runs=[run_summary(record) for record in records])
 
 
 def _best(record: RunRecord, config: ConfigRecord) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from fake_run import FakeRun
 
 from regatta.cli.main import main
 from regatta.cli.output import json_documents
+from regatta.format import json_value
 
 RUN_KEYS = {
     "name", "status", "error", "started", "seconds", "metric", "mode", "configurations", "units", "best", "folder",
@@ -91,7 +92,7 @@ def test_a_run_that_reported_nothing_has_no_best() -> None:
 
 
 def test_plain_values() -> None:
-    assert json_documents.plain({"a": (1, math.inf), "b": Path("x"), 3: [math.nan, True, None]}) == {
+    assert json_value({"a": (1, math.inf), "b": Path("x"), 3: [math.nan, True, None]}) == {
         "a": [1, None],
         "b": "x",
         "3": [None, True, None],

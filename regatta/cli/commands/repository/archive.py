@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, command, opened_repo
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from regatta.repo.archive import ArchiveReport, ArchiveResult
 
 SCHEMES, ALGORITHMS = ("independent", "parallel"), ("pas-mt", "pas-pt", "last", "mst", "spt")
+NAME, HELP = "archive", "store all weights in less space, bit for bit"
+DESCRIPTION = (
+    "Move state files of runs into the parameter store, and encode all weights again: similar weights "
+    "as differences, the rest with stronger compression. Only --lossy loses bits, in the versions that you name."
+)
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "archive",
-        help="store all weights in less space, bit for bit",
-        description="Move state files of runs into the parameter store, and encode all weights again: similar weights "
-        "as differences, the rest with stronger compression. Only --lossy loses bits, in the versions that you name.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("versions", metavar="VERSION", nargs="*", help="with --lossy: the versions that may lose bits")
     parser.add_argument("--dry-run", action="store_true", help="show the savings, and change nothing")
     parser.add_argument(
@@ -43,9 +42,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
         "--progressive", action="store_true", help="keep the leading bytes of weights readable on their own, for eval"
     )
     parser.add_argument("--lossy", metavar="SCHEME", help="float16, bfloat16, fixed-2..24, uniform-1..8, random-1..8")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     with opened_repo(args) as repo:
         found = repo.archive(*args.versions, **options, progressive=args.progressive, dry_run=args.dry_run)
     if args.json:
-        ui.write_json(_document(found, args.dry_run))
+        ui.write_json(**_document(found, args.dry_run))
         return 0
     if found.report is None and not found.states:
         ui.write("There are no weights to archive.")
@@ -74,11 +71,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(found: ArchiveResult, dry_run: bool) -> dict[str, Any]:
-    from regatta.cli.output.json_documents import document
-
     states = {"states": found.states, "state_bytes": found.state_bytes, "live": found.live}
     reports = {"trial": _report(found.trial), "store": _report(found.report)}
-    return document(dry_run=dry_run, **states, lossy=[asdict(each) for each in found.lessened], **reports)
+    return {"dry_run": dry_run, **states, "lossy": [asdict(each) for each in found.lessened], **reports}
 
 
 def _report(report: ArchiveReport | None) -> dict[str, Any] | None:

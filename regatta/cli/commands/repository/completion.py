@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs
 
-SHELLS = ("bash", "zsh", "fish")
 INSTALL = {
     "bash": 'eval "$(regatta completion bash)" in ~/.bashrc',
     "zsh": 'eval "$(regatta completion zsh)" in ~/.zshrc, after compinit',
@@ -50,17 +48,14 @@ end
 complete -c dlv -w regatta
 """,
 }
+NAME, HELP = "completion", "print a completion script for your shell"
+DESCRIPTION = "Print a script that completes commands, options and names in a shell. To install it: " + "; ".join(
+    f"{shell}: {line}" for shell, line in INSTALL.items()
+)
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    install = "; ".join(f"{shell}: {line}" for shell, line in INSTALL.items())
-    parser = verbs.add_parser(
-        "completion",
-        help="print a completion script for your shell",
-        description=f"Print a script that completes commands, options and names in a shell. To install it: {install}",
-    )
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="SHELL", choices=tuple(INSTALL), help="bash, zsh or fish")
 
 
 def run(args: argparse.Namespace) -> int:

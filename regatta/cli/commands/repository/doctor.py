@@ -7,31 +7,25 @@ from dataclasses import asdict
 
 from regatta import __version__
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo
+from regatta.cli.arguments import add_repo_and_json
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
+NAME, HELP = "doctor", "check this environment and repository, with a remedy for each problem"
+DESCRIPTION = "Check packages, devices, disk, the repository, and interrupted runs. Exit code 1 on errors."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "doctor",
-        help="check this environment and repository, with a remedy for each problem",
-        description="Check packages, devices, disk, the repository, and interrupted runs. Exit code 1 on errors.",
-    )
-    add_repo(parser)
-    add_json(parser)
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.cli.output.table import Cell, Table, left
     from regatta.repo.doctor import examine, worst
 
     found = examine(args.repo)
     state = worst(found)
     if args.json:
-        ui.write_json(document(regatta=__version__, state=state, findings=[asdict(each) for each in found]))
+        ui.write_json(regatta=__version__, state=state, findings=[asdict(each) for each in found])
         return 1 if state == "error" else 0
     rows: list[list[Cell]] = [
         [(each.state, STYLES[each.state]), each.what, each.says + (f"\n-> {each.remedy}" if each.remedy else "")]

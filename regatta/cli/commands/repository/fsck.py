@@ -6,41 +6,34 @@ import argparse
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, command, opened_repo
 
 if TYPE_CHECKING:
     from regatta.repo.fsck import RepoFsckResult
 
 DEPTHS = ("structure", "checksums", "deep")
+NAME, HELP = "fsck", "check that nothing is lost or damaged"
+DESCRIPTION = "Check the catalog, the files and the weights. Exit code 1 if there is a problem."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "fsck",
-        help="check that nothing is lost or damaged",
-        description="Check the catalog, the files and the weights. Exit code 1 if there is a problem.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--depth", choices=DEPTHS, default="structure",
         help="structure: nothing is missing; checksums: and no byte has changed; "
         "deep: and every tensor decodes to its original bits (default: structure)",
     )  # fmt: skip
     parser.add_argument("--repair", action="store_true", help="set damaged data aside, and replace it if possible")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
-
     with opened_repo(args) as repo:
         found = repo.fsck(args.depth, repair=args.repair)
     if args.json:
         counts = {"versions": found.versions, "files": found.files, "snapshots": found.store.snapshots}
         stored = {"tensors": found.store.tensors, "packs": found.store.packs, "leftovers": found.leftovers}
         said = {"problems": found.problems, "repaired": found.store.repaired, "lost": found.store.lost}
-        ui.write_json(document(clean=found.clean, depth=args.depth, **counts, **stored, **said))
+        ui.write_json(clean=found.clean, depth=args.depth, **counts, **stored, **said)
     else:
         _show(found, args.depth)
     return 0 if found.clean else 1

@@ -5,32 +5,27 @@ from __future__ import annotations
 import argparse
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, duration, opened_repo
+from regatta.cli.arguments import add_repo_and_json, duration, opened_repo
+
+NAME, HELP = "gc", "delete what no version uses any more"
+DESCRIPTION = "Delete weights and files that no version, run or staged file uses and that are old enough."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "gc",
-        help="delete what no version uses any more",
-        description="Delete weights and files that no version, run or staged file uses and that are old enough.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace", metavar="TIME", type=duration, help="the age, such as 3h or 2d; 0 for everything (default: 2w)"
     )
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.format import count, size
 
     with opened_repo(args) as repo:
         gone = repo.gc(grace=args.grace)
     if args.json:
         store = {"snapshots": gone.store.snapshots, "tensors": gone.store.tensors, "packs": gone.store.packs}
-        ui.write_json(document(bytes=gone.bytes, files=gone.files, names=gone.names, **store))
+        ui.write_json(bytes=gone.bytes, files=gone.files, names=gone.names, **store)
         return 0
     parts = [(gone.files, "file"), (gone.store.snapshots, "snapshot"), (gone.store.tensors, "tensor")]
     said = ", ".join(count(number, what) for number, what in parts if number)

@@ -7,22 +7,18 @@ import os
 from pathlib import Path
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, command
+from regatta.cli.arguments import add_json, command
+
+NAME, HELP = "init", "create a repository here"
+DESCRIPTION = "Create a repository, the folder .regatta, in a project. The first run also creates one."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "init",
-        help="create a repository here",
-        description="Create a repository, the folder .regatta, in a project. The first run also creates one.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", nargs="?", default=".", help="the project (default: this folder)")
     add_json(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.paths import CATALOG, FOLDER
     from regatta.repo import Repo
 
@@ -30,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     with Repo.init(args.folder) as repo:
         where, versions = repo.folder, repo.catalog.count()
     if args.json:
-        ui.write_json(document(folder=where, made=not there, versions=versions))
+        ui.write_json(folder=where, made=not there, versions=versions)
         return 0
     ui.write(f"{'There is a' if there else 'Created a'} repository in {os.path.relpath(where)}")
     if not there:

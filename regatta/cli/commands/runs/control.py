@@ -8,27 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, assignments, named_run
+from regatta.cli.arguments import add_repo_and_json, assignments, named_run
 
 
 @dataclass(frozen=True)
 class Control:
-    """A verb that sends a request about one configuration of a run."""
+    """A verb that sends a request about one configuration of a run; it has what the modules of other verbs have."""
 
-    name: str
-    help: str
-    description: str
-    add: Callable[[argparse.ArgumentParser], None]
+    NAME: str
+    HELP: str
+    DESCRIPTION: str
+    add: Callable[[argparse.ArgumentParser], object]
     request: Callable[[Any, argparse.Namespace], dict[str, Any]]
 
-    def add_parser(self, verbs: Verbs) -> argparse.ArgumentParser:
-        parser = verbs.add_parser(self.name, help=self.help, description=self.description)
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("run_name", metavar="RUN", help="the name of a run")
         parser.add_argument("config", metavar="CONFIG", help="the id of a configuration, or its beginning")
         self.add(parser)
-        add_repo(parser)
-        add_json(parser)
-        return parser
+        add_repo_and_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         return print_answer(self.request(named_run(args), args), args.json)
@@ -36,16 +33,10 @@ class Control:
 
 def print_answer(answer: dict[str, Any], as_json: bool) -> int:
     if as_json:
-        from regatta.cli.output.json_documents import document
-
-        ui.write_json(document(**answer))
+        ui.write_json(**answer)
     else:
         ui.write(answer["text"])
     return 0
-
-
-def _add_extend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("epochs", metavar="EPOCHS", type=int, help="the number of additional epochs")
 
 
 def _add_clone(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +56,7 @@ extend = Control(
     "extend",
     "train a configuration for more epochs",
     "Train a configuration for more epochs than planned, even if it is done.",
-    _add_extend,
+    lambda parser: parser.add_argument("epochs", metavar="EPOCHS", type=int, help="the number of additional epochs"),
     lambda chosen, args: chosen.extend(args.config, args.epochs),
 )
 clone = Control(

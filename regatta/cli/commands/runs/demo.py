@@ -7,36 +7,31 @@ import os
 from pathlib import Path
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, command
+from regatta.cli.arguments import command
 from regatta.paths import GANTT_PAGE
 
 PROGRAM = Path(__file__).parents[2] / "demo_sweep.py"
+NAME, HELP = "demo", "train eight small networks as one job, and show the results"
+DESCRIPTION = "Train eight small networks on four partitions of scikit-learn's digits, as one job."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "demo",
-        help="train eight small networks as one job, and show the results",
-        description="Train eight small networks on four partitions of scikit-learn's digits, as one job.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--program", action="store_true", help="print the program instead, to start from")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     if args.program:
         ui.write(PROGRAM.read_text().rstrip())
         return 0
-    from regatta.cli.commands.runs.run import execute, present
+    from regatta.cli.commands.runs.run import present
     from regatta.cli.load_sweep import load_sweep
-    from regatta.web.gantt_page import write_page
+    from regatta.web import gantt_page
 
     ui.message("Eight networks on scikit-learn's digits: 4 partitions, 3 epochs each. Models hop between workers.")
     ui.message("PyTorch takes a few seconds to load, here and in each worker.")
-    finished = execute(load_sweep(str(PROGRAM)))
+    finished = load_sweep(str(PROGRAM)).launch()
     present(finished)
-    page = finished.folder / GANTT_PAGE
-    write_page(finished, page)
+    page = ui.write_file(finished.folder / GANTT_PAGE, gantt_page.page(finished))
     ui.message(f"What ran where: {os.path.relpath(page)} (open it in a browser)\n")
     ui.steps("Try next:", _next(command(), finished.name))
     return 0 if finished.record.status == "done" else 1

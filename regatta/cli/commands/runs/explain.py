@@ -7,29 +7,24 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
+from regatta.cli.arguments import FILE_HELP, add_repo_and_json
 
 if TYPE_CHECKING:
     from regatta.cli.output.table import Table
     from regatta.journal.analysis import Analysis, AnalysisRow
 
+NAME, HELP = "explain", "print the plan of a sweep before training, or compare it with the run"
+DESCRIPTION = "How a sweep is trained, and why: hops, packs, groups, shared data, and rejected alternatives."
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "explain",
-        help="print the plan of a sweep before training, or compare it with the run",
-        description="How a sweep is trained, and why: hops, packs, groups, shared data, and rejected alternatives.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="FILE|RUN", help=f"{FILE_HELP}; or the name of a run")
     parser.add_argument("--analyze", action="store_true", help="for a run: actual figures beside the estimates")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.load_sweep import load_sweep, looks_like_file
-    from regatta.cli.output.json_documents import document
     from regatta.errors import UsageError
 
     if not looks_like_file(args.target):
@@ -41,19 +36,18 @@ def run(args: argparse.Namespace) -> int:
         )
     plan = load_sweep(args.target, args.repo).explain(progress=True)
     if args.json:
-        ui.write_json(document(**plan.to_json()))
+        ui.write_json(**plan.to_json())
     else:
         ui.write(plan.text())
     return 0
 
 
 def _explain_run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.run import open_run
 
     found = open_run(args.target, repo=args.repo).analyze()
     if args.json:
-        ui.write_json(document(**(found.to_json() if args.analyze else found.plan.to_json())))
+        ui.write_json(**(found.to_json() if args.analyze else found.plan.to_json()))
     elif args.analyze:
         ui.write_table(_table(found))
     else:

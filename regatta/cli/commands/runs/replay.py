@@ -5,25 +5,19 @@ from __future__ import annotations
 import argparse
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
+from regatta.cli.arguments import add_repo_and_json, add_run, chosen_run
 
 SHOWN = 10
+NAME, HELP = "replay", "train a run again and compare every state, bit for bit"
+DESCRIPTION = "Train a run again in the order of its journal. Exit code 1 if any state differs."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "replay",
-        help="train a run again and compare every state, bit for bit",
-        description="Train a run again in the order of its journal. Exit code 1 if any state differs.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.format import count
 
     chosen = chosen_run(args)
@@ -32,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     report = chosen.replay()
     if args.json:
         figures = {"units": report.units, "equal": report.equal, "left_out": report.left_out}
-        ui.write_json(document(run=chosen.name, ok=report.ok, **figures, differing=report.differing))
+        ui.write_json(run=chosen.name, ok=report.ok, **figures, differing=report.differing)
         return 0 if report.ok else 1
     if report.ok:
         ui.write(f"{chosen.name}: all {count(report.units, 'state')} equal, bit for bit")

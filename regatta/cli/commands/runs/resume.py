@@ -5,24 +5,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
+from regatta.cli.arguments import add_repo_and_json, add_run, chosen_run
 from regatta.cli.commands.runs.control import print_answer
 from regatta.cli.commands.runs.run import conclude
 
+NAME, HELP = "resume", "continue a run that was interrupted or killed"
+DESCRIPTION = (
+    "Continue a run where it was interrupted, with the requests since then. Finished units are not "
+    "trained again. With CONFIG: continue that configuration, which was stopped, wherever the run is in training."
+)
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "resume",
-        help="continue a run that was interrupted or killed",
-        description="Continue a run where it was interrupted, with the requests since then. Finished units are not "
-        "trained again. With CONFIG: continue that configuration, which was stopped, wherever the run is in training.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a configuration that was stopped")
     parser.add_argument("--workers", type=int, metavar="N", help="the number of workers (default: as before)")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

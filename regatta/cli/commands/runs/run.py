@@ -7,46 +7,37 @@ import os
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_file, add_json, command
+from regatta.cli.arguments import FILE_HELP, add_json, command
 
 if TYPE_CHECKING:
     from regatta.run import Run
-    from regatta.sweep import Sweep
 
 SHOWN = 20
+NAME, HELP = "run", "train the sweep of a file"
+DESCRIPTION = "Train the sweep that a Python file defines; the leaderboard goes to stdout, progress to stderr."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "run",
-        help="train the sweep of a file",
-        description="Train the sweep that a Python file defines; the leaderboard goes to stdout, progress to stderr.",
-    )
-    add_file(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help=FILE_HELP)
     add_json(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.load_sweep import load_sweep
 
-    return conclude(execute(load_sweep(args.file)), args.json)
+    return conclude(load_sweep(args.file).launch(), args.json)
 
 
 def conclude(finished: Run, as_json: bool) -> int:
     """Show the results of a run, and return the exit code."""
-    from regatta.cli.output.json_documents import run_document
-
     if as_json:
-        ui.write_json(run_document(finished.record, finished.folder))
+        from regatta.cli.output.json_documents import run_document
+
+        ui.write_json(**run_document(finished.record, finished.folder))
     else:
         present(finished)
         ui.message(f"More: {command()} show {finished.name} --gantt gantt.html")
     return 0 if finished.record.status == "done" else 1
-
-
-def execute(sweep: Sweep) -> Run:
-    return sweep.launch(wait=True, progress=True)
 
 
 def present(finished: Run) -> None:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import argparse
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo
+from regatta.cli.arguments import add_repo_and_json
+
+NAME, HELP = "runs", "list the runs, newest last"
+DESCRIPTION = "List the runs of a repository."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser("runs", help="list the runs, newest last", description="List the runs of a repository.")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import runs_document
+    from regatta.cli.output.json_documents import run_summary
     from regatta.cli.output.run_tables import run_list
     from regatta.run import list_runs
 
     records = list_runs(repo=args.repo)
     if args.json:
-        ui.write_json(runs_document(records))
+        ui.write_json(runs=[run_summary(record) for record in records])
     elif records:
         ui.write_table(run_list(records))
     else:

@@ -8,22 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, add_run, chosen_run
-from regatta.cli.output.write_file import write_file
+from regatta.cli.arguments import add_repo_and_json, add_run, chosen_run
 
 if TYPE_CHECKING:
     from regatta.journal.run_record import RunRecord
     from regatta.run import Run
 
 SHOWN = 20
+NAME, HELP = "show", "show a run: leaderboard, resources, charts"
+DESCRIPTION = "Show the leaderboard of a run, by the best value of each configuration, and its resources."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "show",
-        help="show a run: leaderboard, resources, charts",
-        description="Show the leaderboard of a run, by the best value of each configuration, and its resources.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="show one configuration: its epochs, its error")
     parser.add_argument("--all", action="store_true", help=f"show every configuration, not only the best {SHOWN}")
@@ -34,9 +30,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser.add_argument(
         "--export", metavar="SINK", help="send the run to tensorboard, mlflow, csv or parquet; csv:FILE names the file"
     )
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         from regatta.cli.output.json_documents import run_document
 
-        ui.write_json(run_document(chosen.record, chosen.folder))
+        ui.write_json(**run_document(chosen.record, chosen.folder))
     elif not written:
         _show_run(chosen.record, args)
     for place in written:
@@ -60,13 +54,13 @@ def _write_files(chosen: Run, args: argparse.Namespace) -> list[str]:
     if args.report is not None:
         from regatta.web import report_page
 
-        written.append(write_file(args.report, report_page.page(chosen), (".html", ".htm")))
+        written.append(ui.write_file(args.report, report_page.page(chosen)))
     if args.gantt is not None:
         from regatta.web import gantt_page
 
-        written.append(write_file(args.gantt, gantt_page.page(chosen), (".html", ".htm")))
+        written.append(ui.write_file(args.gantt, gantt_page.page(chosen)))
     if args.trace is not None:
-        written.append(write_file(args.trace, json.dumps(chosen.chrome_trace()), (".json",)))
+        written.append(ui.write_file(args.trace, json.dumps(chosen.chrome_trace()), (".json",)))
     if args.export is not None:
         written.append(chosen.export(args.export))
     return written
@@ -88,7 +82,6 @@ def _show_config(chosen: Run, args: argparse.Namespace) -> None:
 
     config = chosen.find(args.config)
     if args.json:
-        content = json_documents.configuration(chosen.record, config)
-        ui.write_json(json_documents.document(run=chosen.name, configuration=content))
+        ui.write_json(run=chosen.name, configuration=json_documents.configuration(chosen.record, config))
     else:
         ui.write_table(run_tables.configuration(chosen.record, config))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import FILE_HELP, Verbs, add_json, add_repo
+from regatta.cli.arguments import FILE_HELP, add_repo_and_json
 
 if TYPE_CHECKING:
     from regatta.cli.output.table import Table
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 MAX_WORKERS = 10_000
 FROM_PROFILES = "with hops alone: packs, groups and sharing are not simulated"
 FROM_UNITS = "with hops alone; every unit takes as long as in this run, with its packs, groups and shared data"
+NAME, HELP = "simulate", "estimate a sweep on other numbers of workers"
+DESCRIPTION = (
+    "Plan a sweep, or a run with its measured times, on other numbers of workers; nothing is trained. "
+    "Or simulate an experiment of the papers with any policy: fleet, fleet-harsh, hoho, regimes."
+)
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "simulate",
-        help="estimate a sweep on other numbers of workers",
-        description="Plan a sweep, or a run with its measured times, on other numbers of workers; nothing is trained. "
-        "Or simulate an experiment of the papers with any policy: fleet, fleet-harsh, hoho, regimes.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("target", metavar="FILE|RUN", nargs="?", help=f"the name of a run, or {FILE_HELP}")
     target.add_argument(
@@ -37,9 +36,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     suite.add_argument("--policies", metavar="NAME,NAME,...", type=names, help="default: the main ones of the suite")
     suite.add_argument("--node", metavar="N", type=int, help="devices of a node (default: 4)")
     suite.add_argument("--draws", metavar="N", type=int, help="random draws to average over (default: 3)")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def worker_counts(text: str) -> list[int]:
@@ -59,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
     if args.suite is not None:
         return _run_suite(args)
     from regatta.cli.load_sweep import load_sweep, looks_like_file
-    from regatta.cli.output.json_documents import document
     from regatta.errors import UsageError
     from regatta.run import open_run
 
@@ -70,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     source = load_sweep(args.target, args.repo) if is_file else open_run(args.target, repo=args.repo)
     rows = source.what_if(args.workers or [1, 2, 4, 8, 16])
     if args.json:
-        ui.write_json(document(target=args.target, workers=rows))
+        ui.write_json(target=args.target, workers=rows)
     else:
         ui.write_table(_table(rows, FROM_PROFILES if is_file else FROM_UNITS))
     return 0
@@ -79,7 +75,6 @@ def run(args: argparse.Namespace) -> int:
 def _run_suite(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from regatta.cli.output.json_documents import document
     from regatta.cli.output.table import Table, left, right
     from regatta.format import seconds
     from regatta.plan.papers.suites import run_suite
@@ -87,7 +82,7 @@ def _run_suite(args: argparse.Namespace) -> int:
     node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
     rows = run_suite(args.suite, devices=args.workers, each=node, policies=args.policies, draws=draws)
     if args.json:
-        ui.write_json(document(suite=args.suite, rows=[asdict(row) for row in rows]))
+        ui.write_json(suite=args.suite, rows=[asdict(row) for row in rows])
         return 0
     columns = [
         left("case"),

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_repo, named_run
+from regatta.cli.arguments import add_repo, named_run
+
+NAME, HELP = "worker", "add a worker to a run in progress"
+DESCRIPTION = "Train units of a run in progress, on this machine, until the run ends. Ctrl-C leaves it."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "worker",
-        help="add a worker to a run in progress",
-        description="Train units of a run in progress, on this machine, until the run ends. Ctrl-C leaves it.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", metavar="RUN", help="the name of a run")
     parser.add_argument("--device", help="the device, such as cuda:1 (default: as the other workers of the run)")
     add_repo(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

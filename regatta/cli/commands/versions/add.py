@@ -5,36 +5,30 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, command, opened_repo
 
 if TYPE_CHECKING:
     from regatta.cli.output.table import Table
     from regatta.repo.intake.staging import Staged
 
 KINDS = ("weights", "network", "metrics", "hyperparameters", "file")
-RECOGNIZED = (
+NAME, HELP = "add", "stage files for the next version: weights, networks, logs, settings, any other file"
+DESCRIPTION = (
+    "Stage the present content of files and folders for the next commit. "
     "Weights: .safetensors, .npz, .pt .pth .bin .ckpt (state dicts), .pt2 (exported programs). Network and weights: "
     ".onnx. Metrics: .csv .tsv .jsonl with a column step, epoch or iteration. Hyperparameters: .json .yaml .toml. "
     "Any other file is kept as it is. No file is executed or unpickled."
 )
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "add",
-        help="stage files for the next version: weights, networks, logs, settings, any other file",
-        description=f"Stage the present content of files and folders for the next commit. {RECOGNIZED}",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="+", help="a file or a folder")
     parser.add_argument("--as", dest="kind", choices=KINDS, help="what the files are, if the guess is wrong")
     parser.add_argument("--epoch", metavar="N", type=int, help="the epoch of the weights")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,20 +42,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-@dataclass(frozen=True)
 class Unstage:
-    """The verb `unstage`, the reverse of `add`."""
+    NAME, HELP = "unstage", "remove files from the next version"
+    DESCRIPTION = "Remove files from the content of the next commit. The files themselves stay."
 
-    def add_parser(self, verbs: Verbs) -> argparse.ArgumentParser:
-        parser = verbs.add_parser(
-            "unstage",
-            help="remove files from the next version",
-            description="Remove files from the content of the next commit. The files themselves stay.",
-        )
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("paths", metavar="NAME", nargs="*", help="a name from `status` (default: all)")
-        add_repo(parser)
-        add_json(parser)
-        return parser
+        add_repo_and_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         from regatta.repo.intake.staging import unstage
@@ -74,20 +61,14 @@ class Unstage:
         return 0
 
 
-@dataclass(frozen=True)
 class Status:
-    def add_parser(self, verbs: Verbs) -> argparse.ArgumentParser:
-        parser = verbs.add_parser(
-            "status",
-            help="show what is staged, and how many versions there are",
-            description="Show the content of the next commit, and the number of versions.",
-        )
-        add_repo(parser)
-        add_json(parser)
-        return parser
+    NAME, HELP = "status", "show what is staged, and how many versions there are"
+    DESCRIPTION = "Show the content of the next commit, and the number of versions."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_repo_and_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from regatta.cli.output.json_documents import document
         from regatta.format import count
         from regatta.repo.intake.staging import staged
 
@@ -96,7 +77,7 @@ class Status:
             folder, read_only = repo.folder, repo.read_only
         if args.json:
             found = {"versions": versions, "models": names, "staged": [_entry(item) for item in items]}
-            ui.write_json(document(folder=folder, read_only=read_only, **found))
+            ui.write_json(folder=folder, read_only=read_only, **found)
             return 0
         holds = f"{count(versions, 'version')} of {count(names, 'model')}"
         ui.write(f"{os.path.relpath(folder)}: {holds}{', for reading only' if read_only else ''}")
@@ -112,10 +93,8 @@ unstage, status = Unstage(), Status()
 
 
 def _print_items(items: Sequence[Staged], as_json: bool, what: str) -> None:
-    from regatta.cli.output.json_documents import document
-
     if as_json:
-        ui.write_json(document(**{what: [_entry(item) for item in items]}))
+        ui.write_json(**{what: [_entry(item) for item in items]})
     elif items:
         ui.write_table(_table(items))
 

@@ -6,17 +6,17 @@ import argparse
 import os
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, opened_repo
+from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
 from regatta.errors import ConflictError
 
+NAME, HELP = "checkout", "write the weights of a version to a file, or the version to a folder"
+DESCRIPTION = (
+    "If PATH ends in .safetensors, .npz, .pt or .pth, write the weights to that file. Otherwise PATH "
+    "is a folder for weights.safetensors, version.json and files/. Nothing is written outside PATH."
+)
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "checkout",
-        help="write the weights of a version to a file, or the version to a folder",
-        description="If PATH ends in .safetensors, .npz, .pt or .pth, write the weights to that file. Otherwise PATH "
-        "is a folder for weights.safetensors, version.json and files/. Nothing is written outside PATH.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_version(parser)
     parser.add_argument("path", metavar="PATH", help="the file or folder to write")
     parser.add_argument(
@@ -25,13 +25,10 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
         help="an epoch, a position if there are no epochs, or the beginning of an id",
     )
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.format import size
 
     with opened_repo(args) as repo:
@@ -44,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     total = sum(each.stat().st_size for each in files)
     if args.json:
-        ui.write_json(document(reference=version.reference, id=version.id, path=path, files=files, bytes=total))
+        ui.write_json(reference=version.reference, id=version.id, path=path, files=files, bytes=total)
     else:
         many = "" if path.is_file() else f", {len(files)} files"
         ui.write(f"{version.reference} -> {os.path.relpath(path)}{many}, {size(total)}")

@@ -6,20 +6,20 @@ import argparse
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, assignments, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, assignments, command, opened_repo
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
     from regatta.repo import Repo
 
+NAME, HELP = "commit", "commit what is staged as a version"
+DESCRIPTION = (
+    "Commit what is staged as a version. The version is durable when the command returns. "
+    "The git commit of the current folder is recorded."
+)
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "commit",
-        help="commit what is staged as a version",
-        description="Commit what is staged as a version. The version is durable when the command returns. "
-        "The git commit of the current folder is recorded.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the name of the model (default: as the first parent)")
     parser.add_argument("-m", "--message", default="", help="a description")
     parser.add_argument("--parent", metavar="VERSION", action="append", default=[], help="a parent; may be repeated")
@@ -40,9 +40,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser.add_argument(
         "--networks", action="store_true", help="with --run: record the networks; calls the functions of the sweep"
     )
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _commit(repo: Repo, args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.cli.output.version_tables import version_entry
     from regatta.repo.catalog.names import check_name
     from regatta.repo.intake.staging import commit_staged
@@ -67,7 +64,7 @@ def _commit(repo: Repo, args: argparse.Namespace) -> int:
     for tag in tags:
         repo.tag(made, tag, move=True)
     if args.json:
-        ui.write_json(document(committed=version_entry(made), tags=tags, parents=ids))
+        ui.write_json(committed=version_entry(made), tags=tags, parents=ids)
         return 0
     ui.write(f"{made.reference}  {made.id[:10]}{_contents(repo, made.reference)}")
     ui.message(f"To show it: {command()} desc {made.reference}")
@@ -91,7 +88,6 @@ def _contents(repo: Repo, reference: str) -> str:
 
 
 def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.cli.output.version_tables import version_entry
     from regatta.format import count
     from regatta.repo.commit_run import commit_run
@@ -103,7 +99,7 @@ def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
     networks = chosen.sweep().networks(chosen.record) if args.networks else {}
     versions = commit_run(repo, chosen.folder, record=chosen.record, networks=networks)
     if args.json:
-        ui.write_json(document(run=chosen.name, versions=[version_entry(version) for version in versions]))
+        ui.write_json(run=chosen.name, versions=[version_entry(version) for version in versions])
         return 0
     snapshots = sum(version.snapshots for version in versions)
     graphs = sum(version.network is not None for version in versions)

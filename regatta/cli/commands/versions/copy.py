@@ -6,29 +6,26 @@ import argparse
 import os
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, add_version, command, opened_repo
 from regatta.cli.commands.versions.checkout import wanted_snapshot
 
+NAME, HELP = "copy", "start a new model from a version of another one"
+DESCRIPTION = (
+    "Start a new model with the network, weights, hyperparameters and files of a version. Metrics and "
+    "earlier snapshots are not copied. The weights take no additional space on the disk."
+)
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "copy",
-        help="start a new model from a version of another one",
-        description="Start a new model with the network, weights, hyperparameters and files of a version. Metrics and "
-        "earlier snapshots are not copied. The weights take no additional space on the disk.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_version(parser)
     parser.add_argument("name", metavar="NAME", help="the name of the new model")
     parser.add_argument("-m", "--message", default="", help="a description")
     parser.add_argument("--snapshot", metavar="N", help="start from this snapshot, an epoch (default: the last)")
     parser.add_argument("--out", metavar="FOLDER", help="write the new version to this folder")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.cli.output.version_tables import version_entry
 
     with opened_repo(args) as repo:
@@ -36,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         made = repo.copy(base, args.name, message=args.message, snapshot=wanted_snapshot(args.snapshot))
         out = repo.checkout(made, args.out) if args.out is not None else None
     if args.json:
-        ui.write_json(document(copied=version_entry(made), base=base.reference, path=out))
+        ui.write_json(copied=version_entry(made), base=base.reference, path=out)
         return 0
     ui.write(f"{made.reference}  {made.id[:10]}  from {base.reference}")
     if out is not None:

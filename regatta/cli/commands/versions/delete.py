@@ -5,26 +5,20 @@ from __future__ import annotations
 import argparse
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, command, opened_repo
 from regatta.errors import ConflictError
 
+NAME, HELP = "delete", "delete versions"
+DESCRIPTION = "Delete versions: all of those named, or none. `gc` frees what only they used."
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "delete",
-        help="delete versions",
-        description="Delete versions: all of those named, or none. `gc` frees what only they used.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("versions", metavar="VERSION", nargs="+", help="name@number, a tag, or the beginning of an id")
     parser.add_argument("--force", action="store_true", help="also versions with tags or children")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
-
     with opened_repo(args) as repo:
         chosen = list({found.id: found for found in map(repo.version, args.versions)}.values())
         deleted = {version.id for version in chosen}
@@ -40,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         for version in chosen:
             repo.delete(version, force=True)
     if args.json:
-        ui.write_json(document(deleted=[{"reference": each.reference, "id": each.id} for each in chosen]))
+        ui.write_json(deleted=[{"reference": each.reference, "id": each.id} for each in chosen])
     else:
         for version in chosen:
             ui.write(f"deleted {version.reference}  {version.id[:10]}")

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo
+from regatta.cli.arguments import add_repo_and_json, opened_repo
 from regatta.errors import DataError, NotFoundError, UsageError
 
+NAME, HELP = "desc", "describe a version: network, parameters, metrics, weight distributions"
+DESCRIPTION = "Describe a version. Only the leading bytes of weights are read; histograms are still exact."
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "desc",
-        help="describe a version: network, parameters, metrics, weight distributions",
-        description="Describe a version. Only the leading bytes of weights are read; histograms are still exact.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION", help="name, name@number, tag or id; VERSION:EPOCH for a snapshot")
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="write a page with histograms, curves and the network"
@@ -27,36 +25,27 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser.add_argument("--exact", action="store_true", help="read all bytes of the weights")
     parser.add_argument("--no-weights", action="store_true", help="do not read the weights")
     parser.add_argument("--all", action="store_true", help="show every layer, tensor and file")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.repo import Repo
-
     if args.input is not None and args.html is None:
         raise UsageError("Activations are shown on a page.", hint="Name the page: --html FILE")
     inputs = None if args.input is None else _arrays(args.input)
-    with Repo.open(args.repo) as repo:
+    with opened_repo(args) as repo:
         found = repo.portrait(args.version, exact=args.exact, look=not args.no_weights, inputs=inputs)
     if args.html is not None:
-        from regatta.cli.output.write_file import write_file
         from regatta.web import version_page
 
-        ui.message(f"Wrote {write_file(args.html, version_page.page(found))}")
+        ui.message(f"Wrote {ui.write_file(args.html, version_page.page(found))}")
     if args.json:
-        from regatta.cli.output.json_documents import document
         from regatta.cli.output.version_text import as_json
 
-        ui.write_json(document(**as_json(found)))
+        ui.write_json(**as_json(found))
     elif args.html is None:
         from regatta.cli.output.version_text import tables
 
-        for number, table in enumerate(tables(found, args.all)):
-            if number:
-                ui.write("")
-            ui.write_table(table)
+        ui.write_tables(tables(found, args.all))
     return 0
 
 

@@ -6,16 +6,16 @@ import argparse
 from pathlib import Path
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo
+from regatta.cli.arguments import add_repo_and_json, opened_repo
+
+NAME, HELP = "diff", "compare two or more versions"
+DESCRIPTION = (
+    "Compare versions with the first one: metadata, networks layer by layer, weights, metrics, files. "
+    "Exit code 1 if there is a difference."
+)
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "diff",
-        help="compare two or more versions",
-        description="Compare versions with the first one: metadata, networks layer by layer, weights, metrics, files. "
-        "Exit code 1 if there is a difference.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "versions", metavar="VERSION", nargs="+", help="a name, name@number, tag or id; VERSION:EPOCH for a snapshot"
     )
@@ -24,30 +24,20 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="write a page with the differences, histograms and networks"
     )
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.repo import Repo
-
-    with Repo.open(args.repo) as repo:
+    with opened_repo(args) as repo:
         found = repo.diff(*args.versions, exact=args.exact)
     if args.html is not None:
-        from regatta.cli.output.write_file import write_file
         from regatta.web import diff_page
 
-        ui.message(f"Wrote {write_file(args.html, diff_page.page(found))}")
+        ui.message(f"Wrote {ui.write_file(args.html, diff_page.page(found))}")
     if args.json:
-        from regatta.cli.output.json_documents import document
-
-        ui.write_json(document(**found.as_json(args.all)))
+        ui.write_json(**found.as_json(args.all))
     elif args.html is None:
         from regatta.cli.output.diff_text import tables
 
-        for number, table in enumerate(tables(found, args.all)):
-            if number:
-                ui.write("")
-            ui.write_table(table)
+        ui.write_tables(tables(found, args.all))
     return 0 if found.same else 1

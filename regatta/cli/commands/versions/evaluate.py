@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, opened_repo
+from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
     from regatta.cli.output.table import Cell, Table
     from regatta.repo.evaluate import Evaluation
 
+NAME, HELP = "eval", "label inputs, and compute accuracy, from the leading bytes of the weights"
+DESCRIPTION = (
+    "Label inputs, and compute accuracy. The command reads the two leading bytes of each weight, then "
+    "more of the weights that matter most, until every label is certain to be that of full precision."
+)
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "eval",
-        help="label inputs, and compute accuracy, from the leading bytes of the weights",
-        description="Label inputs, and compute accuracy. The command reads the two leading bytes of each weight, then "
-        "more of the weights that matter most, until every label is certain to be that of full precision.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_version(parser)
     parser.add_argument(
         "--data",
@@ -43,13 +43,10 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=int, default=1, metavar="K", help="the K best classes instead of the best one")
     parser.add_argument("--snapshot", metavar="EPOCH", help="the weights after this epoch (default: the last)")
     parser.add_argument("--labels", metavar="FILE", type=Path, help="write the labels to a .npy file")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.repo.evaluate import read_data
 
     if args.labels is not None and args.labels.suffix != ".npy":
@@ -64,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         _write_labels(found, args.labels)
     if args.json:
         certain = found.certain.tolist()
-        ui.write_json(document(evaluation={**found.summary(), "labels": found.labels.tolist(), "is_certain": certain}))
+        ui.write_json(evaluation={**found.summary(), "labels": found.labels.tolist(), "is_certain": certain})
     else:
         ui.write_table(_table(found))
     if found.fallback is not None:

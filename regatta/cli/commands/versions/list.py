@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, assignments, moment, opened_repo
+from regatta.cli.arguments import add_repo_and_json, assignments, command, moment, opened_repo
 from regatta.errors import NotFoundError, UsageError, nearest
 
 if TYPE_CHECKING:
     from regatta.repo import Repo, Versions
 
 DEFAULT_LIMIT = 30
+NAME, HELP = "list", "list the versions, with their lineage"
+DESCRIPTION = "List versions, newest first, with the lineage between them, and the best value of each metric."
 
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "list",
-        help="list the versions, with their lineage",
-        description="List versions, newest first, with the lineage between them, and the best value of each metric.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pattern", metavar="NAME", nargs="?", help="only versions of this name; * and ? are wildcards")
     parser.add_argument("--search", metavar="WORDS", help="words in names, messages, hyperparameters, file names")
     parser.add_argument(
@@ -39,9 +37,7 @@ def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help="show every version and every column")
     parser.add_argument("--names", action="store_true", help="print only the names of models, one per line")
     parser.add_argument("--no-graph", action="store_true", help="do not draw the lineage")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
         if args.names:
             _show_names(found, args.json)
         elif args.json:
-            _write_json(repo, found)
+            from regatta.cli.output.version_tables import listed_entries
+
+            ui.write_json(versions=listed_entries(found, repo.tags()), total=repo.catalog.count())
         else:
             _show(repo, found, args)
     return 0
@@ -87,23 +85,12 @@ def _where(words: list[str]) -> dict[str, Any]:
 
 
 def _show_names(found: Versions, as_json: bool) -> None:
-    from regatta.cli.output.json_documents import document
-
-    counts: dict[str, int] = {}
-    for version in found:
-        counts[version.name] = counts.get(version.name, 0) + 1
+    counts = Counter(version.name for version in found)
     if as_json:
-        ui.write_json(document(names=[{"name": name, "versions": counts[name]} for name in sorted(counts)]))
+        ui.write_json(names=[{"name": name, "versions": counts[name]} for name in sorted(counts)])
         return
     for name in sorted(counts):
         ui.write(name)
-
-
-def _write_json(repo: Repo, found: Versions) -> None:
-    from regatta.cli.output.json_documents import document
-    from regatta.cli.output.version_tables import listed_entries
-
-    ui.write_json(document(versions=listed_entries(found, repo.tags()), total=repo.catalog.count()))
 
 
 def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
@@ -112,7 +99,8 @@ def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
 
     total = repo.catalog.count()
     if not found:
-        ui.message(_no_versions(total))
+        start = f"Try {command()} demo; or {command()} add FILE, then {command()} commit NAME"
+        ui.message(f"None of the {total:,} versions matches." if total else f"There is no version yet. {start}")
         return
     shown = {version.id for version in found}
     graph = not args.no_graph and not args.best and any(link.base in shown for link in found.links)
@@ -121,11 +109,3 @@ def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
     ui.write_table(version_table(found, tags, **look))
     if len(found) < total:
         ui.message(f"{len(found)} of {count(total, 'version')}")
-
-
-def _no_versions(total: int) -> str:
-    from regatta.cli.arguments import command
-
-    if total:
-        return f"None of the {total:,} versions matches."
-    return f"There is no version yet. Try {command()} demo; or {command()} add FILE, then {command()} commit NAME"

@@ -6,28 +6,23 @@ import argparse
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, add_version, opened_repo
+from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
 
 if TYPE_CHECKING:
     from regatta.repo import Repo, Versions
 
+NAME, HELP = "log", "show a version and its ancestors"
+DESCRIPTION = "Show a version and its ancestors, newest first. Without VERSION: show every version."
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "log",
-        help="show a version and its ancestors",
-        description="Show a version and its ancestors, newest first. Without VERSION: show every version.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_version(parser, optional=True)
     parser.add_argument("-n", "--last", metavar="N", type=int, help="at most N versions")
     parser.add_argument("--oneline", action="store_true", help="one line for each version")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.json_documents import document
     from regatta.cli.output.version_tables import listed_entries
     from regatta.repo import Versions
 
@@ -39,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
             whole = Versions(every, repo.links(every))
         found = Versions(whole[: args.last], whole.links)
         if args.json:
-            ui.write_json(document(versions=listed_entries(found, repo.tags())))
+            ui.write_json(versions=listed_entries(found, repo.tags()))
         elif found:
             _show(repo, found, args.oneline)
         else:

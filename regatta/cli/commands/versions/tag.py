@@ -7,28 +7,24 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import Verbs, add_json, add_repo, command, opened_repo
+from regatta.cli.arguments import add_repo_and_json, command, opened_repo
 from regatta.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
     from regatta.repo import Repo
 
+NAME, HELP = "tag", "list tags, or tag a version"
+DESCRIPTION = "Without arguments, list all tags. With NAME and VERSION, tag that version."
 
-def add_parser(verbs: Verbs) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(
-        "tag",
-        help="list tags, or tag a version",
-        description="Without arguments, list all tags. With NAME and VERSION, tag that version.",
-    )
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="the tag, such as production")
     parser.add_argument(
         "version", metavar="VERSION", nargs="?", help="a name, name@number, tag, or the beginning of an id"
     )
     parser.add_argument("--move", action="store_true", help="move the tag from the version that has it")
     parser.add_argument("--delete", action="store_true", help="remove the tag; the version stays")
-    add_repo(parser)
-    add_json(parser)
-    return parser
+    add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,8 +39,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _set(repo: Repo, args: argparse.Namespace) -> None:
-    from regatta.cli.output.json_documents import document
-
     if args.version is None:
         raise UsageError("The version of the tag is missing.", hint=f"Write: {command()} tag {args.name} VERSION")
     version = repo.version(args.version)
@@ -54,37 +48,34 @@ def _set(repo: Repo, args: argparse.Namespace) -> None:
         move = error.hint is not None  # the other reason, a version of that name, nothing can be done about
         raise ConflictError(error.message, hint="Move it: --move" if move else None) from error
     if args.json:
-        ui.write_json(document(tag=_entry(tag.name, version, tag.created)))
+        ui.write_json(tag=_entry(tag.name, version, tag.created))
     else:
         ui.write(f"{tag.name} is {version.reference}")
 
 
 def _delete(repo: Repo, args: argparse.Namespace) -> None:
-    from regatta.cli.output.json_documents import document
-
     if args.version is not None:
         raise UsageError(
             "--delete takes the name of the tag alone.", hint=f"Write: {command()} tag --delete {args.name}"
         )
     repo.untag(args.name)
     if args.json:
-        ui.write_json(document(deleted=args.name))
+        ui.write_json(deleted=args.name)
     else:
         ui.write(f"{args.name} is not a tag any more")
 
 
 def _list(repo: Repo, as_json: bool) -> None:
-    from regatta.cli.output.json_documents import document
     from regatta.cli.output.table import Cell, Table, left
 
     found = [(tag, repo.catalog.of_id(tag.version)) for tag in repo.tags()]
     if as_json:
-        ui.write_json(document(tags=[_entry(tag.name, version, tag.created) for tag, version in found]))
+        ui.write_json(tags=[_entry(tag.name, version, tag.created) for tag, version in found])
     elif found:
-        rows: list[list[Cell]] = [
-            [(tag.name, "bold"), version.reference, version.id[:10], _when(tag.created), version.message]
-            for tag, version in found
-        ]
+        rows: list[list[Cell]] = []
+        for tag, version in found:
+            since = datetime.fromtimestamp(tag.created).strftime("%Y-%m-%d %H:%M")
+            rows.append([(tag.name, "bold"), version.reference, version.id[:10], since, version.message])
         names = ("tag", "version", "id", "since", "")
         ui.write_table(Table([left(name) for name in names], rows))
     else:
@@ -93,7 +84,3 @@ def _list(repo: Repo, as_json: bool) -> None:
 
 def _entry(name: str, version: Any, created: float) -> dict[str, Any]:
     return {"name": name, "version": version.reference, "id": version.id, "created": created}
-
-
-def _when(created: float) -> str:
-    return datetime.fromtimestamp(created).strftime("%Y-%m-%d %H:%M")
