@@ -165,9 +165,11 @@ class Stack:
                 member.randomness.go_back(mark)
             self.update.steps, self.update.shared_step = steps, shared
         self.update.count(len(batches))
-        start = time.perf_counter()
-        alone = [self._alone(number, device_data, batches, rates) for number in range(len(self.members))]
-        seconds = (time.perf_counter() - start) / len(batches) / len(self.members)
+        alone, seconds = [], float("inf")
+        for number in range(len(self.members)):
+            start = time.perf_counter()
+            alone.append(self._alone(number, device_data, batches, rates))
+            seconds = min(seconds, (time.perf_counter() - start) / len(batches))  # other programs may delay some
         for preview in previews:
             preview.finish()
         equal = all(same_bits(t, value) for t, value in zip(tensors, after, strict=True))
