@@ -51,7 +51,7 @@ def ran(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return here
 
 
-def test_run_prints_the_leaderboard_and_says_what_went_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_its_progress_and_the_leaderboard(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "line.py"]) == 0
     shown = capsys.readouterr()
     assert shown.out.startswith("line-1: done, 2 configurations, loss (lower is better)\nin all: batch_size=10\n")
@@ -82,13 +82,13 @@ def test_one_configuration_that_raises_does_not_fail_the_run(here: Path, capsys:
     assert "in model_fn" in detail
 
 
-def test_a_sweep_in_which_all_fail_ends_with_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_in_which_all_models_fail_is_an_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "line.py").write_text(PROGRAM.replace("lr=[0.1, 0.01]", "lr=[0.0]"))
     assert main(["run", "line.py"]) in (1, 2)
     assert "a learning rate of nought learns nothing" in capsys.readouterr().err
 
 
-def test_show_repeats_what_run_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_leaderboard_of_the_run_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["run", "line.py"])
     first = capsys.readouterr().out
     assert main(["show"]) == 0
@@ -144,7 +144,7 @@ def test_explain_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("target", ["line.py", "line-1"])
-def test_simulate_a_file_or_a_run(ran: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_takes_a_file_or_a_run(ran: Path, target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", target, "--workers", "1,2,4"]) == 0
     rows = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in rows[-4:-1]] == ["1", "2", "4"]
@@ -154,7 +154,7 @@ def test_simulate_a_file_or_a_run(ran: Path, target: str, capsys: pytest.Capture
     assert [row["workers"] for row in document["workers"]] == [1, 4]
 
 
-def test_the_newest_run_where_there_is_none(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_any_run_point_to_the_demo(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show"]) == 3
     assert "regatta demo" in capsys.readouterr().err
     (here / ".regatta").mkdir()
@@ -163,12 +163,12 @@ def test_the_newest_run_where_there_is_none(here: Path, capsys: pytest.CaptureFi
     assert "regatta demo" in capsys.readouterr().err
 
 
-def test_the_program_of_the_demo_can_be_had(here: Path, capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_demo_prints_its_program(here: Path, capsys: pytest.CaptureFixture[str], root: Path) -> None:
     assert main(["demo", "--program"]) == 0
     assert capsys.readouterr().out == (root / "examples" / "digits.py").read_text()
 
 
-def test_the_demo_from_its_first_line_to_what_to_try_next(here: Path) -> None:
+def test_the_demo_runs_to_its_last_advice(here: Path) -> None:
     words = [sys.executable, "-c", "from regatta.cli.main import entry; entry()", "demo"]
     done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

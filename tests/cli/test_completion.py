@@ -1,4 +1,4 @@
-"""Completion scripts, executed by the shells they are for."""
+"""Completion scripts, executed by their shells."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fish_completes(words: list[str], project: Path) -> list[str]:
         (["regatta", "checkout", ""], {"resnet", "mlp"}),
     ],
 )
-def test_a_shell_completes(
+def test_each_shell_completes_words(
     completes: Callable[[list[str], Path], list[str]], words: list[str], expected: set[str], project: Path
 ) -> None:
     assert set(completes(words, project)) == expected

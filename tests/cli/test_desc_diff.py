@@ -44,7 +44,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-def test_desc_tells_all_of_a_version(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_desc_shows_everything_about_a_version(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["desc", "good"]) == 0
     said = out(capsys)
     for word in ("mlp@1", "[good]", "the first", "FULL{2}", "lr", "0.1", "loss", "train.py", "0.weight", "80×64"):
@@ -53,7 +53,7 @@ def test_desc_tells_all_of_a_version(project: Path, capsys: pytest.CaptureFixtur
     assert any(bar in said for bar in "▁▂▃▄▅▆▇█")
 
 
-def test_desc_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_desc_prints_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "desc", "mlp@1")
     assert found["version"]["reference"] == "mlp@1" and found["version"]["tags"] == ["good"]
     assert found["version"]["hyperparameters"] == {"lr": 0.1, "width": 80}
@@ -68,7 +68,7 @@ def test_desc_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert document(capsys, "desc", "mlp@1", "--no-weights")["weights"]["tensors"] == []
 
 
-def test_desc_of_a_snapshot_and_of_next_to_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_desc_of_a_snapshot_and_of_a_version_without_weights(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (document(capsys, "desc", f"mlp@1:{epoch}", "--exact") for epoch in (1, 2))
     norms = [found["weights"]["tensors"][0]["norm"][0] for found in (one, two)]
     assert norms[1] == pytest.approx(2 * norms[0]) and one["weights"]["snapshot"] == "mlp@1:1"
@@ -93,7 +93,7 @@ def test_desc_writes_a_page(project: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["desc", "mlp", "--html", "x.npy"]) == 2
 
 
-def test_diff_says_what_differs_and_exits_with_one(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_shows_differences_and_exits_with_1(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "mlp@1", "mlp@2"]) == 1
     said = out(capsys)
     assert "lr" in said and "0.2" in said and "0.weight" in said and "train.py" in said
@@ -103,13 +103,13 @@ def test_diff_says_what_differs_and_exits_with_one(project: Path, capsys: pytest
     assert "width" in said and "Network" in said
 
 
-def test_diff_of_equals_exits_with_zero(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_of_equal_versions_exits_with_0(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "good", "mlp@1"]) == 0
     assert "do not differ" in out(capsys)
     assert main(["diff", "mlp@1:1", "mlp@1:2"]) == 1
 
 
-def test_diff_as_json_and_as_a_page(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_prints_json_and_writes_a_page(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "diff", "mlp@1", "mlp@2", "bare")
     assert [side["label"] for side in found["versions"]] == ["mlp@1", "mlp@2", "bare@1"] and not found["same"]
     changes = {each["name"]: each for each in found["hyperparameters"]}
@@ -120,7 +120,7 @@ def test_diff_as_json_and_as_a_page(project: Path, capsys: pytest.CaptureFixture
     assert "default-src 'none'" in (project / "diff.html").read_text()
 
 
-def test_what_is_not_there_is_said(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_versions_are_errors(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["desc", "mpl"]) == 3
     assert "mlp" in capsys.readouterr().err
     assert main(["diff", "mlp"]) == 2
@@ -128,6 +128,6 @@ def test_what_is_not_there_is_said(project: Path, capsys: pytest.CaptureFixture[
     assert "no snapshot 9" in capsys.readouterr().err
 
 
-def test_without_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_without_a_repository_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["desc", "x"]) == main(["diff", "x", "y"]) == 3

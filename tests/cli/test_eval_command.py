@@ -58,7 +58,7 @@ def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
-def test_it_prints_what_was_read_for_what(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_prints_accuracy_and_bytes_read(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "model", "--data", "data.npz"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("model@1: 50 inputs, accuracy 1.0000\n")
@@ -67,7 +67,7 @@ def test_it_prints_what_was_read_for_what(here: Any, capsys: pytest.CaptureFixtu
     assert "not certain" not in out
 
 
-def test_its_document_has_labels_and_figures(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_labels_and_figures(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "model", "--data", "data.npz")
     assert found["labels"] == here.tolist()
     assert found["is_certain"] == [True] * 50
@@ -92,12 +92,12 @@ def test_a_budget_leaves_labels_open(here: Any, capsys: pytest.CaptureFixture[st
     assert "labels are not certain" in capsys.readouterr().out
 
 
-def test_a_fall_back_is_said(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fallback_is_reported(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "odd", "--data", "x.npy"]) == 0
     assert "All weights were read: layer '0' (PRELU)" in capsys.readouterr().err.replace('"', "'")
 
 
-def test_labels_are_written(here: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_are_written_to_a_file(here: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "model", "--data", "x.npy", "--labels", str(tmp_path / "labels.npy")]) == 0
     assert np.load(tmp_path / "labels.npy").tolist() == here.tolist()
     assert main(["eval", "model", "--data", "x.npy", "--labels", str(tmp_path / "labels.txt")]) == 2
@@ -117,7 +117,7 @@ def test_labels_are_written(here: Any, tmp_path: Path, capsys: pytest.CaptureFix
         (("model",), 2, "--data"),
     ],
 )
-def test_mistakes_are_said(
+def test_wrong_arguments_are_errors(
     here: Any, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
 ) -> None:
     assert main(["eval", *words]) == code

@@ -46,21 +46,21 @@ def write(folder: Path, name: str, text: str) -> str:
     return name
 
 
-def test_the_sweep_of_a_file_and_of_another_name(folder: Path) -> None:
+def test_a_sweep_is_found_by_its_default_or_given_name(folder: Path) -> None:
     write(folder, "one.py", SWEEP.replace("NAME", "sweep"))
     write(folder, "two.py", SWEEP.replace("NAME", "mine"))
     assert len(load_sweep("one.py").configs()) == 2
     assert len(load_sweep("two.py:mine").configs()) == 2
 
 
-def test_a_file_without_a_sweep_says_what_it_has(folder: Path) -> None:
+def test_the_error_for_a_file_without_a_sweep_lists_its_names(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"empty\.py: There is no sweep named 'sweep'") as caught:
         load_sweep(write(folder, "empty.py", "import os\nalpha = 1\ndef beta(): ...\n"))
     assert "The file defines alpha, beta, but no sweep." in str(caught.value)
     assert "sweep = regatta.Sweep(" in str(caught.value)
 
 
-def test_a_sweep_of_another_name_is_pointed_out(folder: Path) -> None:
+def test_the_error_names_a_sweep_under_another_name(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"two\.py:mine"):
         load_sweep(write(folder, "two.py", SWEEP.replace("NAME", "mine")))
 
@@ -70,7 +70,7 @@ def test_something_else_named_sweep_is_refused(folder: Path) -> None:
         load_sweep(write(folder, "odd.py", "sweep = 3\n"))
 
 
-def test_a_missing_file_gets_the_nearest(folder: Path) -> None:
+def test_the_error_for_a_missing_file_names_the_nearest(folder: Path) -> None:
     write(folder, "digits.py", "")
     with pytest.raises(UsageError, match=r"Did you mean digits\.py") as caught:
         load_file(Path("digit.py"))
@@ -96,7 +96,7 @@ def test_a_syntax_error_has_its_line(folder: Path) -> None:
     assert "SyntaxError" in str(caught.value)
 
 
-def test_an_error_of_ours_gets_the_line_that_caused_it(folder: Path) -> None:
+def test_a_regatta_error_names_the_line_of_the_file(folder: Path) -> None:
     text = SWEEP.replace("NAME", "sweep").replace("batch_size=[4, 8]", "batch_size=[]")
     with pytest.raises(RegattaError) as caught:
         load_sweep(write(folder, "none.py", text))
@@ -104,7 +104,7 @@ def test_an_error_of_ours_gets_the_line_that_caused_it(folder: Path) -> None:
     assert caught.value.place == f"none.py:{line}"
 
 
-def test_functions_travel_by_value(folder: Path) -> None:
+def test_functions_are_pickled_by_value(folder: Path) -> None:
     """Another process, which cannot import the file, can call what it defined."""
     module = load_file(Path(write(folder, "far.py", "def f(x):\n    return g(x) + 1\ndef g(x):\n    return 2 * x\n")))
     (folder / "sent.pkl").write_bytes(cloudpickle.dumps(module.f))
@@ -115,12 +115,12 @@ def test_functions_travel_by_value(folder: Path) -> None:
     assert pickle.loads(cloudpickle.dumps(module.f))(1) == 3
 
 
-def test_the_file_is_not_main(folder: Path) -> None:
+def test_the_file_is_not_run_as_main(folder: Path) -> None:
     module = load_file(Path(write(folder, "my-sweep.py", "if __name__ == '__main__':\n    raise SystemExit(9)\n")))
     assert module.__name__ == "regatta_file_my_sweep"
 
 
-def test_files_and_runs_are_told_apart(folder: Path) -> None:
+def test_files_and_runs_are_distinguished(folder: Path) -> None:
     assert looks_like_file("a.py")
     assert looks_like_file("a.py:mine")
     assert looks_like_file(write(folder, "noextension", ""))
@@ -159,7 +159,7 @@ def run_regatta(*arguments: str, folder: Path) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
-def test_a_run_finds_the_neighbours_of_its_file_again(tmp_path: Path) -> None:
+def test_a_run_imports_modules_beside_its_file_again(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text(NEIGHBOUR_FILE)
     (tmp_path / "near.py").write_text(SWEEP_FILE)
     done = run_regatta("run", "near.py", folder=tmp_path)

@@ -41,7 +41,7 @@ def raising(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_exit_codes(error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_codes_of_errors(error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert raising(error, monkeypatch) == code
 
 
@@ -55,17 +55,17 @@ def test_errors_go_to_stderr_with_place_candidates_and_hint(
     assert shown.err == ("error: sweep.py:3: It is wrong.\n  Did you mean this or that?\n  Do one.\n  Then another.\n")
 
 
-def test_an_unexpected_exception_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError):
         raising(ZeroDivisionError("a fault of ours"), monkeypatch)
 
 
-def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("repaly", "digits-1") == 2
     assert "Did you mean replay" in capsys.readouterr().err
 
 
-def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_a_misspelt_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("runs", "--jsno") == 2
     assert "Did you mean --json" in capsys.readouterr().err
 
@@ -121,7 +121,7 @@ def test_colour_marks_errors_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
     assert ui._paint("error:", ui.RED, Terminal()) == "error:"  # type: ignore[arg-type]
 
 
-def test_a_reader_that_goes_away_is_not_an_error(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_is_not_an_error(tmp_path: Path) -> None:
     FakeRun(configs=400, epochs=1, name="long").write(tmp_path / ".regatta" / "runs")
     words = [*REGATTA, "show", "long", "--json"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -139,7 +139,7 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
     assert done.stderr == "interrupted\n"
 
 
-def test_advice_names_the_command_so_that_the_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_advice_names_a_command_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from regatta.cli.arguments import command
 
     installed = tmp_path / "venv" / "bin" / "regatta"

@@ -130,11 +130,13 @@ def compare(name: str, text: str, update: bool) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_output_of_a_command(name: str, shell: Callable[..., str], project: Path, update_fixtures: bool) -> None:
+def test_the_output_of_each_command_matches_its_fixture(
+    name: str, shell: Callable[..., str], project: Path, update_fixtures: bool
+) -> None:
     compare(name, normalised(shell(COMMANDS[name]), project), update_fixtures)
 
 
-def test_the_help_of_every_command(shell: Callable[..., str], update_fixtures: bool) -> None:
+def test_the_help_of_each_command_matches_its_fixture(shell: Callable[..., str], update_fixtures: bool) -> None:
     _, verbs = build_parser()
     assert len(verbs) == len(VERBS)
     texts = [shell(["--help"]), *(shell([verb, "--help"]) for verb in sorted(verbs))]

@@ -1,4 +1,4 @@
-"""The verbs of the repository, as one types them, on a real run and on real files."""
+"""The commands of the repository, as a user types them, on a real run and on real files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def versions(files: Path, shell: Shell) -> Path:
     return files
 
 
-def test_init_says_whether_there_was_one(here: Path, shell: Shell) -> None:
+def test_init_reports_an_existing_repository(here: Path, shell: Shell) -> None:
     assert shell("init") == "Created a repository in .regatta\n"
     assert shell("init") == "There is a repository in .regatta\n"
     assert shell.json("init", "elsewhere") == {
@@ -106,7 +106,7 @@ def test_init_says_whether_there_was_one(here: Path, shell: Shell) -> None:
     }  # fmt: skip
 
 
-def test_from_files_to_a_version(files: Path, shell: Shell) -> None:
+def test_files_are_added_and_committed_as_a_version(files: Path, shell: Shell) -> None:
     document = shell.json("add", "net-epoch2.safetensors", "net-epoch1.safetensors", "log.csv", "config.toml")
     kinds = {item["name"]: (item["kind"], item["epoch"]) for item in document["staged"]}
     assert kinds == {
@@ -126,7 +126,7 @@ def test_from_files_to_a_version(files: Path, shell: Shell) -> None:
     assert "Nothing is staged" in shell("commit", "net", code=2)
 
 
-def test_a_commit_notes_the_git_commit_around_it(files: Path, shell: Shell) -> None:
+def test_a_version_records_the_git_commit(files: Path, shell: Shell) -> None:
     for words in (["init", "-q", "-b", "trunk"], ["commit", "-q", "--allow-empty", "-m", "x"]):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
     shell("add", "config.toml")
@@ -160,20 +160,20 @@ WRONG: list[tuple[list[str], int, str]] = [
 ]
 
 
-def test_what_is_wrong_is_said(versions: Path, shell: Shell) -> None:
+def test_wrong_arguments_are_errors(versions: Path, shell: Shell) -> None:
     for words, code, said in WRONG:
         shown = shell(*words, code=code)
         assert shown.startswith("error: ") and said in shown, words
     assert shell.json("status")["versions"] == 3 and not shell.json("status")["staged"]
 
 
-def test_without_a_repository(here: Path, shell: Shell) -> None:
+def test_commands_without_a_repository_are_errors(here: Path, shell: Shell) -> None:
     for words in (["list"], ["log"], ["status"], ["tag"], ["add", "x"], ["commit", "x"], ["fsck"], ["gc"], ["archive"]):
         assert "`regatta init` makes one" in shell(*words, code=3)
     assert "there is none here or above" in shell("doctor")
 
 
-def test_list(versions: Path, shell: Shell) -> None:
+def test_list_shows_versions(versions: Path, shell: Shell) -> None:
     document = shell.json("list")
     assert [entry["reference"] for entry in document["versions"]] == ["wider@1", "tuned@1", "base@1"]
     assert all(set(entry) == VERSION_KEYS | {"tags", "parents"} for entry in document["versions"])
@@ -206,7 +206,7 @@ def references(shell: Shell, *words: object) -> list[str]:
     return [entry["reference"] for entry in shell.json("list", *words)["versions"]]
 
 
-def test_filters(versions: Path, shell: Shell) -> None:
+def test_list_filters_versions(versions: Path, shell: Shell) -> None:
     assert references(shell, "w*") == ["wider@1"]
     assert references(shell, "--search", "first") == ["base@1"]
     assert references(shell, "--where", "lr=0.1") == ["base@1"]
@@ -227,7 +227,7 @@ def test_log_follows_parents(versions: Path, shell: Shell) -> None:
     assert len(shell.json("log", "-n", "2")["versions"]) == 2
 
 
-def test_tags_move_and_go(versions: Path, shell: Shell) -> None:
+def test_tags_can_be_moved_and_deleted(versions: Path, shell: Shell) -> None:
     assert "Move it: --move" in shell("tag", "production", "base", code=4)
     assert shell("tag", "production", "base", "--move") == "production is base@1\n"
     assert shell.json("tag")["tags"][0]["version"] == "base@1" and "base@1" in shell("tag")
@@ -237,7 +237,7 @@ def test_tags_move_and_go(versions: Path, shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz", ".pt"])
-def test_weights_come_back_as_files(versions: Path, shell: Shell, suffix: str) -> None:
+def test_checkout_writes_weights_as_files(versions: Path, shell: Shell, suffix: str) -> None:
     document = shell.json("checkout", "tuned", f"out{suffix}")
     assert document["reference"] == "tuned@1" and document["files"] == [str(versions / f"out{suffix}")]
     assert "--force" in shell("checkout", "base", f"out{suffix}", code=4)
@@ -248,7 +248,7 @@ def test_weights_come_back_as_files(versions: Path, shell: Shell, suffix: str) -
         assert np.array_equal(repo.load("again")["fc.weight"], np.full((4, 3), 1, "f4"))
 
 
-def test_a_whole_version_comes_back_as_a_folder(versions: Path, shell: Shell) -> None:
+def test_checkout_writes_a_whole_version_as_a_folder(versions: Path, shell: Shell) -> None:
     document = shell.json("checkout", "tuned", "out", "--snapshot", "2")
     names = [os.path.relpath(path, versions / "out") for path in document["files"]]
     assert names == ["files/log.csv", "version.json", "weights.safetensors"]
@@ -256,7 +256,7 @@ def test_a_whole_version_comes_back_as_a_folder(versions: Path, shell: Shell) ->
     assert "has no snapshot 7" in shell("checkout", "tuned", "other", "--snapshot", "7", code=3)
 
 
-def test_a_copy_is_written_out_and_becomes_the_next_version(versions: Path, shell: Shell) -> None:
+def test_a_checked_out_copy_can_be_committed_as_the_next_version(versions: Path, shell: Shell) -> None:
     document = shell.json("copy", "tuned", "deeper", "--out", "work")
     assert document["base"] == "tuned@1" and document["copied"]["hyperparameters"]["lr"] == 0.01
     save_file({"fc.weight": np.zeros((4, 3), "f4")}, versions / "work" / "weights.safetensors")
@@ -265,7 +265,7 @@ def test_a_copy_is_written_out_and_becomes_the_next_version(versions: Path, shel
     assert made["reference"] == "deeper@2" and made["hyperparameters"]["lr"] == 0.01
 
 
-def test_delete_minds_children_and_tags(versions: Path, shell: Shell) -> None:
+def test_delete_refuses_versions_with_children_or_tags(versions: Path, shell: Shell) -> None:
     assert "the child tuned@1" in shell("delete", "base", code=4)
     assert "the tag 'production'" in shell("delete", "tuned", code=4)
     shell("delete", "base", "tuned", "wider", "--force")
@@ -274,7 +274,7 @@ def test_delete_minds_children_and_tags(versions: Path, shell: Shell) -> None:
     assert shell("gc", "--grace", "0") == "nothing to free\n"
 
 
-def test_fsck_finds_what_was_damaged(versions: Path, shell: Shell) -> None:
+def test_fsck_finds_damage(versions: Path, shell: Shell) -> None:
     assert shell("fsck", "--depth", "deep").startswith("clean: 3 versions, ")
     (pack, *_) = (versions / ".regatta" / "store" / "packs").rglob("*.pack")
     content = bytearray(pack.read_bytes())
@@ -285,7 +285,7 @@ def test_fsck_finds_what_was_damaged(versions: Path, shell: Shell) -> None:
     assert document["problems"] and not document["clean"]
 
 
-def test_archive_says_what_it_would_save(versions: Path, shell: Shell) -> None:
+def test_archive_reports_what_it_would_save(versions: Path, shell: Shell) -> None:
     document = shell.json("archive", "--dry-run")
     assert document["dry_run"] and document["store"]["bytes_after"] is None
     assert set(document) == {"dry_run", "states", "state_bytes", "live", "lossy", "trial", "store"}
@@ -297,7 +297,7 @@ def test_archive_says_what_it_would_save(versions: Path, shell: Shell) -> None:
     ]  # fmt: skip
 
 
-def test_a_run_leaves_versions_and_says_so_again(here: Path, shell: Shell) -> None:
+def test_a_run_commits_versions_and_committing_again_changes_nothing(here: Path, shell: Shell) -> None:
     (here / "line.py").write_text(PROGRAM)
     shell("run", "line.py")
     entries = shell.json("list", "--run", "line-1", "--metric", "loss", "--best")["versions"]
@@ -311,7 +311,7 @@ def test_a_run_leaves_versions_and_says_so_again(here: Path, shell: Shell) -> No
     assert shell("fsck", "--depth", "deep").startswith("clean: 3 versions, ")
 
 
-def test_doctor(versions: Path, shell: Shell) -> None:
+def test_doctor_reports_the_environment(versions: Path, shell: Shell) -> None:
     document = shell.json("doctor")
     by_name = {finding["what"]: finding for finding in document["findings"]}
     assert document["state"] in ("ok", "note", "warning") and by_name["catalog"]["says"] == "sound, 3 versions"

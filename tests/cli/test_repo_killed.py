@@ -1,4 +1,4 @@
-"""`add` and `commit` killed at random moments, and several at once: what was reported is there, once."""
+"""`add` and `commit` killed at random moments, and several at once: each reported commit exists once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_and_commit(here: Path, start: int) -> None:
         notes.add("net", number)
 
 
-def test_killed_at_random(here: Path) -> None:
+def test_reported_commits_survive_random_kills(here: Path) -> None:
     luck = random.Random(3)
     for turn in range(5):
         ident = child(lambda turn=turn: add_and_commit(here, turn * 10_000))  # type: ignore[misc]
@@ -69,7 +69,7 @@ def test_killed_at_random(here: Path) -> None:
         assert after.clean and after.leftovers == 0
 
 
-def test_two_at_once(here: Path) -> None:
+def test_two_processes_commit_at_once(here: Path) -> None:
     def commit(writer: int) -> None:
         for number in range(5):
             assert main(["commit", "shared", "--param", f"writer={writer}", "--param", f"number={number}"]) == 0

@@ -9,7 +9,7 @@ import pytest
 from regatta.cli.main import main
 
 
-def test_a_suite_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_suite_is_printed_as_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["simulate", "--suite", "fleet", "--workers", "40", "--policies", "water,fleet-l", "--draws", "1"]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -19,7 +19,7 @@ def test_a_suite_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[0]["policy"] == "water" and rows[0]["speedup"] > rows[1]["speedup"]
 
 
-def test_the_nodes_of_the_cluster_can_be_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_devices_per_node_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     ends = []
     for node in ("1", "8"):
         words = ["simulate", "--suite", "fleet", "--workers", "120", "--policies", "water", "--draws", "1"]
@@ -38,7 +38,7 @@ def test_the_nodes_of_the_cluster_can_be_others(capsys: pytest.CaptureFixture[st
         ["x.py", "--draws", "2"],
     ],
 )
-def test_what_cannot_be_simulated(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_suites_and_policies_are_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2
     said = capsys.readouterr().err
     assert any(word in said for word in ("fleet-harsh", "fleet-g", "--suite"))

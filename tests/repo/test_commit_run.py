@@ -1,4 +1,4 @@
-"""A run becomes versions: each configuration one, with its epochs, its parents and no copy of anything."""
+"""A run becomes versions, one for each configuration, with its epochs and parents and without copies."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_population_has_its_lineage(copied: Run) -> None:
         assert repo.log(grandchild)[0] == grandchild
 
 
-def test_every_epoch_is_a_snapshot_whether_a_file_or_in_the_store(copied: Run) -> None:
+def test_every_epoch_is_a_snapshot_from_a_file_or_the_store(copied: Run) -> None:
     with Repo.open(copied.folder.parents[1]) as repo:
         versions = commit_run(repo, copied.folder)
         expected = {
@@ -93,7 +93,7 @@ def test_every_epoch_is_a_snapshot_whether_a_file_or_in_the_store(copied: Run) -
         assert repo.fsck("deep").clean and equal(repo.load(first), expected[first.id, first.snapshots])
 
 
-def test_what_a_version_of_a_run_says(copied: Run) -> None:
+def test_a_version_of_a_run_has_its_values_metrics_and_status(copied: Run) -> None:
     with Repo.open(copied.folder.parents[1]) as repo:
         version = commit_run(repo, copied.folder)[0]
         config = copied.record.configs[str(version.config)]
@@ -112,7 +112,7 @@ def test_what_a_version_of_a_run_says(copied: Run) -> None:
         assert best is not None and copied.best is not None and best.config == copied.best["config"]
 
 
-def test_said_twice_it_is_there_once_and_more_is_added(copied: Run) -> None:
+def test_committing_again_adds_only_what_is_new(copied: Run) -> None:
     with Repo.open(copied.folder.parents[1]) as repo:
         first = commit_run(repo, copied.folder)
         changes = repo.catalog._db.total_changes
@@ -153,7 +153,7 @@ def test_states_of_another_run_in_the_same_folder_are_not_taken(copied: Run) -> 
             repo.load(version)
 
 
-def test_failures_and_nan_are_versions_too(tmp_path: Path) -> None:
+def test_failed_and_nan_configurations_are_versions_too(tmp_path: Path) -> None:
     folder = FakeRun(fails=(3,), nans=(5,)).write(tmp_path / "repo" / "runs").parent
     with Repo.at(tmp_path / "repo") as repo:
         versions = commit_run(repo, folder)

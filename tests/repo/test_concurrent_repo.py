@@ -1,4 +1,4 @@
-"""Many at once, and killed at any moment: nothing that was reported is lost, nothing is half there."""
+"""Concurrent processes, killed at any moment: no reported commit is lost, and none is partial."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def dying(folder: Path, every: int) -> list[object]:
     return result
 
 
-def test_two_committers_at_once(memory: Path) -> None:
+def test_two_processes_commit_at_once(memory: Path) -> None:
     with ProcessPoolExecutor(2, mp_context=PROCESSES) as pool:
         results = list(pool.map(commit_some, [memory] * 2, range(2), [8] * 2))
     assert sorted(chain(*results)) == sorted(f"shared@{number}" for number in range(1, 17))
@@ -54,7 +54,7 @@ def test_two_committers_at_once(memory: Path) -> None:
         assert len(repo.versions("shared")) == 16 and repo.fsck("deep").clean
 
 
-def test_threads_share_a_repository_while_it_is_collected(memory: Path) -> None:
+def test_threads_share_a_repository_during_gc(memory: Path) -> None:
     with Repo.at(memory) as repo, Repo.at(memory) as other:
         ended = threading.Event()
 
@@ -88,7 +88,7 @@ def commit_until_killed(folder: Path, writer: int) -> None:
             notes.add(made.id, number)
 
 
-def test_committers_that_are_killed_at_random(memory: Path) -> None:
+def test_commits_survive_random_kills(memory: Path) -> None:
     luck = random.Random(5)
     Repo.at(memory / "repo").close()
     for _ in range(6):
@@ -118,14 +118,14 @@ def test_committers_that_are_killed_at_random(memory: Path) -> None:
         assert after.clean and after.leftovers == 0 and after.versions >= len(promised)
 
 
-def test_dying_at_some_steps_of_every_operation(memory: Path) -> None:
+def test_every_operation_survives_kills_at_some_steps(memory: Path) -> None:
     moments, *problems = dying(memory, every=23)
     assert problems == []
     assert isinstance(moments, int) and moments > 15
 
 
 @pytest.mark.slow
-def test_dying_at_every_step_of_every_operation(memory: Path) -> None:
+def test_every_operation_survives_kills_at_every_step(memory: Path) -> None:
     moments, *problems = dying(memory, every=1)
     assert problems == []
     assert isinstance(moments, int) and moments > 200

@@ -1,4 +1,4 @@
-"""All of one version: distributions of its weights, its layers, what they make of an input."""
+"""One version: the distributions of its weights, its layers, and their activations for an input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_distributions_of_a_version(repo: Repo) -> None:
     assert "3.weight" in repo.distributions("net")._repr_html_()
 
 
-def test_some_names_some_moment_all_bytes(repo: Repo) -> None:
+def test_distributions_of_some_tensors_of_one_epoch(repo: Repo) -> None:
     (later,) = repo.distributions("net", names=["3.weight"], exact=True)
     (sooner,) = repo.distributions("net", 1, names=["3.weight"], exact=True)
     (again,) = repo.distributions("net@1:1", names=["3.weight"], exact=True)
@@ -52,13 +52,13 @@ def test_some_names_some_moment_all_bytes(repo: Repo) -> None:
         repo.distributions("net", names=["3.wait"])
 
 
-def test_a_version_without_weights(repo: Repo) -> None:
+def test_a_version_without_weights_has_no_distributions(repo: Repo) -> None:
     repo.commit("plan", None, git=False)
     assert repo.distributions("plan") == []
     assert repo.portrait("plan").stored_bytes is None
 
 
-def test_a_portrait_has_it_all(repo: Repo) -> None:
+def test_a_portrait_has_layers_distributions_and_relatives(repo: Repo) -> None:
     found = repo.portrait("net")
     assert found.expression == "CONV FULL{2}"
     assert [layer.kind for layer in found.layers] == [
@@ -71,7 +71,7 @@ def test_a_portrait_has_it_all(repo: Repo) -> None:
     assert repo.portrait("net", look=False).distributions == []
 
 
-def test_a_portrait_in_a_notebook(repo: Repo) -> None:
+def test_a_portrait_is_shown_in_a_notebook(repo: Repo) -> None:
     shown = repo.portrait("net")._repr_html_()
     assert "<summary>8 layers</summary>" in shown and "<summary>6 tensors</summary>" in shown
     assert "net@1" in shown and "CONV" in shown and "3.weight" in shown and "█" in shown
@@ -107,7 +107,7 @@ def test_inputs_that_do_not_fit_are_refused(repo: Repo, inputs: dict[str, object
         repo.portrait("net", inputs=inputs)
 
 
-def test_graphs_of_any_make_are_shown(repo: Repo) -> None:
+def test_unusual_graphs_are_shown(repo: Repo) -> None:
     nodes = [
         {"id": "a", "kind": "ODD", "shape": "wide", "parameters": 7, "attributes": {"x": {"y": [1]}}},
         {

@@ -1,4 +1,4 @@
-"""What versions differ in: fields, networks aligned by their graphs, weights from their leading planes."""
+"""How versions differ: fields, networks aligned by their graphs, weights from their leading planes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def named(differences: Any) -> dict[str, tuple[Any, ...]]:
     return {each.name: each.values for each in differences}
 
 
-def test_fields_that_differ_are_told_apart(two: Repo) -> None:
+def test_fields_that_differ_are_listed(two: Repo) -> None:
     found = two.diff("mlp@1", "mlp@2")
     assert found.labels == ("mlp@1", "mlp@2") and not found.same
     assert named(found.hyperparameters.apart()) == {"lr": (0.1, 0.01), "old": (None, ABSENT)}
@@ -101,7 +101,7 @@ def test_distances_are_bounded_from_two_planes_and_exact_on_demand(two: Repo) ->
         assert (planes == 4) == (tensor.distance.high - tensor.distance.low < 1e-9)
 
 
-def test_only_leading_planes_are_read_and_of_equal_tensors_nothing(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_leading_planes_are_read_and_equal_tensors_are_not(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     large = rng.normal(size=100_000).astype("f4")
     repo.commit("m", {"a": large, "b": large + 1}, git=False)
@@ -133,20 +133,20 @@ def test_weights_that_are_still_files_of_a_run_are_compared_with_stored_ones(rep
     assert [each.what for each in compare_weights(file, file, {})] == ["same", "same"]
 
 
-def test_what_does_not_fit_at_once_is_read_bit_by_bit(two: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_are_compared_in_batches(two: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = two.diff("mlp@1", "mlp@2").as_json(everything=True), two.distributions("mlp@1")
     monkeypatch.setattr(parameters, "BATCH_ELEMENTS", 100)
     assert (two.diff("mlp@1", "mlp@2").as_json(everything=True), two.distributions("mlp@1")) == at_once
 
 
-def test_a_version_and_itself_differ_in_nothing(two: Repo) -> None:
+def test_a_version_does_not_differ_from_itself(two: Repo) -> None:
     found = two.diff("mlp@1", "mlp@1")
     assert found.same and not found.to_pandas().size
     assert "do not differ" in found._repr_html_()
     assert [tensor.what for tensor in found.comparisons[0].parameters] == ["same"] * 4
 
 
-def test_snapshots_of_one_version(repo: Repo) -> None:
+def test_snapshots_of_one_version_are_compared(repo: Repo) -> None:
     weights = {epoch: {"w": np.full(5, epoch, "f4")} for epoch in (1, 2, 3)}
     repo.commit("m", weights, metrics={"loss": [0.9, 0.5, 0.4]}, git=False)
     found = repo.diff("m:1", "m@1:3")
@@ -158,7 +158,7 @@ def test_snapshots_of_one_version(repo: Repo) -> None:
         repo.diff("m:1", "m:7")
 
 
-def test_a_name_with_a_colon_is_a_name_first(repo: Repo) -> None:
+def test_a_name_with_a_colon_is_looked_up_as_a_name_first(repo: Repo) -> None:
     repo.commit("m:1", {"w": np.zeros(3)}, git=False)
     repo.commit("m", {1: {"w": np.ones(3)}}, git=False)
     assert repo.diff("m:1", "m@1:1").labels == ("m:1@1", "m@1:1")
@@ -173,7 +173,7 @@ def test_several_are_compared_with_the_first(two: Repo) -> None:
     assert {layer.what for layer in found.comparisons[1].network.layers} == {"removed"}
 
 
-def test_graphs_of_another_make_are_compared_by_their_ids(repo: Repo) -> None:
+def test_unusual_graphs_are_compared_by_their_ids(repo: Repo) -> None:
     def graph(width: int, extra: str) -> dict[str, Any]:
         nodes = [{"id": "a", "kind": "X", "attributes": {"width": width}}, {"id": extra, "kind": "Y"}]
         return {"nodes": nodes, "edges": [["a", extra]]}
@@ -187,7 +187,7 @@ def test_graphs_of_another_make_are_compared_by_their_ids(repo: Repo) -> None:
     assert layers[0].changes == {"width": (1, 2)}
 
 
-def test_tables_json_and_notebooks(two: Repo) -> None:
+def test_differences_as_tables_json_and_notebooks(two: Repo) -> None:
     found = two.diff("mlp@1", "mlp@2")
     frame = found.to_pandas()
     assert list(frame.columns) == ["section", "name", "mlp@1", "mlp@2"]
@@ -215,7 +215,7 @@ def test_values_are_compared_as_json_has_them() -> None:
     assert not Difference("x", (None, ABSENT)).same
 
 
-def test_it_takes_two(repo: Repo) -> None:
+def test_diff_needs_two_versions(repo: Repo) -> None:
     with pytest.raises(UsageError, match="takes two"):
         repo.diff("m")
     with pytest.raises(NotFoundError):

@@ -19,14 +19,14 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_name_is_refused_on_the_way_in(tmp_path: Path, name: str) -> None:
+def test_a_hostile_name_is_refused_when_added(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         named_files({name: b"x"})
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_and_on_the_way_out(tmp_path: Path, name: str) -> None:
-    """A catalog may have come from a stranger."""
+def test_a_hostile_name_is_refused_when_written(tmp_path: Path, name: str) -> None:
+    """A catalog may come from an untrusted source."""
     inside = tmp_path / "a" / "b"
     inside.mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
@@ -35,7 +35,7 @@ def test_and_on_the_way_out(tmp_path: Path, name: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_links_that_lie_in_the_way_are_not_followed(tmp_path: Path) -> None:
+def test_links_at_the_target_are_not_followed(tmp_path: Path) -> None:
     outside, inside = tmp_path / "outside", tmp_path / "inside"
     outside.mkdir()
     inside.mkdir()
@@ -61,7 +61,7 @@ def test_a_catalog_that_was_tampered_with_cannot_write_elsewhere(tmp_path: Path)
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_a_folder_is_taken_whole_but_for_links_out_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_added_without_links_that_leave_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project = tmp_path / "project"
     (project / "conf" / "deep").mkdir(parents=True)
     (project / ".git").mkdir()
@@ -85,7 +85,7 @@ def test_a_folder_is_taken_whole_but_for_links_out_of_it(tmp_path: Path, monkeyp
         named_files(["conf"])
 
 
-def test_names_that_get_in_each_others_way(tmp_path: Path) -> None:
+def test_conflicting_file_names_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x").write_text(name)
@@ -97,7 +97,7 @@ def test_names_that_get_in_each_others_way(tmp_path: Path) -> None:
         named_files([tmp_path / "nothing"])
 
 
-def test_equal_files_are_there_once(tmp_path: Path) -> None:
+def test_equal_files_are_stored_once(tmp_path: Path) -> None:
     files = FileFolder(tmp_path / "files")
     first = files.put_all({"a": b"same", "b": b"same", "c": b""})
     again = files.put_all({"d": b"same"})
@@ -107,7 +107,7 @@ def test_equal_files_are_there_once(tmp_path: Path) -> None:
     assert list((tmp_path / "files" / "tmp").iterdir()) == []
 
 
-def test_a_file_that_was_cut_is_replaced_by_the_whole_one(tmp_path: Path) -> None:
+def test_a_truncated_file_is_replaced_by_the_whole_one(tmp_path: Path) -> None:
     files = FileFolder(tmp_path / "files")
     (entry,) = files.put_all({"a": b"whole"})
     files.path(entry.hash).write_bytes(b"who")
@@ -116,7 +116,7 @@ def test_a_file_that_was_cut_is_replaced_by_the_whole_one(tmp_path: Path) -> Non
     assert files.problem_of(entry.hash, entry.bytes, whole=True) is None
 
 
-def test_a_large_file_and_one_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_large_file_is_stored_and_an_unreadable_one_refused(tmp_path: Path) -> None:
     large = tmp_path / "large"
     large.write_bytes(os.urandom(5 * 2**20 + 3))
     files = FileFolder(tmp_path / "files")

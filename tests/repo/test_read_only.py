@@ -1,4 +1,4 @@
-"""A repository in a folder that nobody may write can be read: as another user, for root may write anywhere."""
+"""A repository in a read-only folder can be read. Tests run as another user, because root may write anywhere."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def fill(place: Path) -> Repo:
     return repo
 
 
-def test_a_folder_that_cannot_be_written(place: Path) -> None:
+def test_a_read_only_folder_can_be_opened(place: Path) -> None:
     fill(place).close()
     set_modes(place, 0o555, 0o444)
     before = sorted(place.rglob("*"))
@@ -108,7 +108,7 @@ def call_verbs(place: Path, out: Path) -> dict[str, int]:
     return {verb: main([*verb.split(), "--repo", str(place / ".regatta")]) for verb in verbs}
 
 
-def test_every_verb_that_reads_reads_it(place: Path, tmp_path: Path) -> None:
+def test_every_reading_command_works_on_it(place: Path, tmp_path: Path) -> None:
     fill(place).close()
     fill(tmp_path).close()
     call_verbs(tmp_path, tmp_path)  # loads all modules, which another user need not be able to do
@@ -126,8 +126,8 @@ def test_every_verb_that_reads_reads_it(place: Path, tmp_path: Path) -> None:
     assert sorted(place.rglob("*")) == before, "nothing is left there"
 
 
-def test_one_that_another_user_has_open_is_read_as_it_stands(place: Path) -> None:
-    """What was committed last may only be in the log beside the catalog."""
+def test_a_repository_that_another_user_has_open_is_read_as_it_is(place: Path) -> None:
+    """The last commits may be only in the log beside the catalog."""
     repo = fill(place)
     assert (place / ".regatta" / "catalog.sqlite-wal").stat().st_size
     set_modes(place, 0o755, 0o644)
@@ -136,7 +136,7 @@ def test_one_that_another_user_has_open_is_read_as_it_stands(place: Path) -> Non
     repo.close()
 
 
-def test_one_without_versions(place: Path) -> None:
+def test_a_repository_without_versions_is_not_found(place: Path) -> None:
     (place / ".regatta").mkdir()
     set_modes(place, 0o555, 0o444)
 
@@ -147,7 +147,7 @@ def test_one_without_versions(place: Path) -> None:
     as_reader(open_it)
 
 
-def test_asked_for_by_those_who_could_write(tmp_path: Path) -> None:
+def test_read_only_can_be_asked_for(tmp_path: Path) -> None:
     fill(tmp_path).close()
     with Repo.open(tmp_path, read_only=True) as repo:
         assert repo.read_only and np.array_equal(repo.load("best")["w"], WEIGHTS["w"])

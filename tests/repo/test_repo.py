@@ -1,4 +1,4 @@
-"""Versions go in and come out: the same bits, the same words, whoever asks and however."""
+"""Versions are committed and loaded: the same bits and the same fields, by every way of asking."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_version_comes_back_as_it_was(repo: Repo, tmp_path: Path) -> None:
         assert again.catalog._all("SELECT source, target, operand FROM edge") == [("in", "fc", 0)]
 
 
-def test_versions_of_a_name_are_numbered_and_no_number_comes_again(repo: Repo) -> None:
+def test_versions_of_a_name_are_numbered_and_numbers_are_not_reused(repo: Repo) -> None:
     first, second = commit(repo), commit(repo)
     assert (first.reference, second.reference) == ("net@1", "net@2")
     assert repo.version("net") == second
@@ -81,7 +81,7 @@ def test_versions_of_a_name_are_numbered_and_no_number_comes_again(repo: Repo) -
     assert commit(repo).reference == "net@3"
 
 
-def test_what_a_reference_means(repo: Repo) -> None:
+def test_references_are_resolved(repo: Repo) -> None:
     version = commit(repo)
     repo.tag(version, "prod")
     for reference in ("net", "net@1", "prod", version.id, version.id[:6], version.id[:6].upper()):
@@ -113,20 +113,20 @@ def test_any_text_can_be_a_name(repo: Repo, name: str) -> None:
     assert repo.versions(name) == [made]
 
 
-def test_a_name_is_the_same_however_it_is_composed(repo: Repo) -> None:
+def test_names_are_equal_in_any_unicode_normalisation(repo: Repo) -> None:
     made = commit(repo, "cafe\u0301")
     assert made.name == "caf\u00e9"
     assert repo.version("cafe\u0301") == repo.version("caf\u00e9") == made
 
 
 @pytest.mark.parametrize("name", ["", "  ", " a", "a\n", "a\0b", "a@12", "\ud800", "x" * 2000, 7, None])
-def test_names_that_cannot_be(repo: Repo, name: object) -> None:
+def test_invalid_names_are_refused(repo: Repo, name: object) -> None:
     with pytest.raises(UsageError, match="name"):
         commit(repo, name)  # type: ignore[arg-type]
     assert repo.versions() == []
 
 
-def test_tags_move_only_when_told(repo: Repo) -> None:
+def test_tags_move_only_on_request(repo: Repo) -> None:
     first, second = commit(repo), commit(repo)
     repo.tag(first, "best")
     repo.tag(first, "best")
@@ -144,7 +144,7 @@ def test_tags_move_only_when_told(repo: Repo) -> None:
         repo.untag("best")
 
 
-def test_several_snapshots(repo: Repo, tmp_path: Path) -> None:
+def test_a_version_may_have_several_snapshots(repo: Repo, tmp_path: Path) -> None:
     series = {epoch: {"w": np.full(5, epoch, "f4")} for epoch in (1, 3, 2)}
     made = repo.commit("net", series, git=False)
     assert [(s.position, s.epoch) for s in repo.snapshots(made)] == [(0, 1), (1, 2), (2, 3)]
@@ -178,7 +178,7 @@ def test_weights_from_files(repo: Repo, tmp_path: Path) -> None:
     assert len(repo.versions()) == 2
 
 
-def test_leading_planes_and_single_tensors(repo: Repo) -> None:
+def test_leading_planes_and_single_tensors_can_be_loaded(repo: Repo) -> None:
     large = {"w": np.random.default_rng(0).normal(size=(40, 50)).astype("f4")}  # small ones are kept in one piece
     partial = repo.load(repo.commit("large", large, git=False), names=["w"], planes=2)["w"]
     lower, upper = partial.bounds
@@ -202,7 +202,7 @@ def test_a_version_need_not_have_weights(repo: Repo, tmp_path: Path) -> None:
     assert not (repo.checkout(made, tmp_path / "out") / "weights.safetensors").exists()
 
 
-def test_lineage(repo: Repo) -> None:
+def test_lineage_follows_parents(repo: Repo) -> None:
     root = commit(repo, "root")
     left, right = commit(repo, "left", parents=["root"], message="to the left"), commit(repo, "right", parents=[root])
     merged = commit(repo, "merged", parents=["left", "right"])
@@ -217,7 +217,7 @@ def test_lineage(repo: Repo) -> None:
         commit(repo, "orphan", parents=["nobody"])
 
 
-def test_a_copy_begins_with_what_the_other_is(repo: Repo) -> None:
+def test_a_copy_begins_with_the_content_of_its_source(repo: Repo) -> None:
     base = repo.commit(
         "base", {1: WEIGHTS, 2: {"w": np.ones(2)}}, network=NETWORK, hyperparameters={"lr": 1}, metrics={"loss": 1.0},
         files={"a.txt": b"a"}, git=False,
@@ -233,7 +233,7 @@ def test_a_copy_begins_with_what_the_other_is(repo: Repo) -> None:
     assert repo.fsck("deep").clean
 
 
-def test_deleting(repo: Repo) -> None:
+def test_delete_keeps_children_and_frees_files_after_the_grace_period(repo: Repo) -> None:
     base = commit(repo, "base", files={"only": b"mine"})
     commit(repo, "child", parents=[base])
     with pytest.raises(ConflictError, match="the child child@1"):
@@ -246,7 +246,7 @@ def test_deleting(repo: Repo) -> None:
     assert same(repo.load("child"), WEIGHTS)
 
 
-def test_filters_and_orders(repo: Repo) -> None:
+def test_versions_can_be_filtered_and_ordered(repo: Repo) -> None:
     for number, (name, lr, optimizer) in enumerate([("a/1", 0.1, "adam"), ("a/2", 0.01, "sgd"), ("b/[1]", 1, "adam")]):
         loss = [[3.0, 1.0], [2.0, float("nan")], [float("inf"), 0.5]][number]
         commit(
@@ -286,7 +286,7 @@ def test_filters_and_orders(repo: Repo) -> None:
             repo.versions(**filters)
 
 
-def test_frames_and_notebooks(repo: Repo) -> None:
+def test_versions_as_data_frames_and_in_notebooks(repo: Repo) -> None:
     commit(repo, "<b>one</b>", hyperparameters={"lr": 0.1, "same": 1}, metrics={"loss": [2.0, 1.0]})
     commit(repo, "two", hyperparameters={"lr": 0.2, "same": 1})
     frame = repo.versions(order="oldest").to_pandas()
@@ -299,7 +299,7 @@ def test_frames_and_notebooks(repo: Repo) -> None:
     assert "2 versions" in repr(repo) and "1 snapshots" not in repr(repo)
 
 
-def test_checkout(repo: Repo, tmp_path: Path) -> None:
+def test_checkout_writes_a_version_to_a_folder(repo: Repo, tmp_path: Path) -> None:
     made = commit(repo, files={"bin/go.sh": b"#!/bin/sh\n", "notes": b"not a path"}, metrics={"loss": [float("inf")]})
     out = repo.checkout("net", tmp_path / "out")
     assert same(load_file(out / "weights.safetensors"), WEIGHTS)
@@ -316,7 +316,7 @@ def test_checkout(repo: Repo, tmp_path: Path) -> None:
     assert same(load_file(alone), WEIGHTS)
 
 
-def test_an_executable_stays_one(repo: Repo, tmp_path: Path) -> None:
+def test_checkout_keeps_files_executable(repo: Repo, tmp_path: Path) -> None:
     script = tmp_path / "go.sh"
     script.write_text("#!/bin/sh\nexit 0\n")
     script.chmod(0o755)
@@ -325,7 +325,7 @@ def test_an_executable_stays_one(repo: Repo, tmp_path: Path) -> None:
     assert subprocess.run([out / "files" / "go.sh"]).returncode == 0
 
 
-def test_nothing_is_written_when_something_is_wrong(repo: Repo) -> None:
+def test_a_failed_commit_writes_nothing(repo: Repo) -> None:
     wrong: list[dict[str, object]] = [
         {"hyperparameters": {"lr": float("nan")}},
         {"hyperparameters": {1: 2}},
@@ -344,7 +344,7 @@ def test_nothing_is_written_when_something_is_wrong(repo: Repo) -> None:
     assert repo.versions() == [] and repo.fsck().leftovers == 0
 
 
-def test_the_commit_around_it_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_git_commit_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Repo.init() as repo:
         assert repo.commit("net").git is None
@@ -366,7 +366,7 @@ def test_the_commit_around_it_is_noted(tmp_path: Path, monkeypatch: pytest.Monke
         assert repo.commit("net").git == {"commit": head, "branch": None, "dirty": True}
 
 
-def test_where_a_repository_is(tmp_path: Path) -> None:
+def test_a_repository_is_found_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no repository"):
         Repo.open(tmp_path)
     with Repo.init(tmp_path) as made:

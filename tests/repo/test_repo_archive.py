@@ -33,7 +33,7 @@ def series(repo: Repo, name: str, count: int = 4) -> None:
     repo.commit(name, epochs, git=False)
 
 
-def test_a_sweep_leaves_versions_and_goes_on_with_them(run: Run) -> None:
+def test_a_sweep_commits_versions_and_a_resumed_run_extends_them(run: Run) -> None:
     folder = run.folder.parents[1]
     with Repo.open(folder) as repo:
         versions = {version.config: version for version in repo.versions(run="r")}
@@ -47,7 +47,7 @@ def test_a_sweep_leaves_versions_and_goes_on_with_them(run: Run) -> None:
         assert again.version(run.best["config"]) == run.best["version"]
 
 
-def test_versions_that_cannot_be_left_do_not_fail_a_run(
+def test_a_run_succeeds_when_its_versions_cannot_be_committed(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run.folder.parents[1]
@@ -67,7 +67,7 @@ def test_versions_that_cannot_be_left_do_not_fail_a_run(
         assert len(repo.versions(run="r")) == 2
 
 
-def test_an_archive_takes_in_states_and_keeps_every_bit(run: Run) -> None:
+def test_an_archive_moves_states_into_the_store_and_keeps_every_bit(run: Run) -> None:
     with Repo.open(run.folder.parents[1]) as repo:
         series(repo, "big")
         before = {(v.id, s.epoch): repo.load(v, s.epoch) for v in repo.versions() for s in repo.snapshots(v)}
@@ -85,7 +85,7 @@ def test_an_archive_takes_in_states_and_keeps_every_bit(run: Run) -> None:
         assert repo.fsck("deep").clean
 
 
-def test_lineage_tells_what_may_be_a_difference(tmp_path: Path) -> None:
+def test_lineage_gives_the_candidate_bases_of_deltas(tmp_path: Path) -> None:
     with Repo.init(tmp_path) as repo:
         series(repo, "base", 2)
         child = repo.commit("child", repo.load("base"), parents=["base"], git=False)
@@ -97,7 +97,7 @@ def test_lineage_tells_what_may_be_a_difference(tmp_path: Path) -> None:
         assert repo.snapshots(child)[0].id == ids[1]  # the same weights: no difference to itself
 
 
-def test_lossy_only_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_archives_are_lossy_only_on_request(tmp_path: Path) -> None:
     with Repo.init(tmp_path) as repo:
         series(repo, "mine")
         series(repo, "exact", 2)
@@ -121,7 +121,7 @@ def test_lossy_only_where_it_was_asked_for(tmp_path: Path) -> None:
         assert {"float16", "fixed-8", "uniform-1"} <= set(lossy_schemes())
 
 
-def test_a_run_goes_on_after_its_versions_lost_bits(run: Run) -> None:
+def test_a_run_can_resume_after_a_lossy_archive(run: Run) -> None:
     folder = run.folder.parents[1]
     assert run.best is not None
     best = run.best["version"]

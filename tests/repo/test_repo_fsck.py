@@ -1,4 +1,4 @@
-"""fsck finds what is wrong, gc takes what nobody needs, and old and new formats are told apart."""
+"""fsck finds damage, gc removes what is not needed, and old and new formats are distinguished."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def repo(tmp_path: Path) -> Iterator[Repo]:
         yield opened
 
 
-def test_a_sound_repository(repo: Repo) -> None:
+def test_fsck_of_a_sound_repository_is_clean(repo: Repo) -> None:
     for depth in ("structure", "checksums", "deep"):
         found = repo.fsck(depth)  # type: ignore[arg-type]
         assert found.clean and (found.versions, found.files, found.leftovers) == (1, 1, 0)
 
 
-def test_a_file_that_changed_or_went(repo: Repo) -> None:
+def test_fsck_finds_changed_and_missing_files(repo: Repo) -> None:
     (entry,) = repo.catalog.files(repo.version("net"))
     path = repo.files.path(entry.hash)
     path.write_bytes(b"bbbb")
@@ -44,7 +44,7 @@ def test_a_file_that_changed_or_went(repo: Repo) -> None:
         repo.read_file("net", "a")
 
 
-def test_weights_that_went(repo: Repo) -> None:
+def test_fsck_finds_missing_and_wrong_weights(repo: Repo) -> None:
     (snapshot,) = repo.snapshots("net")
     repo.store.release(snapshot.reference)
     assert any("the store has no name" in problem for problem in repo.fsck().problems)
@@ -52,7 +52,7 @@ def test_weights_that_went(repo: Repo) -> None:
     assert any(other in problem for problem in repo.fsck().problems)
 
 
-def test_damage_of_the_store_is_told(repo: Repo) -> None:
+def test_fsck_reports_damage_of_the_store(repo: Repo) -> None:
     for pack in (repo.folder / "store" / "packs").iterdir():
         data = bytearray(pack.read_bytes())
         data[len(data) // 2] ^= 1
@@ -60,7 +60,7 @@ def test_damage_of_the_store_is_told(repo: Repo) -> None:
     assert not repo.fsck("deep").clean
 
 
-def test_damage_of_the_catalog_is_told(repo: Repo) -> None:
+def test_fsck_reports_damage_of_the_catalog(repo: Repo) -> None:
     repo.catalog._run("PRAGMA foreign_keys = OFF")
     repo.catalog._run("INSERT INTO tag VALUES ('lost', 999, 0)")
     repo.catalog._run("DELETE FROM words")
@@ -69,7 +69,7 @@ def test_damage_of_the_catalog_is_told(repo: Repo) -> None:
     assert "Catalog: 1 versions are missing from the search index." in problems
 
 
-def test_leftovers_are_no_problem_and_go(repo: Repo) -> None:
+def test_leftovers_are_not_a_problem_and_gc_removes_them(repo: Repo) -> None:
     repo.files.put_all({"x": b"never committed"})
     repo.store.put({"w": np.ones(5)}, reference="versions/0123456789abcdef0123456789abcdef/000000")
     (repo.folder / "files" / "tmp" / "123-dead").write_bytes(b"half")
@@ -84,7 +84,7 @@ def test_leftovers_are_no_problem_and_go(repo: Repo) -> None:
     assert np.array_equal(repo.load("net")["w"], WEIGHTS["w"]) and repo.read_file("net", "a") == b"aaaa"
 
 
-def test_networks_are_kept_once_and_go_with_the_last(repo: Repo) -> None:
+def test_networks_are_stored_once_and_removed_with_their_last_version(repo: Repo) -> None:
     network = {"nodes": [{"id": "a", "kind": "INPUT"}, {"id": "b", "kind": "ADD"}], "edges": [["a", "b"], ["a", "b"]]}
     for _ in range(2):
         repo.commit("graph", network=network, git=False)
@@ -96,21 +96,21 @@ def test_networks_are_kept_once_and_go_with_the_last(repo: Repo) -> None:
     assert (count("network"), count("node"), count("edge")) == (0, 0, 0)
 
 
-def test_a_catalog_of_a_later_version_is_refused_and_left_alone(repo: Repo, tmp_path: Path) -> None:
+def test_a_catalog_of_a_later_version_is_refused_and_not_changed(repo: Repo, tmp_path: Path) -> None:
     repo.catalog._run(f"PRAGMA user_version = {len(STEPS) + 1}")
     with pytest.raises(UsageError, match="later version"):
         Repo.open(tmp_path)
     repo.catalog._run(f"PRAGMA user_version = {len(STEPS)}")
 
 
-def test_a_catalog_that_was_begun_and_not_finished_is_finished(tmp_path: Path) -> None:
+def test_a_partly_created_catalog_is_completed(tmp_path: Path) -> None:
     (tmp_path / ".regatta").mkdir()
     sqlite3.connect(tmp_path / ".regatta" / "catalog.sqlite").close()
     with Repo.open(tmp_path) as repo:
         assert repo.versions() == []
 
 
-def test_what_is_no_catalog(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_catalog_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".regatta").mkdir()
     (tmp_path / ".regatta" / "catalog.sqlite").write_bytes(b"something else altogether" * 100)
     with pytest.raises(CorruptError, match="catalog cannot be read"):
@@ -147,7 +147,7 @@ def test_gc_deletes_everything_after_the_last_version(tmp_path: Path) -> None:
         assert repo.gc(grace=0).files == 1
 
 
-def test_doctor_says_that_the_index_of_the_store_is_damaged(tmp_path: Path) -> None:
+def test_doctor_reports_a_damaged_index_of_the_store(tmp_path: Path) -> None:
     committed_version(tmp_path)
     index = tmp_path / ".regatta" / "store" / "index.sqlite"
     for path in index.parent.glob("index.sqlite-*"):

@@ -15,7 +15,7 @@ with Repo.init({folder!r}) as repo:
     print(len(repo.versions(search="model")))"""
 
 
-def test_the_catalog_has_its_own_sqlite(tmp_path: Path) -> None:
+def test_the_catalog_uses_the_sqlite_of_python(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     script = SCRIPT.format(folder=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""A sink beside a run: it gets everything, may be slow or broken, and the run does not notice."""
+"""A sink beside a run receives all records; a slow or broken sink does not affect the run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def play(folder: Path, records: list[Record], listeners: Any) -> RunRecord:
     return record
 
 
-def test_all_of_the_journal_reaches_every_sink_on_another_thread(tmp_path: Path) -> None:
+def test_every_sink_receives_the_whole_journal_on_another_thread(tmp_path: Path) -> None:
     sinks = [Heard(), Heard()]
     with following(sinks, tmp_path) as listeners:
         play(tmp_path, FakeRun().records, listeners)
@@ -71,7 +71,7 @@ def test_all_of_the_journal_reaches_every_sink_on_another_thread(tmp_path: Path)
     assert sinks[0].thread is not sinks[1].thread
 
 
-def test_a_slow_sink_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_slow_sink_does_not_delay_the_run(tmp_path: Path) -> None:
     gate = threading.Event()
     slow, quick = Heard(gate=gate), Heard()
     with following([slow, quick], tmp_path) as listeners:
@@ -82,7 +82,7 @@ def test_a_slow_sink_holds_nothing_up(tmp_path: Path) -> None:
     assert len(slow.lines) == len(quick.lines) == len(FakeRun().records)
 
 
-def test_a_sink_that_never_comes_back_is_left_behind(tmp_path: Path) -> None:
+def test_a_sink_that_hangs_is_abandoned(tmp_path: Path) -> None:
     gate = threading.Event()
     stuck = Heard(gate=gate)
     with following([stuck], tmp_path, patience=0.05) as listeners:
@@ -107,7 +107,7 @@ def test_a_sink_that_raises_is_switched_off_with_one_note(tmp_path: Path) -> Non
     assert "regatta show made --export" in told[0]
 
 
-def test_a_run_that_breaks_off_still_reaches_the_sinks(tmp_path: Path) -> None:
+def test_an_interrupted_run_still_reaches_the_sinks(tmp_path: Path) -> None:
     sink = Heard()
     with pytest.raises(KeyboardInterrupt), following([sink], tmp_path) as listeners:
         play(tmp_path, FakeRun().records[:20], listeners)
@@ -116,7 +116,7 @@ def test_a_run_that_breaks_off_still_reaches_the_sinks(tmp_path: Path) -> None:
     assert sink.closed
 
 
-def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
+def test_a_run_that_never_began_writes_nothing(tmp_path: Path) -> None:
     sink = Heard()
     with following([sink], tmp_path):
         pass
@@ -124,7 +124,7 @@ def test_a_run_that_never_began_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_line_is_not_read(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     sink, records = Heard(), FakeRun().records
     path = tmp_path / "journal.jsonl"
     with following([sink], tmp_path) as (listener,), path.open("w") as file:
@@ -140,14 +140,14 @@ def test_half_a_line_is_not_read(tmp_path: Path) -> None:
     assert sink.lines == records[:3]
 
 
-def test_no_sinks_no_listener_no_thread(tmp_path: Path) -> None:
+def test_without_sinks_there_is_no_listener_and_no_thread(tmp_path: Path) -> None:
     before = threading.active_count()
     with following((), tmp_path) as listeners:
         assert listeners == ()
         assert threading.active_count() == before
 
 
-def test_sinks_by_name_and_as_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_are_given_by_name_or_as_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own = Heard()
     named = usable_sinks(["csv:a.csv", csv("b.csv"), own])
@@ -156,7 +156,7 @@ def test_sinks_by_name_and_as_objects(tmp_path: Path, monkeypatch: pytest.Monkey
     assert usable_sinks(None) == usable_sinks([]) == ()
 
 
-def test_wrong_sinks_are_said_early() -> None:
+def test_wrong_sinks_are_refused_early() -> None:
     with pytest.raises(UsageError, match="tensorboard"):
         usable_sinks(["tensorbord"])
     with pytest.raises(UsageError, match="which is not a sink"):

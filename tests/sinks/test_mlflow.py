@@ -1,4 +1,4 @@
-"""MLflow's own client finds in the store what the journal has; what is sent twice is there once."""
+"""MLflow's own client finds the content of the journal in its store; sending twice stores it once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def runs(sent: tuple[MlflowClient, str, RunRecord]) -> tuple[Any, dict[str, Any]
     return parent, {run.data.tags["regatta.config"]: run for run in children}
 
 
-def test_the_sweep_is_a_run_that_knows_its_best(sent: tuple[MlflowClient, str, RunRecord]) -> None:
+def test_the_sweep_is_an_mlflow_run_with_its_best_configuration(sent: tuple[MlflowClient, str, RunRecord]) -> None:
     parent, _ = runs(sent)
     record = sent[2]
     best = record.leaderboard()[0]
@@ -65,7 +65,7 @@ def test_the_sweep_is_a_run_that_knows_its_best(sent: tuple[MlflowClient, str, R
     assert parent.data.metrics["best_loss"] == best.best("loss", "min")[1]  # type: ignore[index]
 
 
-def test_each_configuration_is_a_run_inside_it(sent: tuple[MlflowClient, str, RunRecord]) -> None:
+def test_each_configuration_is_a_nested_mlflow_run(sent: tuple[MlflowClient, str, RunRecord]) -> None:
     client, _, record = sent
     _, children = runs(sent)
     for config in record.configs.values():
@@ -82,7 +82,7 @@ def test_each_configuration_is_a_run_inside_it(sent: tuple[MlflowClient, str, Ru
     assert children[failed].data.tags["regatta.error"] == "ValueError: bad luck"
 
 
-def test_names_that_mlflow_does_not_take_are_bent(sent: tuple[MlflowClient, str, RunRecord]) -> None:
+def test_names_that_mlflow_refuses_are_replaced(sent: tuple[MlflowClient, str, RunRecord]) -> None:
     _, children = runs(sent)
     for run in children.values():
         (name,) = set(run.data.params) - {"hidden", "lr", "batch_size", "id"}
@@ -100,7 +100,7 @@ def test_the_best_models_state_is_an_artifact(sent: tuple[MlflowClient, str, Run
     assert Path(path).read_bytes() == b"the best state"
 
 
-def test_a_folder_is_taken_where_mlflow_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_used_if_mlflow_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = FakeRun(configs=2, epochs=1).write(tmp_path / "runs").parent
     uri = (tmp_path / "mlruns").as_uri()
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
@@ -112,13 +112,13 @@ def test_a_folder_is_taken_where_mlflow_takes_it(tmp_path: Path, monkeypatch: py
     assert len(client.search_runs([client.get_experiment_by_name("mine").experiment_id])) == 3
 
 
-def test_mlflows_own_setting_counts_without_a_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_uri_the_setting_of_mlflow_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
     assert mlflow().uri == "http://elsewhere:5000"
     assert mlflow("sqlite:///here.db").uri == "sqlite:///here.db"
 
 
-def test_a_server_that_is_not_there_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_gives_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     made = FakeRun(configs=2, epochs=1)
     folder = made.write(tmp_path / "runs").parent

@@ -1,4 +1,4 @@
-"""CSV and Parquet: every report a row, the table at the end, and nothing of somebody else's overwritten."""
+"""CSV and Parquet: each report is a row, the table comes at the end, and unrelated files are not overwritten."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_report_is_a_row_of_the_csv_file(folder: Path, made: RunRecord, tm
     assert list(rows[0])[-2:] == ["metrics.loss", "metrics.accuracy"]
 
 
-def test_the_table_is_beside_it_best_first(folder: Path, made: RunRecord, tmp_path: Path) -> None:
+def test_the_leaderboard_file_is_beside_it_best_first(folder: Path, made: RunRecord, tmp_path: Path) -> None:
     export(folder, f"csv:{tmp_path / 'out.csv'}")
     rows = rows_of(tmp_path / "out-table.csv")
     assert [row["config"] for row in rows] == [config.id for config in made.leaderboard()]
@@ -55,14 +55,14 @@ def test_the_table_is_beside_it_best_first(folder: Path, made: RunRecord, tmp_pa
     assert failed["error"] == "ValueError: bad luck"
 
 
-def test_without_a_place_the_files_are_in_the_runs_folder(folder: Path) -> None:
+def test_without_a_path_the_files_are_in_the_folder_of_the_run(folder: Path) -> None:
     export(folder, "csv")
     export(folder, "parquet")
     names = {path.name for path in folder.iterdir()}
     assert names == {"journal.jsonl", "results.csv", "results-table.csv", "results.parquet", "results-table.parquet"}
 
 
-def test_columns_that_come_late_widen_the_file(tmp_path: Path) -> None:
+def test_columns_that_appear_late_are_added_to_the_file(tmp_path: Path) -> None:
     made = FakeRun(configs=3)
     for line in made.records:
         if line["event"] == "config" and line["values"]["id"] == 2:
@@ -77,7 +77,7 @@ def test_columns_that_come_late_widen_the_file(tmp_path: Path) -> None:
     assert {row['params.late, "odd"\nname'] for row in rows} == {"", "two\nlines"}
 
 
-def test_rows_are_there_before_the_end(tmp_path: Path) -> None:
+def test_rows_are_written_before_the_end(tmp_path: Path) -> None:
     made = FakeRun()
     seen = 0
 
@@ -117,7 +117,7 @@ def test_a_column_of_mixed_values_is_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_file_of_something_else_is_left_alone(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_an_unrelated_file_is_not_overwritten(kind: str, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / f"precious.{kind}"
     path.write_text("name,value\nprecious,1\n")
     with pytest.raises(UsageError, match="not overwritten"):
@@ -128,7 +128,7 @@ def test_a_file_of_something_else_is_left_alone(kind: str, folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_sending_a_run_again_replaces_what_was_there(kind: str, folder: Path, tmp_path: Path) -> None:
+def test_exporting_a_run_again_replaces_its_files(kind: str, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / f"out.{kind}"
     export(folder, f"{kind}:{path}")
     before = path.read_bytes()

@@ -48,7 +48,7 @@ def sweep(data: Dataset, repo: Path, **options: Any) -> Sweep:
     return Sweep(data, space, model_fn, loss_fn=loss_fn, eval_fn=eval_fn, **options)
 
 
-def test_one_argument_sends_all_reports(data: Dataset, tmp_path: Path) -> None:
+def test_one_argument_exports_all_reports(data: Dataset, tmp_path: Path) -> None:
     run = sweep(data, tmp_path, sinks=["csv", "tensorboard", f"parquet:{tmp_path / 'out.parquet'}"]).launch(
         progress=False
     )
@@ -66,7 +66,7 @@ def test_one_argument_sends_all_reports(data: Dataset, tmp_path: Path) -> None:
     assert Path(again).read_bytes() == (run.folder / "results.csv").read_bytes()
 
 
-def test_a_broken_sink_is_a_note_and_the_run_is_whole(data: Dataset, tmp_path: Path) -> None:
+def test_a_broken_sink_gives_a_note_and_the_run_completes(data: Dataset, tmp_path: Path) -> None:
     run = sweep(data, tmp_path, sinks=[Broken(), "csv"]).launch(progress=False)
     assert run.record.status == "done"
     assert all(config.status == "done" for config in run.record.configs.values())
@@ -94,7 +94,7 @@ def test_wrong_sinks_fail_before_training(data: Dataset, tmp_path: Path, monkeyp
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_resumed_run_is_whole_in_its_sinks(data: Dataset, tmp_path: Path) -> None:
+def test_the_sinks_of_a_resumed_run_have_all_reports(data: Dataset, tmp_path: Path) -> None:
     space = grid(lr=[0.01, 0.1], batch_size=4, sleeps=0.01)
     options = {"loss_fn": loss_fn, "epochs": 4, "cluster": Cluster.inline(), "repo": tmp_path, "name": "small"}
     halted = Sweep(data, space, model_fn, sinks="csv", **options).launch(wait=False, progress=False)

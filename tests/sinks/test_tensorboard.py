@@ -42,7 +42,7 @@ def test_scalars_have_every_epoch_of_every_metric(folder: Path, made: RunRecord)
         assert events.Scalars("loss")[0].wall_time > made.started
 
 
-def test_hyperparameters_and_how_it_ended(folder: Path, made: RunRecord) -> None:
+def test_hyperparameters_and_status_are_written(folder: Path, made: RunRecord) -> None:
     place = Path(export(folder, "tensorboard"))
     for config in made.configs.values():
         content = read(place / config.id).PluginTagToContent("hparams")
@@ -56,7 +56,7 @@ def test_hyperparameters_and_how_it_ended(folder: Path, made: RunRecord) -> None
     assert [info.name.tag for info in experiment.metric_infos] == ["loss", "accuracy"]
 
 
-def test_words_truth_values_and_nothing_are_kept_apart(tmp_path: Path) -> None:
+def test_strings_booleans_and_none_keep_their_types(tmp_path: Path) -> None:
     made = FakeRun(configs=2)
     for line in made.records:
         if line["event"] == "config":
@@ -70,7 +70,7 @@ def test_words_truth_values_and_nothing_are_kept_apart(tmp_path: Path) -> None:
     assert start.hparams["nothing"].string_value == "None"
 
 
-def test_sending_a_run_again_replaces_what_was_there(folder: Path) -> None:
+def test_exporting_a_run_again_replaces_its_files(folder: Path) -> None:
     place = Path(export(folder, "tensorboard"))
     before = {path: path.read_bytes() for path in place.rglob("events*")}
     export(folder, "tensorboard")
@@ -87,7 +87,7 @@ def test_tensorflow_is_not_imported(folder: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_file_in_place_of_the_folder_is_said_early(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused_early(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="it is a file"):
         tensorboard(tmp_path / "file").check()

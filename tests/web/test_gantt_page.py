@@ -1,4 +1,4 @@
-"""The page of what ran where: whole, safe, and the same numbers as the run's."""
+"""The page that shows which unit ran where: complete, safe, and with the run's numbers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_nan_and_failures_reach_the_page(made: RunRecord) -> None:
     assert [config["error"] for config in configs if config["status"] == "failed"] == ["ValueError: bad luck"]
 
 
-def test_nothing_from_a_run_can_leave_its_place() -> None:
+def test_markup_in_a_run_cannot_escape_its_element() -> None:
     evil = "</script><script>alert(1)</script><!-- {{script}} {{data}}"
     record = FakeRun().record()
     record.name = record.header["name"] = evil
@@ -111,7 +111,7 @@ def test_a_name_with_markup_is_text_in_the_title() -> None:
     assert Elements(page(run_of(record))).title == "a<b>&c: what ran where"
 
 
-def test_the_page_needs_nothing_from_elsewhere(made: RunRecord) -> None:
+def test_the_page_loads_nothing_from_elsewhere(made: RunRecord) -> None:
     text = page(run_of(made))
     elements = Elements(text)
     assert not [attrs for _, attrs in elements.tags if {"src", "href"} & set(attrs)]
@@ -121,14 +121,14 @@ def test_the_page_needs_nothing_from_elsewhere(made: RunRecord) -> None:
     assert "{{" not in text.replace(elements.scripts[1], "")
 
 
-def test_elements_that_the_script_asks_for_are_there(made: RunRecord) -> None:
+def test_elements_that_the_script_looks_up_exist(made: RunRecord) -> None:
     elements = Elements(page(run_of(made)))
     there = {attrs["id"] for _, attrs in elements.tags if "id" in attrs}
     asked = set(re.findall(r'\$\("(\w[\w-]*)"\)', elements.scripts[1]))
     assert asked and asked <= there
 
 
-def test_a_run_that_has_only_begun_has_a_page() -> None:
+def test_a_run_that_has_just_begun_has_a_page() -> None:
     record = RunRecord()
     for line in FakeRun().records[:12]:
         record.apply(line)
@@ -137,7 +137,7 @@ def test_a_run_that_has_only_begun_has_a_page() -> None:
     assert len(data["configs"]) == 8
 
 
-def test_twenty_thousand_units_stay_small(tmp_path: Path) -> None:
+def test_a_page_of_twenty_thousand_units_stays_small(tmp_path: Path) -> None:
     record = FakeRun(configs=40, partitions=8, epochs=56, workers=8, pilots=False).record()
     assert len(record.units) > 20_000
     begun = time.perf_counter()
@@ -146,7 +146,7 @@ def test_twenty_thousand_units_stay_small(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size < 3_000_000
 
 
-def test_a_notebook_gets_the_leaderboard_as_text(made: RunRecord) -> None:
+def test_a_notebook_shows_the_leaderboard_as_text(made: RunRecord) -> None:
     config = made.leaderboard()[0]
     config.values["hidden"] = "<b>"
     shown = table_html("a&b", made)

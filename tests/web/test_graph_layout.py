@@ -37,13 +37,13 @@ def residual(blocks: int) -> tuple[dict[str, str], dict[str, list[str]]]:
     return kinds, sources
 
 
-def test_what_follows_a_layer_shares_its_box() -> None:
+def test_activations_share_the_box_of_their_layer() -> None:
     kinds = {"x": "INPUT", "c": "CONV", "n": "NORM", "r": "RELU", "p": "POOL", "r2": "RELU", "s": "ADD"}
     sources = {"c": ["x"], "n": ["c"], "r": ["n"], "p": ["r"], "r2": ["x"], "s": ["p", "r2"]}
     assert fold(kinds, sources) == [["x"], ["c", "n", "r"], ["p"], ["r2"], ["s"]]  # an input stays alone
 
 
-def test_a_layer_that_two_use_is_not_folded() -> None:
+def test_a_layer_with_two_consumers_is_not_folded() -> None:
     kinds = {"c": "CONV", "r": "RELU", "s": "ADD"}
     assert fold(kinds, {"r": ["c"], "s": ["r", "c"]}) == [["c"], ["r"], ["s"]]
 
@@ -64,7 +64,7 @@ def test_branches_are_side_by_side_and_do_not_cross() -> None:
     assert abs(places["cat"].x - places["x"].x) < 1
 
 
-def test_constants_stand_just_above_who_needs_them() -> None:
+def test_constants_are_drawn_just_above_their_consumers() -> None:
     kinds = {"x": "INPUT", "a": "CONV", "b": "CONV", "k": "CONSTANT", "s": "MUL"}
     found = drawn(kinds, {"a": ["x"], "b": ["a"], "s": ["b", "k"]})
     rows = {box.members[0]: box.row for box in found.boxes}
@@ -81,7 +81,7 @@ def test_any_graph_can_be_drawn(seed: int) -> None:
     assert sorted(node for box in found.boxes for node in box.members) == sorted(names)
 
 
-def test_every_layer_to_every_other_has_an_end() -> None:
+def test_a_fully_connected_graph_is_drawn() -> None:
     """A dense network of 120 layers: 7,000 lines, most of them through many rows."""
     names = [f"n{number}" for number in range(120)]
     found = arrange(
@@ -91,12 +91,12 @@ def test_every_layer_to_every_other_has_an_end() -> None:
     assert len(found.places) <= 120 + 4000
 
 
-def test_circles_in_the_graphs_of_others_are_drawn_somehow() -> None:
+def test_graphs_with_cycles_are_drawn() -> None:
     kinds = dict.fromkeys("abcdef", "CONV")
     sources = {"a": ["c"], "b": ["a", "b"], "c": ["b"], "d": ["c"], "e": ["d"], "f": ["e", "a"]}
     found = arrange(kinds, sources, dict.fromkeys(kinds, 100.0))
     assert len(found.boxes) == 6 and len(found.lines) == 8
 
 
-def test_no_layers_no_drawing() -> None:
+def test_a_graph_without_layers_has_no_drawing() -> None:
     assert arrange({}, {}, {}).boxes == ()

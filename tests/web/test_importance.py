@@ -1,4 +1,4 @@
-"""Which hyperparameters mattered: found where it is known, and no answer where there is none."""
+"""Importance of hyperparameters: found where it is known, and no answer where there is none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return FOREST
 
 
-def test_what_the_metric_was_made_from_is_found(method: str) -> None:
+def test_the_hyperparameters_that_determine_the_metric_are_found(method: str) -> None:
     configs = drawn(60)
     found = asked(record_of(configs, [[loss(config)] for config in configs]))
     assert found.method == method
@@ -66,7 +66,7 @@ def test_what_the_metric_was_made_from_is_found(method: str) -> None:
     assert "60 configurations" in found.text
 
 
-def test_one_that_diverged_does_not_explain_everything(method: str) -> None:
+def test_a_diverged_configuration_is_clipped_as_an_outlier(method: str) -> None:
     configs = drawn(60)
     losses = [[loss(config)] for config in configs]
     losses[7] = [1e30]
@@ -75,7 +75,7 @@ def test_one_that_diverged_does_not_explain_everything(method: str) -> None:
     assert "1 outlier clipped" in found.text
 
 
-def test_more_than_fanova_can_take_are_thinned_and_it_is_said() -> None:
+def test_too_many_configurations_are_thinned_and_reported() -> None:
     pytest.importorskip("optuna")
     configs = drawn(401)
     found = asked(record_of(configs, [[loss(config)] for config in configs]))
@@ -100,7 +100,7 @@ def test_configurations_are_compared_after_the_same_epoch() -> None:
         (9, [[1.0]] * 9, "the same loss"),
     ],
 )
-def test_no_answer_where_there_is_none(count: int, losses: list[list[float]], said: str) -> None:
+def test_too_few_or_equal_results_give_no_importance(count: int, losses: list[list[float]], said: str) -> None:
     found = asked(record_of(drawn(count), losses))
     assert said in found.text
     assert found.method is None
@@ -112,7 +112,7 @@ def test_configurations_without_anything_in_common_cannot_be_compared() -> None:
     assert "No hyperparameter that all configurations have" in found.text
 
 
-def test_children_are_left_out() -> None:
+def test_configurations_with_parents_are_left_out() -> None:
     configs = drawn(30)
     record = record_of(configs, [[loss(config)] for config in configs])
     first = next(iter(record.configs))

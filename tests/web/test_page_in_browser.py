@@ -63,7 +63,7 @@ def test_everything_is_drawn(seen: dict[str, Any]) -> None:
     assert seen["painted"]
 
 
-def test_hovering_tells_what_a_unit_was_and_lights_its_model_up(seen: dict[str, Any]) -> None:
+def test_hovering_describes_a_unit_and_highlights_its_model(seen: dict[str, Any]) -> None:
     hovered = seen["hovered"]
     assert not hovered["hidden"]
     assert "pilot" in hovered["tip"]
@@ -73,7 +73,7 @@ def test_hovering_tells_what_a_unit_was_and_lights_its_model_up(seen: dict[str, 
     assert seen["left"] == {"hidden": True, "lit": [], "dim": 0}
 
 
-def test_keys_go_from_unit_to_unit(seen: dict[str, Any]) -> None:
+def test_keys_move_from_unit_to_unit(seen: dict[str, Any]) -> None:
     first, second, below = seen["walked"]
     assert "pilot" in first and "worker w0" in first
     assert "training" in second and "epoch 1" in second and "worker w0" in second
@@ -81,6 +81,6 @@ def test_keys_go_from_unit_to_unit(seen: dict[str, Any]) -> None:
     assert seen["escaped"]
 
 
-def test_a_configuration_can_be_kept_lit(seen: dict[str, Any]) -> None:
+def test_a_configuration_can_be_kept_highlighted(seen: dict[str, Any]) -> None:
     assert seen["pinned"] == {"lit": [seen["pinned"]["name"]], "pressed": "true", "name": seen["pinned"]["name"]}
     assert seen["unpinned"] == []

@@ -34,7 +34,7 @@ def halving(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return look(Searched(search.hyperband(space, eta=3), epochs=9).record(), tmp_path_factory.mktemp("halving"))
 
 
-def test_every_configuration_is_in_every_picture(halving: dict[str, Any]) -> None:
+def test_every_configuration_is_in_every_chart(halving: dict[str, Any]) -> None:
     assert len(halving["ids"]) == halving["curves"] == halving["lines"] == 15
     assert halving["bars"] == 16  # and the frame of the one that is lit
     assert len(halving["rungs"]) == 3
@@ -47,20 +47,20 @@ def test_the_best_is_named_first(halving: dict[str, Any]) -> None:
     assert all(halving["ids"][0] in label for label in halving["labels"] if label.startswith("Learning"))
 
 
-def test_pictures_have_words(halving: dict[str, Any]) -> None:
+def test_charts_have_text_descriptions(halving: dict[str, Any]) -> None:
     assert [label.split()[0] for label in halving["labels"]] == ["Learning", "Parallel", "Budget"]
     assert len(halving["shares"]) == 3
     assert sum(halving["shares"]) == pytest.approx(100, abs=2)
     assert "15 configurations" in halving["method"]
 
 
-def test_columns_sort_both_ways(halving: dict[str, Any]) -> None:
+def test_columns_sort_in_both_directions(halving: dict[str, Any]) -> None:
     assert halving["sorted"] == sorted(halving["sorted"])
     assert halving["direction"] == "ascending"
     assert halving["reversed"] == halving["sorted"][::-1]
 
 
-def test_hovering_tells_which_it_is(halving: dict[str, Any]) -> None:
+def test_hovering_names_the_configuration(halving: dict[str, Any]) -> None:
     assert not halving["hovered"]["hidden"]
     assert halving["hovered"]["lit"] == [halving["ids"][0]]
     assert halving["ids"][0] in halving["hovered"]["tip"]
@@ -68,7 +68,7 @@ def test_hovering_tells_which_it_is(halving: dict[str, Any]) -> None:
     assert halving["left"] == {"hidden": True, "lit": []}
 
 
-def test_brushing_keeps_what_passes_everywhere(halving: dict[str, Any]) -> None:
+def test_brushing_keeps_configurations_that_pass_all_brushes(halving: dict[str, Any]) -> None:
     brushed = halving["brushed"]
     assert 0 < brushed["rows"] < 15
     assert brushed["out"] == 15 - brushed["rows"]
@@ -78,12 +78,12 @@ def test_brushing_keeps_what_passes_everywhere(halving: dict[str, Any]) -> None:
     assert halving["unbrushed"] == {"rows": 15, "out": 0}
 
 
-def test_a_row_is_kept_lit_and_metrics_are_chosen(halving: dict[str, Any]) -> None:
+def test_a_row_stays_highlighted_and_metrics_can_be_chosen(halving: dict[str, Any]) -> None:
     assert halving["pinned"] == [[halving["ids"][1]], "true"]
     assert halving["other"] == "accuracy after each epoch"
 
 
-def test_parents_are_joined_with_their_children(tmp_path: Path) -> None:
+def test_parents_are_connected_with_their_children(tmp_path: Path) -> None:
     space = {"lr": search.loguniform(1e-4, 1e-1), "batch_size": [32, 64]}
     rules = {"lr": search.factor(0.8, 1.25)}
     record = Searched(search.pbt(space, population=6, every=3, mutate=rules), epochs=9).record()
@@ -92,7 +92,7 @@ def test_parents_are_joined_with_their_children(tmp_path: Path) -> None:
     assert "Too few configurations" in found["method"]
 
 
-def test_failures_nan_and_evil_names_on_a_phone(made: RunRecord, tmp_path: Path) -> None:
+def test_failures_nan_and_hostile_names_on_a_phone(made: RunRecord, tmp_path: Path) -> None:
     made.name = made.header["name"] = made.header["metric"] = EVIL
     for number, config in enumerate(made.configs.values()):
         config.values[EVIL] = EVIL + str(number % 3)
@@ -104,7 +104,7 @@ def test_failures_nan_and_evil_names_on_a_phone(made: RunRecord, tmp_path: Path)
     assert found["wide"] <= 500
 
 
-def test_one_configuration_and_a_run_that_has_only_begun(tmp_path: Path) -> None:
+def test_one_configuration_and_a_run_that_has_just_begun(tmp_path: Path) -> None:
     found = look(FakeRun(configs=1).record(), tmp_path)
     assert (found["curves"], found["lines"], found["bars"]) == (1, 0, 2)
     begun = RunRecord()

@@ -50,7 +50,7 @@ def test_curves_have_every_epoch_of_every_metric(made: RunRecord) -> None:
     assert None in [value for _, values in data_of(page(run_of(made)))["curves"]["loss"] for value in values]
 
 
-def test_a_name_may_be_anything(made: RunRecord) -> None:
+def test_hostile_names_are_escaped(made: RunRecord) -> None:
     made.name = made.header["name"] = EVIL
     for number, config in enumerate(made.configs.values()):
         config.values[EVIL] = EVIL + str(number % 2)
@@ -72,7 +72,7 @@ def test_half_a_surrogate_pair_does_not_break_the_file(made: RunRecord, tmp_path
     assert (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_the_page_needs_nothing_from_elsewhere(made: RunRecord) -> None:
+def test_the_page_loads_nothing_from_elsewhere(made: RunRecord) -> None:
     text = page(run_of(made))
     elements = Elements(text)
     assert not [attrs for _, attrs in elements.tags if {"src", "href"} & set(attrs)]
@@ -83,7 +83,7 @@ def test_the_page_needs_nothing_from_elsewhere(made: RunRecord) -> None:
     assert "{{" not in text.replace(elements.scripts[1], "")
 
 
-def test_elements_that_the_script_asks_for_are_there(made: RunRecord) -> None:
+def test_elements_that_the_script_looks_up_exist(made: RunRecord) -> None:
     elements = Elements(page(run_of(made)))
     there = {attrs["id"] for _, attrs in elements.tags if "id" in attrs}
     asked = set(re.findall(r'\$\("(\w[\w-]*)"\)', elements.scripts[1]))
@@ -91,7 +91,7 @@ def test_elements_that_the_script_asks_for_are_there(made: RunRecord) -> None:
     assert asked <= there
 
 
-def test_axes_are_logarithmic_where_values_go_by_factors(halving: RunRecord) -> None:
+def test_axes_of_values_in_equal_ratios_are_logarithmic(halving: RunRecord) -> None:
     axes = {axis["name"]: axis for axis in page_data(run_of(halving))["axes"]}
     assert {name: axis["kind"] for name, axis in axes.items()} == {
         "lr": "log",
@@ -101,7 +101,7 @@ def test_axes_are_logarithmic_where_values_go_by_factors(halving: RunRecord) -> 
     assert axes["batch_size"]["values"] == (32.0, 64.0, 128.0)
 
 
-def test_words_truth_values_and_gaps_are_an_axis_of_words(made: RunRecord) -> None:
+def test_mixed_values_give_an_axis_of_words(made: RunRecord) -> None:
     first, second, *rest = made.configs.values()
     first.values["mixed"], second.values["mixed"] = True, "relu"
     for config in rest[:-1]:
@@ -113,7 +113,7 @@ def test_words_truth_values_and_gaps_are_an_axis_of_words(made: RunRecord) -> No
     assert [config["id"] for config in data["configs"] if config["has"] and not config["has"][number]] == [rest[-1].id]
 
 
-def test_rungs_of_hyperband_are_those_that_it_says(halving: RunRecord) -> None:
+def test_rungs_match_the_brackets_of_hyperband(halving: RunRecord) -> None:
     brackets = search.hyperband_brackets(R=27, eta=3)
     ended: dict[int, int] = {}
     for bracket in brackets:
@@ -122,7 +122,7 @@ def test_rungs_of_hyperband_are_those_that_it_says(halving: RunRecord) -> None:
     assert dict(page_data(run_of(halving))["rungs"]) == ended
 
 
-def test_children_begin_where_their_parents_were(population: RunRecord) -> None:
+def test_curves_of_children_begin_at_their_parents_epoch(population: RunRecord) -> None:
     configs = page_data(run_of(population))["configs"]
     children = [config for config in configs if config["parent"] is not None]
     assert len(children) == 3 * 4
@@ -133,7 +133,7 @@ def test_children_begin_where_their_parents_were(population: RunRecord) -> None:
     assert "member" not in [axis["name"] for axis in page_data(run_of(population))["axes"]]
 
 
-def test_the_time_of_each_worker_is_all_there(made: RunRecord) -> None:
+def test_the_parts_of_each_workers_time_add_up(made: RunRecord) -> None:
     time = page_data(run_of(made))["time"]
     used = made.resources()
     assert time["workers"] == ["w0", "w1"]
@@ -143,7 +143,7 @@ def test_the_time_of_each_worker_is_all_there(made: RunRecord) -> None:
     assert sums["idle"] == pytest.approx(used.idle, abs=1e-3)
 
 
-def test_a_thousand_configurations_of_81_epochs_stay_small(tmp_path: Path) -> None:
+def test_a_page_of_a_thousand_configurations_stays_small(tmp_path: Path) -> None:
     record = FakeRun(configs=1000, partitions=1, epochs=1, workers=1, pilots=False).record()
     for number, config in enumerate(record.configs.values()):
         for epoch in range(1, 82):
@@ -157,14 +157,14 @@ def test_a_thousand_configurations_of_81_epochs_stay_small(tmp_path: Path) -> No
         assert {1, 81, config["best"][0]} <= set(epochs)
 
 
-def test_of_very_many_the_worst_are_left_out(monkeypatch: pytest.MonkeyPatch, made: RunRecord) -> None:
+def test_the_worst_of_too_many_configurations_are_left_out(monkeypatch: pytest.MonkeyPatch, made: RunRecord) -> None:
     monkeypatch.setattr("regatta.web.report_page.MAX_CONFIGS", 5)
     data = page_data(run_of(made))
     assert [config["id"] for config in data["configs"]] == [config.id for config in made.leaderboard()[:5]]
     assert data["run"]["configs"] == 8
 
 
-def test_a_run_that_has_only_begun_has_a_page() -> None:
+def test_a_run_that_has_just_begun_has_a_page() -> None:
     record = RunRecord()
     for line in FakeRun().records[:12]:
         record.apply(line)
@@ -173,7 +173,7 @@ def test_a_run_that_has_only_begun_has_a_page() -> None:
     assert [config["best"] for config in data["configs"]] == [None] * 8
 
 
-def test_show_writes_the_page_and_sends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_writes_the_page_and_exports_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FakeRun().write(tmp_path / "runs")
     out, table = tmp_path / "out.html", tmp_path / "out.csv"
     words = ["show", "made", "--repo", str(tmp_path), "--report", str(out), "--export", f"csv:{table}"]
@@ -185,5 +185,5 @@ def test_show_writes_the_page_and_sends_the_run(tmp_path: Path, capsys: pytest.C
     assert "Did you mean csv" in capsys.readouterr().err
 
 
-def test_what_is_embedded_is_json(made: RunRecord) -> None:
+def test_the_embedded_data_is_json(made: RunRecord) -> None:
     assert json.loads(json.dumps(page_data(run_of(made))))["version"] == 1

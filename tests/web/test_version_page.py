@@ -1,4 +1,4 @@
-"""The pages of a version and of differences: whole, alone, and safe whatever names are; and in a browser."""
+"""The pages of a version and of differences: complete, self-contained, and safe for any names; and in a browser."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def pages(repo: Repo) -> list[str]:
     ]  # fmt: skip
 
 
-def test_pages_need_nothing_from_elsewhere(repo: Repo) -> None:
+def test_pages_load_nothing_from_elsewhere(repo: Repo) -> None:
     for text in pages(repo):
         elements = Elements(text)
         assert not [tag for tag, attrs in elements.tags if "src" in attrs or "href" in attrs]
@@ -114,7 +114,7 @@ def test_pages_need_nothing_from_elsewhere(repo: Repo) -> None:
         assert sum(tag == "script" for tag, _ in elements.tags) == 2
 
 
-def test_the_data_of_a_page(repo: Repo) -> None:
+def test_the_data_of_a_page_is_that_of_the_version(repo: Repo) -> None:
     data = data_of(pages(repo)[0])
     assert data["metrics"]["loss"] == {"points": [[1, 3.0], [2, 2.0], [3, None], [4, 1.0]], "count": 4}
     boxes = data["network"]["boxes"]
@@ -138,7 +138,7 @@ def test_long_curves_are_thinned(tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_a_version_in_a_browser(repo: Repo, tmp_path: Path) -> None:
+def test_a_version_is_drawn_in_a_browser(repo: Repo, tmp_path: Path) -> None:
     found = probed(pages(repo)[0], PROBE, tmp_path)
     assert found["errors"] == [] and found["images"] == 0
     assert (found["boxes"], found["lines"], found["curves"], found["cards"]) == (4, 3, 2, 9)
@@ -150,7 +150,7 @@ def test_a_version_in_a_browser(repo: Repo, tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_evil_names_on_a_phone(repo: Repo, tmp_path: Path) -> None:
+def test_hostile_names_on_a_phone(repo: Repo, tmp_path: Path) -> None:
     texts = pages(repo)
     found = probed(texts[1], PROBE, tmp_path, width=500)
     assert found["errors"] == [] and found["images"] == 0

@@ -46,7 +46,7 @@ def ask(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return document
 
 
-def test_show(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_show(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = ask(capsys, "show", "second")
     assert set(document) == {"version", "run", "progress", "configurations", "resources", "notes"}
     assert set(document["run"]) == RUN_KEYS
@@ -77,7 +77,7 @@ def test_show_one_configuration(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert document["configuration"]["id"] == ident
 
 
-def test_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_of_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = ask(capsys, "runs")
     assert [run["name"] for run in document["runs"]] == ["first", "second"]
     summary = RUN_KEYS - {"folder", "seed", "epochs", "rule", "search", "dataset", "cluster", "versions"}
@@ -91,7 +91,7 @@ def test_a_run_that_reported_nothing_has_no_best() -> None:
     assert json_documents.run_summary(record)["best"] is None
 
 
-def test_plain_values() -> None:
+def test_plain_values_are_json() -> None:
     assert json_value({"a": (1, math.inf), "b": Path("x"), 3: [math.nan, True, None]}) == {
         "a": [1, None],
         "b": "x",

@@ -1,4 +1,4 @@
-"""Lineage in lines of text: every node once, children above their parents, lines that lead where they should."""
+"""Lineage in lines of text: every node once, children above their parents, lines that connect the right nodes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def text(ids: str, parents: Parents, ascii: bool = False) -> list[str]:
     return lines
 
 
-def test_a_chain_and_strangers() -> None:
+def test_a_chain_and_an_unrelated_node() -> None:
     assert text("c b a x", {"c": ["b"], "b": ["a"]}) == ["● c", "● b", "○ a", "○ x"]
 
 
-def test_siblings_and_a_merge() -> None:
+def test_siblings_and_a_merge_are_drawn() -> None:
     assert text("m x y a", {"m": ["x", "y"], "x": ["a"], "y": ["a"]}) == [
         "● m", "├─╮", "● │ x", "│ ● y", "├─╯", "○ a",
     ]  # fmt: skip
@@ -34,14 +34,14 @@ def test_many_children_stay_narrow() -> None:
     assert max(map(len, lines)) <= 5 and lines[-1] == "○ a" and lines[:3] == ["● h", "│ ● g", "├─╯"]
 
 
-def test_lines_that_cross_in_letters_that_every_terminal_has() -> None:
+def test_crossing_lines_are_drawn_in_ascii() -> None:
     parents = {"m": ["x", "y", "z"], "n": ["y"], "x": ["a"], "y": ["a"], "z": ["a"]}
     lines = text("m n x y z a", parents, ascii=True)
     assert lines[:4] == ["* m", "|-.-.", "| | | * n", "| |-+-'"]
     assert "".join(lines).isascii()
 
 
-def test_what_a_terminal_can_show() -> None:
+def test_strokes_depend_on_the_encoding_of_the_terminal() -> None:
     assert strokes("utf-8") is UNICODE
     assert strokes("ascii") is ASCII and strokes(None) is ASCII and strokes("no-such-thing") is ASCII
 
@@ -55,7 +55,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[str], Parents]:
 
 
 @given(graphs())
-def test_every_graph(made: tuple[list[str], Parents]) -> None:
+def test_every_node_is_drawn_once_above_its_parents(made: tuple[list[str], Parents]) -> None:
     ids, parents = made
     order = children_first(ids, parents)
     assert sorted(order) == sorted(ids)
@@ -74,7 +74,7 @@ def test_every_graph(made: tuple[list[str], Parents]) -> None:
 
 
 @pytest.mark.parametrize("count", [10_000])
-def test_ten_thousand_are_no_trouble(count: int) -> None:
+def test_ten_thousand_versions_are_drawn_quickly(count: int) -> None:
     ids = [str(number) for number in range(count)]
     parents = {ids[n]: [ids[min(count - 1, n + 1 + n % 7)]] for n in range(count - 1)}
     assert len(draw(children_first(ids, parents), parents)) == count

@@ -61,13 +61,13 @@ class Closed(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_when_its_output_is_closed(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Closed, "isatty", lambda self: terminal)
     with open_display(Closed()) as listener:
         assert play(listener, FakeRun(fails=(3,)).records).status == "done"
 
 
-def test_without_a_terminal_start_failures_and_end_are_said() -> None:
+def test_without_a_terminal_start_failures_and_end_are_printed() -> None:
     said = lines_of(FakeRun(fails=(3,)))
     assert said[:2] == ["made: starting", "made: 8 configurations, 4 partitions, 3 epochs on 2 workers"]
     assert any(line.startswith("failed: ") and line.endswith("ValueError: bad luck") for line in said)
@@ -75,7 +75,7 @@ def test_without_a_terminal_start_failures_and_end_are_said() -> None:
     assert said[-1].endswith("1 configuration failed")
 
 
-def test_without_a_terminal_reports_are_seconds_apart() -> None:
+def test_without_a_terminal_reports_are_printed_seconds_apart() -> None:
     made = FakeRun()
     still = [line for line in lines_of(made, clock=lambda: 0.0) if "/96 units, " in line]
     assert len(still) == 1
@@ -85,7 +85,7 @@ def test_without_a_terminal_reports_are_seconds_apart() -> None:
     assert "loss" in moving[0]
 
 
-def test_notes_and_lost_workers_are_said() -> None:
+def test_notes_and_lost_workers_are_printed() -> None:
     made = FakeRun()
     made.records[-1:-1] = [
         {"event": "note", "time": 1.0, "level": "warning", "text": "loss is nan", "config": "x"},
@@ -104,7 +104,7 @@ def test_a_pipe_gets_no_control_characters() -> None:
     assert "\r" not in out.getvalue()
 
 
-def test_a_terminal_gets_a_picture_and_one_line_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_a_display_and_keeps_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("LINES", "30")
@@ -118,7 +118,7 @@ def test_a_terminal_gets_a_picture_and_one_line_that_stays(monkeypatch: pytest.M
     assert "\x1b[?25h" in text  # the cursor is back
 
 
-def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dumb_terminal_shows_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     out = Terminal()
     with open_display(out) as listener:
@@ -126,7 +126,7 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[?25l" not in out.getvalue()
 
 
-def test_the_picture_says_who_trains_what_and_how_far_it_is() -> None:
+def test_the_display_shows_workers_models_and_progress() -> None:
     run = midway(FakeRun())
     text = "\n".join(frame(run))
     done, wanted = run.progress()
@@ -154,7 +154,7 @@ def test_the_best_and_the_running_ones_are_shown() -> None:
     assert run.leaderboard()[0] in chosen
 
 
-def test_before_the_first_record_there_is_something_to_see() -> None:
+def test_the_display_shows_something_before_the_first_record() -> None:
     console = Console(file=io.StringIO())
     state = DisplayState()
     assert "starting" in str(state.show(console))
@@ -162,7 +162,7 @@ def test_before_the_first_record_there_is_something_to_see() -> None:
     assert "starting" in str(state.show(console))
 
 
-def test_pace_needs_two_units_and_counts_down_between_them() -> None:
+def test_the_remaining_time_needs_two_units_and_counts_down() -> None:
     pace = UnitRate()
     assert pace.rate is None
     assert pace.left(10, 0.0, 0.0) is None
@@ -216,8 +216,8 @@ MIXED = FakeRun(configs=4, partitions=2, epochs=2, fails=(1,), nans=(2,)).record
 
 @settings(max_examples=40, deadline=None)
 @given(st.permutations(MIXED), st.integers(0, len(MIXED)))
-def test_records_in_any_order_do_no_harm(order: list[dict[str, Any]], header: int) -> None:
-    """Whatever a record can take in, the display shows; the journal begins with its run and configurations."""
+def test_records_in_any_order_can_be_displayed(order: list[dict[str, Any]], header: int) -> None:
+    """The display accepts every order of records that a run record accepts; run and configurations come first."""
     first = [line for line in MIXED if line["event"] in ("run", "config")]
     later = [line for line in order if line["event"] not in ("run", "config")]
     later.insert(min(header, len(later)), {"event": "note", "time": 0.0, "level": "info", "text": "between"})

@@ -1,4 +1,4 @@
-"""The leaderboard and its neighbours."""
+"""The leaderboard and the other tables of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def column(table: run_tables.Table, name: str) -> list[str]:
     return [words(row[place]) for row in table.rows]
 
 
-def test_the_best_value_counts_not_the_last() -> None:
+def test_the_leaderboard_ranks_by_the_best_value() -> None:
     run = RunRecord()
     run.apply({"event": "run", "time": START, "name": "r", "metric": "loss", "mode": "min", "epochs": 3})
     for name in ("a", "b"):
@@ -34,7 +34,7 @@ def test_the_best_value_counts_not_the_last() -> None:
     assert column(table, "last") == ["2", "1"]
 
 
-def test_values_that_all_share_are_said_once_above(made: RunRecord) -> None:
+def test_values_that_all_configurations_share_are_shown_once(made: RunRecord) -> None:
     table = run_tables.leaderboard(made)
     assert "in all: batch_size=32" in table.above
     assert "batch_size" not in [c.name for c in table.columns]
@@ -49,7 +49,7 @@ def test_one_and_true_are_different_values() -> None:
     assert "flag" in varying
 
 
-def test_failures_and_nan_are_said_plainly(made: RunRecord) -> None:
+def test_failures_and_nan_are_shown(made: RunRecord) -> None:
     table = run_tables.leaderboard(made)
     remarks = dict(zip(column(table, "status"), column(table, "remark"), strict=True))
     assert remarks["failed"] == "ValueError: bad luck"
@@ -81,7 +81,7 @@ def test_resources_add_up(made: RunRecord) -> None:
     assert by_name["in units: hops"][2] == "88 hops, 1.8 MB, 20 kB each"
 
 
-def test_tables_in_a_pipe_are_whole_and_have_no_colour(made: RunRecord, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_in_a_pipe_are_complete_and_have_no_colour(made: RunRecord, capsys: pytest.CaptureFixture[str]) -> None:
     made.configs[next(iter(made.configs))].values["note"] = "x" * 300
     ui.write_table(run_tables.leaderboard(made))
     out = capsys.readouterr().out
@@ -91,7 +91,7 @@ def test_tables_in_a_pipe_are_whole_and_have_no_colour(made: RunRecord, capsys: 
     assert len(out.splitlines()) == 3 + 8  # heading, shared values, names, a row for each configuration
 
 
-def test_markup_in_values_is_text(made: RunRecord, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markup_in_values_is_shown_as_text(made: RunRecord, capsys: pytest.CaptureFixture[str]) -> None:
     made.configs[next(iter(made.configs))].values["hidden"] = "[bold]"
     ui.write_table(run_tables.leaderboard(made))
     assert "[bold]" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Evaluation from leading bytes gives the labels of full precision, and says what they cost and why."""
+"""Evaluation from leading bytes gives the labels of full precision, and reports what they cost and why."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_planes_of_a_delta_are_read_with_those_of_its_base(repo: Repo, digits: A
     net.load_state_dict({k: torch.from_numpy(v) for k, v in repo.load("model@1").items()})
 
 
-def test_so_many_planes_say_which_labels_may_be_others(repo: Repo, digits: Any) -> None:
+def test_a_fixed_number_of_planes_reports_uncertain_labels(repo: Repo, digits: Any) -> None:
     net, x, y = digits
     reference, right = commit(repo, net, x), full(net, x)
     for planes in (1, 2, 3, 4, "3"):
@@ -120,7 +120,7 @@ def test_so_many_planes_say_which_labels_may_be_others(repo: Repo, digits: Any) 
     assert not repo.evaluate(reference, x, precision=1).certain.any()
 
 
-def test_full_precision_computes_and_bounds_nothing(repo: Repo, digits: Any) -> None:
+def test_full_precision_computes_every_input_without_bounds(repo: Repo, digits: Any) -> None:
     net, x, _ = digits
     found = repo.evaluate(commit(repo, net, x), x, precision="full")
     assert np.array_equal(found.labels, full(net, x))
@@ -129,7 +129,7 @@ def test_full_precision_computes_and_bounds_nothing(repo: Repo, digits: Any) -> 
     assert found.accuracy is None
 
 
-def test_a_budget_is_kept_and_what_it_leaves_open_is_said(repo: Repo, digits: Any) -> None:
+def test_a_budget_is_kept_and_open_labels_are_reported(repo: Repo, digits: Any) -> None:
     net, x, _ = digits
     reference, right = commit(repo, net, x), full(net, x)
     found = repo.evaluate(reference, x, budget=0.45)
@@ -174,7 +174,7 @@ def test_ties_are_computed_and_go_to_the_first(repo: Repo) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_no_numbers_are_left_to_the_model(repo: Repo, bad: float) -> None:
+def test_nan_weights_are_left_to_the_model(repo: Repo, bad: float) -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     values = weights(net)
     values["2.weight"][0, 0] = bad
@@ -185,7 +185,7 @@ def test_weights_that_are_no_numbers_are_left_to_the_model(repo: Repo, bad: floa
     assert np.array_equal(found.labels, ahead(answer(net, values, x), 1)[:, 0])
 
 
-def test_inputs_that_are_no_numbers_are_left_to_the_model(repo: Repo, digits: Any) -> None:
+def test_nan_inputs_are_left_to_the_model(repo: Repo, digits: Any) -> None:
     net, x, _ = digits
     strange = x[:4].copy()
     strange[1, 0, 0, 0], strange[2, 0, 0, 0] = np.nan, np.inf
@@ -194,7 +194,7 @@ def test_inputs_that_are_no_numbers_are_left_to_the_model(repo: Repo, digits: An
     assert found.labels[[0, 3]].tolist() == full(net, x)[[0, 3]].tolist()
 
 
-def test_a_layer_without_bounds_falls_back_and_says_so(repo: Repo) -> None:
+def test_a_layer_without_bounds_falls_back_and_is_reported(repo: Repo) -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -240,7 +240,7 @@ def test_weights_of_other_widths(repo: Repo, kind: str) -> None:
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**31), st.integers(1, 2))
-def test_any_small_network_is_evaluated_as_it_would_be_in_full(repo: Repo, seed: int, top_k: int) -> None:
+def test_small_networks_give_the_labels_of_full_precision(repo: Repo, seed: int, top_k: int) -> None:
     torch.manual_seed(seed)
     width = 40 + seed % 13
     net = nn.Sequential(
@@ -255,7 +255,7 @@ def test_any_small_network_is_evaluated_as_it_would_be_in_full(repo: Repo, seed:
     assert found.certain.all()
 
 
-def test_a_snapshot_is_chosen(repo: Repo, digits: Any) -> None:
+def test_a_snapshot_can_be_chosen(repo: Repo, digits: Any) -> None:
     net, x, _ = digits
     other = lenet()
     graph = network.to_json(read(net, torch.from_numpy(x[:1])))
@@ -264,7 +264,7 @@ def test_a_snapshot_is_chosen(repo: Repo, digits: Any) -> None:
     assert np.array_equal(repo.evaluate("two", x[:40], snapshot=1).labels, full(other, x[:40]))
 
 
-def test_no_input_is_no_error(repo: Repo, digits: Any) -> None:
+def test_empty_input_is_not_an_error(repo: Repo, digits: Any) -> None:
     net, x, y = digits
     reference = commit(repo, net, x)
     for precision in ("auto", "full", 2):
@@ -273,7 +273,7 @@ def test_no_input_is_no_error(repo: Repo, digits: Any) -> None:
         assert found.accuracy is None
 
 
-def test_what_is_wrong_is_said(repo: Repo, digits: Any) -> None:
+def test_errors_name_the_problem(repo: Repo, digits: Any) -> None:
     net, x, y = digits
     reference = commit(repo, net, x)
     repo.commit("bare", weights(net))
@@ -357,7 +357,7 @@ def test_data_comes_from_files(tmp_path: Path) -> None:
             read_data(tmp_path / name)
 
 
-def test_what_comes_back_can_be_shown(repo: Repo, digits: Any) -> None:
+def test_the_result_can_be_displayed(repo: Repo, digits: Any) -> None:
     net, x, y = digits
     found = repo.evaluate(commit(repo, net, x), x[:20], y[:20])
     assert "2 leading planes" in found._repr_html_()
@@ -365,7 +365,7 @@ def test_what_comes_back_can_be_shown(repo: Repo, digits: Any) -> None:
     assert found.summary()["inputs"] == 20
 
 
-def test_weights_with_other_axes_as_other_frameworks_store_them(repo: Repo) -> None:
+def test_weights_with_the_axis_order_of_other_frameworks(repo: Repo) -> None:
     """Keras and ONNX keep matrices the other way round, and biases with axes of length 1."""
     rng = np.random.default_rng(3)
     kernel, bias = rng.normal(size=(20, 30)).astype("f4"), rng.normal(size=(1, 30)).astype("f4")
@@ -384,7 +384,7 @@ def test_weights_with_other_axes_as_other_frameworks_store_them(repo: Repo) -> N
     assert np.array_equal(repo.evaluate("turned", x, precision="full").labels, found.labels)
 
 
-def test_a_version_of_a_run_is_evaluated_as_it_is(tmp_path: Path) -> None:
+def test_a_version_of_a_run_can_be_evaluated(tmp_path: Path) -> None:
     """Its weights are part of a state, and may still be a file of the run."""
     data = regatta.Dataset.digits(partitions=2, directory=tmp_path / "data")
     run = regatta.launch(
@@ -425,7 +425,7 @@ def test_rms_normalisation_in_float64_has_the_epsilon_of_float64(tmp_path: Path)
     assert np.array_equal(found.labels, module(x).argmax(1).numpy())
 
 
-def test_nan_is_ahead_as_it_is_for_pytorch() -> None:
+def test_nan_ranks_first_as_in_pytorch() -> None:
     outputs = torch.tensor([[1.0, torch.nan, 3.0], [torch.inf, 0.0, torch.nan], [2.0, 2.0, 1.0], [0.0, -0.0, -1.0]])
     assert np.array_equal(ahead(outputs.numpy(), 1)[:, 0], outputs.argmax(1).numpy())
     assert np.array_equal(ahead(outputs.numpy(), 2), outputs.topk(2).indices.sort(1).values.numpy())

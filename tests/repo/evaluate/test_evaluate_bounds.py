@@ -1,4 +1,4 @@
-"""Bounds hold: whatever the unread bytes are, what the model computes in float32 is inside them."""
+"""Bounds hold: whatever the unread bytes are, the model's float32 results are inside the bounds."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check(net: nn.Module, x: torch.Tensor, seed: int = 0, planes: int = 2) -> Bo
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("planes", [1, 2, 3])
-def test_an_activation_stays_between_its_lines(name: str, planes: int) -> None:
+def test_activations_stay_between_their_lines(name: str, planes: int) -> None:
     if planes == 1 and name not in ("relu", "tanh", "gelu", "hard swish", "elu steep"):
         return  # one byte is the exponent alone: wide intervals, of which these are enough
     torch.manual_seed(3)
@@ -129,12 +129,12 @@ def test_a_layer_for_images_keeps_its_bounds(name: str) -> None:
     ],
     ids=["1d", "3d", "layer norm", "rms norm", "attention", "softmax inside"],
 )  # fmt: skip
-def test_other_ranks_and_what_is_inside_of_transformers(net: nn.Module, shape: tuple[int, ...]) -> None:
+def test_other_ranks_and_layers_of_transformers_keep_their_bounds(net: nn.Module, shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     check(net, torch.randn(4, *shape))
 
 
-def test_an_embedding_is_looked_up_with_its_boxes() -> None:
+def test_embeddings_look_up_boxes() -> None:
     torch.manual_seed(2)
     net = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
     check(net, torch.randint(0, 11, (6, 3)))
@@ -168,13 +168,13 @@ def _drawn(rng: np.random.Generator) -> tuple[nn.Module, torch.Tensor]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([2, 2, 3, 4]))
-def test_networks_drawn_at_random_keep_their_bounds(seed: int, planes: int) -> None:
+def test_random_networks_keep_their_bounds(seed: int, planes: int) -> None:
     torch.manual_seed(seed)
     net, example = _drawn(np.random.default_rng(seed))
     check(net, example, seed, planes)
 
 
-def test_bounds_close_in_on_the_numbers_as_planes_come() -> None:
+def test_bounds_become_narrower_with_more_planes() -> None:
     torch.manual_seed(4)
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10), nn.ReLU(), nn.Linear(10, 3)
@@ -194,7 +194,7 @@ def test_bounds_close_in_on_the_numbers_as_planes_come() -> None:
     assert widths[2] < 1e-4
 
 
-def test_costs_name_the_tensors_that_are_not_known() -> None:
+def test_costs_name_the_tensors_that_are_not_fully_known() -> None:
     torch.manual_seed(4)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     known = weights(net)
@@ -221,7 +221,7 @@ def test_a_layer_without_bounds_is_named(net: nn.Module, shape: tuple[int, ...],
         BoundedNetwork(read(net, example), boxes(weights(net), 2)).forward(example.numpy())
 
 
-def test_numbers_that_float32_may_not_hold_are_not_known() -> None:
+def test_numbers_beyond_float32_are_not_known() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     known = weights(net)
     bounded = BoundedNetwork(read(net, torch.zeros(1, 2)), boxes(known, 2))
@@ -232,7 +232,7 @@ def test_numbers_that_float32_may_not_hold_are_not_known() -> None:
 
 
 @pytest.mark.parametrize("case", [((9,), (3,), (2,), (1,), (1,)), ((6, 5), (2, 3), (1, 2), (0, 1), (2, 1))])
-def test_what_windows_gather_they_scatter_back(case: Any) -> None:
+def test_scatter_is_the_transpose_of_gather(case: Any) -> None:
     windows, rng = sliding(*case), np.random.default_rng(0)
     x, y = rng.normal(size=(2, windows.size)), rng.normal(size=(2, *windows.taps.shape))
     assert np.isclose((windows.gather(x) * y).sum(), (x * windows.scatter(y)).sum())
@@ -265,8 +265,8 @@ ONE_BY_ONE: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("width", [0.01, 0.5, 3.0])
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_a_way_back_through_a_layer_holds_all_over_its_box(name: str, width: float) -> None:
-    """Operands anywhere in a wide box, products with any coefficients: never below what the way back says."""
+def test_backward_bounds_of_a_layer_hold_over_its_whole_box(name: str, width: float) -> None:
+    """With operands anywhere in a wide box and any coefficients, no product is below the backward bound."""
     torch.manual_seed(7)
     net, shape = ONE_BY_ONE[name]
     rng = np.random.default_rng(8)
@@ -292,8 +292,8 @@ def given_back(ball: Ball) -> Callable[..., Back]:
     return lambda a, rows: Back((), balls.lower_bound(a, ball.centre[rows], ball.radius[rows]))
 
 
-def test_sums_in_float32_stay_inside_though_every_weight_is_known() -> None:
-    """Long sums that cancel are off by more than float64 would be; the bounds expect that, and of any order."""
+def test_rounding_of_float32_sums_stays_inside_the_bounds() -> None:
+    """Long sums that cancel have larger errors than in float64. The bounds allow for that, in any order."""
     torch.manual_seed(0)
     net, x = nn.Linear(6000, 3), torch.randn(40, 6000) * 100
     bounded = BoundedNetwork(read(net, x[:1]), boxes(weights(net), 4))
@@ -306,7 +306,7 @@ def test_sums_in_float32_stay_inside_though_every_weight_is_known() -> None:
     assert np.all(np.abs(backwards.detach().double().numpy() - passed.logits.centre) <= passed.logits.radius)
 
 
-def test_the_greatest_of_a_window_may_be_another_than_the_one_that_leads() -> None:
+def test_max_pooling_bounds_allow_any_element_to_be_the_maximum() -> None:
     net = nn.MaxPool1d(2)
     ball = balls.between(np.array([[[0.0, -1.0]]]), np.array([[[1.0, 0.3]]]))
     bounded = BoundedNetwork(read(net, torch.zeros(1, 1, 2)), {})
@@ -363,7 +363,7 @@ class SoftmaxModule(nn.Module):
         return self.last(torch.softmax(self.first(x), self.axis))
 
 
-def test_softmax_of_a_wide_interval_beside_a_small_one_keeps_its_floor() -> None:
+def test_softmax_of_a_wide_and_a_narrow_interval_keeps_its_lower_bound() -> None:
     module = SoftmaxModule(1)
     with torch.no_grad():
         module.first.weight.copy_(torch.tensor([[6656.0], [0.0]]))  # the least number with these two leading bytes
@@ -381,7 +381,7 @@ def test_softmax_over_the_batch_is_not_bounded() -> None:
         BoundedNetwork(read, boxes_of_leading_planes(module, 2)).forward(x)
 
 
-def test_batch_normalisation_by_a_scale_too_small_for_its_digits() -> None:
+def test_batch_normalisation_with_a_tiny_scale_keeps_its_bounds() -> None:
     module = nn.Sequential(nn.BatchNorm1d(2, eps=0.0))
     with torch.no_grad():
         module[0].weight.copy_(torch.tensor([4.2e-45, 2.8e-45]))

@@ -1,4 +1,4 @@
-"""Bounds hold what they bound, and histograms from half of the bytes are those of all."""
+"""Statistics lie within their bounds, and histograms from half of the bytes equal those from all."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ numbers = st.sampled_from(FLOATS).flatmap(
 
 @settings(max_examples=60, deadline=None)
 @given(numbers)
-def test_what_is_bounded_lies_within_its_bounds(array: NDArray[Any]) -> None:
+def test_statistics_lie_within_their_bounds(array: NDArray[Any]) -> None:
     found, exact = describe_tensor("x", partly(array)), array.astype(np.float64)
     assert holds(found.least, exact.min())
     assert holds(found.greatest, exact.max())
@@ -103,8 +103,8 @@ def test_distances_lie_within_their_bounds(data: st.DataObject) -> None:
     assert known.middle == pytest.approx(exact, rel=1e-9)
 
 
-def test_bounds_are_of_use() -> None:
-    """Two bytes of a float32 tell it to one part in 128 at worst."""
+def test_bounds_from_two_bytes_are_narrow() -> None:
+    """Two bytes of a float32 determine it to one part in 128 at worst."""
     array = np.random.default_rng(0).normal(size=10_000).astype("f4")
     found = describe_tensor("x", partly(array))
     assert found.planes == 2 and not found.exact
@@ -113,7 +113,7 @@ def test_bounds_are_of_use() -> None:
     assert found.mean.high - found.mean.low < 0.01
 
 
-def test_what_is_read_whole_is_told_exactly() -> None:
+def test_statistics_of_fully_read_tensors_are_exact() -> None:
     array = np.random.default_rng(0).normal(size=5000).astype("f4")
     found = describe_tensor("x", whole(array))
     assert found.exact
@@ -122,7 +122,7 @@ def test_what_is_read_whole_is_told_exactly() -> None:
     assert (found.least.low, found.greatest.high) == (array.min(), array.max())
 
 
-def test_what_is_not_finite_is_counted_and_left_out() -> None:
+def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     found = describe_tensor("x", partly(np.array([1.0, np.nan, np.inf, -np.inf, -3.0], "f4")))
     assert found.nonfinite == 3
     assert found.least.low == found.least.high == -3.0 or holds(found.least, -3.0)
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_counted_and_left_out() -> None:
 
 
 @pytest.mark.parametrize("value", [np.zeros(7, "f4"), np.zeros(0, "f4"), np.float32(3), np.full(3, np.nan, "f4")])
-def test_odd_tensors_are_described(value: Any) -> None:
+def test_unusual_tensors_are_described(value: Any) -> None:
     found = describe_tensor("x", partly(value))
     assert found.count == np.size(value)
     assert found.row()["name"] == "x"
@@ -153,7 +153,7 @@ def test_numbers_that_float64_barely_holds_do_not_overflow() -> None:
     assert holds(apart, 2 * math.sqrt(2) * 1e300)
 
 
-def test_an_outlier_does_not_press_the_others_flat() -> None:
+def test_an_outlier_does_not_flatten_the_histogram() -> None:
     array = np.random.default_rng(0).normal(size=10_000).astype("f4")
     array[0] = 1e6
     found = histogram(count_magnitudes(partly(array)))
@@ -161,7 +161,7 @@ def test_an_outlier_does_not_press_the_others_flat() -> None:
     assert len(found.counts) > 16
 
 
-def test_histograms_apart() -> None:
+def test_histogram_distance_is_0_for_equal_and_near_1_for_disjoint_values() -> None:
     rng = np.random.default_rng(0)
     one, other = rng.normal(size=20_000).astype("f4"), rng.normal(size=20_000).astype("f4")
     assert histogram_distance(count_magnitudes(partly(one)), count_magnitudes(partly(one))) == 0

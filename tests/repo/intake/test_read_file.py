@@ -1,4 +1,4 @@
-"""What files are understood as, and what of strangers' files is refused before it does harm."""
+"""How files are recognized, and which hostile files are refused before they do harm."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def found_weights(path: Path) -> dict[str, str]:
     return {name: tensor.id for name, tensor in weights.tensors.items()}
 
 
-def test_a_state_dict_is_weights(tmp_path: Path) -> None:
+def test_a_state_dict_is_read_as_weights(tmp_path: Path) -> None:
     state = {**module().state_dict(), "half": torch.ones(3, dtype=torch.bfloat16)}
     torch.save(state, tmp_path / "net-epoch12.pt")
     found = recognize(tmp_path / "net-epoch12.pt")
@@ -45,7 +45,7 @@ def test_a_state_dict_is_weights(tmp_path: Path) -> None:
     assert not found.kept  # the store has them
 
 
-def test_a_checkpoint_gives_its_model_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_a_checkpoint_gives_its_model_and_reports_the_rest(tmp_path: Path) -> None:
     model = module()
     state = {"epoch": 7, "model_state_dict": model.state_dict(), "optimizer": {"lr": 0.1}}
     torch.save(state, tmp_path / "check.pth")
@@ -116,7 +116,7 @@ def test_external_data_of_onnx_is_not_opened(tmp_path: Path) -> None:
         ("h.json", '{"loss": [2, 1], "acc": [0.1, 0.2]}', {"loss": {1: 2.0, 2: 1.0}, "acc": {1: 0.1, 2: 0.2}}),
     ],
 )
-def test_logs_are_metrics(tmp_path: Path, name: str, text: str, expected: object) -> None:
+def test_logs_are_read_as_metrics(tmp_path: Path, name: str, text: str, expected: object) -> None:
     (tmp_path / name).write_text(text)
     found = recognize(tmp_path / name)
     assert found.kind == "metrics" and found.metrics == expected and found.kept
@@ -133,7 +133,7 @@ def test_logs_are_metrics(tmp_path: Path, name: str, text: str, expected: object
                                      "hyperparameters": {"lr": 3}}), {"lr": 3}),
     ],
 )  # fmt: skip
-def test_settings_are_hyperparameters(tmp_path: Path, name: str, text: str, expected: object) -> None:
+def test_settings_are_read_as_hyperparameters(tmp_path: Path, name: str, text: str, expected: object) -> None:
     (tmp_path / name).write_text(text)
     found = recognize(tmp_path / name)
     assert found.kind == "hyperparameters" and found.hyperparameters == expected
@@ -146,12 +146,12 @@ def test_settings_are_hyperparameters(tmp_path: Path, name: str, text: str, expe
         ("x.csv", b"\xff\xfe\x00bad"), ("model.bin", b"just bytes"), ("notes", b"hi"), ("deep.json", b"[" * 100_000),
     ],
 )  # fmt: skip
-def test_what_is_nothing_else_is_a_file(tmp_path: Path, name: str, content: bytes) -> None:
+def test_other_content_is_kept_as_a_file(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert recognize(tmp_path / name).kind == "file"
 
 
-def test_one_may_say_what_a_file_is(tmp_path: Path) -> None:
+def test_the_kind_of_a_file_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("x,y\n1,2\n")
     assert recognize(tmp_path / "data.csv", "metrics").metrics == {"x": {1: 1.0}, "y": {1: 2.0}}
     torch.save(module().state_dict(), tmp_path / "net.pt")
@@ -163,7 +163,7 @@ def test_one_may_say_what_a_file_is(tmp_path: Path) -> None:
     assert set(KINDS) == {"weights", "network", "metrics", "hyperparameters", "file"}
 
 
-def test_shards_are_one_snapshot_and_only_whole(tmp_path: Path) -> None:
+def test_shards_are_one_snapshot_and_must_be_complete(tmp_path: Path) -> None:
     paths = [tmp_path / f"m-{n:05d}-of-00002.safetensors" for n in (1, 2)]
     assert shards(paths) == {paths[0]: paths}
     with pytest.raises(UsageError, match="1 of 2 parts"):
@@ -189,7 +189,7 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not (tmp_path / "harmed").exists()
 
 
-def test_archives_that_grow_are_refused(tmp_path: Path) -> None:
+def test_decompression_bombs_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         archive.writestr("w.npy", npy_header((2**25,)) + bytes(2**27))
     assert (tmp_path / "bomb.npz").stat().st_size < 2**20
@@ -201,7 +201,7 @@ def test_archives_that_grow_are_refused(tmp_path: Path) -> None:
         recognize(tmp_path / "small.pt")
 
 
-def test_claimed_lengths_are_held_against_what_is_there(tmp_path: Path) -> None:
+def test_claimed_lengths_are_checked_against_the_file(tmp_path: Path) -> None:
     for shape in ((2**40,), (2**62, 4), (3,) * 40):
         with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
             archive.writestr("w.npy", npy_header(shape) + bytes(64))
@@ -216,7 +216,7 @@ def test_claimed_lengths_are_held_against_what_is_there(tmp_path: Path) -> None:
         recognize(tmp_path / "x.safetensors")
 
 
-def test_a_state_dict_that_claims_more_than_its_file(tmp_path: Path) -> None:
+def test_a_state_dict_that_claims_more_than_its_file_is_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(1000)}, tmp_path / "w.pt")
     with zipfile.ZipFile(tmp_path / "w.pt") as archive:
         small = {name: archive.read(name) for name in archive.namelist()}
@@ -236,7 +236,7 @@ def test_a_state_dict_that_claims_more_than_its_file(tmp_path: Path) -> None:
         {"storage_offset": {"as_int": 2**40}}, {"dtype": 99}, {"layout": 1}, {"sizes": "x"},
     ],
 )  # fmt: skip
-def test_exported_programs_that_lie(tmp_path: Path, change: dict[str, object]) -> None:
+def test_exported_programs_with_false_metadata_are_refused(tmp_path: Path, change: dict[str, object]) -> None:
     meta = {"dtype": 7, "sizes": [{"as_int": 4}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
     entry = {"path_name": "weight_0", "use_pickle": False, "tensor_meta": {**meta, "layout": 7, **change}}
     write_exported(tmp_path / "p.pt2", entry)
@@ -244,7 +244,7 @@ def test_exported_programs_that_lie(tmp_path: Path, change: dict[str, object]) -
         recognize(tmp_path / "p.pt2")
 
 
-def test_exported_programs_reach_only_their_own_entries(tmp_path: Path) -> None:
+def test_exported_programs_read_only_their_own_entries(tmp_path: Path) -> None:
     meta = {"dtype": 7, "sizes": [{"as_int": 4}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
     entry = {"path_name": "weight_0", "use_pickle": False, "tensor_meta": {**meta, "layout": 7}}
     write_exported(tmp_path / "p.pt2", entry)
@@ -275,7 +275,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         recognize(tmp_path / "link")
 
 
-def test_settings_that_multiply_are_refused(tmp_path: Path) -> None:
+def test_settings_that_expand_without_limit_are_refused(tmp_path: Path) -> None:
     laughs = "a: &a {x: 1, y: 2}\n" + "".join(
         f"{chr(98 + n)}: &{chr(98 + n)} {{{', '.join(f'k{i}: *{chr(97 + n)}' for i in range(9))}}}\n" for n in range(8)
     )

@@ -1,4 +1,4 @@
-"""What is staged is what was added, and becomes one version, whatever happens to the files meanwhile."""
+"""Staged content is what was added, and becomes one version, whatever happens to the files meanwhile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def repo(here: Path) -> Repo:
     return Repo.init(here)
 
 
-def test_what_was_added_becomes_a_version(repo: Repo, here: Path) -> None:
+def test_added_files_become_a_version(repo: Repo, here: Path) -> None:
     with repo:
         add(repo, sorted(here.glob("[a-z]*.*")))
         version = commit_staged(repo, "net", hyperparameters={"seed": 3}, metrics={"test": 0.5}, message="first")
@@ -49,7 +49,7 @@ def test_what_was_added_becomes_a_version(repo: Repo, here: Path) -> None:
         assert after.clean and after.leftovers == 0
 
 
-def test_the_content_is_that_of_when_it_was_added(repo: Repo, here: Path) -> None:
+def test_the_content_is_that_at_the_time_of_adding(repo: Repo, here: Path) -> None:
     with repo:
         add(repo, ["net-epoch1.safetensors", "train.py"])
         save_file({"w": np.zeros(5, "f4")}, here / "net-epoch1.safetensors")
@@ -60,7 +60,7 @@ def test_the_content_is_that_of_when_it_was_added(repo: Repo, here: Path) -> Non
         assert repo.read_file(version, "train.py") == b"print('hi')\n"
 
 
-def test_added_again_it_is_replaced_and_unstaged_it_is_gone(repo: Repo, here: Path) -> None:
+def test_adding_again_replaces_and_unstaging_removes(repo: Repo, here: Path) -> None:
     with repo:
         add(repo, ["train.py", "net-epoch1.safetensors"])
         (here / "train.py").write_text("new\n")
@@ -74,7 +74,7 @@ def test_added_again_it_is_replaced_and_unstaged_it_is_gone(repo: Repo, here: Pa
         assert [each.epoch for each in repo.snapshots(commit_staged(repo, "net"))] == [4]
 
 
-def test_all_or_nothing(repo: Repo, here: Path) -> None:
+def test_add_stages_all_files_or_none(repo: Repo, here: Path) -> None:
     (here / "bad.pt").write_bytes(b"not a state dict")
     with repo:
         with pytest.raises(UsageError):
@@ -84,7 +84,7 @@ def test_all_or_nothing(repo: Repo, here: Path) -> None:
             commit_staged(repo, "net")
 
 
-def test_what_does_not_go_together(repo: Repo, here: Path) -> None:
+def test_conflicting_files_are_refused(repo: Repo, here: Path) -> None:
     (here / "other").mkdir()
     (here / "other" / "train.py").write_text("another\n")
     with repo:
@@ -99,7 +99,7 @@ def test_what_does_not_go_together(repo: Repo, here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["naïve–ключ 模型.txt", "a b\u00a0c", "emoji🚣.json", "--option", "'quoted'"])
-def test_file_names_of_any_script(repo: Repo, here: Path, name: str) -> None:
+def test_file_names_may_have_any_script(repo: Repo, here: Path, name: str) -> None:
     (here / name).write_text("{}")
     with repo:
         add(repo, [f"./{name}"])
@@ -109,7 +109,7 @@ def test_file_names_of_any_script(repo: Repo, here: Path, name: str) -> None:
         assert (out / "files" / name).read_text() == "{}"
 
 
-def test_names_that_climb_or_hide_stay_inside(repo: Repo, here: Path) -> None:
+def test_links_out_of_the_folder_are_refused_and_names_stay_inside(repo: Repo, here: Path) -> None:
     outside = here / "outside"
     outside.mkdir()
     (outside / "secret.txt").write_text("secret")
@@ -134,7 +134,7 @@ def test_names_that_climb_or_hide_stay_inside(repo: Repo, here: Path) -> None:
             add(repo, [undecodable])
 
 
-def test_a_torn_area_is_said_not_guessed(repo: Repo) -> None:
+def test_a_damaged_staging_area_is_an_error(repo: Repo) -> None:
     with repo:
         for text in ("{", "[]", '{"format": 9, "items": [], "committing": null}', '{"format": 1}'):
             (repo.folder / STAGING).write_text(text)
@@ -142,7 +142,7 @@ def test_a_torn_area_is_said_not_guessed(repo: Repo) -> None:
                 staged(repo)
 
 
-def test_many_add_at_once(repo: Repo, here: Path) -> None:
+def test_many_processes_can_add_at_once(repo: Repo, here: Path) -> None:
     for number in range(12):
         (here / f"f{number}.txt").write_text(str(number))
     repo.close()
