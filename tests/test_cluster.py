@@ -69,7 +69,7 @@ def test_ray_decides_how_many_workers_there_is_room_for() -> None:
     assert Cluster.ray().sized(4).workers is None
 
 
-def test_what_a_worker_takes_of_a_node() -> None:
+def test_resources_of_a_worker_on_a_node() -> None:
     assert Cluster.ray().needs() == {"CPU": 1}
     assert Cluster.ray(cpus=0, gpus=0.5, resources={"fast": 2}).needs() == {"GPU": 0.5, "fast": 2}
     with pytest.raises(UsageError, match="would fit any number of times"):

@@ -56,7 +56,7 @@ def test_equal_functions_have_equal_codes() -> None:
         ("scale=0.1", "scale=0.2", {7}),
     ],
 )
-def test_changed_functions_have_other_codes(before: str, after: str, changed: set[int]) -> None:
+def test_changed_functions_have_different_codes(before: str, after: str, changed: set[int]) -> None:
     pairs = enumerate(zip(codes(PROGRAM), codes(PROGRAM.replace(before, after)), strict=True))
     found = {place for place, (old, new) in pairs if old != new}
     assert found >= changed

@@ -26,7 +26,7 @@ def test_an_error_shows_place_message_candidates_and_hint_in_order() -> None:
     assert error.candidates == ("lrm", "lpt")
 
 
-def test_what_is_not_given_is_not_shown() -> None:
+def test_missing_parts_of_an_error_are_not_shown() -> None:
     assert str(RegattaError("Plain.")) == "Plain."
     assert str(RegattaError("Plain.", candidates=[])) == "Plain."
     assert str(RegattaError("Plain.", hint="Do this.")) == "Plain.\nDo this."
@@ -47,7 +47,7 @@ def test_exit_codes(kind: type[RegattaError], code: int) -> None:
     assert kind("x").exit_code == code
 
 
-def test_every_error_is_one_of_ours_and_has_a_code_of_the_design() -> None:
+def test_every_error_is_a_regatta_error_with_a_documented_exit_code() -> None:
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
     assert len(kinds) >= 7
     for kind in kinds:

@@ -51,13 +51,13 @@ def test_counts_agree_with_their_nouns() -> None:
     assert fmt.count(0, "entry", "entries") == "0 entries"
 
 
-def test_a_metric_is_four_figures_or_says_what_it_is() -> None:
+def test_a_metric_has_four_figures_or_is_named() -> None:
     assert [fmt.metric(v) for v in (0.123456, 1e-7, None, math.nan, math.inf)] == [
         "0.1235", "1e-07", "-", "NaN", "inf",
     ]  # fmt: skip
 
 
-def test_sparkline_rises_with_the_values_and_marks_what_is_no_number() -> None:
+def test_a_sparkline_rises_with_the_values_and_marks_nan() -> None:
     assert fmt.sparkline([0, 7]) == "▁█"
     assert fmt.sparkline([3.0, 2.0, 1.0])[0] == "█"
     assert fmt.sparkline([1.0, math.nan, 2.0]) == "▁×█"

@@ -25,7 +25,7 @@ def test_a_file_of_that_name_is_not_a_repository(tmp_path: Path) -> None:
     assert found != tmp_path / ".regatta"
 
 
-def test_a_repository_is_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_is_created_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert ensure_repository() == tmp_path / ".regatta"
     assert (tmp_path / ".regatta").is_dir()
@@ -33,7 +33,7 @@ def test_a_repository_is_made_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "named").is_dir()
 
 
-def test_a_repository_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_repository_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / ".regatta"):
         with pytest.raises(UsageError, match="repository folder cannot be written") as error:

@@ -61,7 +61,7 @@ def refused(repo: Path, error: type[Exception], texts: tuple[str, ...], attempt:
         (lambda: search.random(n=3), "no axes"),
     ],
 )
-def test_an_empty_space(make: Callable[[], Any], text: str) -> None:
+def test_an_empty_space_is_refused(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make()
 
@@ -117,12 +117,12 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_sweep(data: Dataset, tmp_path: Path, name: str) -> None:
+def test_a_wrong_sweep_is_refused(data: Dataset, tmp_path: Path, name: str) -> None:
     options, texts = WRONG[name]
     refused(tmp_path, UsageError, texts, lambda: launch(data, tmp_path, **options))
 
 
-def test_a_data_set_that_is_none(tmp_path: Path) -> None:
+def test_a_data_set_of_another_type_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, UsageError, ("dataset is 'digits'", "a regatta.Dataset"), lambda: launch("digits", tmp_path))  # type: ignore[arg-type]
 
 
@@ -238,7 +238,7 @@ TRIED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_what_only_trying_shows(data: Dataset, tmp_path: Path, name: str) -> None:
+def test_errors_that_only_profiling_finds(data: Dataset, tmp_path: Path, name: str) -> None:
     options, texts = TRIED[name]
     texts = ("No configuration can be trained", "Its values: {'lr': ", *texts)
     refused(tmp_path, UsageError, texts, lambda: launch(data, tmp_path, **options))
@@ -281,13 +281,13 @@ def test_a_repository_that_cannot_be_written(data: Dataset, tmp_path: Path) -> N
     refused(tmp_path, UsageError, texts, lambda: launch(data, tmp_path / "file" / "repo"))
 
 
-def test_runs_that_cannot_be_made(data: Dataset, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_created_are_errors(data: Dataset, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("in the way")
     with pytest.raises(UsageError, match="cannot be written"):
         launch(data, tmp_path)
 
 
-def test_functions_that_cannot_be_sent(data: Dataset, tmp_path: Path) -> None:
+def test_functions_that_cannot_be_pickled_are_refused(data: Dataset, tmp_path: Path) -> None:
     lock = threading.Lock()
 
     def locked(model: Any, batch: Any, config: Any) -> Any:
@@ -318,7 +318,7 @@ def run(data: Dataset, one_thread: None, tmp_path_factory: pytest.TempPathFactor
     )
 
 
-def test_a_name_that_is_taken(run: Run, data: Dataset) -> None:
+def test_a_name_that_is_taken_is_refused(run: Run, data: Dataset) -> None:
     repo = run.folder.parents[1]
     with pytest.raises(ConflictError, match="There is a run named 'first' already") as caught:
         launch(data, repo, name="first")
@@ -420,7 +420,7 @@ def test_a_run_without_its_sweep_can_be_read(run: Run, tmp_path: Path) -> None:
         opened.replay()
 
 
-def test_the_usual_mode_goes_by_the_name_of_the_metric(data: Dataset) -> None:
+def test_the_default_mode_depends_on_the_name_of_the_metric(data: Dataset) -> None:
     modes = {"loss": "min", "train_loss": "min", "RMSE": "min", "accuracy": "max", "f1": "max"}
     for metric, mode in modes.items():
         made = Sweep(data, search.grid(**SPACE), model_fn, loss_fn=loss_fn, metric=metric)
@@ -428,7 +428,7 @@ def test_the_usual_mode_goes_by_the_name_of_the_metric(data: Dataset) -> None:
     assert Sweep(data, search.grid(**SPACE), model_fn, loss_fn=loss_fn, metric="f1", mode="min").goal.mode == "min"
 
 
-def test_a_sweep_says_what_it_is(data: Dataset) -> None:
+def test_the_repr_of_a_sweep(data: Dataset) -> None:
     made = Sweep(data, search.grid(**SPACE), model_fn, loss_fn=loss_fn, epochs=3)
     assert repr(made) == "<Sweep of 2 configurations on small, 3 epochs>"
 

@@ -47,13 +47,13 @@ def test_the_map_decides_by_number_and_by_name(paths: list[Path]) -> None:
     assert held_out == {"w0": (0,), "w1": (0,), "w2": (0,)}, "files that the map does not mention are dealt out"
 
 
-def test_relative_paths_in_the_map(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_map_may_have_relative_paths(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(paths[0].parent)
     data = Dataset.from_paths(["a.npz", paths[1]], availability={"./a.npz": [1], "b.npz": [0]})
     assert data.holders(["w0", "w1"])[0] == {"w0": (1,), "w1": (0,)}
 
 
-def test_a_partition_without_a_holder(paths: list[Path]) -> None:
+def test_a_partition_without_a_holder_is_refused(paths: list[Path]) -> None:
     data = Dataset.from_paths(paths[:2], availability={paths[0]: [0]})
     with pytest.raises(DataError, match="No worker holds") as error:
         data.holders(W3)
@@ -62,7 +62,7 @@ def test_a_partition_without_a_holder(paths: list[Path]) -> None:
         Dataset.from_paths(paths[:1], availability={paths[0]: []}).holders(W3)
 
 
-def test_unknown_workers(paths: list[Path]) -> None:
+def test_unknown_workers_are_refused(paths: list[Path]) -> None:
     with pytest.raises(UsageError, match="worker 'W1x'") as error:
         Dataset.from_paths(paths[:1], availability={paths[0]: ["W1x"]}).holders(W3)
     assert error.value.candidates[0] == "w1"
@@ -73,7 +73,7 @@ def test_unknown_workers(paths: list[Path]) -> None:
         Dataset.from_paths(paths[:1]).holders([])
 
 
-def test_a_map_that_makes_no_sense(paths: list[Path], tmp_path: Path) -> None:
+def test_an_invalid_map_is_refused(paths: list[Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a partition") as error:
         Dataset.from_paths(paths[:1], availability={tmp_path / "aa.npz": [0]})
     assert error.value.candidates == (str(paths[0]),)

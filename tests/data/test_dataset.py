@@ -45,7 +45,7 @@ def made(tmp_path: Path) -> Dataset:
     st.floats(0, 0.5),
     st.integers(0, 2**32),
 )
-def test_every_row_is_in_exactly_one_partition_whole(
+def test_every_row_is_complete_in_exactly_one_partition(
     tmp_path_factory: pytest.TempPathFactory, rows: int, proportions: list[float], fraction: float, seed: int
 ) -> None:
     x, y = arrays(rows)
@@ -60,7 +60,7 @@ def test_every_row_is_in_exactly_one_partition_whole(
     assert [part.rows for part in data.train] == [len(read_partition(part.path)[1]) for part in data.train]
 
 
-def test_partitions_are_safetensors_that_others_can_read(made: Dataset) -> None:
+def test_partitions_are_readable_by_the_safetensors_library(made: Dataset) -> None:
     assert [part.rows for part in made.train] == [8, 8, 8, 8]
     assert [part.rows for part in made.eval] == [2, 2, 2, 2]
     assert made.columns == (Column("x", "float32", (3,)), Column("y", "int64", ()))
@@ -79,7 +79,7 @@ def test_the_shuffle_follows_the_seed(tmp_path: Path) -> None:
     assert order(1, "d") != sorted(order(1, "e"))
 
 
-def test_more_columns_and_their_names(tmp_path: Path) -> None:
+def test_columns_may_be_more_than_two_and_have_names(tmp_path: Path) -> None:
     x, y = arrays(10)
     more = [np.ones((10, 2, 2), bool), np.arange(10.0)]
     data = Dataset.from_arrays(x, y, *more, partitions=2, directory=tmp_path / "a")
@@ -90,7 +90,7 @@ def test_more_columns_and_their_names(tmp_path: Path) -> None:
     assert read_partition(named.train[0].path)[0].shape == (4, 3), "the order given, not that of the names or the file"
 
 
-def test_anything_that_becomes_an_array(tmp_path: Path) -> None:
+def test_anything_that_converts_to_an_array_is_accepted(tmp_path: Path) -> None:
     import torch
 
     tensor = torch.arange(20.0).reshape(10, 2)
@@ -231,7 +231,7 @@ Dataset.from_arrays(np.zeros((40, 3), np.float32), np.arange(40), partitions=4, 
 """
 
 
-def test_a_writer_that_dies_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_no_partial_file(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)]).returncode == 9
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [f"train-000{j}.safetensors" for j in range(2)]
     data = Dataset.from_arrays(np.zeros((40, 3), np.float32), np.arange(40), partitions=4, directory=tmp_path)
@@ -239,13 +239,13 @@ def test_a_writer_that_dies_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert sorted(column(data.train + data.eval, 1)) == list(range(40))
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="data folder cannot be written"):
         Dataset.from_arrays(*arrays(), partitions=2, directory=tmp_path / "file" / "data")
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     """Files larger than a limit that the process sets itself cannot be written, just as on a full disk."""
     code = (
         "import resource, signal, sys, numpy as np\n"
@@ -290,7 +290,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         ({"name": ""}, "''"),
     ],
 )
-def test_bad_arguments(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     x, y = arrays()
     with pytest.raises(UsageError) as error:
         Dataset.from_arrays(**{"x": x, "y": y, "partitions": 4, "directory": tmp_path / "new", **change})
@@ -306,7 +306,7 @@ def savez(path: Path, rows: int = 5, **columns: Rows) -> Path:
     return path
 
 
-def test_paths_of_several_formats(tmp_path: Path, made: Dataset) -> None:
+def test_paths_may_have_several_formats(tmp_path: Path, made: Dataset) -> None:
     other = savez(tmp_path / "other.npz")
     data = Dataset.from_paths([made.train[0].path, other], [str(made.eval[0].path)], name="mixed")
     data.check()
@@ -315,7 +315,7 @@ def test_paths_of_several_formats(tmp_path: Path, made: Dataset) -> None:
     assert Dataset.from_paths([other]).name == tmp_path.name
 
 
-def test_files_that_only_an_input_fn_can_read(tmp_path: Path) -> None:
+def test_files_that_only_an_input_fn_can_read_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,2\n")
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "1.png").write_bytes(b"1")
@@ -338,7 +338,9 @@ def test_files_that_only_an_input_fn_can_read(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("place", ["train", "eval"])
-def test_a_partition_unlike_the_others(tmp_path: Path, columns: dict[str, Rows], message: str, place: str) -> None:
+def test_a_partition_with_other_columns_is_refused(
+    tmp_path: Path, columns: dict[str, Rows], message: str, place: str
+) -> None:
     good, bad = savez(tmp_path / "good.npz"), savez(tmp_path / "bad.npz", **columns)
     with pytest.raises(DataError) as error:
         Dataset.from_paths([good, bad] if place == "train" else [good], [bad] if place == "eval" else [])
@@ -346,7 +348,7 @@ def test_a_partition_unlike_the_others(tmp_path: Path, columns: dict[str, Rows],
     assert message in str(error.value) and "good.npz has 5 rows of 2 columns" in str(error.value)
 
 
-def test_bad_lists_of_paths(tmp_path: Path) -> None:
+def test_invalid_lists_of_paths_are_refused(tmp_path: Path) -> None:
     path = savez(tmp_path / "a.npz")
     with pytest.raises(DataError, match="list of paths is empty"):
         Dataset.from_paths([])
@@ -358,7 +360,7 @@ def test_bad_lists_of_paths(tmp_path: Path) -> None:
         Dataset.from_paths([path, tmp_path / "b.npz"])
 
 
-def test_check_looks_at_the_files_as_they_are_now(tmp_path: Path) -> None:
+def test_check_reads_the_files_again(tmp_path: Path) -> None:
     path = savez(tmp_path / "a.npz")
     data = Dataset.from_paths([path])
     data.check()
@@ -370,14 +372,14 @@ def test_check_looks_at_the_files_as_they_are_now(tmp_path: Path) -> None:
         data.check()
 
 
-def test_check_notices_the_file_of_another_data_set(tmp_path: Path, made: Dataset) -> None:
+def test_check_detects_the_file_of_another_data_set(tmp_path: Path, made: Dataset) -> None:
     other = Dataset.from_arrays(*arrays(), partitions=4, seed=1, directory=tmp_path / "other")
     os.replace(other.train[2].path, made.train[2].path)
     with pytest.raises(ConflictError, match="belongs to other data"):
         made.check()
 
 
-def test_a_data_set_without_training_partitions() -> None:
+def test_a_data_set_without_training_partitions_is_refused() -> None:
     with pytest.raises(DataError, match="no training partitions"):
         Dataset("empty", ()).check()
 
@@ -385,7 +387,7 @@ def test_a_data_set_without_training_partitions() -> None:
 # --- what it is
 
 
-def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_content_not_on_location(tmp_path: Path) -> None:
     paths = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -399,7 +401,7 @@ def test_the_fingerprint_is_of_the_content_not_of_the_place(tmp_path: Path) -> N
     assert pickle.loads(pickle.dumps(second)).fingerprint != first.fingerprint, "it is of the files as they are now"
 
 
-def test_the_fingerprint_of_a_folder(tmp_path: Path) -> None:
+def test_the_fingerprint_of_a_folder_depends_on_names_and_sizes(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "1.png").write_bytes(b"1")
@@ -426,7 +428,7 @@ def test_the_description_is_plain(made: Dataset) -> None:
     assert os.path.isabs(description["eval"][3]["path"])
 
 
-def test_a_data_set_can_be_sent_to_a_worker(made: Dataset) -> None:
+def test_a_data_set_can_be_pickled(made: Dataset) -> None:
     assert pickle.loads(pickle.dumps(made)) == made
 
 

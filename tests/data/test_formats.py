@@ -80,7 +80,7 @@ def test_round_trip(path: Path) -> None:
     assert x.flags.aligned and y.flags.aligned
 
 
-def test_a_file_cut_off_anywhere_is_noticed(path: Path) -> None:
+def test_a_truncated_file_is_refused(path: Path) -> None:
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
@@ -88,7 +88,7 @@ def test_a_file_cut_off_anywhere_is_noticed(path: Path) -> None:
             inspect(path)
 
 
-def test_a_damaged_file_is_read_or_refused_but_never_worse(path: Path) -> None:
+def test_a_damaged_file_is_read_or_refused_without_a_crash(path: Path) -> None:
     whole = path.read_bytes()
     for position in range(0, len(whole), 3):
         for flip in (0x01, 0x80, 0xFF):
@@ -103,14 +103,14 @@ def test_a_damaged_file_is_read_or_refused_but_never_worse(path: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200), st.sampled_from([".safetensors", ".npz", ".parquet"]))
-def test_noise_is_refused(tmp_path: Path, noise: bytes, suffix: str) -> None:
+def test_random_bytes_are_refused(tmp_path: Path, noise: bytes, suffix: str) -> None:
     file = tmp_path / f"noise{suffix}"
     file.write_bytes(noise)
     with pytest.raises(DataError):
         read_partition(file)
 
 
-def test_missing_files_folders_and_unknown_suffixes(tmp_path: Path) -> None:
+def test_missing_files_folders_and_unknown_suffixes_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "none.npz", "does not exist")
     (tmp_path / "folder.npz").mkdir()
     refused(tmp_path / "folder.npz", "cannot be read")
@@ -131,7 +131,7 @@ def test_missing_files_folders_and_unknown_suffixes(tmp_path: Path) -> None:
         ({}, "no columns"),
     ],
 )
-def test_columns_that_do_not_fit(tmp_path: Path, suffix: str, columns: dict[str, Any], message: str) -> None:
+def test_inconsistent_columns_are_refused(tmp_path: Path, suffix: str, columns: dict[str, Any], message: str) -> None:
     file = tmp_path / f"a{suffix}"
     arrays = {name: np.asarray(values) for name, values in columns.items()}
     save_file(arrays, file) if suffix == ".safetensors" else np.savez(file, **arrays)
@@ -182,7 +182,7 @@ def tensor(dtype: object, shape: list[Any], begin: Any, end: Any) -> dict[str, A
         ({"__metadata__": {"regatta": '{"columns":[[1]]}'}, "x": tensor("U8", [1], 0, 1)}, b"1", "but they are ['x']"),
     ],
 )
-def test_hostile_safetensors(tmp_path: Path, header: object, data: bytes, message: str) -> None:
+def test_hostile_safetensors_are_refused(tmp_path: Path, header: object, data: bytes, message: str) -> None:
     refused(raw_safetensors(tmp_path / "a.safetensors", header, data), message)
 
 
@@ -197,7 +197,7 @@ def test_a_huge_header_takes_no_memory(tmp_path: Path, length: int) -> None:
         tracemalloc.stop()
 
 
-def test_a_header_beyond_the_limit_of_the_format(tmp_path: Path) -> None:
+def test_a_header_beyond_the_limit_of_the_format_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     with open(file, "wb") as opened:
         opened.write(struct.pack("<Q", 200_000_000))
@@ -205,8 +205,8 @@ def test_a_header_beyond_the_limit_of_the_format(tmp_path: Path) -> None:
     refused(file, "more than the 100000000 allowed")
 
 
-def test_columns_without_a_stated_order(tmp_path: Path) -> None:
-    """Writers sort by size of type; x and y come first all the same, then the others by name or number."""
+def test_columns_without_a_recorded_order_are_sorted(tmp_path: Path) -> None:
+    """Other writers sort by the size of the type. Still, x and y come first, then the others by name or number."""
     names = ["y", "10", "x", "2", "extra"]
     file = tmp_path / "a.safetensors"
     save_file({name: np.full(3, i, np.int64 if i % 2 else np.int8) for i, name in enumerate(names)}, file)
@@ -289,14 +289,14 @@ def npy(shape: object, descr: str = "<f4", data: bytes = b"", header: bytes | No
         (b"", "cannot be read"),
     ],
 )
-def test_hostile_npz_members(tmp_path: Path, member: bytes, message: str) -> None:
+def test_hostile_npz_members_are_refused(tmp_path: Path, member: bytes, message: str) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("x.npy", member)
     refused(tmp_path / "a.npz", message)
 
 
-def test_a_zip_bomb_is_not_believed(tmp_path: Path) -> None:
-    """A member of 64 bytes that says it grows to a tebibyte."""
+def test_a_zip_bomb_is_refused(tmp_path: Path) -> None:
+    """A member of 64 bytes claims to unpack to a tebibyte."""
     file = tmp_path / "a.npz"
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", npy((2**38,), data=bytes(1000)))
@@ -323,7 +323,7 @@ def test_members_that_are_not_arrays_or_appear_twice(tmp_path: Path) -> None:
     refused(tmp_path / "a.npz", "same name")
 
 
-def test_a_stream_that_ends_early_with_the_right_checksum(tmp_path: Path) -> None:
+def test_a_stream_that_ends_early_is_refused_despite_its_checksum(tmp_path: Path) -> None:
     file, short, long = tmp_path / "a.npz", npy((2,), data=bytes(4)), npy((2,), data=bytes(8))
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", long)
@@ -418,7 +418,7 @@ def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         read_partition(tmp_path / "a.parquet")
 
 
-def test_the_footer_must_agree_with_itself(tmp_path: Path) -> None:
+def test_the_footer_must_be_consistent(tmp_path: Path) -> None:
     """The count of rows in the footer, raised by one: thrift's zigzag of 6 is 12, of 7 is 14."""
     file = parquet(tmp_path / "a.parquet", {"x": Y}, store_schema=False)
     whole = bytearray(file.read_bytes())

@@ -13,7 +13,7 @@ seeds = st.integers(0, 2**63 - 1)
 
 
 @given(st.integers(0, 3000), st.integers(1, 4000), seeds)
-def test_an_epoch_sees_each_row_once(rows: int, batch_size: int, seed: int) -> None:
+def test_an_epoch_has_each_row_once(rows: int, batch_size: int, seed: int) -> None:
     batches = batch_order(rows, batch_size, seed)
     assert sorted(np.concatenate([np.empty(0, np.int64), *batches])) == list(range(rows))
     assert all(len(batch) == batch_size for batch in batches[:-1])
@@ -33,7 +33,7 @@ def test_the_order_is_the_same_in_every_release() -> None:
     assert permutation(7, 2**63 - 1).tolist() == [0, 5, 2, 1, 6, 4, 3]
 
 
-def test_every_order_is_as_likely() -> None:
+def test_all_orders_are_equally_likely() -> None:
     counts = np.zeros((6, 6))
     for seed in range(6000):
         counts[np.arange(6), permutation(6, seed)] += 1
@@ -41,6 +41,6 @@ def test_every_order_is_as_likely() -> None:
     assert chi_squared < 60  # 25 degrees of freedom: exceeded once in ten thousand times
 
 
-def test_a_batch_needs_a_row() -> None:
+def test_a_batch_size_of_zero_is_refused() -> None:
     with pytest.raises(UsageError, match="batch size is 0"):
         batch_order(10, 0, 1)

@@ -39,7 +39,7 @@ def test_proportions_of_any_number_type() -> None:
 
 
 @given(st.integers(8, 400), st.integers(1, 4), st.floats(0, 0.5), st.integers(0, 99))
-def test_every_row_lands_in_exactly_one_partition(rows: int, partitions: int, fraction: float, seed: int) -> None:
+def test_every_row_is_in_exactly_one_partition(rows: int, partitions: int, fraction: float, seed: int) -> None:
     train, held_out = split_rows(rows, partitions, fraction, None, seed, [1.0] * partitions)
     assert sorted(np.concatenate(train + held_out)) == list(range(rows))
     assert len(train) == partitions
@@ -75,7 +75,7 @@ def test_the_rows_are_shuffled_before_they_are_cut() -> None:
         ((10, 2, 0.2, None, 0, [1, "2"]), "finite number"),
     ],
 )
-def test_splits_that_cannot_be(arguments: tuple[object, ...], message: str) -> None:
+def test_impossible_splits_are_refused(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(DataError) as error:
         split_rows(*arguments)  # type: ignore[arg-type]
     assert message in str(error.value)

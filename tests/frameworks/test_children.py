@@ -24,7 +24,7 @@ def trained_and_inherited(name: str, build: Any, loss_fn: Any, path: Path) -> tu
     return parent, child
 
 
-def test_keras(tmp_path: Path) -> None:
+def test_a_warm_start_in_keras(tmp_path: Path) -> None:
     import keras
 
     def build(rate: float) -> Any:
@@ -39,7 +39,7 @@ def test_keras(tmp_path: Path) -> None:
         assert np.array_equal(theirs, mine)
 
 
-def test_jax(tmp_path: Path) -> None:
+def test_a_warm_start_in_jax(tmp_path: Path) -> None:
     import jax.numpy as jnp
     import optax
 

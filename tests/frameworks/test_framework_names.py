@@ -22,7 +22,7 @@ def test_a_framework_has_every_verb_of_the_protocol(name: str) -> None:
     assert framework.COMPILES is (name in ("keras", "jax"))
 
 
-def test_a_misspelt_name_gets_the_nearest() -> None:
+def test_the_error_for_a_misspelt_name_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="no framework 'pytorch'") as caught:
         load_framework("pytorch")
     assert "Did you mean torch?" in str(caught.value)
@@ -62,7 +62,7 @@ assert sweep.launch(progress=False).best["loss"] == run.best["loss"]
 
 
 def test_a_sweep_loads_no_framework_but_its_own(tmp_path: Path) -> None:
-    """The first model of this one brings JAX along; the second launch finds it there, and gets the same weights."""
+    """The first model imports JAX. The second launch finds JAX already imported, and gets the same weights."""
     done = subprocess.run([sys.executable, "-c", SWEEP_OF_JAX], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

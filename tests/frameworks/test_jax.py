@@ -90,7 +90,7 @@ class TestWrongJaxBuilds(WrongBuilds):
         return request.param  # type: ignore[no-any-return]
 
 
-def test_a_unit_is_a_plain_loop_of_jax() -> None:
+def test_a_unit_equals_a_plain_loop_of_jax() -> None:
     """What a reader of Optax's tutorial would write."""
     optimizer = optax.adam(optax.exponential_decay(0.05, 2, 0.9))
     with jax_framework.seeded(4):
@@ -148,7 +148,7 @@ def test_keys_depend_on_every_bit_of_the_seed() -> None:
     assert len({bytes(np.asarray(jax.random.key_data(unit_key(seed)))) for seed in seeds}) == len(seeds)
 
 
-def test_containers_come_back_from_a_fresh_build(tmp_path: Path) -> None:
+def test_containers_are_restored_from_a_fresh_build(tmp_path: Path) -> None:
     trainee = jax_framework.assemble((mlp(), optax.adam(0.1)), "cpu")
     jax_framework.save(trainee, tmp_path / "state")
     fresh = jax_framework.assemble((mlp(), optax.adam(0.1)), "cpu")
@@ -166,7 +166,7 @@ def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
         jax_framework.restore(jax_framework.assemble(({**mlp(), "more": jnp.ones(1)}, optax.adam(1)), "cpu"), state)
 
 
-def test_weights_have_the_names_of_their_places(tmp_path: Path) -> None:
+def test_weights_are_named_by_their_paths(tmp_path: Path) -> None:
     params = mlp()
     jax_framework.save(jax_framework.assemble((params, optax.adam(0.1)), "cpu"), tmp_path / "state")
     weights = read_weights(tmp_path / "state")
@@ -196,7 +196,7 @@ def test_a_model_with_a_state_returns_the_new_one() -> None:
         jax_framework.train(trainee, data, [np.arange(16)], lambda m, b, c: affine(m.params, b, c), {})
 
 
-def test_train_fn_assigns_what_it_made(tmp_path: Path) -> None:
+def test_train_fn_assigns_its_new_state(tmp_path: Path) -> None:
     trainee = jax_framework.assemble((mlp(), optax.sgd(0.1)), "cpu")
     model, optimizer = jax_framework.train_fn_arguments(trainee)
     gradients = jax.grad(classify)(model.params, arrays(), {})
@@ -205,7 +205,7 @@ def test_train_fn_assigns_what_it_made(tmp_path: Path) -> None:
     assert trainee.model is model.params
 
 
-def test_data_may_hold_what_jax_cannot() -> None:
+def test_data_may_have_types_that_jax_lacks() -> None:
     words = np.array(["a", "b", "c"])
     data = jax_framework.prepare({"x": np.arange(3.0), "words": words}, "cpu")
     assert data["words"] is words
@@ -221,7 +221,7 @@ def test_data_may_hold_what_jax_cannot() -> None:
     assert seen == [(2,)]
 
 
-def test_framework_of_tells_jax_from_numpy() -> None:
+def test_framework_of_distinguishes_jax_from_numpy() -> None:
     for built in (pair({}), mlp(), (mlp(), optax.sgd(0.1)), Model(mlp()), ({"w": np.ones(2)}, optax.sgd(0.1))):
         assert framework_of(built) is jax_framework
     assert framework_of({"w": np.ones(2)}) is load_framework("numpy")

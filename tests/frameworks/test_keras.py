@@ -81,7 +81,7 @@ def plain_fit(model: Any, batches: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [noisy, scheduled])
-def test_a_unit_is_a_plain_loop_of_keras(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_unit_equals_a_plain_loop_of_keras(make: Callable[..., Any], tmp_path: Path) -> None:
     with keras_framework.seeded(3):
         plain = make({})
     for seed, batches in ((11, BATCHES), (12, BATCHES[:2])):
@@ -106,7 +106,7 @@ def same_bits(one: Any, other: Any) -> bool:
     return _as_array(one).tobytes() == _as_array(other).tobytes()
 
 
-def test_a_compiled_model_measures_itself() -> None:
+def test_a_compiled_model_reports_its_own_metrics() -> None:
     trainee = keras_framework.assemble(noisy({}), "cpu")
     found = keras_framework.evaluate(trainee, arrays(), BATCHES, None, {})
     x, y = arrays()
@@ -152,7 +152,7 @@ def test_a_wrong_loss_is_a_usage_error(loss: Any, text: str) -> None:
         keras_framework.train(trainee, arrays(), BATCHES, lambda m, b, c: loss(m(b[0])), {})
 
 
-def test_modes_are_not_mixed_up_in_silence() -> None:
+def test_calling_a_model_in_the_wrong_mode_is_an_error() -> None:
     trainee = keras_framework.assemble(pair({}), "cpu")
     with pytest.raises(UsageError, match=r"The layer dropout.* behaves differently in training"):
         keras_framework.train(trainee, arrays(), BATCHES, lambda m, b, c: classify(m, b, c, False), {})
@@ -166,7 +166,7 @@ def test_a_model_that_is_not_compiled_needs_a_loss() -> None:
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="only graphs remember what they were traced with")
 @pytest.mark.parametrize("kind", ["keras", "tensorflow", "variable"])
-def test_what_a_graph_would_remember_is_refused(kind: str) -> None:
+def test_random_numbers_and_variables_outside_the_model_are_refused(kind: str) -> None:
     import tensorflow as tf
 
     elsewhere = tf.Variable(1.0)
@@ -183,6 +183,6 @@ def test_what_a_graph_would_remember_is_refused(kind: str) -> None:
         )
 
 
-def test_framework_of_tells_keras_from_the_rest() -> None:
+def test_framework_of_recognizes_keras() -> None:
     assert framework_of(mlp()) is keras_framework
     assert framework_of((mlp(), keras.optimizers.SGD())) is keras_framework

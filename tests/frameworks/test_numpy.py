@@ -80,12 +80,12 @@ class TestWrongNumpyBuilds(WrongBuilds):
         return request.param
 
 
-def test_framework_of_tells_numpy_from_the_rest() -> None:
+def test_framework_of_recognizes_numpy() -> None:
     assert framework_of(plain({"lr": 0.1})) is numpy_framework
     assert framework_of({"w": np.zeros(1)}) is numpy_framework
 
 
-def test_the_optimizer_is_the_textbook() -> None:
+def test_the_optimizer_is_sgd_with_momentum() -> None:
     weights = {"w": np.array([1.0, 2.0])}
     optimizer = SGD(lr=0.5, momentum=0.5)
     optimizer.step(weights, {"w": np.array([1.0, 0.0])})
@@ -108,7 +108,7 @@ def test_data_may_be_a_dict() -> None:
 
 
 @pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([1, "x"], object), np.zeros(2, "datetime64[s]")])
-def test_arrays_that_cannot_travel_are_named(array: Any, tmp_path: Path) -> None:
+def test_arrays_that_cannot_be_saved_are_named(array: Any, tmp_path: Path) -> None:
     trainee = numpy_framework.assemble({"names": array}, "cpu")
     with pytest.raises(UsageError, match=r"model/names is an array of dtype .* which cannot travel"):
         numpy_framework.save(trainee, tmp_path / "state")

@@ -20,7 +20,7 @@ def build(config: dict[str, Any]) -> torch.nn.Module:
     )
 
 
-def test_equal_networks_are_one() -> None:
+def test_equal_networks_are_read_once() -> None:
     found = outlines(build, CONFIGS, seconds=60.0)
     assert found["a"] is found["b"] and found["a"] != found["c"]
     kinds = [node.kind for node in from_json(found["a"]).nodes]
@@ -47,9 +47,9 @@ def test_no_weights_are_built_and_no_random_number_is_used() -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda config: 1 / 0, lambda config: {"w": 1}, lambda config: torch.zeros(3).item()])
-def test_what_cannot_be_read_has_none(wrong: Any) -> None:
+def test_models_that_cannot_be_read_have_no_network(wrong: Any) -> None:
     assert outlines(wrong, CONFIGS, seconds=60.0) == {}
 
 
-def test_when_the_time_is_over_the_rest_is_left() -> None:
+def test_after_the_time_limit_other_models_have_no_network() -> None:
     assert outlines(build, CONFIGS, seconds=0.0) == {}

@@ -1,4 +1,4 @@
-"""Trees of state go into JSON and tensors, and come back the same; or are refused, by place."""
+"""Trees of state survive a round trip through JSON and tensors, or are refused with their path."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(trees)
-def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
+def test_a_tree_survives_a_round_trip(tree: Any) -> None:
     skeleton, tensors = flatten(tree, "part", is_tensor)
     text = json.dumps(skeleton, allow_nan=False)
     assert same(unflatten(json.loads(text), tensors.__getitem__), tree)
@@ -86,7 +86,7 @@ def test_tensors_are_named_below_their_part(one: Any, other: Any) -> None:
     assert not names[0] & names[1]
 
 
-def test_names_tell_the_place() -> None:
+def test_names_are_paths_in_the_tree() -> None:
     first, second = Tensor(), Tensor()
     tree = {"state": {0: {"exp_avg": first}}, "groups": [{"lr": second}]}
     assert flatten(tree, "optimizer", is_tensor)[1] == {
@@ -95,7 +95,7 @@ def test_names_tell_the_place() -> None:
     }
 
 
-def test_an_ordered_dict_comes_back_in_its_order() -> None:
+def test_an_ordered_dict_keeps_its_order() -> None:
     tree = OrderedDict(b=1, a=2)
     assert list(unflatten(flatten(tree, "part", is_tensor)[0], {}.get).items()) == [("b", 1), ("a", 2)]
 
@@ -116,7 +116,7 @@ Pair = namedtuple("Pair", "left right")
         (object(), "object"),
     ],
 )
-def test_what_cannot_come_back_is_refused_by_place(value: Any, kind: str) -> None:
+def test_values_that_cannot_be_restored_are_refused_with_their_path(value: Any, kind: str) -> None:
     with pytest.raises(UsageError, match=f"optimizer/state/3/1/x holds a {kind}, which cannot travel"):
         flatten({"state": {3: [0, {"x": value}]}}, "optimizer", is_tensor)
 

@@ -111,7 +111,7 @@ def test_all_frameworks_train_in_one_sweep(mixture: Run) -> None:
         assert {unit.worker for unit in config.units if unit.kind == "train"} == {"w0", "w1"}
 
 
-def test_jax_by_hops_is_a_plain_loop_of_jax(mixture: Run, data: Dataset) -> None:
+def test_jax_by_hops_equals_a_plain_loop_of_jax(mixture: Run, data: Dataset) -> None:
     import jax
     import jax.numpy as jnp
     import optax
@@ -138,7 +138,7 @@ def test_jax_by_hops_is_a_plain_loop_of_jax(mixture: Run, data: Dataset) -> None
         assert mixture.weights(config.id, epoch)["w"].tobytes() == np.asarray(params["w"]).tobytes()
 
 
-def test_keras_by_hops_is_a_plain_loop_of_keras(mixture: Run, data: Dataset) -> None:
+def test_keras_by_hops_equals_a_plain_loop_of_keras(mixture: Run, data: Dataset) -> None:
     import random
 
     import tensorflow as tf

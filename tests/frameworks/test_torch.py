@@ -1,4 +1,4 @@
-"""PyTorch keeps the contract of a framework, for whatever people put into a state."""
+"""PyTorch keeps the contract of a framework, for every kind of state."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_tied_weights_are_written_once_and_have_both_names(tmp_path: Path) -> No
     assert (tmp_path / "state").stat().st_size < 2 * WIDTH * WIDTH * 4 + 4096
 
 
-def test_weights_come_back_as_arrays_of_the_same_bits(tmp_path: Path) -> None:
+def test_weights_are_arrays_of_the_same_bits(tmp_path: Path) -> None:
     model = Odd()
     torch_framework.save(torch_framework.assemble(model, "cpu"), tmp_path / "state")
     weights = read_weights(tmp_path / "state")
@@ -179,7 +179,7 @@ def test_bfloat16_weights_are_widened(tmp_path: Path) -> None:
     assert weights["0.weight"].tobytes() == model[0].weight.detach().float().numpy().tobytes()
 
 
-def test_state_that_cannot_travel_is_named() -> None:
+def test_state_that_cannot_be_saved_is_named() -> None:
     model, optimizer = model_and_optimizer()
     optimizer.state[model[0].weight]["when"] = {"hook": len}
     with pytest.raises(UsageError, match="optimizer/state/0/when/hook holds a builtin_function_or_method"):
@@ -187,14 +187,14 @@ def test_state_that_cannot_travel_is_named() -> None:
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse()])
-def test_tensors_that_cannot_travel_are_named(tensor: torch.Tensor, tmp_path: Path) -> None:
+def test_tensors_that_cannot_be_saved_are_named(tensor: torch.Tensor, tmp_path: Path) -> None:
     model = mlp()
     model.register_buffer("strange", tensor)
     with pytest.raises(UsageError, match=r"model/strange is a tensor of .* which cannot travel"):
         torch_framework.save(torch_framework.assemble(model, "cpu"), tmp_path / "state")
 
 
-def test_views_are_saved_as_what_they_show(tmp_path: Path) -> None:
+def test_views_are_saved_with_their_own_elements(tmp_path: Path) -> None:
     model = mlp()
     turned = torch.tensor([1 + 2j, 3 - 4j])
     views = {
@@ -223,7 +223,7 @@ def test_evaluation_restores_the_mode_of_every_module() -> None:
     assert torch.is_grad_enabled()
 
 
-def test_framework_of_tells_torch_from_the_rest() -> None:
+def test_framework_of_recognizes_torch() -> None:
     assert framework_of(mlp()) is torch_framework
     assert framework_of(model_and_optimizer()) is torch_framework
     for built, text in ((None, "None .is a `return` missing"), (nn.Linear, "the class Linear"), (3, "int")):

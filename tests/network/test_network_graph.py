@@ -1,4 +1,4 @@
-"""The graph itself: JSON out and in, what it refuses, what it is called by, and how it is cut."""
+"""The graph: its JSON, the documents that it refuses, its names and hashes, and slices of it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def shuffled(network: Network, seed: int) -> Network:
 
 @settings(max_examples=60, deadline=None)
 @given(networks())
-def test_json_gives_the_network_back(network: Network) -> None:
+def test_a_network_survives_a_round_trip_through_json(network: Network) -> None:
     text = to_json(network)
     assert from_json(text) == network
     assert to_json(from_json(text.encode())) == text
@@ -76,7 +76,7 @@ def test_json_gives_the_network_back(network: Network) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(networks(), st.integers(0, 10**6))
-def test_the_hash_is_of_the_structure_alone(network: Network, seed: int) -> None:
+def test_the_hash_depends_only_on_the_structure(network: Network, seed: int) -> None:
     other = shuffled(network, seed)
     assert structural_hash(other) == structural_hash(network)
     assert len(canonical(network)) == len(network)
@@ -101,7 +101,7 @@ def chain(*kinds: str, **attributes: Any) -> Network:
     return Network(tuple(made), tuple(Edge(f"n{i}", f"n{i + 1}") for i in range(len(kinds) - 1)))
 
 
-def test_what_the_hash_distinguishes() -> None:
+def test_the_hash_distinguishes_structures() -> None:
     full, wide = (
         Network((Node("a", "INPUT"), Node("b", "FULL", "", {"out": out})), (Edge("a", "b"),)) for out in (3, 4)
     )
@@ -142,7 +142,7 @@ def document(**changes: Any) -> str:
     return json.dumps({**good, **changes})
 
 
-def test_the_good_document_is_good() -> None:
+def test_the_valid_document_is_accepted() -> None:
     assert len(from_json(document())) == 2
 
 
@@ -196,7 +196,7 @@ def test_hostile_documents_are_refused(text: str | bytes, complaint: str) -> Non
         from_json(text)
 
 
-def test_long_lists_and_deep_ones_are_refused() -> None:
+def test_long_and_deeply_nested_lists_are_refused() -> None:
     deep: Any = 1
     for _ in range(6):
         deep = [deep]
@@ -215,7 +215,7 @@ def test_a_deep_network_needs_no_recursion() -> None:
     assert structural_hash(network) == structural_hash(backwards)
 
 
-def test_a_slice_has_all_paths_and_turns_the_rest_into_inputs() -> None:
+def test_a_slice_has_all_paths_and_makes_the_rest_inputs() -> None:
     made = [
         Node("in", "INPUT"),
         *(Node(id, "RELU") for id in "abcd"),

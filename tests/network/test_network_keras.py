@@ -21,7 +21,7 @@ def lenet(outputs: int = 10) -> Any:
     ])  # fmt: skip
 
 
-def test_a_keras_network_is_the_torch_network() -> None:
+def test_a_keras_network_equals_the_torch_network() -> None:
     network, other = from_keras(lenet()), from_torch(LeNet())
     assert expression(network) == "(CONV POOL){2} FULL{2}"
     assert structural_hash(network) == structural_hash(other)
@@ -38,7 +38,7 @@ def test_shapes_and_parameters_are_those_of_keras() -> None:
     assert set(network.parameters) == {variable.path for variable in model.weights}
 
 
-def test_a_functional_model_with_branches_and_a_model_inside() -> None:
+def test_a_functional_model_may_have_branches_and_nested_models() -> None:
     start = keras.Input((16, 16, 3))
     x = layers.Conv2D(8, 3, padding="same", strides=2)(start)
     x = layers.Add()([x, layers.ReLU(max_value=6)(layers.BatchNormalization()(x))]) + 1.0
@@ -57,7 +57,7 @@ def test_a_functional_model_with_branches_and_a_model_inside() -> None:
     assert from_json(to_json(network)) == network
 
 
-def test_a_subclassed_model_is_its_layers() -> None:
+def test_a_subclassed_model_is_read_as_its_layers() -> None:
     class Tagger(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -74,7 +74,7 @@ def test_a_subclassed_model_is_its_layers() -> None:
     assert len(network.parameters) == 6
 
 
-def test_attention_and_norms() -> None:
+def test_attention_and_norms_are_read() -> None:
     start = keras.Input((5, 16))
     x = layers.MultiHeadAttention(2, 8)(start, start)
     network = from_keras(keras.Model(start, layers.LayerNormalization()(x + start)))
@@ -82,7 +82,7 @@ def test_attention_and_norms() -> None:
     assert network.nodes[1].get("heads") == 2
 
 
-def test_what_has_no_layers_yet_is_refused() -> None:
+def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(UsageError, match="has not been built"):
         from_keras(keras.Sequential([layers.Dense(3)]))
     with pytest.raises(UsageError, match=r"keras\.Model"):

@@ -18,7 +18,7 @@ def classifier(*middle: nn.Module, hidden: int = 16) -> Network:
     return of(nn.Linear(8, hidden), nn.ReLU(), *middle, nn.Linear(hidden, 4))
 
 
-def test_a_network_is_like_itself() -> None:
+def test_a_network_matches_itself() -> None:
     network = from_torch(ResNet((2, 2), width=4))
     found = align(network, network)
     assert found.same
@@ -83,7 +83,7 @@ def test_wider_layers_everywhere_are_all_paired() -> None:
     assert {name for pair in found.changed for name in pair.changes} == {"in", "out", "features"}
 
 
-def test_an_edge_that_goes_elsewhere_is_rewired() -> None:
+def test_an_edge_with_another_target_is_reported_as_rewired() -> None:
     class Skips(nn.Module):
         def __init__(self, early: bool) -> None:
             super().__init__()
@@ -102,7 +102,7 @@ def test_an_edge_that_goes_elsewhere_is_rewired() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3])
-def test_networks_with_nothing_in_common(size: int) -> None:
+def test_networks_with_nothing_in_common_are_not_paired(size: int) -> None:
     left = Network(())
     right = of(*(nn.Linear(2, 2) for _ in range(size))) if size else Network(())
     found = align(left, right)

@@ -64,7 +64,7 @@ def weights_of(path: Path) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.array(numpy_helper.to_array(tensor))) for name, tensor in found.items()}
 
 
-def test_an_onnx_network_is_the_torch_network(tmp_path: Path) -> None:
+def test_an_onnx_network_equals_the_torch_network(tmp_path: Path) -> None:
     module = LeNet()
     path = lenet_file(tmp_path / "lenet.onnx", module)
     network = from_onnx(path)
@@ -87,7 +87,7 @@ def test_external_weights_are_neither_needed_nor_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"not a network", b"\x08\x08\x3a\x04\x0a\x02\x0a\xff"])
-def test_what_is_not_onnx_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_onnx_are_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.onnx"
     path.write_bytes(content)
     with pytest.raises(DataError, match="ONNX"):
@@ -99,7 +99,7 @@ def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
         from_onnx(tmp_path / "none.onnx")
 
 
-def test_an_operand_from_nowhere_is_refused(tmp_path: Path) -> None:
+def test_an_undefined_operand_is_refused(tmp_path: Path) -> None:
     graph = helper.make_graph(
         [helper.make_node("Relu", ["nowhere"], ["y"])], "g", [],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
@@ -109,7 +109,7 @@ def test_an_operand_from_nowhere_is_refused(tmp_path: Path) -> None:
         from_onnx(tmp_path / "x.onnx")
 
 
-def test_operators_of_somebodys_own_are_kept_as_other(tmp_path: Path) -> None:
+def test_custom_operators_are_kept_as_other(tmp_path: Path) -> None:
     graph = helper.make_graph(
         [helper.make_node("Sparkle", ["x"], ["y"], domain="mine", power=3, note="hi")], "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])],

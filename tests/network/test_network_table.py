@@ -34,20 +34,22 @@ def weights(network: Network) -> int:
     ],
     ids=["LeNet", "AlexNet as in the table", "VGG", "ResNet"],
 )
-def test_the_table_of_the_paper(make: Callable[[], nn.Module], said: str, count: int | None) -> None:
+def test_the_expressions_match_the_table_of_the_paper(
+    make: Callable[[], nn.Module], said: str, count: int | None
+) -> None:
     network = described(make)
     assert expression(network) == said
     assert count is None or weights(network) == count
 
 
-def test_alexnet_as_it_was_published_is_not_quite_what_the_table_says() -> None:
+def test_the_published_alexnet_differs_from_the_table() -> None:
     """Five convolutions and three pools; the table's text has six and four."""
     network = described(AlexNet)
     assert expression(network) == "(CONV POOL){2} CONV{3} POOL FULL{3}"
     assert weights(network) == 60_965_224  # the table's 6 x 10^7
 
 
-def test_other_kinds_can_be_asked_for() -> None:
+def test_other_kinds_can_be_selected() -> None:
     network = described(VGG19)
     said = "((CONV RELU){2} POOL){2} ((CONV RELU){4} POOL){3} (FULL RELU){2} FULL"
     assert expression(network, kinds=("CONV", "POOL", "FULL", "RELU")) == said

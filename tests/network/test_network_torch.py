@@ -63,7 +63,7 @@ def test_module_to_network_to_module_gives_the_same_outputs_for_any_batch(name: 
 
 
 @pytest.mark.parametrize("name", ["LeNet", "ResNet", "Branches", "Twice"])
-def test_all_three_ways_to_read_a_module_find_the_same_network(name: str) -> None:
+def test_all_three_readers_find_the_same_network(name: str) -> None:
     torch.manual_seed(0)
     make, inputs = MODELS[name]
     module, example = make(), (inputs(3),)
@@ -76,7 +76,7 @@ def test_all_three_ways_to_read_a_module_find_the_same_network(name: str) -> Non
 
 @pytest.mark.parametrize("trace", [trace_exported, trace_example])
 @pytest.mark.parametrize("name", ["Patches", "Tagger", "Attends", "Encoder"])
-def test_hard_models_are_read_whole_by_the_others_too(name: str, trace: Callable[..., Network]) -> None:
+def test_hard_models_are_read_completely_by_the_other_readers(name: str, trace: Callable[..., Network]) -> None:
     torch.manual_seed(0)
     make, inputs = MODELS[name]
     module = make()
@@ -88,7 +88,7 @@ def test_hard_models_are_read_whole_by_the_others_too(name: str, trace: Callable
         assert (name, trace) == ("Tagger", trace_exported)  # an trace_exported LSTM is one operator with eight weights
 
 
-def test_no_input_is_needed_where_no_value_decides() -> None:
+def test_no_input_is_needed_without_control_flow_on_values() -> None:
     module = LeNet()
     network = from_torch(module)
     assert structural_hash(network) == structural_hash(from_torch(module, torch.randn(2, 1, 28, 28)))
@@ -105,7 +105,7 @@ def test_shapes_come_from_the_example_without_its_batch() -> None:
     ]  # fmt: skip
 
 
-def test_a_module_that_decides_by_values_is_watched() -> None:
+def test_a_module_with_control_flow_on_values_is_traced() -> None:
     torch.manual_seed(0)
     module = Decides()
     with pytest.raises(UsageError, match="without an input"):
@@ -117,7 +117,7 @@ def test_a_module_that_decides_by_values_is_watched() -> None:
     same_outputs(module, network, torch.full((3, 4), 2.0))
 
 
-def test_reading_leaves_the_module_as_it_was() -> None:
+def test_reading_does_not_change_the_module() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))
     module[2].eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -130,7 +130,7 @@ def test_reading_leaves_the_module_as_it_was() -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
-def test_a_subclass_of_a_layer_is_looked_into() -> None:
+def test_a_subclass_of_a_layer_is_read_as_its_parts() -> None:
     class Doubled(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(x, self.weight * 2, self.bias)
@@ -148,7 +148,7 @@ def test_a_subclass_of_a_layer_is_looked_into() -> None:
     assert "MUL" in kinds(network)
 
 
-def test_what_cannot_be_built_is_named() -> None:
+def test_nodes_that_cannot_be_built_are_named() -> None:
     class Odd(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.fft.fft(x).real
@@ -170,7 +170,7 @@ def test_weights_that_do_not_fit_are_named() -> None:
         to_torch(network, missing)
 
 
-def test_weights_may_come_later_and_keep_their_type() -> None:
+def test_weights_may_be_loaded_later_and_keep_their_type() -> None:
     module = LeNet().double()
     again = to_torch(from_torch(module))
     load_weights(again, {name: tensor.detach().numpy() for name, tensor in state(module).items()})
@@ -187,7 +187,7 @@ def test_shared_weights_stay_shared() -> None:
     assert sum(parameter.numel() for parameter in twice.parameters()) == 8 * 8 + 8 + 16
 
 
-def test_a_rebuilt_module_trains_like_the_first() -> None:
+def test_a_rebuilt_module_trains_like_the_original() -> None:
     torch.manual_seed(0)
     module = Twice()
     again = to_torch(from_torch(module, torch.randn(4, 8)), state(module))
@@ -204,7 +204,7 @@ def test_a_rebuilt_module_trains_like_the_first() -> None:
     torch.testing.assert_close(module(x), again(x), rtol=1e-5, atol=1e-5)
 
 
-def test_a_slice_runs_by_itself() -> None:
+def test_a_slice_can_be_run() -> None:
     torch.manual_seed(0)
     module = ResNet((2,), width=4, outputs=5)
     x = torch.randn(2, 3, 33, 33)
@@ -236,7 +236,7 @@ def test_wrong_arguments_are_refused() -> None:
     ],
     ids=lambda module: type(module).__name__,
 )
-def test_settings_that_a_kind_does_not_have_are_not_dropped(module: nn.Module) -> None:
+def test_layers_with_settings_unknown_to_their_kind_are_other(module: nn.Module) -> None:
     from regatta.network.torch.modules import describe_layer
 
     kind, attributes = describe_layer(module)

@@ -1,4 +1,4 @@
-"""A member is trained as the framework's train verb trains it alone: every bit of it, in every tier."""
+"""A member gets the same bits as by the framework's `train` alone, in every tier."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ BATCHES = dict(zip(CASES, (16, 20, 33, 7, 15), strict=True))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_any_mix_is_exact_with_members_coming_and_going(graphs: bool) -> None:
+def test_any_mix_is_exact_while_members_join_and_leave(graphs: bool) -> None:
     pack = graph_pack() if graphs else Pack("cpu")
     members, epochs = {}, dict.fromkeys(CASES, 0)
 
@@ -169,7 +169,7 @@ def test_stacked_members_with_schedules_of_their_own() -> None:
         assert_same(member, trainee)
 
 
-def test_each_member_has_its_own_order_and_its_own_amount() -> None:
+def test_each_member_has_its_own_order_and_number_of_batches() -> None:
     pack = graph_pack()
     turned = pack.load(
         *sgd(mlp(0)), loss_fn, 10, order=lambda rows, epoch: [torch.arange(rows).numpy()[::-1][:10].copy()] * 5
@@ -186,7 +186,7 @@ def test_each_member_has_its_own_order_and_its_own_amount() -> None:
     assert_same(other, trainee)
 
 
-def test_clipping_and_loss_scaling_are_a_members_own() -> None:
+def test_clipping_and_loss_scaling_are_per_member() -> None:
     def plain(seed: int, clip: float | None, scale: float | None) -> nn.Module:
         model, optimizer = sgd(mlp(seed))
         scaler = torch.amp.GradScaler("cpu", init_scale=scale) if scale else None
@@ -256,5 +256,5 @@ def test_preprocessing_runs_once_for_all_members() -> None:
     assert_same(pack.members[0], trainee)
 
 
-def test_it_is_a_public_name() -> None:
+def test_pack_is_a_public_name() -> None:
     assert regatta.Pack is Pack

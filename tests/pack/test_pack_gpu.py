@@ -72,7 +72,7 @@ def curious(model: nn.Module, batch: Any) -> torch.Tensor:
     return loss * 2 if loss.item() > 1.0 else loss
 
 
-def test_a_step_that_waits_for_the_device_is_taken_alone() -> None:
+def test_a_step_that_synchronizes_with_the_device_runs_alone() -> None:
     pack = Pack("cuda")
     parts = cases.parts(0, "cuda") | {"loss_fn": curious, "name": "curious"}
     waiting, plain = pack.load(**parts), pack.load(**cases.parts(1, "cuda"))

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("count", [3, 70])
-def test_a_member_that_goes_to_nan_stays_alone_with_it(graphs: bool, count: int) -> None:
+def test_a_member_with_nan_does_not_affect_the_others(graphs: bool, count: int) -> None:
     pack = graph_pack() if graphs else Pack("cpu")
     rates = {i: 1e30 if i == 1 else 0.1 * (1 + i % 3) for i in range(count)}
     members = [pack.load(*sgd(mlp(i), lr), loss_fn, 16) for i, lr in rates.items()]
@@ -90,7 +90,7 @@ class Moody(nn.Module):
         return found
 
 
-def test_a_stacked_step_that_raises_is_taken_again_member_by_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stacked_step_that_raises_is_repeated_member_by_member(monkeypatch: pytest.MonkeyPatch) -> None:
     pack = Pack("cpu")
     members = [pack.load(*sgd(Moody(i)), loss_fn, 16, seed=i) for i in range(2)]
     other = pack.load(*sgd(mlp(5)), loss_fn, 16)
@@ -106,7 +106,7 @@ def test_a_stacked_step_that_raises_is_taken_again_member_by_member(monkeypatch:
 
 
 def test_a_step_that_raises_when_stacked_alone_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stacked step fails halfway, the same steps alone do not: random streams go on where they stood."""
+    """The stacked step fails halfway, the same steps alone do not: random streams continue from where they were."""
     pack = Pack("cpu")
     members = [pack.load(*sgd(Picky(i)), loss_fn, 16, seed=i) for i in range(2)]
     pack.train(data(), epochs=1)
@@ -153,7 +153,7 @@ def test_a_member_freed_from_a_stack_keeps_its_state_and_the_others_continue() -
     optimizer.load_state_dict(state["optimizer"])  # an ordinary optimizer takes it
 
 
-def test_a_member_freed_from_graphs_leaves_the_others_as_they_are() -> None:
+def test_removing_a_member_from_graphs_does_not_change_the_others() -> None:
     pack, given = graph_pack(), data()
     members = [pack.load(*adam(mlp(i, width=8 + i)), loss_fn, 5 + i, seed=i) for i in range(4)]
     pack.train(given, steps=25)
@@ -168,7 +168,7 @@ def test_a_member_freed_from_graphs_leaves_the_others_as_they_are() -> None:
         assert_same(members[i], trainee)
 
 
-def test_joint_graphs_are_kept_for_the_next_call_and_go_with_their_members() -> None:
+def test_joint_graphs_are_reused_and_dropped_with_their_members() -> None:
     class Joint(Rates):
         def get(self, key: Any) -> PackTiming:
             return PackTiming(together=1.0, in_turn=2.0, joint=True)
@@ -260,7 +260,7 @@ def chance(model: nn.Module, batch: Any, config: Any = None) -> torch.Tensor:
     return loss_fn(model, batch) * (1 + random.random())
 
 
-def test_what_a_graph_cannot_hold_is_trained_alone_and_says_why() -> None:
+def test_models_that_cannot_be_captured_train_alone_with_a_reason() -> None:
     pack = graph_pack()
     counting = pack.load(*sgd(Counting()), loss_fn, 16)
     by_chance = pack.load(*sgd(mlp(0)), chance, 16, seed=3)
@@ -272,7 +272,7 @@ def test_what_a_graph_cannot_hold_is_trained_alone_and_says_why() -> None:
     assert_same(counting, trainee)
 
 
-def test_a_stack_of_counting_modules_is_not_trusted() -> None:
+def test_modules_that_count_calls_train_alone() -> None:
     pack = Pack("cpu")
     members = [pack.load(*sgd(Counting()), loss_fn, 16) for _ in range(2)]
     pack.train(data(), epochs=2)
@@ -281,7 +281,7 @@ def test_a_stack_of_counting_modules_is_not_trusted() -> None:
     assert_same(members[0], trainee)
 
 
-def test_a_capture_that_computes_something_else_is_found_out() -> None:
+def test_a_wrong_capture_is_detected() -> None:
     class Forgetful(FakeGraphs):
         def capture(self, stream: object, step: Any) -> Any:
             lr = member.optimizer.param_groups[0]
@@ -301,7 +301,7 @@ def test_a_capture_that_computes_something_else_is_found_out() -> None:
     assert_same(member, trainee)
 
 
-def test_do_not_pack_is_an_answer() -> None:
+def test_packs_that_are_slower_are_reported_as_such() -> None:
     class Slow(Rates):
         def get(self, key: Any) -> PackTiming:
             return PackTiming(together=2.0, in_turn=1.0)
@@ -319,7 +319,7 @@ def test_do_not_pack_is_an_answer() -> None:
         assert_same(member, trainee)
 
 
-def test_measurements_are_shared_and_figures_are_there() -> None:
+def test_measurements_are_shared_and_reported() -> None:
     rates, graphs = Rates(), FakeGraphs()
     for turn in range(2):
         pack = graph_pack(graphs, rates=rates)
@@ -333,7 +333,7 @@ def test_measurements_are_shared_and_figures_are_there() -> None:
     assert points.keys() == {("mlp", 1), ("mlp", 2)} and all(seconds > 0 for seconds in points.values())
 
 
-def test_wrong_use_is_an_error() -> None:
+def test_invalid_arguments_are_refused() -> None:
     pack = Pack("cpu")
     model, optimizer = sgd(mlp(0))
     pack.load(model, optimizer, loss_fn, 16, name="a")

@@ -35,7 +35,7 @@ SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_rule_gives_each_member_what_it_gets_alone(name: str) -> None:
+def test_a_stacked_operation_equals_that_of_each_member_alone(name: str) -> None:
     x = torch.randn(3, 4, 2, 5)
     found = underlying(SAME[name](stacked(x.clone())))
     for one, alone in zip(found, x, strict=True):
@@ -56,7 +56,7 @@ def test_a_rule_gives_each_member_what_it_gets_alone(name: str) -> None:
         lambda x: x + torch.zeros(9, 9, 9, 9),
     ],
 )
-def test_what_has_no_rule_is_refused(function: Callable[[Any], Any]) -> None:
+def test_operations_without_a_rule_are_refused(function: Callable[[Any], Any]) -> None:
     with pytest.raises(NotStackable):
         function(stacked(torch.randn(3, 4, 2)))
 
@@ -66,7 +66,7 @@ def test_losses_are_summed_in_the_order_of_one_member(count: int) -> None:
     assert _sum_order_is_known(count)
 
 
-def test_ignored_targets_count_as_alone() -> None:
+def test_ignored_targets_count_as_for_a_single_model() -> None:
     x, y = data()
     y = torch.where(torch.arange(len(y)) % 5 == 0, -100, y)
     pack = Pack("cpu")
@@ -112,7 +112,7 @@ def test_members_must_agree_on_what_the_loss_reads_of_their_configurations(heats
         assert "heat" in members[0].reason
 
 
-def test_a_stack_that_was_forced_on_unlike_members_is_found_out() -> None:
+def test_a_forced_stack_of_unlike_members_is_detected() -> None:
     """Both would be trained as the first; the proof compares each with itself alone."""
     pack = Pack("cpu")
     pair = [pack.load(*adam(mlp(i, kind)), loss_fn, 16) for i, kind in enumerate((nn.ReLU, nn.Tanh))]
@@ -162,7 +162,7 @@ def test_fingerprints_differ_for_different_computations() -> None:
         (lambda i: sgd(nn.Sequential(nn.Linear(12, 4), nn.RReLU())), "rrelu"),
     ],
 )
-def test_what_cannot_be_stacked_is_trained_alone_and_says_why(make: Any, why: str) -> None:
+def test_models_that_cannot_be_stacked_train_alone_with_a_reason(make: Any, why: str) -> None:
     pack = Pack("cpu")
     members = [pack.load(*make(i), loss_fn, 16) for i in range(2)]
     pack.train(data(), epochs=2)

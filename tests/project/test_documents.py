@@ -83,7 +83,7 @@ def execute(document: Path, text: str, folder: Path) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_what_a_document_shows_works(document: Path, tmp_path: Path) -> None:
+def test_each_document_runs(document: Path, tmp_path: Path) -> None:
     text = document.read_text()
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     done = execute(document, text, tmp_path)
@@ -100,7 +100,7 @@ def test_the_smallest_program_is_on_the_first_screen() -> None:
     assert len([line for line in SMALLEST_PROGRAM.splitlines() if line.strip()]) <= 15
 
 
-def test_links_to_files_lead_somewhere() -> None:
+def test_links_to_files_exist() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
             assert os.path.exists(document.parent / target), f"{document.name} links to {target}"

@@ -1,4 +1,4 @@
-"""Who may import whom: section 3 of the design, held against the source of every module.
+"""Which module may import which: section 3 of the design, checked in the source of every module.
 
 Modules are read, not imported. An import counts as *at the top* unless it is inside a function; what only a type
 checker sees does not count at all.
@@ -223,7 +223,7 @@ def test_a_broken_rule_is_found(module: str, source: str, complaint: str) -> Non
         ("regatta.data.x", "import torchlike\nimport regatta.engines"),
     ],
 )
-def test_what_the_rules_allow_is_allowed(module: str, source: str) -> None:
+def test_allowed_imports_are_accepted(module: str, source: str) -> None:
     assert broken_rules({module: list(imports(source, module))}) == []
 
 

@@ -28,13 +28,13 @@ def test_a_public_name_is_in_the_documents(name: str, documents: str) -> None:
     assert re.search(rf"\bregatta\.{name}\b|`{name}`", documents), f"regatta.{name} is in no document"
 
 
-def test_the_list_is_sorted_whole_and_what_dir_shows() -> None:
+def test_the_list_is_sorted_complete_and_equal_to_dir() -> None:
     assert sorted(set(regatta.__all__)) == regatta.__all__
     assert dir(regatta) == regatta.__all__
 
 
 def test_public_methods_have_docstrings() -> None:
-    """What completion offers says what it does; a name may say it all only where nothing is to be known."""
+    """Completion shows these docstrings; only methods whose name says everything need none."""
     classes = [found for name in regatta.__all__ if inspect.isclass(found := getattr(regatta, name))]
     assert classes
     bare = [
@@ -46,7 +46,7 @@ def test_public_methods_have_docstrings() -> None:
     assert len(bare) <= 4, bare
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_a_missing_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="launc"):
         regatta.launc  # noqa: B018
 

@@ -44,7 +44,7 @@ class TestAshaOneByOne(SearchContract):
         (100, 1, [1]),
     ],
 )
-def test_rungs(n: int, R: int, expected: list[int]) -> None:
+def test_rungs_of_asha(n: int, R: int, expected: list[int]) -> None:
     assert asha_rungs(n, R) == expected
 
 
@@ -59,7 +59,7 @@ def test_a_configuration_reaches_the_last_rung(n: int, R: int, eta: int) -> None
 @played
 @given(eta=st.integers(2, 4), n=st.integers(1, 30), at_once=st.integers(1, 30), data=st.data())
 def test_never_promotes_more_than_its_share(eta: int, n: int, at_once: int, data: st.DataObject) -> None:
-    """At any moment, whatever the order: of those that came to a rung, or failed before it, at most 1/eta go on."""
+    """At any moment and in any order, at most 1/eta of those that reached a rung, or failed before it, continue."""
     procedure = asha(n=n, eta=eta, at_once=at_once)
     rungs = asha_rungs(n, GOAL.epochs, eta)
     run, arrived, promoted = SimulatedRun(GOAL), Counter[int](), Counter[int]()
@@ -111,12 +111,12 @@ def test_grows_where_no_configuration_can_be_promoted() -> None:
     assert [action.epochs for action in promotion if isinstance(action, Train)] == [3]
 
 
-def test_in_turns_it_ends_as_successive_halving_does() -> None:
+def test_reports_in_turns_give_successive_halving() -> None:
     run = run_to_end(asha(n=27, at_once=27), GOAL, lambda values, epoch: values["x"])  # type: ignore[arg-type,return-value]
     assert Counter(run.reached.values()) == {1: 18, 3: 6, 9: 3}
 
 
-def test_without_a_number_one_is_promoted_last() -> None:
+def test_configurations_without_a_metric_are_promoted_last() -> None:
     procedure = asha(n=9, at_once=9)
     run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
@@ -126,7 +126,7 @@ def test_without_a_number_one_is_promoted_last() -> None:
     assert procedure.hear(run.report(third, math.inf)) == [Train(run.values[third], 3, most=9)]
 
 
-def test_valid_configurations_alone() -> None:
+def test_only_valid_configurations_are_drawn() -> None:
     procedure = search.asha({"a": range(1, 40)}, n=13, at_once=13, where=lambda c: c["a"] % 3 == 0)
     run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))

@@ -49,7 +49,7 @@ def test_the_brackets_are_those_of_the_papers_table() -> None:
     assert search.hyperband_brackets(R=81, eta=3) == TABLE
 
 
-def test_what_is_trained_is_what_the_table_says() -> None:
+def test_the_trained_epochs_are_those_of_the_table() -> None:
     run = run_to_end(hyperband(), LARGE, lambda values, epoch: values["x"])  # type: ignore[arg-type,return-value]
     expected: Counter[int] = Counter()
     for bracket in TABLE:
@@ -92,13 +92,13 @@ def hear(procedure: Search, run: SimulatedRun, config: str, metric: float | None
     return asked(answer)
 
 
-def test_all_brackets_are_asked_for_at_once() -> None:
+def test_all_brackets_start_at_once() -> None:
     run, brackets = begin(hyperband())
     assert [[run.wanted[config] for config in bracket] for bracket in brackets] == [[1] * 9, [3] * 3, [9] * 3]
 
 
-def test_actions_say_how_many_epochs_may_follow() -> None:
-    """Whoever plans the run cannot know that a configuration of one epoch may be the one of 81."""
+def test_actions_give_the_epochs_that_may_follow() -> None:
+    """Otherwise the planner could not know that a configuration of one epoch may get 81."""
     assert {action.most for action in hyperband(R=9).start(LARGE) if isinstance(action, Train)} == {9}
 
 
@@ -123,7 +123,7 @@ def test_the_best_continue(mode: str, best: list[int]) -> None:
     assert answer == {first[i]: 3 for i in best}
 
 
-def test_without_a_number_one_ranks_last() -> None:
+def test_configurations_without_a_metric_rank_last() -> None:
     procedure = hyperband()
     run, (first, _, _) = begin(procedure)
     outcomes = [math.nan, "missing", math.inf, 7.0, 8.0, math.nan, math.nan, math.nan, math.nan]

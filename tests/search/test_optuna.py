@@ -70,7 +70,7 @@ def test_any_sampler_proposes_and_is_rebuilt_from_reports(sampler: str) -> None:
 
 
 @needs_optuna
-def test_so_does_one_that_you_make() -> None:
+def test_a_custom_sampler_proposes_and_is_rebuilt_from_reports() -> None:
     check_sampler(lambda seed: _package().samplers.GPSampler(seed=seed, n_startup_trials=2), n=4)
 
 
@@ -117,7 +117,7 @@ def test_the_number_in_training_is_limited() -> None:
 
 
 @needs_optuna
-def test_the_study_knows_how_each_one_ended() -> None:
+def test_the_study_records_how_each_trial_ended() -> None:
     states = _package().trial.TrialState
     procedure = optuna(n=4, at_once=4, sampler="random")
     run = SimulatedRun(GOAL)
@@ -138,7 +138,7 @@ def test_the_study_knows_how_each_one_ended() -> None:
 
 
 @needs_optuna
-def test_a_pruner_stops_what_is_behind() -> None:
+def test_a_pruner_stops_bad_configurations() -> None:
     pruner = _package().pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=1)
     procedure = optuna(n=3, at_once=1, sampler="random", pruner=pruner)
     run = SimulatedRun(GOAL)
@@ -155,7 +155,7 @@ def test_a_pruner_stops_what_is_behind() -> None:
 
 
 @needs_optuna
-def test_what_is_proposed_twice_is_trained_once() -> None:
+def test_repeated_proposals_are_trained_once() -> None:
     """Six configurations in all, which a sampler that draws at random hits again and again."""
     procedure = search.optuna({"a": [1, 2, 3], "b": ["x", "y"], "c": 7}, n=6, at_once=2, sampler="random")
     run = run_to_end(procedure, GOAL, lambda values, epoch: float(values["a"]))  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def test_invalid_configurations_are_never_trained() -> None:
 
 
 @needs_optuna
-def test_a_sampler_that_has_no_more_to_propose_ends_the_search() -> None:
+def test_an_exhausted_sampler_ends_the_search() -> None:
     grid = {"x": [-0.5, 0.5]}
     procedure = search.optuna(
         x=search.uniform(-1, 1), n=10, at_once=1, sampler=lambda seed: _package().samplers.GridSampler(grid, seed=seed)
@@ -195,7 +195,7 @@ def test_proposals_follow_the_seed() -> None:
 
 
 @needs_optuna
-def test_it_travels_in_the_middle_of_a_run() -> None:
+def test_a_running_search_can_be_pickled() -> None:
     procedure = optuna(pruner=_package().pruners.MedianPruner())
     begun = procedure.start(GOAL)
     again = pickle.loads(pickle.dumps(procedure))
@@ -204,7 +204,7 @@ def test_it_travels_in_the_middle_of_a_run() -> None:
 
 
 @needs_optuna
-def test_it_leaves_optunas_logging_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_logging_of_optuna_is_not_changed(caplog: pytest.LogCaptureFixture) -> None:
     package = _package()
     level = package.logging.get_verbosity()
     package.logging.enable_propagation()

@@ -34,13 +34,15 @@ class TestClimb(SearchContract):
         return climb
 
 
-def test_it_climbs(example: dict[str, Any]) -> None:
+def test_the_example_improves_its_metric(example: dict[str, Any]) -> None:
     run = run_to_end(example["Climb"](4, 40), Goal("loss", "min", 2, 0), lambda v, e: abs(v["lr"] - 0.02))  # type: ignore[arg-type,operator]
     assert min(abs(float(values["lr"]) - 0.02) for values in run.values.values()) < 1e-3  # type: ignore[arg-type]
     assert len(run.values) == 40
 
 
-def test_it_trains(example: dict[str, Any], one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_trains_in_a_sweep(
+    example: dict[str, Any], one_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = example["sweep"]
     monkeypatch.setattr(sweep, "cluster", regatta.Cluster.inline())
     run = sweep.launch(progress=False)

@@ -72,7 +72,7 @@ def test_the_worse_half_is_replaced_by_children_of_the_better() -> None:
         assert child.config == {**parent, "x": child.config["x"], "member": number}
 
 
-def test_each_child_starts_from_where_its_parent_is() -> None:
+def test_each_child_starts_from_the_present_state_of_its_parent() -> None:
     """When a child is asked for, its parent has trained all that it was asked for, and goes on only afterwards."""
     procedure = pbt(population=6, every=3)
     run = SimulatedRun(GOAL)
@@ -143,18 +143,18 @@ def test_members_that_failed_or_have_no_metric_are_replaced() -> None:
     assert len(run.open()) == 4
 
 
-def test_where_no_member_has_a_metric_they_continue() -> None:
+def test_members_continue_if_none_has_a_metric() -> None:
     _, members, actions = whole_generation([math.nan, math.nan, None, math.nan])
     assert [config_id(action.config) for action in actions if action.parent is None] == members[:2]
 
 
-def test_a_population_that_failed_is_over() -> None:
+def test_a_failed_population_ends_the_search() -> None:
     run, _, actions = whole_generation([None, None])
     assert actions == []
     assert run.open() == []
 
 
-def test_of_an_odd_population_the_larger_part_is_kept() -> None:
+def test_an_odd_population_keeps_the_larger_half() -> None:
     _, members, actions = whole_generation([1.0, 2.0, 3.0, 4.0, 5.0])
     assert [config_id(action.config) for action in actions if action.parent is None] == members[:3]
 
@@ -166,7 +166,7 @@ def test_equal_values_differ_by_the_member() -> None:
     assert len(run.values) == 3 + 7
 
 
-def test_invalid_children_are_not_born() -> None:
+def test_invalid_children_are_not_trained() -> None:
     procedure = search.pbt(
         population=4, every=1, mutate={"a": search.step(1, -1, low=0), "b": search.resample()},
         a=[4, 5, 6, 7, 8], b=[1, 2, 3], where=lambda c: c["a"] % 2 == 0 and set(c) == {"a", "b"},

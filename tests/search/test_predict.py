@@ -1,4 +1,4 @@
-"""What a search will come to want, foreseen by playing it through."""
+"""Forecasts of the epochs that a search will ask for, by simulating the search."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def epochs(of: search.Search, goal: Goal) -> dict[str, int]:
     return {name: action.epochs for name, action in forecast(of, goal).items()}
 
 
-def test_what_is_asked_for_at_once_is_what_it_is() -> None:
+def test_the_forecast_of_a_list_is_exact() -> None:
     found = epochs(search.grid(lr=[0.1, 0.2], batch_size=[8]), GOAL)
     assert list(found.values()) == [9, 9]
 
 
-def test_hyperbands_epochs_are_those_of_its_rungs() -> None:
+def test_the_forecast_of_hyperband_has_the_epochs_of_its_rungs() -> None:
     space = search.hyperband(lr=search.loguniform(1e-3, 1e-1), batch_size=[8], R=9, eta=3)
     found = epochs(space, GOAL)
     # brackets of 9, 3 and 3: rungs of 9x1, 3x3, 1x9; 3x3, 1x9; 3x9

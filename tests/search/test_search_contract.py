@@ -81,7 +81,7 @@ class TestHalving(SearchContract):
     ],
     ids=["too many epochs", "none", "shrinks", "twice", "unknown parent", "unknown stop", "not a list"],
 )
-def test_the_contract_notices(actions: Callable[[], list[Action]]) -> None:
+def test_the_contract_detects_violations(actions: Callable[[], list[Action]]) -> None:
     with pytest.raises(AssertionError):
         SimulatedRun(GOAL).act(actions())
 
@@ -95,7 +95,7 @@ def test_the_contract_allows_resuming_a_stopped_configuration() -> None:
     assert run.open() == [config_id(config)]
 
 
-def test_the_contract_notices_a_second_try_of_what_failed() -> None:
+def test_the_contract_detects_that_a_failed_configuration_is_trained_again() -> None:
     run = SimulatedRun(GOAL)
     run.act([Train({"lr": 0.1}, 2)])
     run.report(config_id({"lr": 0.1}), None)
@@ -120,6 +120,6 @@ class Remembering:
         return []
 
 
-def test_the_contract_notices_a_search_that_remembers() -> None:
+def test_the_contract_detects_state_that_survives_start() -> None:
     with pytest.raises(AssertionError):
         SearchContract().test_the_same_reports_get_the_same_answers(Remembering())  # type: ignore[call-arg]

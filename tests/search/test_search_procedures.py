@@ -66,7 +66,7 @@ def test_random_draws_different_configurations_from_its_spaces() -> None:
         assert config["act"] in ("relu", "tanh")
 
 
-def test_random_follows_its_own_seed_or_else_the_runs() -> None:
+def test_random_uses_its_own_seed_or_that_of_the_run() -> None:
     def draw(seed: int | None, run_seed: int) -> list[dict[str, Scalar]]:
         return asked(search.random(n=5, seed=seed, lr=search.uniform(0, 1)), Goal("loss", "min", 1, run_seed))
 
@@ -95,7 +95,7 @@ def test_a_small_space_is_not_always_drawn_in_the_same_order() -> None:
     assert len(firsts) == 4
 
 
-def test_lists_do_not_react_to_what_they_hear() -> None:
+def test_lists_ignore_reports() -> None:
     procedure = search.grid(lr=[0.1])
     procedure.start(GOAL)
     assert procedure.hear(Report("0123456789", {"lr": 0.1}, 1, {"loss": 0.3})) == []

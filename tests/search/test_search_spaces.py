@@ -83,7 +83,7 @@ def test_equal_values_count_once_but_types_are_kept_apart() -> None:
         (True, (True,)),
     ],
 )
-def test_what_an_axis_may_be(axis: object, values: tuple[object, ...]) -> None:
+def test_valid_axes(axis: object, values: tuple[object, ...]) -> None:
     space = make_space("a", axis)
     assert isinstance(space, Choice)
     assert space.values == values
@@ -106,7 +106,7 @@ def test_what_an_axis_may_be(axis: object, values: tuple[object, ...]) -> None:
         (len, "builtin_function"),
     ],
 )
-def test_what_an_axis_may_not_be(axis: object, message: str) -> None:
+def test_invalid_axes_are_refused(axis: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make_space("a", axis)
     assert message in str(error.value)
@@ -131,7 +131,7 @@ def test_what_an_axis_may_not_be(axis: object, message: str) -> None:
         (lambda: choice([]), "'choice' is empty"),
     ],
 )
-def test_bad_spaces(make: object, message: str) -> None:
+def test_invalid_spaces_are_refused(make: object, message: str) -> None:
     with pytest.raises(UsageError) as error:
         make()  # type: ignore[operator]
     assert message in str(error.value)

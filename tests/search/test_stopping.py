@@ -53,7 +53,7 @@ class TestEveryLimit(SearchContract):
         return stopping(patient, target=-1e5, epochs=40, hours=50 / 3600, device_hours=70 / 3600)
 
 
-def test_patience_ends_what_does_not_become_better() -> None:
+def test_patience_ends_configurations_that_do_not_improve() -> None:
     curves = {1: [5, 4, 4, 4, 3], 2: [5, 4, 4, 3, 3, 2], 3: [math.nan, math.nan, 9, 8, 7], 4: [1.0, "missing"]}
     procedure = stopping(search.grid(x=list(curves)), patience=2)
 
@@ -66,7 +66,7 @@ def test_patience_ends_what_does_not_become_better() -> None:
     assert ended == {1: 4, 2: 8, 3: 7, 4: 3}
 
 
-def test_better_means_by_more_than_min_delta() -> None:
+def test_an_improvement_must_exceed_min_delta() -> None:
     def slow(values: Any, epoch: int) -> float:
         return 10.0 - 0.5 * epoch
 
@@ -79,14 +79,14 @@ def test_better_means_by_more_than_min_delta() -> None:
     assert reached(1.0) == [3]
 
 
-def test_for_a_metric_to_be_maximised_more_is_better() -> None:
+def test_patience_with_a_metric_to_maximise() -> None:
     up = run_to_end(stopping(search.grid(x=[1]), patience=1), Goal("accuracy", "max", 5, 0), lambda v, e: float(e))
     down = run_to_end(stopping(search.grid(x=[1]), patience=1), Goal("accuracy", "max", 5, 0), lambda v, e: -float(e))
     assert (len(up.story), len(down.story)) == (5, 2)
 
 
-def test_a_configuration_that_patience_ended_blocks_no_rung() -> None:
-    """Nothing ever becomes better: all end after two epochs, and every rung is decided all the same."""
+def test_a_configuration_that_patience_ended_does_not_block_a_rung() -> None:
+    """Nothing ever improves: all end after two epochs, and every rung is still decided."""
     run = run_to_end(stopping(search.hyperband(x=SPACE), patience=1), GOAL, flat)
     assert Counter(run.reached.values()) == {1: 6, 2: 9}
     wanted = run_to_end(search.hyperband(x=SPACE), GOAL, flat).wanted
@@ -124,7 +124,7 @@ def test_patience_that_never_ends_changes_nothing(goal: Goal, data: st.DataObjec
     assert again.wanted == run.wanted
 
 
-def test_a_target_ends_all() -> None:
+def test_a_target_ends_the_search() -> None:
     procedure = stopping(search.grid(x=[1, 2, 3]), target=0.5)
     run = SimulatedRun(GOAL)
     run.act(procedure.start(GOAL))
@@ -136,14 +136,14 @@ def test_a_target_ends_all() -> None:
     assert procedure.hear(run.report(second, 0.1)) == []
 
 
-def test_a_target_that_is_to_be_exceeded() -> None:
+def test_a_target_for_a_metric_to_maximise() -> None:
     run = run_to_end(
         stopping(search.grid(x=[1, 2]), target=0.9), Goal("acc", "max", 9, 0), lambda v, epoch: epoch / 10 + 0.65
     )
     assert len(run.story) == 5  # both twice, and the first that got there
 
 
-def test_a_budget_of_epochs() -> None:
+def test_a_budget_of_epochs_ends_the_search() -> None:
     run = run_to_end(stopping(search.hyperband(x=SPACE), epochs=20), GOAL, flat)
     assert len(run.story) == 20
     failing = run_to_end(stopping(search.grid(x=[1, 2]), epochs=3), GOAL, lambda v, e: None if v["x"] == 1 else 1.0)
@@ -151,7 +151,7 @@ def test_a_budget_of_epochs() -> None:
 
 
 @pytest.mark.parametrize(("limit", "last"), [({"hours": 10 / 3600}, 10), ({"device_hours": 10 / 3600}, 5)])
-def test_a_budget_of_time(limit: dict[str, float], last: float) -> None:
+def test_a_budget_of_time_ends_the_search(limit: dict[str, float], last: float) -> None:
     """SimulatedRun's clock counts a second per report, and two of the devices."""
     run = run_to_end(stopping(search.grid(x=[1, 2, 3]), **limit), GOAL, flat)  # type: ignore[arg-type]
     assert run.story[-1].time == last

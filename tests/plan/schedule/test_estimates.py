@@ -111,8 +111,8 @@ def test_known_times_may_depend_on_the_worker() -> None:
         times.seconds(unit("b"), "fast")
 
 
-def test_a_scheduler_follows_what_it_learns() -> None:
-    """Pilots say that all are equal; one model takes eight times as long. By its second epoch it is taken first."""
+def test_a_scheduler_uses_what_it_learns() -> None:
+    """By their profiles all are equal; one model takes eight times as long. In its second epoch it goes first."""
     estimates = Estimates([100] * 4)
     real = KnownTimes({(f"m{i}", j): 8.0 if i == 5 else 1.0 for i in range(12) for j in range(4)})
     hopper = Hopper(4, estimates=estimates, rule="longest")

@@ -71,7 +71,7 @@ def test_a_model_resumed_between_training_and_evaluation_is_evaluated() -> None:
     assert hopper.done()
 
 
-def test_missing_evaluations_of_earlier_epochs_are_made_up_for() -> None:
+def test_missing_evaluations_of_earlier_epochs_are_done() -> None:
     hopper = two_workers(evals=2, models=0)
     hopper.add_model("m0", 2, done=1, evals=[(1, 1)])
     assert {(a.worker, a.unit) for a in hopper.assign()} == {
@@ -92,7 +92,7 @@ def test_a_fixed_order_is_kept() -> None:
     check_hopper(hopper)
 
 
-def test_a_stopped_model_finishes_what_runs_and_can_be_woken() -> None:
+def test_a_stopped_model_finishes_its_unit_and_can_be_resumed() -> None:
     hopper = two_workers(evals=1)
     running = {a.unit.model: a.worker for a in hopper.assign()}
     hopper.stop_model("m0")
@@ -106,7 +106,7 @@ def test_a_stopped_model_finishes_what_runs_and_can_be_woken() -> None:
     check_hopper(hopper)
 
 
-def test_evaluations_of_a_stopped_model_wait_until_it_is_woken() -> None:
+def test_evaluations_of_a_stopped_model_wait_until_it_is_resumed() -> None:
     hopper = two_workers(evals=1, models=1)
     for _ in range(2):
         (assignment,) = hopper.assign()
@@ -154,7 +154,7 @@ def test_partitions_without_a_holder_are_named() -> None:
 
 
 @pytest.mark.parametrize("rule", ["longest", "randomized", "match", "lpt", "backlog", "rotation"])
-def test_the_likely_next_unit_is_what_comes_next(rule: str) -> None:
+def test_the_likely_next_unit_is_the_next_assignment(rule: str) -> None:
     """With one worker busy and all other models idle, the forecast is the next assignment."""
     hopper = hopper_for([[1.0], [2.0], [3.0]], rule)
     hopper.assign()
@@ -209,12 +209,12 @@ def test_the_story_of_a_model_and_of_a_worker() -> None:
         (lambda h: Hopper(1, estimates=known([[1.0]]), rule="planned").assign(), "no schedule to follow"),
     ],
 )
-def test_wrong_calls_say_what_is_wrong(call, message: str) -> None:
+def test_wrong_calls_raise_errors_that_name_the_problem(call, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call(two_workers())
 
 
-def test_what_may_have_a_long_way_to_go_is_begun_first() -> None:
+def test_models_that_may_get_more_epochs_start_first() -> None:
     hopper = two_workers(models=0, rule="auto")
     hopper.add_model("m0", 2)
     hopper.add_model("m1", 1, most=9)
@@ -227,8 +227,8 @@ def test_what_may_have_a_long_way_to_go_is_begun_first() -> None:
     assert "m2" in {assignment.unit.model for assignment in alone.assign()}
 
 
-def test_fewer_epochs_are_wanted_between_two() -> None:
-    """The next one, which waits to begin, is not trained, and nothing waits for it."""
+def test_reducing_epochs_between_two_epochs() -> None:
+    """The next epoch, which has not begun, is not trained, and nothing waits for it."""
     hopper = two_workers(models=1)  # two epochs
     for _ in range(2):
         (assignment,) = hopper.assign()

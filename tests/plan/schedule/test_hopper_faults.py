@@ -1,4 +1,4 @@
-"""What the scheduler does when finished units are lost after all, and when workers leave, are replaced, come back."""
+"""The scheduler when finished units are lost, and when workers leave, are replaced or come back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_unit_lost_in_mid_epoch_is_done_again() -> None:
     assert sorted(finish_all(hopper), key=str) == sorted(epoch_of("m0", 1) + epoch_of("m0", 2), key=str)
 
 
-def test_an_epoch_that_was_not_trained_after_all_is_not_evaluated() -> None:
+def test_an_epoch_whose_last_unit_is_lost_is_not_evaluated() -> None:
     """Its evaluations wait in the queue, those of another model between them."""
     hopper = two_workers(evals=2, models=2)
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_one_unit_after_the_other_may_be_lost_across_an_epoch() -> None:
     assert len(finish_all(hopper)) == 4
 
 
-def test_a_lost_unit_of_a_stopped_model_waits_until_it_is_woken() -> None:
+def test_a_lost_unit_of_a_stopped_model_waits_until_it_is_resumed() -> None:
     hopper = two_workers(models=1)
     lost = train_one(hopper)
     hopper.stop_model("m0")
@@ -109,7 +109,7 @@ def test_a_lost_unit_of_a_stopped_model_waits_until_it_is_woken() -> None:
     assert sorted(finish_all(hopper), key=str) == epoch_of("m0", 1)
 
 
-def test_shelved_evaluations_of_an_epoch_that_is_lost_are_forgotten() -> None:
+def test_shelved_evaluations_of_a_lost_epoch_are_dropped() -> None:
     """The last unit ends after its model was stopped: the evaluations are shelved, and go with the unit."""
     hopper = two_workers(evals=2, models=1)
     train_one(hopper)
@@ -151,7 +151,7 @@ def test_only_the_last_unit_can_be_undone(before: int, unit: tuple[int, int], me
     check_hopper(hopper)
 
 
-def test_nothing_is_undone_under_what_followed_from_it() -> None:
+def test_a_unit_with_dependent_units_cannot_be_undone() -> None:
     hopper = two_workers(evals=2, models=1)
     first = train_one(hopper)
     (second,) = hopper.assign()
@@ -188,7 +188,7 @@ def test_partitions_of_a_lost_worker_are_trained_by_their_new_holder() -> None:
 
 
 @pytest.mark.parametrize("rule", ["auto", "longest", "backlog", "placed", "randomized"])
-def test_a_run_ends_on_those_that_took_over(rule: str) -> None:
+def test_a_run_ends_on_the_workers_that_took_over(rule: str) -> None:
     times = known([[1.0, 2.0, 1.5]] * 5)
     hopper = Hopper(3, estimates=times, rule=rule)
     for worker, held in spread_partitions(3, 3).items():
@@ -243,7 +243,7 @@ def test_a_worker_that_comes_back_may_hold_other_partitions() -> None:
     assert {unit.partition for unit in finish_all(hopper)[1:]} == {0, 1}
 
 
-def test_only_a_worker_that_is_here_can_hold_something() -> None:
+def test_only_a_present_worker_can_hold_partitions() -> None:
     hopper = two_workers()
     hopper.remove_worker("w1")
     with pytest.raises(UsageError, match="no worker 'w1'"):
@@ -255,7 +255,7 @@ def test_only_a_worker_that_is_here_can_hold_something() -> None:
 # -- what is wanted -----------------------------------------------------------------------------------
 
 
-def test_more_epochs_may_come_with_their_order() -> None:
+def test_an_extension_may_fix_the_order_of_its_epochs() -> None:
     hopper = two_workers(models=0)
     hopper.add_model("m0", 1, order={1: [1, 0]})
     hopper.extend_model("m0", 3, order={1: [0, 1], 2: [0, 1], 3: [1, 0]})  # the first is fixed already

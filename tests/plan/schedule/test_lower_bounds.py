@@ -41,7 +41,7 @@ def test_replicas_share_the_work() -> None:
     assert bound.by == "all workers together"
 
 
-def test_not_all_models_can_have_the_fast_worker() -> None:
+def test_models_share_the_fast_worker() -> None:
     """Alone a model needs 2 s, on the fast worker; four of them share 8 s of it with what the slow one can take."""
     names = "abcd"
     times = KnownTimes({(m, j, w): s for m in names for j in range(2) for w, s in (("fast", 1.0), ("slow", 3.0))})

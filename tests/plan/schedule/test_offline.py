@@ -32,7 +32,7 @@ def drawn(seed: int, models: int, workers: int, *, speeds: bool = False) -> list
 # -- following ---------------------------------------------------------------------------------------
 
 
-def test_a_schedule_is_kept_to() -> None:
+def test_a_schedule_is_followed() -> None:
     times = [[2.0, 1.0], [1.0, 3.0]]
     hopper = hopper_for(times, "planned")
     rows = [(0.0, "w1", "m1", 1), (0.0, "w0", "m0", 0), (3.0, "w0", "m1", 0), (3.0, "w1", "m0", 1)]
@@ -68,7 +68,7 @@ def test_a_plan_survives_an_outage() -> None:
     assert schedule.lost > 0
 
 
-def test_models_that_a_plan_does_not_know_come_last() -> None:
+def test_models_that_are_not_in_the_plan_come_last() -> None:
     times = [[1.0, 1.0]] * 3
     hopper = hopper_for(times, "planned")
     rows = [(0.0, "w0", "m1", 0), (0.0, "w1", "m2", 1), (1.0, "w0", "m2", 0), (1.0, "w1", "m1", 1)]
@@ -183,7 +183,7 @@ def test_units_are_split_so_that_workers_and_models_end_together() -> None:
     assert split_units(parts, {1: 2.0})[0] == pytest.approx(10.0)
 
 
-def test_placement_leaves_the_slow_holder_what_it_can_do() -> None:
+def test_placement_gives_the_slow_holder_its_share() -> None:
     """Two workers hold all, one takes four times as long: it gets about a fifth of the work."""
     times = KnownTimes(
         {(f"m{i}", j, w): s for i in range(10) for j in range(4) for w, s in (("fast", 1.0), ("slow", 4.0))}

@@ -76,7 +76,7 @@ def test_a_short_run_is_not_planned_for_long() -> None:
     assert efforts[0] < 100 < efforts[1] < efforts[2] <= MAX_EFFORT_DECISIONS
 
 
-def test_planning_again_and_again_does_not_add_up() -> None:
+def test_repeated_planning_stays_within_its_share_of_the_run() -> None:
     """A search that adds models one by one: all plans together stay within the share of the run."""
     times = known([[c] * 5 for c in range(1, 60)])
     hopper = Hopper(5, estimates=times)
@@ -113,7 +113,7 @@ def test_workers_that_finish_almost_together_do_not_spoil_the_schedule() -> None
 
 
 def test_noise_ends_a_plan() -> None:
-    """Times turn out to be wild: the plan made for calm ones gives way to a dispatch rule."""
+    """Times vary more than expected: a dispatch rule replaces the plan."""
     estimates = Estimates([100] * 12)
     hopper = Hopper(12, estimates=estimates, effort=3000)
     for worker, held in spread_partitions(12, 12).items():
@@ -129,7 +129,7 @@ def test_noise_ends_a_plan() -> None:
     assert not isinstance(hopper.chosen_rule.rule, FollowPlan)
 
 
-def test_a_model_added_later_is_planned_in() -> None:
+def test_a_model_added_later_is_planned() -> None:
     times = [*UNLIKE, [30.0] * 5]
     hopper = hopper_for(times, "auto", effort=3000, later=1)
     _ = hopper.chosen_rule

@@ -41,7 +41,7 @@ def test_longest_takes_the_model_with_the_most_work_elsewhere() -> None:
     ]
 
 
-def test_augmenting_paths_leave_no_worker_idle_that_need_not_be() -> None:
+def test_augmenting_paths_leave_no_worker_idle_without_need() -> None:
     """w0 chooses first and prefers a, the only model that w1 could train: it is given b instead."""
     times = KnownTimes({(m, j): t for m, row in {"a": (9, 9, 9), "b": (1, 1, 1)}.items() for j, t in enumerate(row)})
     hopper = Hopper(3, estimates=times, rule="longest")
@@ -62,7 +62,7 @@ def test_match_is_optimal_when_all_units_are_equal(models: int, workers: int, ea
     assert schedule.makespan == pytest.approx(2 * 1.7 * each * max(models, workers), rel=1e-9)
 
 
-def test_randomized_is_what_its_seed_makes_it() -> None:
+def test_randomized_depends_on_its_seed() -> None:
     times = [[1.0 + (i + j) % 3 for j in range(4)] for i in range(8)]
 
     def drawn(seed: int) -> list[str]:
@@ -115,7 +115,7 @@ def test_backlog_leaves_the_last_unit_to_the_faster_holder() -> None:
     assert [(a.worker, a.unit.model) for a in hopper.assign(1.0)] == [("fast", "m1")]
 
 
-def test_an_unknown_rule_gets_the_nearest_names() -> None:
+def test_the_error_for_an_unknown_rule_names_the_nearest() -> None:
     with pytest.raises(UsageError, match="no hop rule 'longst'") as caught:
         Hopper(2, estimates=known([[1.0, 1.0]]), rule="longst")
     assert caught.value.candidates[0] == "longest"
@@ -151,7 +151,7 @@ def test_schedules_are_dense(rule: str, times: list[list[float]]) -> None:
 
 
 def test_ties_do_not_depend_on_how_sums_were_made() -> None:
-    """Times that are no round numbers, summed in any order: equal models stay equal."""
+    """Times that are not round numbers, summed in any order: equal models stay equal."""
     third = float(np.float32(1 / 3))
     hopper = hopper_for([[third * 0.1] * 5] * 20, "longest")
     board = hopper._board
@@ -159,7 +159,7 @@ def test_ties_do_not_depend_on_how_sums_were_made() -> None:
     assert len(set(board.left[board.ready].tolist())) == 1
 
 
-def test_more_workers_may_be_exchanged_than_functions_may_call_each_other() -> None:
+def test_long_augmenting_paths_do_not_exceed_the_recursion_limit() -> None:
     """Worker k prefers model k - 1 to model k; the first, which chooses last, has no other: all must move on by one."""
     count = 1200
     board = Board(count)

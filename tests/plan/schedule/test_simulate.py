@@ -15,7 +15,7 @@ def test_partitions_are_spread_over_fewer_workers() -> None:
     assert spread_partitions(5, 2, 3) == {"w0": ([0, 2, 4], [0, 2]), "w1": ([1, 3], [1])}
 
 
-def test_several_workers_share_a_partition_where_there_are_fewer_of_them() -> None:
+def test_workers_share_partitions_where_there_are_fewer_partitions() -> None:
     assert spread_partitions(2, 5) == {
         "w0": ([0], []),
         "w1": ([1], []),

@@ -1,4 +1,4 @@
-"""Times reach the board whole or in part, one by one or many at once, and it makes no difference."""
+"""Times are copied to the board all at once or in part, singly or batched, with the same result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hopper(times: Counted, models: int = 20, workers: int = 10) -> Hopper:
 
 
 @pytest.mark.parametrize("rule", ["auto", "longest", "backlog", "match"])
-def test_taking_over_only_what_moved_leads_to_the_same_assignments(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updating_only_moved_partitions_gives_the_same_assignments(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def played(whole: int) -> list[tuple[str, Unit]]:
         monkeypatch.setattr(timetable, "MAX_TIMES_RESET", whole)
         play = Play(rule, 5, 2, 4, 2)
@@ -75,7 +75,7 @@ def test_adding_or_removing_a_worker_sets_only_its_own_times(monkeypatch: pytest
     check_hopper(made)
 
 
-def test_where_there_are_few_all_times_are_taken_over() -> None:
+def test_a_small_board_updates_all_times() -> None:
     times = Counted()
     made = hopper(times)
     made.remove_worker("w3")
@@ -83,7 +83,7 @@ def test_where_there_are_few_all_times_are_taken_over() -> None:
     assert len(times.asked) == 9 * 20
 
 
-def test_a_holder_that_is_left_alone_is_not_taken_for_what_it_was() -> None:
+def test_the_estimate_of_a_sole_holder_is_updated() -> None:
     """Two holders of unlike speed, then one: its estimate moves on from what it was when there were two."""
     estimates = Estimates([100])
     estimates.set_profile("m0", 0.01, 0.0)
@@ -108,9 +108,7 @@ corrections = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.floats
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.integers(1, 4), min_size=5, max_size=5), corrections)
-def test_many_times_at_once_are_those_that_single_questions_give(
-    rows: list[int], heard: list[tuple[int, int, float]]
-) -> None:
+def test_batched_times_equal_single_ones(rows: list[int], heard: list[tuple[int, int, float]]) -> None:
     estimates = Estimates(rows, rows)
     estimates.set_profile("m0", 0.3, 0.1, 0.02)
     for partition, worker, seconds in heard:
@@ -126,8 +124,8 @@ def test_many_times_at_once_are_those_that_single_questions_give(
             assert estimates.seconds_of_many(kind, model, partitions, workers) == single
 
 
-def test_a_plan_is_outdated_by_what_moved_since_it_was_made() -> None:
-    """Small steps add up; what a plan was made for counts as where it was."""
+def test_a_plan_is_outdated_by_changes_since_it_was_made() -> None:
+    """Small changes add up: times are compared with those that the plan was made for."""
     estimates = Estimates([100] * 4)
     for model in range(40):
         estimates.set_profile(f"m{model}", 0.01, 0.0)

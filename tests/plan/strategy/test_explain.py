@@ -95,7 +95,7 @@ def test_sizes_of_packs_go_from_kinds_to_builds_and_back() -> None:
     assert profile.strategy({"tiny": 64}, 2, True) == Strategy((32, 1), 2, True)  # there are only 32
 
 
-def test_kinds_are_named_by_what_tells_them_apart() -> None:
+def test_kinds_are_named_by_the_values_that_distinguish_them() -> None:
     kinds = [[{"depth": 2, "lr": 0.1, "act": "relu"}, {"depth": 2, "lr": 0.2, "act": "relu"}],
              [{"depth": 3, "lr": 0.1, "act": "relu"}, {"depth": 3, "lr": 0.2, "act": "relu"}]]  # fmt: skip
     assert kind_names(kinds) == ["with depth=2", "with depth=3"]

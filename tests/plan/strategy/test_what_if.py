@@ -8,7 +8,7 @@ from regatta.plan.schedule.estimates import KnownTimes
 from regatta.plan.strategy.what_if import HopWorkload, what_if
 
 
-def test_more_workers() -> None:
+def test_predictions_for_more_workers() -> None:
     times = KnownTimes({(m, j): 1.0 for m in "abc" for j in range(4)}, {(m, j): 0.2 for m in "abc" for j in range(2)})
     rows = what_if(HopWorkload({"a": 3, "b": 3, "c": 3}, 4, 2, times), [1, 2, 4])
     assert [row["workers"] for row in rows] == [1, 2, 4]
