@@ -189,12 +189,11 @@ class _FleetSimulation:
         self.restarts += again
         view.ready[model] = self.since[model] = view.now + (view.restart if again else 0.0)
         self.begun[model] = view.now
-        self.speeds[model] = self.pace[model] = self._rate(model, devices) / self.models[model].rows
-
-    def _rate(self, model: int, devices: tuple[int, ...]) -> float:
         if self.truth.rates is None:
-            return self.view.rate(model, devices)
-        return rate(self.truth.rates[model], len(devices), self.view.nodes.count_nodes(devices))
+            real_rate = view.rate(model, devices)
+        else:
+            real_rate = rate(self.truth.rates[model], len(devices), view.nodes.count_nodes(devices))
+        self.speeds[model] = self.pace[model] = real_rate / self.models[model].rows
 
     def _keep_pace(self) -> None:
         """Running models read one stream of rows: all start when the last is ready, and the slowest sets the pace."""

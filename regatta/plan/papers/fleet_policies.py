@@ -6,7 +6,7 @@ import random
 
 from regatta.plan.fleet.policies import Changes, FleetView
 from regatta.plan.papers.fleet_assignment import get_gpu_assignment
-from regatta.plan.papers.flotilla import DELTA, create_flotilla
+from regatta.plan.papers.flotilla import create_flotilla
 
 ALPHA = 0.8  # a flotilla stops when less than this share of the devices is busy
 
@@ -54,8 +54,8 @@ class Homogeneous(OneDevice):
 class FleetG:
     """FLEET, global: a flotilla trains until fewer than alpha M devices are busy, then all are allocated again."""
 
-    def __init__(self, alpha: float = ALPHA, delta: float = DELTA, lockstep: bool = True) -> None:
-        self.alpha, self.delta, self.lockstep = alpha, delta, lockstep
+    def __init__(self, alpha: float = ALPHA, lockstep: bool = True) -> None:
+        self.alpha, self.lockstep = alpha, lockstep
 
     def decide(self, view: FleetView) -> Changes:
         active = view.nodes.device_count - len(view.free)
@@ -64,7 +64,7 @@ class FleetG:
         candidates = sorted([*view.groups, *view.waiting])
         if not candidates:
             return {}
-        widths = create_flotilla(view.rates, candidates, view.nodes.device_count, self.delta)
+        widths = create_flotilla(view.rates, candidates, view.nodes.device_count)
         groups = get_gpu_assignment(widths, view.nodes)
         return {model: groups.get(model, ()) for model in (*view.groups, *groups)}
 
@@ -74,13 +74,10 @@ class FleetL:
 
     lockstep = False
 
-    def __init__(self, delta: float = DELTA) -> None:
-        self.delta = delta
-
     def decide(self, view: FleetView) -> Changes:
         if not view.free or not view.waiting:
             return {}
-        widths = create_flotilla(view.rates, sorted(view.waiting), len(view.free), self.delta)
+        widths = create_flotilla(view.rates, sorted(view.waiting), len(view.free))
         if len(view.free) == view.nodes.device_count:
             return get_gpu_assignment(widths, view.nodes)
         free, changes = set(view.free), {}

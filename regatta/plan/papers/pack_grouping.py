@@ -25,7 +25,6 @@ class PackingCandidate:
 
 
 Groups = list[list[PackingCandidate]]
-Grouping = Callable[[Sequence[PackingCandidate], int], Groups]
 
 
 def by_batch_size(candidates: Sequence[PackingCandidate], limit: int, name: str = "batch_size") -> Groups:

@@ -354,20 +354,15 @@ class Board:
         if epoch == model.epoch:
             model.rest.add(partition)
         else:
-            self._drop_evals(index, epoch)
+            model.evals.pop(epoch, None)
+            model.shelved = [entry for entry in model.shelved if entry[0] != epoch]
+            self.waiting = [deque(entry for entry in queue if entry[1:] != (index, epoch)) for queue in self.waiting]
+            self.evals_waiting = sum(map(len, self.waiting))
             model.epoch, model.rest = epoch, {partition}
         if not model.stopped:
             self._update_wanted(index)
         self.update_open(index)
         self.update_sums(index)
-
-    def _drop_evals(self, index: int, epoch: int) -> None:
-        model = self.models[index]
-        model.evals.pop(epoch, None)
-        model.shelved = [entry for entry in model.shelved if entry[0] != epoch]
-        for partition, queue in enumerate(self.waiting):
-            self.waiting[partition] = deque(entry for entry in queue if entry[1:] != (index, epoch))
-        self.evals_waiting = sum(map(len, self.waiting))
 
     def _update_wanted(self, index: int) -> None:
         """Recompute the visits left, in the current epoch and in later ones."""

@@ -209,7 +209,11 @@ class Hopper:
         unit = self._running.pop(worker)
         if seconds is not None:
             self._estimates.observe(unit, worker, seconds)
-            self._compare_with_estimate(unit, worker, index, running)
+            used = self._board.seconds(index, running)
+            if abs(self._estimates.seconds(unit, worker) - used) > ESTIMATE_TOLERANCE * used:
+                self.refresh(unit.model)
+            noise, expected = self._estimates.noise, self._request.noise
+            self._outdated |= noise > 2 * expected or 2 * noise < expected
         return Finished(unit, trained, evaluated)
 
     def give_back(self, worker: str) -> Unit:
@@ -340,13 +344,6 @@ class Hopper:
             return 0
         allowed = PLANNING_SHARE / DECISION_S * (earliest_end(self._board) - self._origin)
         return max(0, min(MAX_EFFORT_DECISIONS, (int(allowed) - self._spent) // 2))  # the other half is for later
-
-    def _compare_with_estimate(self, unit: Unit, worker: str, index: int, running: Running) -> None:
-        used = self._board.seconds(index, running)
-        if abs(self._estimates.seconds(unit, worker) - used) > ESTIMATE_TOLERANCE * used:
-            self.refresh(unit.model)
-        noise, expected = self._estimates.noise, self._request.noise
-        self._outdated |= noise > 2 * expected or 2 * noise < expected
 
     def _update_units_left(self, index: int) -> None:
         """Recompute the units left of a model whose epochs changed."""

@@ -25,7 +25,9 @@ def lower_bound(
 ) -> Bound:
     """The largest of the work of any worker and the training of any model; with replicas by linear programming."""
     chains = [_chain(times, held_by_worker, model, count, partitions) for model, count in epochs.items()]
-    if _replicated(held_by_worker):
+    holders = Counter(("train", j) for train, _ in held_by_worker.values() for j in train)
+    holders.update(("eval", j) for _, evals in held_by_worker.values() for j in evals)
+    if max(holders.values(), default=0) > 1:
         loads = [_shared(times, held_by_worker, epochs, partitions, eval_partitions)]
     else:
         loads = [_load(times, worker, held, epochs) for worker, held in held_by_worker.items()]
@@ -52,12 +54,6 @@ def _load(times: Times, worker: str, held: tuple[Sequence[int], Sequence[int]], 
         total += count * sum(times.seconds(Unit("train", model, 1, p), worker) for p in train)
         total += count * sum(times.seconds(Unit("eval", model, 1, p), worker) for p in held_out)
     return Bound(total, f"worker {worker}")
-
-
-def _replicated(held_by_worker: HeldPartitions) -> bool:
-    held = Counter(("train", j) for train, _ in held_by_worker.values() for j in train)
-    held.update(("eval", j) for _, evals in held_by_worker.values() for j in evals)
-    return max(held.values(), default=0) > 1
 
 
 def _shared(

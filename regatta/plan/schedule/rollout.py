@@ -43,9 +43,12 @@ def roll_out(board: Board, rule: Rule, give_up: float = math.inf, time_factors: 
     end = board.now
     while True:
         for worker in start_units(board, rule):
-            start = Start(board.now, worker, board.running[worker])
-            starts.append(start)
-            heapq.heappush(heap, (_end(board, start, time_factors), worker))
+            running = board.running[worker]
+            starts.append(Start(board.now, worker, running))
+            until = board.until[worker]
+            if time_factors is not None and not running.evaluates:
+                until = board.now + (until - board.now) * float(time_factors[running.partition, running.model])
+            heapq.heappush(heap, (until, worker))
         if not heap or board.now + (0.0 if replicated else board.load.max(initial=0.0)) >= give_up:
             break
         board.now = end = heap[0][0]
@@ -53,13 +56,6 @@ def roll_out(board: Board, rule: Rule, give_up: float = math.inf, time_factors: 
             board.finish(heapq.heappop(heap)[1])
     given_up = heap or board.left.max(initial=0.0) > 0.0
     return RollOutResult(math.inf if given_up else end, starts)
-
-
-def _end(board: Board, start: Start, time_factors: Floats | None) -> float:
-    if time_factors is None or start.running.evaluates:
-        return board.until[start.worker]
-    expected = board.until[start.worker] - start.time
-    return start.time + expected * float(time_factors[start.running.partition, start.running.model])
 
 
 def start_units(board: Board, rule: Rule) -> list[int]:

@@ -67,7 +67,11 @@ class Randomized:
         free = board.ready.copy()
         chosen = []
         for worker in idle:
-            units = self._units(board, worker, free)
+            units = [
+                (model, partition)
+                for partition in board.held[worker]
+                for model in np.flatnonzero(board.open[partition] & free).tolist()
+            ]
             if units:
                 model, partition = units[int(self._next * len(units))]
                 free[model] = False
@@ -75,14 +79,6 @@ class Randomized:
                 if not peek:
                     self._next = self._random.random()
         return chosen
-
-    @staticmethod
-    def _units(board: Board, worker: int, free: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[tuple[int, int]]:
-        return [
-            (model, partition)
-            for partition in board.held[worker]
-            for model in np.flatnonzero(board.open[partition] & free).tolist()
-        ]
 
 
 class Lpt:
@@ -196,18 +192,14 @@ class Backlog:
     """
 
     def choose(self, board: Board, idle: Sequence[int], *, peek: bool = False) -> list[UnitChoice]:
-        horizon = self._horizon(board)
+        # The earliest possible end: the work divided evenly, but no earlier than the longest model.
+        here = sum(1 for held in board.held if held)
+        busy = sum(max(0.0, end - board.now) for end in board.until.values())
+        horizon = board.now + max((float(board.load.sum()) + busy) / here, float(board.left.max(initial=0.0)))
         chosen = self._serve(board, idle, horizon)
         if not chosen and not board.running:
             chosen = self._serve(board, idle, math.inf)
         return chosen
-
-    @staticmethod
-    def _horizon(board: Board) -> float:
-        """The earliest possible end: the work divided evenly, but no earlier than the longest model."""
-        here = sum(1 for held in board.held if held)
-        busy = sum(max(0.0, end - board.now) for end in board.until.values())
-        return board.now + max((float(board.load.sum()) + busy) / here, float(board.left.max(initial=0.0)))
 
     def _serve(self, board: Board, idle: Sequence[int], horizon: float) -> list[UnitChoice]:
         free = board.ready.copy()

@@ -63,18 +63,14 @@ class PackCensus:
         for located in self.tensors.get(tensor, ()):
             segment = located.segment
             parts = found.setdefault((segment.encoding, segment.base), {})
-            if segment.first not in parts and _is_whole(store, located):
-                parts[segment.first] = located
+            if segment.first not in parts:
+                with suppress(RegattaError):
+                    for _ in checked_streams(store.source, located, segment):
+                        pass
+                    parts[segment.first] = located
         for (encoding, base), parts in sorted(found.items(), key=lambda item: item[0][1] is not None):
             if parts:
                 yield StoredTensor(tensor, encoding, base, tuple(parts[first] for first in sorted(parts)))
-
-
-def _is_whole(store: ParameterStore, located: LocatedSegment) -> bool:
-    try:
-        return all(True for _ in checked_streams(store.source, located, located.segment))
-    except RegattaError:
-        return False
 
 
 def take_census(store: ParameterStore, remote: bool) -> PackCensus:

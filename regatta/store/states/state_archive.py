@@ -100,9 +100,9 @@ def series_bases(references: Mapping[str, str]) -> dict[str, list[str]]:
 class RunStates:
     """All states of a run, as files or in the store of its repository."""
 
-    def __init__(self, run: Path, store: Path | None = None) -> None:
+    def __init__(self, run: Path) -> None:
         self.states = StateFolder(run / STATES)
-        self._store = store or store_beside(run)
+        self._store = store_beside(run)
         self._run = run
 
     def weights(self, config: str, epoch: int | None = None) -> dict[str, NDArray[Any]]:

@@ -73,18 +73,18 @@ class _PlacementState:
         return UnitChoice(worker, model, held[row]) if possible[row, model] else None
 
     def helping_unit(self, worker: int) -> UnitChoice | None:
+        """A unit that would end sooner here, without delaying its model beyond the horizon."""
         best, found = self.board.now, None
         for partition in self.board.held[worker]:
             for model in np.flatnonzero(self.board.open[partition, : len(self.free)] & self.free).tolist():
                 there = float(self.ends[self.home[partition, model]])
-                if there > best and self._would_help(worker, model, partition, there):
+                if there <= best:
+                    continue
+                end = self.board.now + self.board.seconds(worker, Running(False, model, 0, partition))
+                model_end = end + float(self.left[model] - self.work[partition, model])
+                if end < there and model_end <= self.horizon:
                     best, found = there, UnitChoice(worker, model, partition)
         return found
-
-    def _would_help(self, worker: int, model: int, partition: int, there: float) -> bool:
-        """Whether the unit would end sooner here without delaying its model beyond the horizon."""
-        end = self.board.now + self.board.seconds(worker, Running(False, model, 0, partition))
-        return end < there and end + float(self.left[model] - self.work[partition, model]) <= self.horizon
 
 
 def place_units(board: Board) -> FollowPlacement | None:
