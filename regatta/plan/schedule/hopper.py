@@ -9,7 +9,6 @@ epoch. They start before training units because searches wait for them. There is
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from regatta.errors import UsageError, nearest
@@ -21,13 +20,12 @@ from regatta.plan.schedule.rollout import Start, earliest_end, start_units
 from regatta.plan.schedule.rule_names import planner_for
 from regatta.plan.schedule.rules import ChosenRule, PlanningRequest, Rule
 from regatta.plan.schedule.timetable import Timetable
-from regatta.plan.schedule.units import Assignment, Event, Finished, Unit
+from regatta.plan.schedule.units import Assignment, Finished, Unit
 
 ESTIMATE_TOLERANCE = 0.05  # the board takes over an estimate that changed by more than this
 MAX_EFFORT_DECISIONS = 20_000  # simulated decisions, which take less than a second
 DECISION_S = 40e-6  # of one simulated decision, while workers keep all cores busy
 PLANNING_SHARE = 0.0015  # of a run's time that planning may take; making decisions takes about as much again
-MAX_STORY_EVENTS = 500_000  # older events are dropped
 
 
 def check_rule(rule: str) -> None:
@@ -68,8 +66,6 @@ class Hopper:
         self._left: list[int] = []  # units by model
         self._units_left = self._models_left = 0
         self._workers_changed = False
-        self._visited_before: dict[tuple[int, int], int] = {}  # (model, epoch): partitions visited before it was added
-        self._story: deque[tuple[float, str, int, int, Running | None]] = deque(maxlen=MAX_STORY_EVENTS)
 
     # -- workers and models ------------------------------------------------------------------------
 
@@ -89,7 +85,6 @@ class Hopper:
         board.hold(index, train, evals)
         board.idle.add(index)
         self._workers_changed = self._outdated = True
-        self._log("worker came", worker=index)
 
     def remove_worker(self, worker: str) -> Unit | None:
         """Remove a worker. The unit that it ran, if any, goes back to the queue and is returned."""
@@ -99,7 +94,6 @@ class Hopper:
         self._board.idle.discard(index)
         del self._workers[worker]
         self._workers_changed = self._outdated = True
-        self._log("worker left", worker=index)
         return unit
 
     def set_partitions(self, worker: str, train: Iterable[int], evals: Iterable[int] = ()) -> None:
@@ -139,7 +133,6 @@ class Hopper:
         self._models[model] = index
         self._model_names.append(model)
         self._left.append(0)
-        self._visited_before[index, done + 1] = len(set(visited))
         for epoch, partition in evals:
             _check_partitions([partition], board.eval_partitions, "evaluation partition")
             board.add_eval(index, epoch, partition)
@@ -147,7 +140,6 @@ class Hopper:
             board.complete_epoch(index)
         self._update_units_left(index)
         self._outdated = True
-        self._log("model added", model=index)
         self.refresh(model)
 
     def extend_model(self, model: str, epochs: int, order: Mapping[int, Sequence[int]] | None = None) -> None:
@@ -158,14 +150,12 @@ class Hopper:
         self._board.extend(index, epochs)
         self._update_units_left(index)
         self._outdated = True
-        self._log(f"extended to {epochs} epochs", model=index)
 
     def stop_model(self, model: str) -> None:
         """Start no new units of this model; running units may finish."""
         index = self._model(model)
         self._board.stop(index)
         self._update_units_left(index)
-        self._log("stopped", model=index)
 
     def refresh(self, model: str) -> None:
         """Take over the estimates of a model. Call it when a profile is set after the model was added."""
@@ -192,9 +182,7 @@ class Hopper:
         rule = self._current_rule()
         assignments = []
         for index in start_units(board, rule):
-            running = board.running[index]
-            self._log("started", index, running.model, running)
-            worker, unit = self._worker_names[index], self._unit(running)
+            worker, unit = self._worker_names[index], self._unit(board.running[index])
             self._running[worker] = unit
             assignments.append(Assignment(worker, unit))
         return assignments
@@ -205,7 +193,6 @@ class Hopper:
         running, trained, evaluated = self._board.finish(index)
         self._set_left(running.model, self._left[running.model] - 1)
         self._board.now = now
-        self._log("finished", index, running.model, running)
         unit = self._running.pop(worker)
         if seconds is not None:
             self._estimates.observe(unit, worker, seconds)
@@ -222,7 +209,6 @@ class Hopper:
         running = self._board.give_back(index)
         if self._board.models[running.model].stopped:
             self._set_left(running.model, self._left[running.model] - 1)
-        self._log("given back", index, running.model, running)
         return self._running.pop(worker)
 
     def undo(self, model: str, epoch: int, partition: int) -> None:
@@ -235,7 +221,6 @@ class Hopper:
         self._board.undo(index, epoch, partition)
         self._update_units_left(index)
         self._outdated = True
-        self._log("undone", -1, index, Running(False, index, epoch, partition))
 
     def likely_next(self, worker: str) -> Unit | None:
         """The unit that this busy worker would take if it became idle now, among the models that are idle."""
@@ -295,23 +280,6 @@ class Hopper:
         wanted = self._board.wanted.sum(axis=1)
         return [j for j in range(self._board.partitions) if wanted[j] and j not in held]
 
-    def story(self, model_or_worker: str) -> list[Event]:
-        """The events that touched a model or a worker, oldest first."""
-        worker = self._worker_names.index(model_or_worker) if model_or_worker in self._worker_names else -2
-        model = self._models.get(model_or_worker, -2)
-        if worker < 0 and model < 0:
-            known = [*self._models, *self._worker_names]
-            raise UsageError(
-                f"There is no model or worker {model_or_worker!r}.", candidates=nearest(model_or_worker, known)
-            )
-        events = []
-        for time, what, w, m, running in self._story:
-            if w == worker or m == model or w == m == -1:
-                worker_name = self._worker_names[w] if w >= 0 else None
-                model_name = self._model_names[m] if m >= 0 else None
-                events.append(Event(time, what, worker_name, model_name, self._unit(running) if running else None))
-        return events
-
     # -- internals ----------------------------------------------------------------------------------
 
     def _current_rule(self) -> Rule:
@@ -331,7 +299,6 @@ class Hopper:
         self._request = dataclasses.replace(self._request, noise=noise, present=present, effort=self._effort())
         chosen = self._planner(self._board, self._request)
         self._spent += chosen.decisions
-        self._log(f"goes by {chosen.name}: {chosen.why}")
         return chosen
 
     def _effort(self) -> int:
@@ -355,7 +322,6 @@ class Hopper:
         self._models_left += bool(units) - bool(before)
 
     def _count_units_left(self, index: int) -> int:
-        """Count the units of a model that are not finished."""
         board = self._board
         model = board.models[index]
         active = sum(running.model == index for running in board.running.values())
@@ -369,9 +335,6 @@ class Hopper:
     def _unit(self, running: Running) -> Unit:
         kind, name = "eval" if running.evaluates else "train", self._model_names[running.model]
         return Unit(kind, name, running.epoch, running.partition)  # type: ignore[arg-type]
-
-    def _log(self, what: str, worker: int = -1, model: int = -1, running: Running | None = None) -> None:
-        self._story.append((self._board.now, what, worker, model, running))
 
     def _worker(self, worker: str) -> int:
         if worker not in self._workers:

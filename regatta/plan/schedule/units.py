@@ -38,14 +38,3 @@ class Finished:
     unit: Unit
     trained: bool
     evaluated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One event in a scheduler's story."""
-
-    time: float
-    what: str
-    worker: str | None = None
-    model: str | None = None
-    unit: Unit | None = None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 
 from regatta.plan.schedule.estimates import KnownTimes
-from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import spread_partitions
 from regatta.plan.schedule.units import Unit
 
@@ -37,7 +36,7 @@ class Play:
         self.homes = spread_partitions(self.partitions, self.workers, self.evals, self.replicas)
         times = {(f"m{i}", j): 1.0 + (7 * i + 3 * j) % 5 for i in range(64) for j in range(self.partitions)}
         evals = {(f"m{i}", j): 0.5 for i in range(64) for j in range(self.evals)}
-        self.hopper = Hopper(
+        self.hopper = RecordedHopper(
             self.partitions,
             self.evals,
             estimates=KnownTimes(times, evals),

@@ -1,23 +1,63 @@
-"""Invariants that hold after every event, checked from scratch: the sums of a board, and a scheduler's story."""
+"""Invariants that hold after every event, checked from scratch: the sums of a board, and the events of a scheduler."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from regatta.plan.schedule.board import Board, Running
-from regatta.plan.schedule.hopper import MAX_STORY_EVENTS, Hopper
+from regatta.plan.schedule.board import Board
+from regatta.plan.schedule.hopper import Hopper
+from regatta.plan.schedule.rules import ChosenRule
+from regatta.plan.schedule.units import Assignment, Finished, Unit
+
+
+class RecordedHopper(Hopper):
+    """A scheduler that records the events of its units, for `check_hopper`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.events: list[tuple[str, str, Unit]] = []  # what happened, the worker, the unit
+        self.visited_before: dict[tuple[str, int], int] = {}  # (model, epoch): partitions visited before it was added
+        self.plans = 0
+
+    def add_model(self, model: str, epochs: int, *, done: int = 0, visited: Iterable[int] = (), **options: Any) -> None:
+        before = list(visited)
+        super().add_model(model, epochs, done=done, visited=before, **options)
+        self.visited_before[model, done + 1] = len(set(before))
+
+    def assign(self, now: float = 0.0) -> list[Assignment]:
+        assignments = super().assign(now)
+        self.events += [("started", assignment.worker, assignment.unit) for assignment in assignments]
+        return assignments
+
+    def finish(self, worker: str, now: float = 0.0, seconds: float | None = None) -> Finished:
+        finished = super().finish(worker, now, seconds)
+        self.events.append(("finished", worker, finished.unit))
+        return finished
+
+    def give_back(self, worker: str) -> Unit:
+        unit = super().give_back(worker)
+        self.events.append(("given back", worker, unit))
+        return unit
+
+    def undo(self, model: str, epoch: int, partition: int) -> None:
+        super().undo(model, epoch, partition)
+        self.events.append(("undone", "", Unit("train", model, epoch, partition)))
+
+    def _plan(self) -> ChosenRule:
+        self.plans += 1
+        return super()._plan()
 
 
 def check_hopper(hopper: Hopper) -> None:
     """Assert every invariant, over all events so far."""
-    board = hopper._board
+    assert isinstance(hopper, RecordedHopper)
     if not hopper._workers_changed:  # otherwise the next decision updates the sums
-        check_board(board)
-    if len(hopper._story) < MAX_STORY_EVENTS:  # otherwise the oldest events are missing
-        check_story(hopper._story, board.partitions, hopper._visited_before)
+        check_board(hopper._board)
+    check_events(hopper.events, hopper._board.partitions, hopper.visited_before)
     assert hopper._left == [hopper._count_units_left(index) for index in range(len(hopper._model_names))]
     assert hopper._units_left == sum(hopper._left)
     assert hopper._models_left == sum(map(bool, hopper._left))
@@ -68,41 +108,37 @@ def _check_openings(board: Board) -> None:
     assert not board.ready[len(board.models) :].any()
 
 
-def check_story(
-    story: Iterable[tuple[float, str, int, int, Running | None]],
-    partitions: int,
-    before: Mapping[tuple[int, int], int],
+def check_events(
+    events: Iterable[tuple[str, str, Unit]], partitions: int, before: Mapping[tuple[str, int], int]
 ) -> None:
     """Completeness, isolation, exclusive access and no preemption, from the events alone.
 
-    `before`: by (model, epoch), the number of partitions trained on before the story begins.
+    `before`: by (model, epoch), the number of partitions trained on before the first event.
     """
-    busy: dict[int, Running] = {}
+    busy: dict[str, Unit] = {}
     done = Counter(before)
-    units: set[Running] = set()
-    for _, what, worker, _, running in story:
-        if running is None:
-            continue
+    units: set[Unit] = set()
+    for what, worker, unit in events:
         if what == "undone":
-            units.discard(running)
-            done[running.model, running.epoch] -= 1
+            units.discard(unit)
+            done[unit.model, unit.epoch] -= 1
             continue
         if what == "started":
             assert worker not in busy, "a worker started a unit while it ran another"
-            assert running not in units, f"{running} was done already"
-            assert running not in busy.values(), f"{running} runs twice"
-            if not running.evaluates:
-                same = [r for r in busy.values() if not r.evaluates and r.model == running.model]
+            assert unit not in units, f"{unit} was done already"
+            assert unit not in busy.values(), f"{unit} runs twice"
+            if unit.kind == "train":
+                same = [other for other in busy.values() if other.kind == "train" and other.model == unit.model]
                 assert not same, "two training units of a model at the same time"
-            busy[worker] = running
+            busy[worker] = unit
             continue
-        assert busy.pop(worker) == running, "a unit ended that was not started"
+        assert busy.pop(worker) == unit, "a unit ended that was not started"
         if what == "finished":
-            units.add(running)
-            if not running.evaluates:
-                done[running.model, running.epoch] += 1
+            units.add(unit)
+            if unit.kind == "train":
+                done[unit.model, unit.epoch] += 1
     for model, epoch in done:
         later = any(m == model and e > epoch and visits for (m, e), visits in done.items())  # 0 visits: all undone
         assert not later or done[model, epoch] == partitions, "an epoch began before the previous one was complete"
-    evaluated = {(r.model, r.epoch) for r in units if r.evaluates}
+    evaluated = {(unit.model, unit.epoch) for unit in units if unit.kind == "eval"}
     assert all(done[key] == partitions for key in evaluated if key in done), "an epoch was evaluated too early"

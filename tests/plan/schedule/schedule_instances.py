@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 
 from regatta.plan.schedule.estimates import KnownTimes
-from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import Schedule, SimulatedUnit, simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
 
@@ -27,13 +26,13 @@ def hopper_for(
     effort: int | None = 0,
     noise: float = 0.0,
     later: int = 0,
-) -> Hopper:
+) -> RecordedHopper:
     """A partition per worker unless there are fewer workers; nothing is planned ahead unless an effort is given.
 
     The last models, as many as come `later`, are known but not added.
     """
     partitions = len(times[0])
-    hopper = Hopper(partitions, estimates=known(times, noise), rule=rule, effort=effort, solver_seconds=5.0)
+    hopper = RecordedHopper(partitions, estimates=known(times, noise), rule=rule, effort=effort, solver_seconds=5.0)
     for worker, held in spread_partitions(partitions, workers or partitions).items():
         hopper.add_worker(worker, *held)
     for model in range(len(times) - later):
@@ -64,12 +63,12 @@ def units_by_worker(schedule: Schedule) -> list[str]:
     ]
 
 
-def two_workers(evals: int = 0, rule: str = "longest", models: int = 2) -> Hopper:
+def two_workers(evals: int = 0, rule: str = "longest", models: int = 2) -> RecordedHopper:
     """Two partitions, one each; evaluation partition 0 lies with both, 1 with w1."""
     times = KnownTimes(
         {(f"m{i}", j): 1.0 for i in range(9) for j in range(2)}, {(f"m{i}", j): 0.5 for i in range(9) for j in range(2)}
     )
-    hopper = Hopper(2, evals, estimates=times, rule=rule, effort=0)
+    hopper = RecordedHopper(2, evals, estimates=times, rule=rule, effort=0)
     hopper.add_worker("w0", [0], range(min(evals, 1)))
     hopper.add_worker("w1", [1], range(evals))
     for model in range(models):

@@ -6,11 +6,10 @@ import math
 import random
 
 import pytest
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 
 from regatta.errors import UsageError
 from regatta.plan.schedule.estimates import Estimates, KnownTimes
-from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import simulate, spread_partitions
 from regatta.plan.schedule.units import Unit
 
@@ -115,7 +114,7 @@ def test_a_scheduler_uses_what_it_learns() -> None:
     """By their profiles all are equal; one model takes eight times as long. In its second epoch it goes first."""
     estimates = Estimates([100] * 4)
     real = KnownTimes({(f"m{i}", j): 8.0 if i == 5 else 1.0 for i in range(12) for j in range(4)})
-    hopper = Hopper(4, estimates=estimates, rule="longest")
+    hopper = RecordedHopper(4, estimates=estimates, rule="longest")
     for worker, held in spread_partitions(4, 4).items():
         hopper.add_worker(worker, *held)
     for model in range(12):

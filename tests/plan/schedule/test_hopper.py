@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 from schedule_instances import hopper_for, known, train, two_workers
 
 from regatta.errors import UsageError
@@ -130,7 +130,7 @@ def test_fewer_epochs_than_begun_are_rounded_up() -> None:
 
 def test_a_lost_unit_is_done_again_elsewhere() -> None:
     times = KnownTimes({("m0", 0): 1.0})
-    hopper = Hopper(1, estimates=times, rule="longest")
+    hopper = RecordedHopper(1, estimates=times, rule="longest")
     hopper.add_worker("a", [0])
     hopper.add_worker("b", [0])
     hopper.add_model("m0", 1)
@@ -177,19 +177,6 @@ def test_the_likely_next_unit_may_be_an_evaluation() -> None:
     assert hopper.finish("w1").trained
     assert Assignment("w1", Unit("eval", model, 1, 0)) in hopper.assign()
     assert hopper.likely_next("w1") == Unit("eval", model, 1, 1)
-
-
-def test_the_story_of_a_model_and_of_a_worker() -> None:
-    hopper = two_workers(models=1)
-    hopper.assign(1.0)
-    hopper.finish("w0", 2.5)
-    lines = [(event.time, event.what, event.worker) for event in hopper.story("m0")]
-    assert (1.0, "started", "w0") in lines
-    assert (2.5, "finished", "w0") in lines
-    assert ("worker came", "w0") in [(event.what, event.worker) for event in hopper.story("w0")]
-    assert all(event.worker != "w1" for event in hopper.story("w0"))
-    with pytest.raises(UsageError, match="no model or worker 'w7'"):
-        hopper.story("w7")
 
 
 @pytest.mark.parametrize(

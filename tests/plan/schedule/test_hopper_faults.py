@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 from schedule_instances import known, train, two_workers
 
 from regatta.errors import UsageError
@@ -50,7 +50,6 @@ def test_a_unit_lost_in_mid_epoch_is_done_again() -> None:
     hopper.undo("m0", 1, lost.partition)
     check_hopper(hopper)
     assert hopper.units_left() == 4
-    assert [event.unit for event in hopper.story("m0") if event.what == "undone"] == [lost]
     assert sorted(finish_all(hopper), key=str) == sorted(epoch_of("m0", 1) + epoch_of("m0", 2), key=str)
 
 
@@ -190,7 +189,7 @@ def test_partitions_of_a_lost_worker_are_trained_by_their_new_holder() -> None:
 @pytest.mark.parametrize("rule", ["auto", "longest", "backlog", "placed", "randomized"])
 def test_a_run_ends_on_the_workers_that_took_over(rule: str) -> None:
     times = known([[1.0, 2.0, 1.5]] * 5)
-    hopper = Hopper(3, estimates=times, rule=rule)
+    hopper = RecordedHopper(3, estimates=times, rule=rule)
     for worker, held in spread_partitions(3, 3).items():
         hopper.add_worker(worker, *held)
     for model in range(5):
@@ -221,11 +220,6 @@ def test_a_worker_comes_back_under_its_old_name() -> None:
     assert hopper.workers() == {"w0": ([0], []), "w1": ([1], [])}
     (again,) = hopper.assign()
     assert (again.worker, again.unit.partition) == ("w1", 1)
-    assert [e.what for e in hopper.story("w1") if e.what.startswith("worker")] == [
-        "worker came",
-        "worker left",
-        "worker came",
-    ]
     assert len(finish_all(hopper)) == 12
 
 

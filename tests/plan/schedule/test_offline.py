@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedule_instances import bound_of, hopper_for, known, schedule_of, units_by_worker
@@ -46,7 +46,7 @@ def test_a_worker_waits_for_a_model_that_is_about_to_come() -> None:
     real = planned | {("b", 1): 4.5}
 
     def run(patience: float) -> list[str]:
-        hopper = Hopper(2, estimates=KnownTimes(planned | {("a", 1): 1.0, ("c", 1): 1.0}), rule="planned")
+        hopper = RecordedHopper(2, estimates=KnownTimes(planned | {("a", 1): 1.0, ("c", 1): 1.0}), rule="planned")
         hopper.add_worker("w0", [0])
         hopper.add_worker("w1", [1])
         hopper.add_model("a", 1, visited=[1])
@@ -153,7 +153,7 @@ def test_a_schedule_of_one_epoch_is_repeated(rule: str) -> None:
 
 def test_a_solver_that_finds_nothing_gives_way_to_the_dispatch_rule() -> None:
     times = drawn(1, 30, 10)
-    hopper = Hopper(10, estimates=known(times), rule="milp", solver_seconds=0.01)
+    hopper = RecordedHopper(10, estimates=known(times), rule="milp", solver_seconds=0.01)
     for worker, held in spread_partitions(10, 10).items():
         hopper.add_worker(worker, *held)
     for model in range(30):
@@ -188,7 +188,7 @@ def test_placement_gives_the_slow_holder_its_share() -> None:
     times = KnownTimes(
         {(f"m{i}", j, w): s for i in range(10) for j in range(4) for w, s in (("fast", 1.0), ("slow", 4.0))}
     )
-    hopper = Hopper(4, estimates=times, rule="placed")
+    hopper = RecordedHopper(4, estimates=times, rule="placed")
     for worker in ("fast", "slow"):
         hopper.add_worker(worker, range(4))
     for model in range(10):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 from schedule_instances import bound_of, hopper_for, known, schedule_of
 
 from regatta.plan.schedule.estimates import Estimates, KnownTimes
@@ -28,7 +28,7 @@ def replicated(fast: float) -> Hopper:
     times = {
         (f"m{i}", j, w): fast if w == "w0" else 1.0 for i in range(6) for j in range(3) for w in spread_partitions(3, 3)
     }
-    hopper = Hopper(3, estimates=KnownTimes(times), effort=0)
+    hopper = RecordedHopper(3, estimates=KnownTimes(times), effort=0)
     for worker, held in spread_partitions(3, 3, replicas=2).items():
         hopper.add_worker(worker, *held)
     for model in range(6):
@@ -79,7 +79,7 @@ def test_a_short_run_is_not_planned_for_long() -> None:
 def test_repeated_planning_stays_within_its_share_of_the_run() -> None:
     """A search that adds models one by one: all plans together stay within the share of the run."""
     times = known([[c] * 5 for c in range(1, 60)])
-    hopper = Hopper(5, estimates=times)
+    hopper = RecordedHopper(5, estimates=times)
     for worker, held in spread_partitions(5, 5).items():
         hopper.add_worker(worker, *held)
     hopper.add_model("m0", 1)
@@ -115,7 +115,7 @@ def test_workers_that_finish_almost_together_do_not_spoil_the_schedule() -> None
 def test_noise_ends_a_plan() -> None:
     """Times vary more than expected: a dispatch rule replaces the plan."""
     estimates = Estimates([100] * 12)
-    hopper = Hopper(12, estimates=estimates, effort=3000)
+    hopper = RecordedHopper(12, estimates=estimates, effort=3000)
     for worker, held in spread_partitions(12, 12).items():
         hopper.add_worker(worker, *held)
     for model in range(12):
@@ -136,4 +136,4 @@ def test_a_model_added_later_is_planned() -> None:
     hopper.add_model("m9", 1)
     schedule = simulate(hopper, known(times), after=check_hopper)
     assert schedule.makespan <= 1.02 * 150.0  # it takes longest by far, and is begun at once
-    assert sum(event.what.startswith("goes by") for event in hopper.story("m9")) == 2
+    assert hopper.plans == 2

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 from schedule_instances import hopper_for, known, schedule_of
 
 from regatta.errors import UsageError
-from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.simulate import Outage, simulate, spread_partitions
 
 
@@ -62,7 +61,7 @@ def test_a_partition_that_no_worker_holds_is_an_error() -> None:
 
 def test_a_replica_takes_over() -> None:
     times = known([[1.0] * 4] * 6)
-    hopper = Hopper(4, estimates=times, rule="backlog")
+    hopper = RecordedHopper(4, estimates=times, rule="backlog")
     for worker, held in spread_partitions(4, 4, replicas=2).items():
         hopper.add_worker(worker, *held)
     for model in range(6):

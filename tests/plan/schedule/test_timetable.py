@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from drive_hopper import Play
-from hopper_invariants import check_hopper
+from hopper_invariants import RecordedHopper, check_hopper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,7 +37,7 @@ class Counted:
 
 
 def hopper(times: Counted, models: int = 20, workers: int = 10) -> Hopper:
-    made = Hopper(workers, estimates=times)
+    made = RecordedHopper(workers, estimates=times)
     for worker in range(workers):
         made.add_worker(f"w{worker}", [worker])
     for model in range(models):
@@ -87,7 +87,7 @@ def test_the_estimate_of_a_sole_holder_is_updated() -> None:
     """Two holders of unlike speed, then one: its estimate moves on from what it was when there were two."""
     estimates = Estimates([100])
     estimates.set_profile("m0", 0.01, 0.0)
-    made = Hopper(1, estimates=estimates)
+    made = RecordedHopper(1, estimates=estimates)
     for worker in ("w0", "w1"):
         made.add_worker(worker, [0])
     made.add_model("m0", 50)
@@ -129,7 +129,7 @@ def test_a_plan_is_outdated_by_changes_since_it_was_made() -> None:
     estimates = Estimates([100] * 4)
     for model in range(40):
         estimates.set_profile(f"m{model}", 0.01, 0.0)
-    made = Hopper(4, estimates=estimates)
+    made = RecordedHopper(4, estimates=estimates)
     for worker in range(4):
         made.add_worker(f"w{worker}", [worker])
     for model in range(40):
