@@ -7,12 +7,14 @@ its axes. A layer with an activation becomes two nodes, as in PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import MissingExtraError, UsageError
 from regatta.network.builder import Builder
 from regatta.network.graph import Network, Parameter, Shape
 from regatta.network.onnx.operators import same_padding
+from regatta.network.torch.modules import split_padding
 
 if TYPE_CHECKING:
     import keras
@@ -111,7 +113,8 @@ class _KerasReader:
         shapes = [tuple(tensor.shape) for tensor in node.input_tensors]
         outputs = list(node.outputs)
         shape = tuple(outputs[0].shape) if len(outputs) == 1 else None
-        constants = _constants(node)
+        arguments = (*node.arguments.args, *node.arguments.kwargs.values())
+        constants = [x for x in arguments if isinstance(x, int | float)]  # as in `x + 1`
         at = self._write(operation, inputs, shapes, shape, constants)
         if len(outputs) == 1:
             self._made[id(outputs[0])] = at
@@ -129,18 +132,12 @@ class _KerasReader:
             parameters = list(_parameters(layer, kind)) if place == 0 else []
             name = layer.name if place == 0 else f"{layer.name}.{kind.lower()}"
             known = shape if last or kind in ("CONV", "FULL") else None
-            inputs = [
-                self._builder.add(kind, inputs, name=name, attributes=attributes, shape=known, parameters=parameters)
-            ]
-        return inputs[0]
+            at = self._builder.add(kind, inputs, name=name, attributes=attributes, shape=known, parameters=parameters)
+            inputs = [at]
+        return at
 
 
 Made = tuple[str, dict[str, Any]]
-
-
-def _constants(node: Any) -> list[Any]:
-    """Numbers among the operands of an operation: `x + 1`."""
-    return [x for x in (*node.arguments.args, *node.arguments.kwargs.values()) if isinstance(x, int | float)]
 
 
 def _described(layer: Any, shapes: Sequence[Shape | None], constants: Sequence[Any]) -> list[Made]:
@@ -190,11 +187,11 @@ def _role(kind: str, name: str, rank: int, layer: str) -> str:
 def _channels(shape: Shape | None, layer: Any) -> Any:
     if shape is None:
         return None
-    return shape[1] if getattr(layer, "data_format", "channels_last") == "channels_first" else shape[-1]
+    return shape[1] if _has_channels_first(layer) else shape[-1]
 
 
-def _spatial(shape: Shape, layer: Any) -> Shape:
-    return shape[2:] if getattr(layer, "data_format", "channels_last") == "channels_first" else shape[1:-1]
+def _has_channels_first(layer: Any) -> bool:
+    return getattr(layer, "data_format", "channels_last") == "channels_first"
 
 
 def _padding(
@@ -203,48 +200,39 @@ def _padding(
     """The padding of "same": starts, then ends if they differ. An unknown size counts as a multiple of the strides."""
     if layer.padding != "same":
         return [0] * len(kernel)
-    sizes = _spatial(shape, layer) if shape is not None else [None] * len(kernel)
+    sizes = [None] * len(kernel)
+    if shape is not None:
+        sizes = shape[2:] if _has_channels_first(layer) else shape[1:-1]
     totals = [
         same_padding(size if size is not None else s * 1024, k, s, d)
         for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True)
     ]
-    begins = [total // 2 for total in totals]
-    ends = [total - begin for total, begin in zip(totals, begins, strict=True)]
-    return begins if begins == ends else begins + ends
+    return split_padding(totals)
 
 
-def _conv(transposed: bool = False, depthwise: bool = False) -> Callable[..., list[Made]]:
-    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-        kernel, stride, dilation = list(layer.kernel_size), list(layer.strides), list(layer.dilation_rate)
-        ins = _channels(shapes[0], layer)
-        outs = (ins or 0) * layer.depth_multiplier if depthwise else layer.filters
-        attributes = {
-            "dims": len(kernel), "in": ins, "out": outs, "kernel": kernel, "stride": stride, "dilation": dilation,
-            "padding": [0] * len(kernel) if transposed else _padding(layer, kernel, stride, dilation, shapes[0]),
-            "groups": ins if depthwise else getattr(layer, "groups", 1), "bias": layer.use_bias,
-            "transposed": transposed,
-        }  # fmt: skip
-        return [("CONV", attributes)]
-
-    return made
+def _conv(layer: Any, shapes: Sequence[Shape | None], transposed: bool = False, depthwise: bool = False) -> list[Made]:
+    kernel, stride, dilation = list(layer.kernel_size), list(layer.strides), list(layer.dilation_rate)
+    ins = _channels(shapes[0], layer)
+    outs = (ins or 0) * layer.depth_multiplier if depthwise else layer.filters
+    attributes = {
+        "dims": len(kernel), "in": ins, "out": outs, "kernel": kernel, "stride": stride, "dilation": dilation,
+        "padding": [0] * len(kernel) if transposed else _padding(layer, kernel, stride, dilation, shapes[0]),
+        "groups": ins if depthwise else getattr(layer, "groups", 1), "bias": layer.use_bias,
+        "transposed": transposed,
+    }  # fmt: skip
+    return [("CONV", attributes)]
 
 
-def _pool(function: str) -> Callable[..., list[Made]]:
-    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-        kernel, stride = list(layer.pool_size), list(layer.strides)
-        padding = _padding(layer, kernel, stride, [1] * len(kernel), shapes[0])
-        attributes = {"dims": len(kernel), "function": function, "kernel": kernel, "stride": stride, "padding": padding}
-        return [("POOL", attributes | {"count_padding": function == "max" or not any(padding)})]
-
-    return made
+def _pool(function: str, layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    kernel, stride = list(layer.pool_size), list(layer.strides)
+    padding = _padding(layer, kernel, stride, [1] * len(kernel), shapes[0])
+    attributes = {"dims": len(kernel), "function": function, "kernel": kernel, "stride": stride, "padding": padding}
+    return [("POOL", attributes | {"count_padding": function == "max" or not any(padding)})]
 
 
-def _global_pool(dims: int, function: str) -> Callable[..., list[Made]]:
-    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-        pool: Made = ("POOL", {"dims": dims, "function": function, "output": [1] * dims})
-        return [pool] if layer.keepdims else [pool, ("FLATTEN", {})]
-
-    return made
+def _global_pool(dims: int, function: str, layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    pool: Made = ("POOL", {"dims": dims, "function": function, "output": [1] * dims})
+    return [pool] if layer.keepdims else [pool, ("FLATTEN", {})]
 
 
 def _full(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
@@ -254,21 +242,16 @@ def _full(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
 
 def _batch_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
     features = shapes[0][layer.axis] if shapes[0] is not None else None
-    attributes = {
-        "function": "batch",
-        "features": features,
-        "eps": layer.epsilon,
-        "momentum": round(1 - layer.momentum, 9),
-    }
+    momentum = round(1 - layer.momentum, 9)
+    attributes = {"function": "batch", "features": features, "eps": layer.epsilon, "momentum": momentum}
     return [("NORM", attributes | {"affine": layer.scale or layer.center})]
 
 
 def _layer_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
     axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
     shape = [shapes[0][axis] for axis in axes] if shapes[0] is not None else None
-    return [
-        ("NORM", {"function": "layer", "shape": shape, "eps": layer.epsilon, "affine": layer.scale or layer.center})
-    ]
+    attributes = {"function": "layer", "shape": shape, "eps": layer.epsilon, "affine": layer.scale or layer.center}
+    return [("NORM", attributes)]
 
 
 def _group_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
@@ -281,17 +264,10 @@ def _attention(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
     return [("ATTENTION", {"features": features, "heads": layer._num_heads, "dropout": float(layer._dropout)})]
 
 
-def _recurrent(function: str) -> Callable[..., list[Made]]:
-    def made(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-        ins = shapes[0][-1] if shapes[0] is not None else None
-        attributes = {"function": function, "in": ins, "hidden": layer.units, "bias": layer.use_bias}
-        return [("RNN", attributes | {"sequences": layer.return_sequences})]
-
-    return made
-
-
-def _spatial_dropout(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-    return [("DROPOUT", {"p": layer.rate, "function": "channels"})]
+def _recurrent(function: str, layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    ins = shapes[0][-1] if shapes[0] is not None else None
+    attributes = {"function": function, "in": ins, "hidden": layer.units, "bias": layer.use_bias}
+    return [("RNN", attributes | {"sequences": layer.return_sequences})]
 
 
 def _relu(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
@@ -307,10 +283,6 @@ def _concat(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
     rank = len(shapes[0]) if shapes[0] is not None else 0
     last = bool(rank) and layer.axis % rank == rank - 1
     return [("CONCAT", {"axis": 1 if last and (rank == 2 or rank > 3) else layer.axis})]
-
-
-def _reshape(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-    return [("RESHAPE", {"shape": [0, *layer.target_shape]})]
 
 
 def _zero_padding(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
@@ -338,29 +310,33 @@ _ACTIVATIONS: Mapping[str, Made] = {
 _ARITHMETIC = ("Add", "Subtract", "Multiply", "Divide", "TrueDivide", "Maximum", "Minimum", "Power")
 
 _LAYERS: Mapping[str, Callable[[Any, Sequence[Shape | None]], list[Made]]] = {
-    **{f"Conv{d}D": _conv() for d in (1, 2, 3)},
-    **{f"Conv{d}DTranspose": _conv(transposed=True) for d in (1, 2, 3)},
-    **{f"DepthwiseConv{d}D": _conv(depthwise=True) for d in (1, 2)},
-    **{f"MaxPooling{d}D": _pool("max") for d in (1, 2, 3)},
-    **{f"AveragePooling{d}D": _pool("avg") for d in (1, 2, 3)},
-    **{f"GlobalMaxPooling{d}D": _global_pool(d, "max") for d in (1, 2, 3)},
-    **{f"GlobalAveragePooling{d}D": _global_pool(d, "avg") for d in (1, 2, 3)},
+    **{f"Conv{d}D": _conv for d in (1, 2, 3)},
+    **{f"Conv{d}DTranspose": partial(_conv, transposed=True) for d in (1, 2, 3)},
+    **{f"DepthwiseConv{d}D": partial(_conv, depthwise=True) for d in (1, 2)},
+    **{f"MaxPooling{d}D": partial(_pool, "max") for d in (1, 2, 3)},
+    **{f"AveragePooling{d}D": partial(_pool, "avg") for d in (1, 2, 3)},
+    **{f"GlobalMaxPooling{d}D": partial(_global_pool, d, "max") for d in (1, 2, 3)},
+    **{f"GlobalAveragePooling{d}D": partial(_global_pool, d, "avg") for d in (1, 2, 3)},
     "Dense": _full, "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm,
     "GroupNormalization": _group_norm, "MultiHeadAttention": _attention,
-    "LSTM": _recurrent("lstm"), "GRU": _recurrent("gru"), "SimpleRNN": _recurrent("rnn_tanh"),
+    "LSTM": partial(_recurrent, "lstm"), "GRU": partial(_recurrent, "gru"),
+    "SimpleRNN": partial(_recurrent, "rnn_tanh"),
     "Embedding": _simple("EMBED", count="input_dim", features="output_dim"),
     "Dropout": _simple("DROPOUT", p="rate"),
-    **{f"SpatialDropout{d}D": _spatial_dropout for d in (1, 2, 3)},
+    **dict.fromkeys(
+        [f"SpatialDropout{d}D" for d in (1, 2, 3)],
+        lambda layer, shapes: [("DROPOUT", {"p": layer.rate, "function": "channels"})],
+    ),
     "Activation": lambda layer, shapes: _activation(layer.activation.__name__) or [("IDENTITY", {})],
     "ReLU": _relu, "LeakyReLU": _simple("LEAKY_RELU", slope="negative_slope"), "ELU": _simple("ELU", alpha="alpha"),
     "PReLU": _simple("PRELU"), "Softmax": _simple("SOFTMAX", axis="axis"), "Flatten": _simple("FLATTEN"),
-    "Reshape": _reshape, "Permute": lambda layer, shapes: [("TRANSPOSE", {"order": [0, *layer.dims]})],
+    "Reshape": lambda layer, shapes: [("RESHAPE", {"shape": [0, *layer.target_shape]})],
+    "Permute": lambda layer, shapes: [("TRANSPOSE", {"order": [0, *layer.dims]})],
     "Concatenate": _concat, "Identity": _simple("IDENTITY"),
     **{name: _simple(kind) for name, kind in zip(
         _ARITHMETIC, ("ADD", "SUB", "MUL", "DIV", "DIV", "MAXIMUM", "MINIMUM", "POW"), strict=True
     )},
     **{f"ZeroPadding{d}D": _zero_padding for d in (2, 3)},
     **{f"UpSampling{d}D": _upsampling for d in (2, 3)},
-    "Matmul": _simple("MATMUL"), "Relu": _simple("RELU"), "Sigmoid": _simple("SIGMOID"), "Tanh": _simple("TANH"),
-    "Gelu": _simple("GELU"), "Silu": _simple("SILU"),
+    **{name: _simple(name.upper()) for name in ("Matmul", "Relu", "Sigmoid", "Tanh", "Gelu", "Silu")},
 }  # fmt: skip

@@ -6,6 +6,7 @@ cycle, no dangling edge, bounded sizes). It knows no framework and holds no weig
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from regatta.errors import DataError, NotFoundError, nearest
-from regatta.network.kinds import Attribute, Attributes, normalize_attributes, with_default
+from regatta.network.kinds import Attributes, normalize_attributes, with_default
 
 MAX_NODES = 100_000
 MAX_EDGES = 400_000
@@ -62,7 +63,7 @@ class Node:
             raise DataError(f"Node {self.id!r:.80} has {len(self.parameters)} parameters; {MAX_PARAMETERS} at most.")
         object.__setattr__(self, "parameters", tuple(self.parameters))
 
-    def get(self, name: str) -> Attribute:
+    def get(self, name: str) -> Any:
         """An attribute, or its default."""
         return with_default(self.kind, self.attributes, name)
 
@@ -104,7 +105,7 @@ class Network:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        weights = sum(_count(parameter.shape) for parameter in self.parameters.values())
+        weights = sum(math.prod(size or 1 for size in parameter.shape) for parameter in self.parameters.values())
         name = f"{self.name!r}, " if self.name else ""
         return f"Network({name}{len(self.nodes)} nodes, {len(self.edges)} edges, {weights:,} weights)"
 
@@ -260,10 +261,3 @@ def _fresh(wanted: str, taken: set[str]) -> str:
     return (
         wanted if wanted not in taken else next(n for i in range(1, MAX_NODES) if (n := f"{wanted}_{i}") not in taken)
     )
-
-
-def _count(shape: Shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size or 1
-    return count

@@ -7,7 +7,7 @@ never stored, so that two networks with the same meaning are equal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -31,10 +31,6 @@ class LayerKind:
     types: Mapping[str, str] = field(default_factory=dict)
     defaults: Attributes = field(default_factory=dict)
     family: str = ""
-
-    @property
-    def is_free(self) -> bool:
-        return self.name == "OTHER"
 
 
 def _kind(name: str, family: str = "", /, **attributes: Any) -> LayerKind:
@@ -174,6 +170,15 @@ def with_default(kind_name: str, attributes: Attributes, name: str) -> Attribute
     return default
 
 
+def parse_index(items: Iterable[Any] | None) -> tuple[Any, ...]:
+    """The index of a SLICE: `start:stop:step` is a slice, "..." an ellipsis, anything else stands for itself."""
+    return tuple(_parse_item(item) if isinstance(item, str) else item for item in items or ())
+
+
+def _parse_item(text: str) -> Any:
+    return ... if text == "..." else slice(*(int(part) if part else None for part in text.split(":")))
+
+
 def _plain(name: str, value: object, place: str | None) -> Attribute:
     if not isinstance(name, str) or not 0 < len(name) <= 256:
         raise DataError(f"The name of an attribute is a short text, not {name!r:.80}.", place=place)
@@ -208,7 +213,7 @@ def _leaves(value: Attribute) -> Iterator[Attribute]:
 
 
 def _check_type(kind: LayerKind, name: str, value: Attribute, place: str | None) -> None:
-    if kind.is_free or value is None:
+    if kind.name == "OTHER" or value is None:
         return
     if name not in kind.types:
         raise DataError(

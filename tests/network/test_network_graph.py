@@ -24,7 +24,7 @@ VALUES = {
 @st.composite
 def nodes(draw: st.DrawFn, id: str) -> Node:
     kind = KINDS[draw(st.sampled_from(sorted(KINDS)))]
-    types = {"anything": "any"} if kind.is_free else kind.types
+    types = {"anything": "any"} if kind.name == "OTHER" else kind.types
     wanted = draw(st.sets(st.sampled_from(sorted(types)), max_size=3)) if types else set()
     attributes = {name: draw(VALUES[types[name]]) for name in sorted(wanted)}
     shape = draw(st.none() | st.lists(st.none() | st.integers(0, 2**40), max_size=4).map(tuple))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from scipy import special
@@ -105,13 +105,8 @@ def _linear_bounds(curve: Curve, ball: Ball) -> LinearBounds:
     apart = np.abs((at_high - at_low) - slope * width) / 2 + _deviation(curve, low, high)
     centre, radius = np.where(slope == 0, image.centre, through), np.where(slope == 0, image.radius, apart)
     radius = radius + _OWN_ERROR * (np.abs(at_low) + np.abs(at_high) + np.abs(slope) * ball.size)
-    return LinearBounds(
-        slope,
-        centre - radius,
-        slope,
-        centre + radius,
-        _OWN_ERROR * (np.abs(slope) * ball.size + np.abs(centre) + radius),
-    )
+    cushion = _OWN_ERROR * (np.abs(slope) * ball.size + np.abs(centre) + radius)
+    return LinearBounds(slope, centre - radius, slope, centre + radius, cushion)
 
 
 def _deviation(curve: Curve, low: Array, high: Array) -> Array:
@@ -137,7 +132,7 @@ def _rectifier_bounds(ball: Ball, slope: float) -> LinearBounds:
 def _rectifier_slope(node: Node) -> float | None:
     if node.kind == "RELU":
         return 0.0
-    slope: Any = node.get("slope") if node.kind == "LEAKY_RELU" else None
+    slope = node.get("slope") if node.kind == "LEAKY_RELU" else None
     return slope if slope is not None and 0 <= slope <= 1 else None
 
 
@@ -185,9 +180,8 @@ def _exponential(alpha: float, scale: float = 1.0, stretch: float = 1.0) -> Curv
         right = scale * alpha / stretch * np.exp(np.minimum(high, 0.0) / stretch)
         least_slope, most = np.where(low < 0, left, scale), np.where(low < 0, right, scale)
         above = high > 0
-        return np.where(above, np.minimum(least_slope, scale), least_slope), np.where(
-            above, np.maximum(most, scale), most
-        )
+        flattest = np.where(above, np.minimum(least_slope, scale), least_slope)
+        return flattest, np.where(above, np.maximum(most, scale), most)
 
     return Curve(value, slopes=slopes, follow=scale, level=scale * alpha)
 
@@ -204,16 +198,15 @@ def _hard_swish(node: Node) -> Curve:
 
 
 def _clip(node: Node) -> Curve:
-    least_value, greatest = node.get("min"), node.get("max")
-    low = -math.inf if least_value is None else float(least_value)  # type: ignore[arg-type]
-    high = math.inf if greatest is None else float(greatest)  # type: ignore[arg-type]
+    low = -math.inf if node.get("min") is None else float(node.get("min"))
+    high = math.inf if node.get("max") is None else float(node.get("max"))
     kinks = tuple(edge for edge in (low, high) if math.isfinite(edge))
     slopes = tuple(s for s, there in ((0.0, math.isfinite(low)), (1.0, True), (0.0, math.isfinite(high))) if there)
     return Curve(lambda z: np.clip(z, low, high), slopes=_between_kinks(kinks, slopes), steps=1)
 
 
 def _hard_sigmoid(node: Node) -> Curve:
-    alpha, beta = float(node.get("alpha")), float(node.get("beta"))  # type: ignore[arg-type]
+    alpha, beta = float(node.get("alpha")), float(node.get("beta"))
     if alpha <= 0:
         raise NotBounded("a hard sigmoid that does not rise is not bounded")
     edges = (-beta / alpha, (1 - beta) / alpha)
@@ -222,15 +215,15 @@ def _hard_sigmoid(node: Node) -> Curve:
 
 
 def _leaky(node: Node) -> Curve:
-    slope = float(node.get("slope"))  # type: ignore[arg-type]
+    slope = float(node.get("slope"))
     if slope < 0:
         raise NotBounded("a rectifier with a negative slope is not bounded")
     return Curve(lambda z: np.where(z >= 0, z, slope * z), slopes=_between_kinks((0.0,), (slope, 1.0)), steps=2)
 
 
 def _softplus(node: Node) -> Curve:
-    beta = float(node.get("beta"))  # type: ignore[arg-type]
-    threshold = float(node.get("threshold"))  # type: ignore[arg-type]
+    beta = float(node.get("beta"))
+    threshold = float(node.get("threshold"))
     if beta <= 0 or threshold < 10:
         raise NotBounded(f"a softplus with beta {beta:g} and the threshold {threshold:g} is not bounded")
     jump = math.exp(-threshold) / threshold / SINGLE  # the step at the threshold, beyond which it is z itself
@@ -242,8 +235,8 @@ _SELU = 1.0507009873554805, 1.6732632423543772
 _CURVES: dict[str, Callable[[Node], Curve]] = {
     "RELU": lambda node: Curve(lambda z: np.maximum(z, 0.0), steps=0),
     "LEAKY_RELU": _leaky,
-    "ELU": lambda node: _exponential(float(node.get("alpha"))),  # type: ignore[arg-type]
-    "CELU": lambda node: _exponential(float(node.get("alpha")), stretch=float(node.get("alpha"))),  # type: ignore[arg-type]
+    "ELU": lambda node: _exponential(float(node.get("alpha"))),
+    "CELU": lambda node: _exponential(float(node.get("alpha")), stretch=float(node.get("alpha"))),
     "SELU": lambda node: _exponential(_SELU[1], scale=_SELU[0]),
     "GELU": _gelu,
     "SILU": lambda node: Curve(lambda z: z * _sigmoid(z), bend=0.5, turn=-1.2784645427610738, follow=1.0),

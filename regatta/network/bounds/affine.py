@@ -8,7 +8,6 @@ through the layer loses only the slack.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,24 +16,6 @@ from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.bounds.windows import Windows, sliding
 from regatta.network.graph import Node
 from regatta.network.torch.to_torch import split_role
-
-
-class Product(Protocol):
-    """Multiplication by a weight. One output sums `terms` products; on the way back, one input sums `uses`."""
-
-    @property
-    def terms(self) -> int: ...
-
-    @property
-    def uses(self) -> int: ...
-
-    def forward(self, x: Array, weight: Array) -> Array: ...
-
-    def back(self, a: Array, weight: Array) -> Array: ...
-
-    def spread(self, bias: Array) -> Array:
-        """A bias in the shape in which it is added."""
-        ...
 
 
 def parameter_box(node: Node, role: str, boxes: Boxes) -> tuple[str, Ball] | None:
@@ -55,12 +36,11 @@ def parameter_box(node: Node, role: str, boxes: Boxes) -> tuple[str, Ball] | Non
 
 def full(node: Node, boxes: Boxes) -> Step:
     weight, bias = _weight(node, boxes), parameter_box(node, "bias", boxes)
-    known = _Weighted(weight, bias, _Full(*weight[1].shape), node)
-    return lambda x: known(x)
+    return _Weighted(weight, bias, _Full(*weight[1].shape))
 
 
 def conv(node: Node, boxes: Boxes) -> Step:
-    get: Any = node.get
+    get = node.get
     if get("transposed"):
         raise NotBounded("transposed convolutions are not bounded")
     if get("padding_mode") != "zeros":
@@ -74,7 +54,7 @@ def conv(node: Node, boxes: Boxes) -> Step:
             raise NotBounded("a convolution without a batch is not bounded")
         if space not in made:
             windows = sliding(space, get("kernel"), get("stride"), get("padding"), get("dilation"))
-            made[space] = _Weighted(weight, bias, _Conv(windows, get("groups"), weight[1].shape, space), node)
+            made[space] = _Weighted(weight, bias, _Conv(windows, get("groups"), weight[1].shape, space))
         return made[space](x)
 
     return step
@@ -89,7 +69,7 @@ def _weight(node: Node, boxes: Boxes) -> tuple[str, Ball]:
 
 @dataclass(frozen=True)
 class _Full:
-    """Multiplies the last axis by a matrix of outputs and inputs."""
+    """Multiplies the last axis by a matrix. An output sums `terms` products; on the way back, an input sums `uses`."""
 
     uses: int
     terms: int
@@ -101,6 +81,7 @@ class _Full:
         return np.asarray(a @ weight)
 
     def spread(self, bias: Array) -> Array:
+        """A bias in the shape in which it is added."""
         return bias
 
 
@@ -134,7 +115,7 @@ class _Conv:
 class _Weighted:
     """A product with the boxes of its weight and of its bias."""
 
-    def __init__(self, weight: tuple[str, Ball], bias: tuple[str, Ball] | None, by: Product, node: Node) -> None:
+    def __init__(self, weight: tuple[str, Ball], bias: tuple[str, Ball] | None, by: _Full | _Conv) -> None:
         self.name, box = weight
         self.bias_name, added = bias if bias is not None else ("", exactly(np.zeros(box.shape[0])))
         self.by, self.weight = by, box.centre

@@ -106,10 +106,9 @@ def multiply(node: Node, boxes: Boxes) -> Step:
         if value is not None:
             factor = float(np.float32(value))
             return _times(operands[0], 1 / factor if divides else factor)
-        made = operands[0]
         if len(operands) != 2:
             raise NotBounded("a product of several operands is not bounded")
-        return _product(made, operands[1])
+        return _product(*operands)
 
     return step
 
@@ -158,7 +157,7 @@ def extreme(node: Node, boxes: Boxes) -> Step:
 
 def reduce(node: Node, boxes: Boxes) -> Step:
     function, keep = node.get("function"), bool(node.get("keep"))
-    axes: Any = node.get("axes")
+    axes = node.get("axes")
     if function not in ("mean", "sum", "max", "min") or axes is None:
         raise NotBounded(f"the reduction {function!r} is not bounded")
 
@@ -189,9 +188,8 @@ def _summed(x: Trace, along: tuple[int, ...], keep: bool, mean: bool) -> Trace:
 
     def back(a: Array, rows: Rows) -> Back:
         wide = a if keep else np.expand_dims(a, along)
-        return Back(
-            (np.broadcast_to(wide * share, (len(a), *inner)),), lower_bound(a, np.zeros(1), x.rows(slack, rows))
-        )
+        part = np.broadcast_to(wide * share, (len(a), *inner))
+        return Back((part,), lower_bound(a, np.zeros(1), x.rows(slack, rows)))
 
     return Trace(ball, back)
 
@@ -217,7 +215,7 @@ def matmul(node: Node, boxes: Boxes) -> Step:
 
 def softmax(node: Node, boxes: Boxes) -> Step:
     """A softmax inside a network. One at the end does not change the order of outputs and is left out."""
-    axis: Any = node.get("axis")
+    axis = node.get("axis")
     if node.get("log"):
         raise NotBounded("the logarithm of a softmax inside a network is not bounded")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from regatta.network.bounds import activations, affine, arithmetic, norms, pools, shapes
 from regatta.network.bounds.balls import Array, Ball, Rows, lower_bound
-from regatta.network.bounds.traces import Boxes, NotBounded, Step, Trace
+from regatta.network.bounds.traces import Boxes, NotBounded, Step, Trace, unchanged
 from regatta.network.graph import Network, Node
 
 _LAYERS: Mapping[str, Callable[[Node, Boxes], Step]] = {
@@ -21,7 +21,8 @@ _LAYERS: Mapping[str, Callable[[Node, Boxes], Step]] = {
     "MINIMUM": arithmetic.extreme, "REDUCE": arithmetic.reduce, "MATMUL": arithmetic.matmul,
     "SOFTMAX": arithmetic.softmax, "CONCAT": shapes.concat, "FLATTEN": shapes.flatten, "RESHAPE": shapes.reshape,
     "SQUEEZE": shapes.squeeze, "UNSQUEEZE": shapes.unsqueeze, "TRANSPOSE": shapes.transpose, "SLICE": shapes.cut,
-    "PAD": shapes.pad, "DROPOUT": shapes.same, "IDENTITY": shapes.same, "OUTPUT": shapes.same,
+    "PAD": shapes.pad, 
+    **dict.fromkeys(("DROPOUT", "IDENTITY", "OUTPUT"), lambda node, boxes: unchanged),
     **dict.fromkeys(activations.ACTIVATIONS, activations.activation),
 }  # fmt: skip
 _WEIGHTED = ("FULL", "CONV")

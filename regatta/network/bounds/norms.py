@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from regatta.network.bounds.affine import parameter_box
@@ -19,7 +17,7 @@ from regatta.network.bounds.balls import (
     gamma64,
     lower_bound,
 )
-from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
+from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace, unchanged
 from regatta.network.graph import Node
 
 _ROUNDINGS = gamma(24)
@@ -41,22 +39,17 @@ def _product(one: Ball, other: Ball) -> Ball:
     return Ball(centre, (radius + gamma64(8) * one.size * other.size) * (1 + gamma64(8)))
 
 
-def _sum(one: Ball, other: Ball, sign: float = 1.0) -> Ball:
-    return Ball(
-        one.centre + sign * other.centre,
-        (one.radius + other.radius + gamma64(4) * (one.size + other.size)) * (1 + gamma64(4)),
-    )
+def _difference(one: Ball, other: Ball) -> Ball:
+    radius = one.radius + other.radius + gamma64(4) * (one.size + other.size)
+    return Ball(one.centre - other.centre, radius * (1 + gamma64(4)))
 
 
 def _one_over_root(low: Array, high: Array) -> Ball:
     """1 / sqrt, which decreases; there is no bound where the argument may not be positive."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ball = between(1 / np.sqrt(high), 1 / np.sqrt(low))
-    known = low > 0
-    return Ball(
-        np.where(known, ball.centre, 0.0),
-        np.where(known, ball.radius * (1 + gamma64(8)) + gamma64(8) * ball.size, np.inf),
-    )
+    radius = ball.radius * (1 + gamma64(8)) + gamma64(8) * ball.size
+    return Ball(np.where(low > 0, ball.centre, 0.0), np.where(low > 0, radius, np.inf))
 
 
 def _batch(node: Node, boxes: Boxes) -> Step:
@@ -64,13 +57,13 @@ def _batch(node: Node, boxes: Boxes) -> Step:
     mean, variance = found["running_mean"], found["running_var"]
     if mean is None or variance is None:
         raise NotBounded("batch normalisation without kept statistics is not bounded")
-    eps: Any = node.get("eps")
+    eps = node.get("eps")
     low, high = variance[1].low + eps, variance[1].high + eps
     scale = _one_over_root(low * (1 - _ROUNDINGS), high * (1 + _ROUNDINGS))
     if found["weight"] is not None:
         scale = _product(scale, found["weight"][1])
     added = found["bias"][1] if found["bias"] is not None else exactly(np.zeros(scale.shape))
-    shift = _sum(added, _product(mean[1], scale), -1.0)
+    shift = _difference(added, _product(mean[1], scale))
     mass = mean[1].size * (scale.size + _TINY) + added.size
     names = [pair[0] for pair in found.values() if pair is not None]
 
@@ -107,7 +100,7 @@ def _scaled(x: Trace, scale: Ball, shift: Ball, mass: Array, names: list[str]) -
 
 
 def _by_itself(node: Node, boxes: Boxes) -> Step:
-    get: Any = node.get
+    get = node.get
     function, eps = get("function"), get("eps")
     weight, bias = parameter_box(node, "weight", boxes), parameter_box(node, "bias", boxes)
     if function == "instance" and get("track"):
@@ -118,8 +111,9 @@ def _by_itself(node: Node, boxes: Boxes) -> Step:
 
     def step(x: Trace) -> Trace:
         parts = _grouping(node, x.ball.shape)
-        centred = _centred(x, parts) if function != "rms" else _rounded_parts(x, parts)
-        inverse = _inverse_deviation(centred.ball, _mean_square(x.ball, parts), among, parts)
+        centred = _centred(x, parts) if function != "rms" else unchanged(x)
+        mean_square = np.asarray((x.ball.size.reshape(parts) ** 2).mean(-1, keepdims=True))
+        inverse = _inverse_deviation(centred.ball, mean_square, among, parts)
         normal = _by_data(centred, inverse)
         return _with_parameters(normal, weight, bias, function)
 
@@ -128,7 +122,7 @@ def _by_itself(node: Node, boxes: Boxes) -> Step:
 
 def _grouping(node: Node, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in which the last axis holds the numbers that are normalised together."""
-    get: Any = node.get
+    get = node.get
     function = get("function")
     if function in ("layer", "rms"):
         kept = shape[: len(shape) - len(get("shape"))]
@@ -156,15 +150,6 @@ def _centred(x: Trace, parts: tuple[int, ...]) -> Trace:
         return Back((part,), lower_bound(a, np.zeros(1), 2 * x.rows(slack, rows)))
 
     return Trace(ball, back, x.batched)
-
-
-def _rounded_parts(x: Trace, parts: tuple[int, ...]) -> Trace:
-    """Without subtracting the mean; only the number of terms is checked."""
-    return Trace(x.ball, lambda a, rows: Back((a,), np.zeros(len(a))), x.batched)
-
-
-def _mean_square(x: Ball, parts: tuple[int, ...]) -> Array:
-    return np.asarray((x.size.reshape(parts) ** 2).mean(-1, keepdims=True))
 
 
 def _inverse_deviation(centred: Ball, mass: Array, eps: tuple[float, float], parts: tuple[int, ...]) -> Ball:

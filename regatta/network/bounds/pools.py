@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from regatta.network.graph import Node
 
 
 def pool(node: Node, boxes: Boxes) -> Step:
-    get: Any = node.get
+    get = node.get
     function = get("function")
     if function not in ("max", "avg"):
         raise NotBounded(f"pooling by {function!r} is not bounded")
@@ -46,7 +45,7 @@ def pool(node: Node, boxes: Boxes) -> Step:
 
 
 def _windows(node: Node, space: tuple[int, ...]) -> Windows:
-    get: Any = node.get
+    get = node.get
     if get("output"):
         return adaptive(space, get("output"))
     return sliding(space, get("kernel"), get("stride"), get("padding"), get("dilation"), get("ceil"))
@@ -122,13 +121,12 @@ def _mean(x: Trace, windows: Windows, space: tuple[int, ...], counts: Array) -> 
 
 def _counts(node: Node, windows: Windows, space: tuple[int, ...]) -> Array:
     """The divisor of each mean."""
-    get: Any = node.get
+    get = node.get
     if get("output") or not get("count_padding"):
         return np.asarray(windows.inside.sum(axis=0), np.float64)
     dims = len(space)
     padded = [size + 2 * pad for size, pad in zip(space, get("padding")[:dims], strict=True)]
-    begins = [0] * dims
-    around = sliding(padded, get("kernel"), get("stride"), begins, get("dilation"), get("ceil"))
+    around = sliding(padded, get("kernel"), get("stride"), [0] * dims, get("dilation"), get("ceil"))
     if around.shape != windows.shape:
         raise NotBounded("the last windows of this pooling are not bounded")
     return np.asarray(around.inside.sum(axis=0), np.float64)  # the padding counts, but not what is beyond it

@@ -10,13 +10,9 @@ import numpy as np
 from regatta.network.bounds.balls import Array, Ball, Rows, exactly, lower_bound
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.graph import Node
+from regatta.network.kinds import parse_index
 
 Shape = tuple[int, ...]
-
-
-def same(node: Node, boxes: Boxes) -> Step:
-    """No change, such as dropout in evaluation mode."""
-    return lambda x: Trace(x.ball, lambda a, rows: Back((a,), np.zeros(len(a))), x.batched)
 
 
 def _reshaping(shape_of: Callable[[Shape], Shape]) -> Step:
@@ -32,7 +28,7 @@ def _reshaping(shape_of: Callable[[Shape], Shape]) -> Step:
 
 
 def flatten(node: Node, boxes: Boxes) -> Step:
-    start, end = int(node.get("start")), int(node.get("end"))  # type: ignore[arg-type]
+    start, end = int(node.get("start")), int(node.get("end"))
 
     def flat(shape: Shape) -> Shape:
         first, last = start % len(shape), end % len(shape)
@@ -42,12 +38,12 @@ def flatten(node: Node, boxes: Boxes) -> Step:
 
 
 def reshape(node: Node, boxes: Boxes) -> Step:
-    wanted: Any = node.get("shape")
+    wanted = node.get("shape")
     return _reshaping(lambda shape: tuple(shape[at] if size == 0 else size for at, size in enumerate(wanted)))
 
 
 def squeeze(node: Node, boxes: Boxes) -> Step:
-    axes: Any = node.get("axes")
+    axes = node.get("axes")
 
     def narrow(shape: Shape) -> Shape:
         gone = {axis % len(shape) for axis in axes} if axes else set(range(1, len(shape)))
@@ -57,7 +53,7 @@ def squeeze(node: Node, boxes: Boxes) -> Step:
 
 
 def unsqueeze(node: Node, boxes: Boxes) -> Step:
-    axes: Any = node.get("axes")
+    axes = node.get("axes")
 
     def wide(shape: Shape) -> Shape:
         made = list(shape)
@@ -73,9 +69,9 @@ def transpose(node: Node, boxes: Boxes) -> Step:
 
     def step(x: Trace) -> Trace:
         dims = x.ball.centre.ndim
-        axes = [int(axis) % dims for axis in order] if isinstance(order, tuple) else list(range(dims))  # type: ignore[arg-type]
-        if not isinstance(order, tuple):
-            one, other = (int(axis) % dims for axis in swap)  # type: ignore[union-attr, arg-type]
+        axes = [axis % dims for axis in order] if order is not None else list(range(dims))
+        if order is None:
+            one, other = swap
             axes[one], axes[other] = axes[other], axes[one]
         if not x.batched or axes[0] != 0:
             raise NotBounded("a transposition of the batch is not bounded")
@@ -87,7 +83,7 @@ def transpose(node: Node, boxes: Boxes) -> Step:
 
 
 def concat(node: Node, boxes: Boxes) -> Step:
-    axis = int(node.get("axis"))  # type: ignore[arg-type]
+    axis = int(node.get("axis"))
 
     def step(*operands: Trace) -> Trace:
         at = axis % operands[0].ball.centre.ndim
@@ -103,7 +99,7 @@ def concat(node: Node, boxes: Boxes) -> Step:
 
 def cut(node: Node, boxes: Boxes) -> Step:
     """An index of slices and integers; the batch stays whole."""
-    index = tuple(_index(item) for item in node.get("index") or ())  # type: ignore[union-attr]
+    index = parse_index(node.get("index"))
 
     def step(x: Trace) -> Trace:
         if not x.batched or not index or index[0] not in (slice(None), slice(None, None, 1), ...):
@@ -125,18 +121,10 @@ def cut(node: Node, boxes: Boxes) -> Step:
     return step
 
 
-def _index(item: Any) -> Any:
-    if item == "...":
-        return ...
-    if not isinstance(item, str):
-        return item
-    return slice(*(int(part) if part else None for part in item.split(":")))
-
-
 def pad(node: Node, boxes: Boxes) -> Step:
     """Constant padding; amounts are for the last axis first, as in PyTorch."""
-    amounts: Any = node.get("padding")
-    value: Any = node.get("value")
+    amounts = node.get("padding")
+    value = node.get("value")
     if node.get("mode") != "constant" or any(amount < 0 for amount in amounts):
         raise NotBounded(f"padding by {node.get('mode')!r} is not bounded")
 

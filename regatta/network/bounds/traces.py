@@ -48,6 +48,11 @@ Step: TypeAlias = Callable[..., Trace]
 Boxes: TypeAlias = Mapping[str, Ball]
 
 
+def unchanged(x: Trace) -> Trace:
+    """A layer that does nothing, such as dropout in evaluation mode."""
+    return Trace(x.ball, lambda a, rows: Back((a,), np.zeros(len(a))), x.batched)
+
+
 def unbroadcast(a: Array, shape: tuple[int, ...], batched: bool) -> Array:
     """Coefficients of an operand of that shape, which was broadcast. The first axis of `a` is rows."""
     wanted = shape[1:] if batched else shape

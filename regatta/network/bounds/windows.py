@@ -99,9 +99,8 @@ def adaptive(space: Sequence[int], output: Sequence[Any]) -> Windows:
 def _count(size: int, begin: int, end: int, reach: int, stride: int, ceil: bool) -> int:
     room = size + begin + end - reach
     count = (-(-room // stride) if ceil else room // stride) + 1
-    return (
-        count - 1 if ceil and (count - 1) * stride >= size + begin else count
-    )  # no window starts in the end's padding
+    starts_in_padding = ceil and (count - 1) * stride >= size + begin
+    return count - 1 if starts_in_padding else count
 
 
 def _combined(axes: Sequence[NDArray[Any]], space: Sequence[int]) -> Windows:

@@ -6,8 +6,10 @@ it) are folded, so they do not become nodes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from regatta.network.graph import Shape
@@ -58,6 +60,10 @@ class Op:
     shape: Shape | None
     bias: ConstantTensor | None
 
+    @property
+    def operands(self) -> tuple[Given, ...]:
+        return tuple(value for value in self.inputs if value is not None)
+
     def given(self, place: int) -> Given | None:
         return self.inputs[place] if place < len(self.inputs) else None
 
@@ -87,6 +93,12 @@ class Op:
             return list(value.numbers)
         raise UnknownOperator
 
+    def needed_numbers(self, place: int, setting: str) -> list[Any]:
+        found = self.numbers(place, setting)
+        if found is None:
+            raise UnknownOperator
+        return found
+
 
 @dataclass(frozen=True)
 class Made:
@@ -106,9 +118,8 @@ def translate(op: Op) -> Made | Given:
         sizes = _fold_sizes(op)
         return sizes if sizes is not None else _OPS[op.type](op)
     except (KeyError, UnknownOperator):
-        inputs = tuple(value for value in op.inputs if value is not None)
         settings = {name: value for name, value in op.settings.items() if value is not None}
-        return Made("OTHER", inputs, {**dict(list(settings.items())[:60]), "type": op.type})
+        return Made("OTHER", op.operands, {**dict(list(settings.items())[:60]), "type": op.type})
 
 
 # Sizes
@@ -154,8 +165,8 @@ def _only_slice(op: Op) -> slice:
 
 
 def _viewed(tensor: ConstantTensor, op: Op) -> ConstantTensor:
-    shape = op.numbers(1, "shape")
-    if shape is None or any(size < 1 for size in shape):
+    shape = op.needed_numbers(1, "shape")
+    if any(size < 1 for size in shape):
         raise UnknownOperator
     return replace(tensor, shape=tuple(int(size) for size in shape))
 
@@ -163,25 +174,22 @@ def _viewed(tensor: ConstantTensor, op: Op) -> ConstantTensor:
 # Layers with weights
 
 
-def _conv(transposed: bool) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        weight = op.tensor(1)
-        kernel, groups = list(weight.shape[2:]), op.settings.get("group", 1)
-        dims = len(kernel)
-        if op.settings.get("output_shape"):
-            raise UnknownOperator
-        first, second = (size or 0 for size in weight.shape[:2])
-        ins, outs = (first, second * groups) if transposed else (second * groups, first)
-        role, bias, takes = _bias(op, outs, dims)
-        attributes = {
-            "dims": dims, "in": ins, "out": outs, "kernel": kernel, "stride": op.settings.get("strides", [1] * dims),
-            "padding": _padding(op, kernel, transposed), "dilation": op.settings.get("dilations", [1] * dims),
-            "groups": groups, "bias": bias is not None, "transposed": transposed,
-            "output_padding": op.settings.get("output_padding") if transposed else None,
-        }  # fmt: skip
-        return Made("CONV", (op.written(),), attributes, {"weight": weight, role: bias}, takes)
-
-    return made
+def _conv(op: Op, transposed: bool) -> Made:
+    weight = op.tensor(1)
+    kernel, groups = list(weight.shape[2:]), op.settings.get("group", 1)
+    dims = len(kernel)
+    if op.settings.get("output_shape"):
+        raise UnknownOperator
+    first, second = (size or 0 for size in weight.shape[:2])
+    ins, outs = (first, second * groups) if transposed else (second * groups, first)
+    role, bias, takes = _bias(op, outs, dims)
+    attributes = {
+        "dims": dims, "in": ins, "out": outs, "kernel": kernel, "stride": op.settings.get("strides", [1] * dims),
+        "padding": _padding(op, kernel, transposed), "dilation": op.settings.get("dilations", [1] * dims),
+        "groups": groups, "bias": bias is not None, "transposed": transposed,
+        "output_padding": op.settings.get("output_padding") if transposed else None,
+    }  # fmt: skip
+    return Made("CONV", (op.written(),), attributes, {"weight": weight, role: bias}, takes)
 
 
 def _bias(op: Op, outs: int, dims: int) -> tuple[str, ConstantTensor | None, bool]:
@@ -245,7 +253,7 @@ def _flat(bias: ConstantTensor | None) -> str:
 def _matmul(op: Op) -> Made:
     weight = op.given(1)
     if not isinstance(weight, ConstantTensor) or len(weight.shape) != 2 or not isinstance(op.given(0), NodeOutput):
-        return Made("MATMUL", tuple(value for value in op.inputs if value is not None))
+        return Made("MATMUL", op.operands)
     ins, outs = weight.shape
     takes = op.bias is not None and op.bias.shape in ((outs,), (1, outs))
     bias = op.bias if takes else None
@@ -285,18 +293,15 @@ def _local_norm(op: Op) -> Made:
     return Made("NORM", (op.written(),), {"function": "local", **attributes})
 
 
-def _recurrent(function: str) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        weight = op.tensor(1)
-        attributes = {
-            "function": function, "in": weight.shape[2], "hidden": op.settings.get("hidden_size"), "batch_first": False,
-            "bidirectional": op.settings.get("direction") == "bidirectional", "bias": op.given(3) is not None,
-        }  # fmt: skip
-        states = tuple(value for value in op.inputs[4:] if isinstance(value, NodeOutput))
-        weights = {"W": weight, "R": op.tensor(2), "B": op.optional(3)}
-        return Made("RNN", (op.written(), *states), attributes, weights)
-
-    return made
+def _recurrent(function: str, op: Op) -> Made:
+    weight = op.tensor(1)
+    attributes = {
+        "function": function, "in": weight.shape[2], "hidden": op.settings.get("hidden_size"), "batch_first": False,
+        "bidirectional": op.settings.get("direction") == "bidirectional", "bias": op.given(3) is not None,
+    }  # fmt: skip
+    states = tuple(value for value in op.inputs[4:] if isinstance(value, NodeOutput))
+    weights = {"W": weight, "R": op.tensor(2), "B": op.optional(3)}
+    return Made("RNN", (op.written(), *states), attributes, weights)
 
 
 def _gather(op: Op) -> Made:
@@ -312,9 +317,7 @@ def _gather(op: Op) -> Made:
 
 def _prelu(op: Op) -> Made:
     slope = op.tensor(1)
-    count = 1
-    for size in slope.shape:
-        count *= size or 1
+    count = math.prod(size or 1 for size in slope.shape)
     role = "weight" if len(slope.stored) == 1 else "weight@flat"
     return Made("PRELU", (op.written(),), {"count": count}, {role: slope})
 
@@ -322,28 +325,22 @@ def _prelu(op: Op) -> Made:
 # Layers without
 
 
-def _pool(function: str) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        kernel = op.settings["kernel_shape"]
-        padding = _padding(op, kernel)
-        attributes = {
-            "dims": len(kernel), "function": function, "kernel": kernel, "padding": padding,
-            "stride": op.settings.get("strides", [1] * len(kernel)), "dilation": op.settings.get("dilations"),
-            "ceil": bool(op.settings.get("ceil_mode", 0)),
-            "count_padding": function == "max" or bool(op.settings.get("count_include_pad", 0)) or not any(padding),
-        }  # fmt: skip
-        return Made("POOL", (op.written(),), attributes)
-
-    return made
+def _pool(function: str, op: Op) -> Made:
+    kernel = op.settings["kernel_shape"]
+    padding = _padding(op, kernel)
+    attributes = {
+        "dims": len(kernel), "function": function, "kernel": kernel, "padding": padding,
+        "stride": op.settings.get("strides", [1] * len(kernel)), "dilation": op.settings.get("dilations"),
+        "ceil": bool(op.settings.get("ceil_mode", 0)),
+        "count_padding": function == "max" or bool(op.settings.get("count_include_pad", 0)) or not any(padding),
+    }  # fmt: skip
+    return Made("POOL", (op.written(),), attributes)
 
 
-def _global_pool(function: str) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        shape = op.written().shape
-        dims = 2 if shape is None else len(shape) - 2
-        return Made("POOL", (op.written(),), {"dims": dims, "function": function, "output": [1] * dims})
-
-    return made
+def _global_pool(function: str, op: Op) -> Made:
+    shape = op.written().shape
+    dims = 2 if shape is None else len(shape) - 2
+    return Made("POOL", (op.written(),), {"dims": dims, "function": function, "output": [1] * dims})
 
 
 def _simple(kind: str, **names: tuple[str, Any]) -> Callable[[Op], Made]:
@@ -358,37 +355,28 @@ def _clip(op: Op) -> Made:
     return Made("CLIP", (op.written(),), bounded)
 
 
-def _softmax(log: bool) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        axis = op.settings.get("axis", -1 if op.opset >= 13 else 1)
-        shape = op.shape or op.written().shape
-        rank = None if shape is None else len(shape)
-        last = axis == -1 or (rank is not None and axis == rank - 1)
-        if op.opset < 13 and not last:
-            raise UnknownOperator  # it was over all the axes from there on
-        return Made("SOFTMAX", (op.written(),), {"axis": -1 if last else axis, "log": log})
-
-    return made
+def _softmax(op: Op, log: bool) -> Made:
+    axis = op.settings.get("axis", -1 if op.opset >= 13 else 1)
+    shape = op.shape or op.written().shape
+    rank = None if shape is None else len(shape)
+    last = axis == -1 or (rank is not None and axis == rank - 1)
+    if op.opset < 13 and not last:
+        raise UnknownOperator  # it was over all the axes from there on
+    return Made("SOFTMAX", (op.written(),), {"axis": -1 if last else axis, "log": log})
 
 
 def _dropout(op: Op) -> Made:
-    ratio = op.settings.get("ratio", (op.numbers(1) or [0.5])[0])
-    return Made("DROPOUT", (op.written(),), {"p": ratio})
+    return Made("DROPOUT", (op.written(),), {"p": op.settings.get("ratio", (op.numbers(1) or [0.5])[0])})
 
 
-def _binary(kind: str) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        operands = [value for value in op.inputs if value is not None]
-        if len(operands) != 2:
-            return Made(kind, tuple(operands))
-        for place, value in enumerate(operands):
-            number = _single_number(value)
-            if number is not None and isinstance(operands[1 - place], NodeOutput):
-                left = place == 0 and kind in ("SUB", "DIV", "POW")
-                return Made(kind, (operands[1 - place],), {"value": number, "left": left})
-        return Made(kind, tuple(operands))
-
-    return made
+def _binary(kind: str, op: Op) -> Made:
+    operands = op.operands
+    for place, value in enumerate(operands if len(operands) == 2 else ()):
+        number = _single_number(value)
+        if number is not None and isinstance(operands[1 - place], NodeOutput):
+            left = place == 0 and kind in ("SUB", "DIV", "POW")
+            return Made(kind, (operands[1 - place],), {"value": number, "left": left})
+    return Made(kind, operands)
 
 
 def _single_number(value: Given) -> float | None:
@@ -402,26 +390,21 @@ def _single_number(value: Given) -> float | None:
     return float(f"{value.numbers[0]:.7g}")  # float32 as people write it
 
 
-def _math(function: str) -> Callable[[Op], Made]:
-    return lambda op: Made("MATH", (op.written(),), {"function": function})
+def _math(function: str, op: Op) -> Made:
+    return Made("MATH", (op.written(),), {"function": function})
 
 
-def _reduce(function: str) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        axes = op.numbers(1, "axes")
-        if axes is None:
-            raise UnknownOperator
-        keep = bool(op.settings.get("keepdims", 1))
-        return Made("REDUCE", (op.written(),), {"function": function, "axes": axes, "keep": keep})
-
-    return made
+def _reduce(function: str, op: Op) -> Made:
+    axes = op.needed_numbers(1, "axes")
+    keep = bool(op.settings.get("keepdims", 1))
+    return Made("REDUCE", (op.written(),), {"function": function, "axes": axes, "keep": keep})
 
 
 # Shapes
 
 
 def _concat(op: Op) -> Made:
-    return Made("CONCAT", tuple(value for value in op.inputs if value is not None), {"axis": op.settings["axis"]})
+    return Made("CONCAT", op.operands, {"axis": op.settings["axis"]})
 
 
 def _split(op: Op) -> Made:
@@ -449,24 +432,12 @@ def _reshape(op: Op) -> Made:
     return Made("FLATTEN", (tensor,)) if shape == [0, -1] else Made("RESHAPE", (tensor,), {"shape": shape})
 
 
-def _transpose(op: Op) -> Made:
-    return Made("TRANSPOSE", (op.written(),), {"order": op.settings["perm"]})
-
-
-def _axes(kind: str) -> Callable[[Op], Made]:
-    def made(op: Op) -> Made:
-        axes = op.numbers(1, "axes")
-        if axes is None:
-            raise UnknownOperator
-        return Made(kind, (op.written(),), {"axes": axes})
-
-    return made
+def _axes(kind: str, op: Op) -> Made:
+    return Made(kind, (op.written(),), {"axes": op.needed_numbers(1, "axes")})
 
 
 def _slice(op: Op) -> Made:
-    starts, ends = op.numbers(1, "starts"), op.numbers(2, "ends")
-    if starts is None or ends is None:
-        raise UnknownOperator
+    starts, ends = op.needed_numbers(1, "starts"), op.needed_numbers(2, "ends")
     axes = op.numbers(3, "axes") or list(range(len(starts)))
     steps = op.numbers(4) or [1] * len(starts)
     if any(axis < 0 for axis in axes) or any(step < 1 for step in steps):
@@ -478,13 +449,13 @@ def _slice(op: Op) -> Made:
 
 
 def _pad(op: Op) -> Made:
-    pads = op.numbers(1, "pads")
-    if pads is None or op.settings.get("mode", "constant") == "wrap":
+    pads, mode = op.needed_numbers(1, "pads"), op.settings.get("mode", "constant")
+    if mode == "wrap":
         raise UnknownOperator
     half = len(pads) // 2
     ours = [amount for axis in reversed(range(half)) for amount in (pads[axis], pads[half + axis])]
     value = op.settings.get("value", (op.numbers(2) or [0.0])[0])
-    mode = {"edge": "replicate"}.get(op.settings.get("mode", "constant"), op.settings.get("mode", "constant"))
+    mode = "replicate" if mode == "edge" else mode
     while mode != "constant" and ours[-2:] == [0, 0]:
         ours = ours[:-2]  # reflections are of the inner axes only
     return Made("PAD", (op.written(),), {"padding": ours, "mode": mode, "value": value})
@@ -510,26 +481,27 @@ def _cast(op: Op) -> Made:
     return Made("CAST", (op.written(),), {"dtype": names[op.settings["to"]]})
 
 
-_MATH_NAMES = {name.capitalize(): name for name in MATH}
-
 _OPS: dict[str, Callable[[Op], Made]] = {
-    "Conv": _conv(transposed=False), "ConvTranspose": _conv(transposed=True), "Gemm": _gemm, "MatMul": _matmul,
+    "Conv": partial(_conv, transposed=False), "ConvTranspose": partial(_conv, transposed=True),
+    "Gemm": _gemm, "MatMul": _matmul,
     "BatchNormalization": _batch_norm, "LayerNormalization": _layer_norm, "InstanceNormalization": _instance_norm,
-    "LRN": _local_norm, "LSTM": _recurrent("lstm"), "GRU": _recurrent("gru"), "RNN": _recurrent("rnn_tanh"),
-    "Gather": _gather, "PRelu": _prelu, "MaxPool": _pool("max"), "AveragePool": _pool("avg"),
-    "GlobalAveragePool": _global_pool("avg"), "GlobalMaxPool": _global_pool("max"),
+    "LRN": _local_norm, "LSTM": partial(_recurrent, "lstm"), "GRU": partial(_recurrent, "gru"),
+    "RNN": partial(_recurrent, "rnn_tanh"),
+    "Gather": _gather, "PRelu": _prelu, "MaxPool": partial(_pool, "max"), "AveragePool": partial(_pool, "avg"),
+    "GlobalAveragePool": partial(_global_pool, "avg"), "GlobalMaxPool": partial(_global_pool, "max"),
     "Relu": _simple("RELU"), "LeakyRelu": _simple("LEAKY_RELU", slope=("alpha", 0.01)),
     "Elu": _simple("ELU", alpha=("alpha", 1.0)), "Celu": _simple("CELU", alpha=("alpha", 1.0)), "Selu": _simple("SELU"),
     "Gelu": _simple("GELU", approximate=("approximate", "none")), "Sigmoid": _simple("SIGMOID"),
     "HardSigmoid": _simple("HARD_SIGMOID", alpha=("alpha", 0.2), beta=("beta", 0.5)),
     "HardSwish": _simple("HARD_SWISH"), "Tanh": _simple("TANH"), "Softplus": _simple("SOFTPLUS"),
-    "Softsign": _simple("SOFTSIGN"), "Mish": _simple("MISH"), "Clip": _clip, "Softmax": _softmax(log=False),
-    "LogSoftmax": _softmax(log=True), "Dropout": _dropout, "Identity": _simple("IDENTITY"), "Cast": _cast,
-    "Add": _binary("ADD"), "Sum": _binary("ADD"), "Mul": _binary("MUL"), "Sub": _binary("SUB"), "Div": _binary("DIV"),
-    "Pow": _binary("POW"), "Max": _binary("MAXIMUM"), "Min": _binary("MINIMUM"),
-    **{theirs: _math(ours) for theirs, ours in _MATH_NAMES.items()},
-    **{f"Reduce{name.capitalize()}": _reduce(name) for name in ("mean", "sum", "max", "min")},
-    "Concat": _concat, "Split": _split, "Flatten": _flatten, "Reshape": _reshape, "Transpose": _transpose,
-    "Squeeze": _axes("SQUEEZE"), "Unsqueeze": _axes("UNSQUEEZE"), "Slice": _slice, "Pad": _pad, "Resize": _resize,
-    "Upsample": _resize,
+    "Softsign": _simple("SOFTSIGN"), "Mish": _simple("MISH"), "Clip": _clip, "Softmax": partial(_softmax, log=False),
+    "LogSoftmax": partial(_softmax, log=True), "Dropout": _dropout, "Identity": _simple("IDENTITY"), "Cast": _cast,
+    **{name: partial(_binary, name.upper()) for name in ("Add", "Mul", "Sub", "Div", "Pow")},
+    "Sum": partial(_binary, "ADD"), "Max": partial(_binary, "MAXIMUM"), "Min": partial(_binary, "MINIMUM"),
+    **{name.capitalize(): partial(_math, name) for name in MATH},
+    **{f"Reduce{name.capitalize()}": partial(_reduce, name) for name in ("mean", "sum", "max", "min")},
+    "Concat": _concat, "Split": _split, "Flatten": _flatten, "Reshape": _reshape, 
+    "Transpose": lambda op: Made("TRANSPOSE", (op.written(),), {"order": op.settings["perm"]}),
+    "Squeeze": partial(_axes, "SQUEEZE"), "Unsqueeze": partial(_axes, "UNSQUEEZE"), "Slice": _slice, "Pad": _pad,
+    "Resize": _resize, "Upsample": _resize,
 }  # fmt: skip

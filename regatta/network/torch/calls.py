@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from regatta.network.graph import Shape
@@ -55,7 +56,7 @@ class LayerCall:
     kind: str
     inputs: tuple[Ref | StateTensor, ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, StateTensor | Ref | None] = field(default_factory=dict)
+    weights: Mapping[str, StateTensor | None] = field(default_factory=dict)
     many: bool = False
 
 
@@ -154,32 +155,25 @@ def _optional(bound: Bound, name: str) -> StateTensor | None:
     return None if bound.get(name) is None else _weight(bound, name)
 
 
-def _roles(**weights: StateTensor | None) -> dict[str, StateTensor | Ref | None]:
-    return {role: held for role, held in weights.items() if held is not None}
-
-
 # Layers with weights
 
 
-def _conv(dims: int, transposed: bool = False) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        weight, bias = _weight(bound), _optional(bound, "bias")
-        kernel = list(weight.shape[2:])
-        dilation, groups = listed(bound.get("dilation", 1), dims), bound.get("groups", 1)
-        padding: Any = bound.get("padding", 0)
-        if isinstance(padding, str):
-            padding = same_padding(kernel, dilation) if padding == "same" else 0  # type: ignore[arg-type]
-        first, second = weight.shape[:2]
-        ins, outs = (first, (second or 0) * groups) if transposed else ((second or 0) * groups, first)
-        attributes = {
-            "dims": dims, "in": ins, "out": outs, "kernel": kernel, "stride": listed(bound.get("stride", 1), dims),
-            "padding": listed(padding, dims), "dilation": dilation, "groups": groups, "bias": bias is not None,
-            "transposed": transposed,
-            "output_padding": listed(bound.get("output_padding", 0), dims) if transposed else None,
-        }  # fmt: skip
-        return LayerCall("CONV", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
-
-    return made
+def _conv(dims: int, bound: Bound, transposed: bool = False) -> LayerCall:
+    weight, bias = _weight(bound), _optional(bound, "bias")
+    kernel = list(weight.shape[2:])
+    dilation, groups = listed(bound.get("dilation", 1), dims), bound.get("groups", 1)
+    padding: Any = bound.get("padding", 0)
+    if isinstance(padding, str):
+        padding = same_padding(kernel, dilation) if padding == "same" else 0  # type: ignore[arg-type]
+    first, second = weight.shape[:2]
+    ins, outs = (first, (second or 0) * groups) if transposed else ((second or 0) * groups, first)
+    attributes = {
+        "dims": dims, "in": ins, "out": outs, "kernel": kernel, "stride": listed(bound.get("stride", 1), dims),
+        "padding": listed(padding, dims), "dilation": dilation, "groups": groups, "bias": bias is not None,
+        "transposed": transposed,
+        "output_padding": listed(bound.get("output_padding", 0), dims) if transposed else None,
+    }  # fmt: skip
+    return LayerCall("CONV", (_tensor(bound),), attributes, {"weight": weight, "bias": bias})
 
 
 def _linear(bound: Bound) -> LayerCall:
@@ -187,7 +181,7 @@ def _linear(bound: Bound) -> LayerCall:
     if len(weight.shape) != 2:
         raise UnknownCall
     attributes = {"in": weight.shape[1], "out": weight.shape[0], "bias": bias is not None}
-    return LayerCall("FULL", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
+    return LayerCall("FULL", (_tensor(bound),), attributes, {"weight": weight, "bias": bias})
 
 
 def _embedding(bound: Bound) -> LayerCall:
@@ -198,7 +192,7 @@ def _embedding(bound: Bound) -> LayerCall:
     padding = bound.get("padding_idx")
     attributes = {"count": weight.shape[0], "features": weight.shape[1]}
     padded = {"padding_index": padding} if padding not in (None, -1) else {}
-    return LayerCall("EMBED", (indices,), attributes | padded, _roles(weight=weight))
+    return LayerCall("EMBED", (indices,), attributes | padded, {"weight": weight})
 
 
 def _batch_norm(bound: Bound) -> LayerCall:
@@ -209,24 +203,19 @@ def _batch_norm(bound: Bound) -> LayerCall:
         "function": "batch", "features": known.shape[0] if known else None, "affine": weight is not None,
         "momentum": bound.get("momentum", 0.1), "eps": bound.get("eps", 1e-5), "track": mean is not None,
     }  # fmt: skip
-    weights = _roles(weight=weight, bias=bias, running_mean=mean, running_var=var)
+    weights = {"weight": weight, "bias": bias, "running_mean": mean, "running_var": var}
     return LayerCall("NORM", (_tensor(bound),), attributes, weights)
 
 
-def _layer_norm(function: str) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        weight, bias = _optional(bound, "weight"), _optional(bound, "bias")
-        eps = bound.get("eps")
-        attributes = {
-            "function": function, "shape": listed(bound["normalized_shape"], 1), "affine": weight is not None,
-            "bias": bias is not None or weight is None or function == "rms",
-        }  # fmt: skip
-        return LayerCall(
-            "NORM", (_tensor(bound),), attributes | ({} if eps is None else {"eps": eps}),
-            _roles(weight=weight, bias=bias),
-        )  # fmt: skip
-
-    return made
+def _layer_norm(function: str, bound: Bound) -> LayerCall:
+    weight, bias = _optional(bound, "weight"), _optional(bound, "bias")
+    eps = bound.get("eps")
+    attributes = {
+        "function": function, "shape": listed(bound["normalized_shape"], 1), "affine": weight is not None,
+        "bias": bias is not None or weight is None or function == "rms",
+    }  # fmt: skip
+    attributes |= {} if eps is None else {"eps": eps}
+    return LayerCall("NORM", (_tensor(bound),), attributes, {"weight": weight, "bias": bias})
 
 
 def _group_norm(bound: Bound) -> LayerCall:
@@ -235,12 +224,12 @@ def _group_norm(bound: Bound) -> LayerCall:
         "function": "group", "groups": bound["num_groups"], "features": weight.shape[0] if weight else None,
         "eps": bound.get("eps", 1e-5), "affine": weight is not None,
     }  # fmt: skip
-    return LayerCall("NORM", (_tensor(bound),), attributes, _roles(weight=weight, bias=bias))
+    return LayerCall("NORM", (_tensor(bound),), attributes, {"weight": weight, "bias": bias})
 
 
 def _prelu(bound: Bound) -> LayerCall:
     weight = _weight(bound)
-    return LayerCall("PRELU", (_tensor(bound),), {"count": weight.shape[0]}, _roles(weight=weight))
+    return LayerCall("PRELU", (_tensor(bound),), {"count": weight.shape[0]}, {"weight": weight})
 
 
 def _dot_product(bound: Bound) -> LayerCall:
@@ -258,118 +247,87 @@ def _dot_product(bound: Bound) -> LayerCall:
 # Layers without
 
 
-def _pooling(dims: int, function: str) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        if bound.get("divisor_override") is not None:
-            raise UnknownCall
-        kind, attributes = pool(
-            dims, function, bound["kernel_size"], bound.get("stride"), bound.get("padding", 0),
-            bound.get("dilation", 1), bound.get("ceil_mode", False), bound.get("count_include_pad", True),
-        )  # fmt: skip
-        return LayerCall(kind, (_tensor(bound),), attributes)
-
-    return made
+def _pooling(dims: int, function: str, bound: Bound) -> LayerCall:
+    if bound.get("divisor_override") is not None:
+        raise UnknownCall
+    kind, attributes = pool(
+        dims, function, bound["kernel_size"], bound.get("stride"), bound.get("padding", 0),
+        bound.get("dilation", 1), bound.get("ceil_mode", False), bound.get("count_include_pad", True),
+    )  # fmt: skip
+    return LayerCall(kind, (_tensor(bound),), attributes)
 
 
-def _adaptive(dims: int, function: str) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        output = listed(bound["output_size"], dims)
-        return LayerCall("POOL", (_tensor(bound),), {"dims": dims, "function": function, "output": output})
-
-    return made
+def _adaptive(dims: int, function: str, bound: Bound) -> LayerCall:
+    output = listed(bound["output_size"], dims)
+    return LayerCall("POOL", (_tensor(bound),), {"dims": dims, "function": function, "output": output})
 
 
 def _simple(kind: str, **names: str) -> Callable[[Bound], LayerCall]:
     """A layer with one operand; its attributes are renamed arguments."""
 
     def made(bound: Bound) -> LayerCall:
-        return LayerCall(
-            kind, (_tensor(bound),), {ours: bound[theirs] for ours, theirs in names.items() if theirs in bound}
-        )
+        attributes = {ours: bound[theirs] for ours, theirs in names.items() if theirs in bound}
+        return LayerCall(kind, (_tensor(bound),), attributes)
 
     return made
 
 
-def _math(function: str) -> Callable[[Bound], LayerCall]:
-    return lambda bound: LayerCall("MATH", (_tensor(bound),), {"function": function})
+def _math(function: str, bound: Bound) -> LayerCall:
+    return LayerCall("MATH", (_tensor(bound),), {"function": function})
 
 
-def _clip(low: float | None = None, high: float | None = None) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        return LayerCall("CLIP", (_tensor(bound),), {"min": bound.get("min", low), "max": bound.get("max", high)})
-
-    return made
+def _clip(bound: Bound, low: float | None = None, high: float | None = None) -> LayerCall:
+    return LayerCall("CLIP", (_tensor(bound),), {"min": bound.get("min", low), "max": bound.get("max", high)})
 
 
-def _softmax(log: bool) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        tensor, axis = _tensor(bound), bound.get("dim", -1)
-        return LayerCall("SOFTMAX", (tensor,), {"axis": negative_axis(axis, tensor.shape), "log": log})
-
-    return made
+def _softmax(bound: Bound, log: bool) -> LayerCall:
+    tensor, axis = _tensor(bound), bound.get("dim", -1)
+    is_last = tensor.shape is not None and axis == len(tensor.shape) - 1
+    return LayerCall("SOFTMAX", (tensor,), {"axis": -1 if is_last else axis, "log": log})
 
 
-def negative_axis(axis: int, shape: Shape | None) -> int:
-    """The last axis becomes -1, also if it was given as a positive number."""
-    return -1 if shape is not None and axis == len(shape) - 1 else axis
+def _dropout(function: str, bound: Bound) -> LayerCall:
+    return LayerCall("DROPOUT", (_tensor(bound),), {"p": bound.get("p", 0.5), "function": function})
 
 
-def _dropout(function: str) -> Callable[[Bound], LayerCall]:
-    return lambda bound: LayerCall("DROPOUT", (_tensor(bound),), {"p": bound.get("p", 0.5), "function": function})
-
-
-def _binary(kind: str, swapped: bool = False) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        a, b = bound["input"], bound["other"]
-        a, b = (b, a) if swapped else (a, b)
-        if bound.get("alpha", 1) != 1 or bound.get("rounding_mode") is not None:
-            raise UnknownCall
-        if isinstance(a, Ref | StateTensor) and isinstance(b, Ref | StateTensor):
-            return LayerCall(kind, (a, b))
-        if isinstance(a, Ref | StateTensor):
-            return LayerCall(kind, (a,), {"value": b})
-        return LayerCall(kind, (b,), {"value": a, "left": kind in ("SUB", "DIV", "POW")})
-
-    return made
+def _binary(kind: str, bound: Bound, swapped: bool = False) -> LayerCall:
+    a, b = bound["input"], bound["other"]
+    a, b = (b, a) if swapped else (a, b)
+    if bound.get("alpha", 1) != 1 or bound.get("rounding_mode") is not None:
+        raise UnknownCall
+    if isinstance(a, Ref | StateTensor) and isinstance(b, Ref | StateTensor):
+        return LayerCall(kind, (a, b))
+    if isinstance(a, Ref | StateTensor):
+        return LayerCall(kind, (a,), {"value": b})
+    return LayerCall(kind, (b,), {"value": a, "left": kind in ("SUB", "DIV", "POW")})
 
 
 def _matmul(bound: Bound) -> LayerCall:
     return LayerCall("MATMUL", (_tensor(bound), _tensor(bound, "other")))
 
 
-def _reduce(function: str) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        axes = bound.get("dim")
-        if axes is None or bound.get("dtype") is not None or (function in ("max", "min") and not _is_several(axes)):
-            raise UnknownCall
-        return LayerCall("REDUCE", (_tensor(bound),), {
-            "function": function, "axes": listed(axes, 1), "keep": bound.get("keepdim", False),
-        })  # fmt: skip
-
-    return made
-
-
-def _is_several(axes: object) -> bool:
-    return isinstance(axes, list | tuple)
+def _reduce(function: str, bound: Bound) -> LayerCall:
+    axes = bound.get("dim")
+    if axes is None or bound.get("dtype") is not None or (function in ("max", "min") and isinstance(axes, int)):
+        raise UnknownCall
+    attributes = {"function": function, "axes": listed(axes, 1), "keep": bound.get("keepdim", False)}
+    return LayerCall("REDUCE", (_tensor(bound),), attributes)
 
 
 # Shapes
 
 
-def _concat(kind: str) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        tensors, axis = tuple(bound["tensors"]), bound.get("dim", 0)
-        shape = getattr(tensors[0], "shape", None)
-        return LayerCall(
-            kind, tensors, {"axis": axis + len(shape) if shape and axis < 0 and kind == "CONCAT" else axis}
-        )
-
-    return made
+def _concat(kind: str, bound: Bound) -> LayerCall:
+    tensors, axis = tuple(bound["tensors"]), bound.get("dim", 0)
+    shape = getattr(tensors[0], "shape", None)
+    if shape and axis < 0 and kind == "CONCAT":
+        axis += len(shape)
+    return LayerCall(kind, tensors, {"axis": axis})
 
 
 def _split(bound: Bound) -> LayerCall:
     sizes = bound["size"]
-    attributes = {"sizes": list(sizes)} if _is_several(sizes) else {"size": sizes}
+    attributes = {"sizes": list(sizes)} if isinstance(sizes, list | tuple) else {"size": sizes}
     return LayerCall("SPLIT", (_tensor(bound),), {**attributes, "axis": bound.get("dim", 0)}, many=True)
 
 
@@ -378,9 +336,8 @@ def _chunk(bound: Bound) -> LayerCall:
 
 
 def _flatten(bound: Bound) -> LayerCall:
-    return LayerCall(
-        "FLATTEN", (_tensor(bound),), {"start": bound.get("start_dim", 0), "end": bound.get("end_dim", -1)}
-    )
+    attributes = {"start": bound.get("start_dim", 0), "end": bound.get("end_dim", -1)}
+    return LayerCall("FLATTEN", (_tensor(bound),), attributes)
 
 
 def _reshape(bound: Bound) -> LayerCall:
@@ -433,17 +390,10 @@ def _transpose(bound: Bound) -> LayerCall:
     return LayerCall("TRANSPOSE", (tensor,), {"order": order})
 
 
-def _permute(bound: Bound) -> LayerCall:
-    return LayerCall("TRANSPOSE", (_tensor(bound),), {"order": list(bound["dims"])})
-
-
-def _axes(kind: str) -> Callable[[Bound], LayerCall]:
-    def made(bound: Bound) -> LayerCall:
-        if "dim" not in bound:
-            raise UnknownCall
-        return LayerCall(kind, (_tensor(bound),), {"axes": listed(bound["dim"], 1)})
-
-    return made
+def _axes(kind: str, bound: Bound) -> LayerCall:
+    if "dim" not in bound:
+        raise UnknownCall
+    return LayerCall(kind, (_tensor(bound),), {"axes": listed(bound["dim"], 1)})
 
 
 def _getitem(bound: Bound) -> LayerCall:
@@ -468,10 +418,6 @@ def _index(item: Any) -> Any:
     raise UnknownCall
 
 
-def _select(bound: Bound) -> LayerCall:
-    return _along(bound, bound["index"])
-
-
 def _aten_slice(bound: Bound) -> LayerCall:
     end = bound.get("end")
     end = None if isinstance(end, int) and end >= 2**31 else end
@@ -482,22 +428,18 @@ def _along(bound: Bound, item: Any) -> LayerCall:
     axis = bound.get("dim", 0)
     if axis < 0:
         raise UnknownCall
-    return LayerCall("SLICE", (_tensor(bound),), {"index": [":" + ":"] * axis + [_index(item)]})
-
-
-def _pad(bound: Bound) -> LayerCall:
-    attributes = {"padding": list(bound["pad"]), "mode": bound.get("mode", "constant"), "value": bound.get("value")}
-    return LayerCall("PAD", (_tensor(bound),), attributes)
+    return LayerCall("SLICE", (_tensor(bound),), {"index": ["::"] * axis + [_index(item)]})
 
 
 def _interpolate(bound: Bound) -> LayerCall:
     if bound.get("antialias") or bound.get("recompute_scale_factor"):
         raise UnknownCall
     size = bound.get("size")
-    return LayerCall("RESIZE", (_tensor(bound),), {
+    attributes = {
         "size": None if size is None else listed(size, 1), "scale": bound.get("scale_factor"),
         "mode": bound.get("mode", "nearest"), "corners": bound.get("align_corners"),
-    })  # fmt: skip
+    }  # fmt: skip
+    return LayerCall("RESIZE", (_tensor(bound),), attributes)
 
 
 _CONV_ARGS = "input weight bias stride padding dilation groups"
@@ -506,80 +448,73 @@ _MAX_ARGS = "input kernel_size stride padding dilation ceil_mode return_indices"
 _AVG_ARGS = "input kernel_size stride padding ceil_mode count_include_pad divisor_override"
 
 _CALLS: dict[str, tuple[str, Callable[[Bound], LayerCall]]] = {
-    **{f"conv{d}d": (_CONV_ARGS, _conv(d)) for d in (1, 2, 3)},
-    **{f"conv_transpose{d}d": (_TRANSPOSED_ARGS, _conv(d, transposed=True)) for d in (1, 2, 3)},
+    **{f"conv{d}d": (_CONV_ARGS, partial(_conv, d)) for d in (1, 2, 3)},
+    **{f"conv_transpose{d}d": (_TRANSPOSED_ARGS, partial(_conv, d, transposed=True)) for d in (1, 2, 3)},
     "linear": ("input weight bias", _linear),
     "embedding": ("input weight padding_idx scale_grad_by_freq sparse", _embedding),
     "batch_norm": ("input running_mean running_var weight bias training momentum eps", _batch_norm),
     "aten_batch_norm": ("input weight bias running_mean running_var training momentum eps cudnn", _batch_norm),
-    "layer_norm": ("input normalized_shape weight bias eps cudnn", _layer_norm("layer")),
-    "rms_norm": ("input normalized_shape weight eps", _layer_norm("rms")),
+    "layer_norm": ("input normalized_shape weight bias eps cudnn", partial(_layer_norm, "layer")),
+    "rms_norm": ("input normalized_shape weight eps", partial(_layer_norm, "rms")),
     "group_norm": ("input num_groups weight bias eps cudnn", _group_norm),
     "prelu": ("input weight", _prelu),
     "scaled_dot_product_attention": ("query key value attn_mask dropout_p is_causal scale enable_gqa", _dot_product),
-    **{f"max_pool{d}d": (_MAX_ARGS, _pooling(d, "max")) for d in (1, 2, 3)},
-    **{f"avg_pool{d}d": (_AVG_ARGS, _pooling(d, "avg")) for d in (1, 2, 3)},
-    **{f"adaptive_avg_pool{d}d": ("input output_size", _adaptive(d, "avg")) for d in (1, 2, 3)},
-    **{f"adaptive_max_pool{d}d": ("input output_size", _adaptive(d, "max")) for d in (1, 2, 3)},
-    "relu": ("input", _simple("RELU")),
-    "relu6": ("input", _clip(0.0, 6.0)),
-    "hardtanh": ("input min max", _clip(-1.0, 1.0)),
-    "clamp": ("input min max", _clip()),
-    "clip": ("input min max", _clip()),
+    **{f"max_pool{d}d": (_MAX_ARGS, partial(_pooling, d, "max")) for d in (1, 2, 3)},
+    **{f"avg_pool{d}d": (_AVG_ARGS, partial(_pooling, d, "avg")) for d in (1, 2, 3)},
+    **{f"adaptive_avg_pool{d}d": ("input output_size", partial(_adaptive, d, "avg")) for d in (1, 2, 3)},
+    **{f"adaptive_max_pool{d}d": ("input output_size", partial(_adaptive, d, "max")) for d in (1, 2, 3)},
+    **{
+        name: ("input", _simple(name.upper()))
+        for name in ("relu", "selu", "silu", "mish", "sigmoid", "tanh", "softsign")
+    },
+    "relu6": ("input", partial(_clip, low=0.0, high=6.0)),
+    "hardtanh": ("input min max", partial(_clip, low=-1.0, high=1.0)),
+    **{name: ("input min max", _clip) for name in ("clamp", "clip")},
     "leaky_relu": ("input negative_slope", _simple("LEAKY_RELU", slope="negative_slope")),
     "elu": ("input alpha", _simple("ELU", alpha="alpha")),
     "celu": ("input alpha", _simple("CELU", alpha="alpha")),
-    "selu": ("input", _simple("SELU")),
     "gelu": ("input approximate", _simple("GELU", approximate="approximate")),
-    "silu": ("input", _simple("SILU")),
-    "mish": ("input", _simple("MISH")),
-    "sigmoid": ("input", _simple("SIGMOID")),
     "logsigmoid": ("input", _simple("LOG_SIGMOID")),
     "hardsigmoid": ("input", _simple("HARD_SIGMOID")),
     "hardswish": ("input", _simple("HARD_SWISH")),
-    "tanh": ("input", _simple("TANH")),
     "softplus": ("input beta threshold", _simple("SOFTPLUS", beta="beta", threshold="threshold")),
-    "softsign": ("input", _simple("SOFTSIGN")),
-    "softmax": ("input dim _ dtype", _softmax(log=False)),
-    "log_softmax": ("input dim _ dtype", _softmax(log=True)),
-    "dropout": ("input p train", _dropout("elements")),
-    "feature_dropout": ("input p train", _dropout("channels")),
-    **{f"dropout{d}d": ("input p train", _dropout("channels")) for d in (1, 2, 3)},
-    "alpha_dropout": ("input p train", _dropout("alpha")),
-    **{name: ("input other alpha", _binary("ADD")) for name in ("add", "radd")},
-    **{name: ("input other", _binary("MUL")) for name in ("mul", "rmul", "multiply")},
-    **{name: ("input other alpha", _binary("SUB")) for name in ("sub", "subtract")},
-    "rsub": ("input other alpha", _binary("SUB", swapped=True)),
-    **{name: ("input other rounding_mode", _binary("DIV")) for name in ("div", "truediv", "true_divide")},
-    "rdiv": ("input other", _binary("DIV", swapped=True)),
-    "rtruediv": ("input other", _binary("DIV", swapped=True)),
-    "pow": ("input other", _binary("POW")),
-    "rpow": ("input other", _binary("POW", swapped=True)),
-    "maximum": ("input other", _binary("MAXIMUM")),
-    "minimum": ("input other", _binary("MINIMUM")),
+    "softmax": ("input dim _ dtype", partial(_softmax, log=False)),
+    "log_softmax": ("input dim _ dtype", partial(_softmax, log=True)),
+    "dropout": ("input p train", partial(_dropout, "elements")),
+    "feature_dropout": ("input p train", partial(_dropout, "channels")),
+    **{f"dropout{d}d": ("input p train", partial(_dropout, "channels")) for d in (1, 2, 3)},
+    "alpha_dropout": ("input p train", partial(_dropout, "alpha")),
+    **{name: ("input other alpha", partial(_binary, "ADD")) for name in ("add", "radd")},
+    **{name: ("input other", partial(_binary, "MUL")) for name in ("mul", "rmul", "multiply")},
+    **{name: ("input other alpha", partial(_binary, "SUB")) for name in ("sub", "subtract")},
+    "rsub": ("input other alpha", partial(_binary, "SUB", swapped=True)),
+    **{name: ("input other rounding_mode", partial(_binary, "DIV")) for name in ("div", "truediv", "true_divide")},
+    **{name: ("input other", partial(_binary, "DIV", swapped=True)) for name in ("rdiv", "rtruediv")},
+    "pow": ("input other", partial(_binary, "POW")),
+    "rpow": ("input other", partial(_binary, "POW", swapped=True)),
+    "maximum": ("input other", partial(_binary, "MAXIMUM")),
+    "minimum": ("input other", partial(_binary, "MINIMUM")),
     **{name: ("input other", _matmul) for name in ("matmul", "bmm", "mm")},
-    **{name: ("input", _math(name)) for name in MATH},
-    **{name: ("input dim keepdim dtype", _reduce(name)) for name in ("mean", "sum")},
-    "amax": ("input dim keepdim", _reduce("max")),
-    "amin": ("input dim keepdim", _reduce("min")),
-    **{name: ("tensors dim", _concat("CONCAT")) for name in ("cat", "concat", "concatenate")},
-    "stack": ("tensors dim", _concat("STACK")),
-    "split": ("input size dim", _split),
-    "split_with_sizes": ("input size dim", _split),
+    **{name: ("input", partial(_math, name)) for name in MATH},
+    **{name: ("input dim keepdim dtype", partial(_reduce, name)) for name in ("mean", "sum")},
+    "amax": ("input dim keepdim", partial(_reduce, "max")),
+    "amin": ("input dim keepdim", partial(_reduce, "min")),
+    **{name: ("tensors dim", partial(_concat, "CONCAT")) for name in ("cat", "concat", "concatenate")},
+    "stack": ("tensors dim", partial(_concat, "STACK")),
+    **{name: ("input size dim", _split) for name in ("split", "split_with_sizes")},
     "chunk": ("input chunks dim", _chunk),
     "flatten": ("input start_dim end_dim", _flatten),
     **{name: ("input *shape", _reshape) for name in ("view", "reshape", "unsafe_view")},
     "unflatten": ("input dim sizes", _unflatten),
     "expand": ("input *shape", _expand),
-    "transpose": ("input dim0 dim1", _transpose),
-    "swapaxes": ("input dim0 dim1", _transpose),
-    "permute": ("input *dims", _permute),
-    "squeeze": ("input *dim", _axes("SQUEEZE")),
-    "unsqueeze": ("input dim", _axes("UNSQUEEZE")),
+    **{name: ("input dim0 dim1", _transpose) for name in ("transpose", "swapaxes")},
+    "permute": ("input *dims", _simple("TRANSPOSE", order="dims")),
+    "squeeze": ("input *dim", partial(_axes, "SQUEEZE")),
+    "unsqueeze": ("input dim", partial(_axes, "UNSQUEEZE")),
     "getitem": ("input index", _getitem),
-    "select": ("input dim index", _select),
+    "select": ("input dim index", lambda bound: _along(bound, bound["index"])),
     "slice": ("input dim start end step", _aten_slice),
-    "pad": ("input pad mode value", _pad),
+    "pad": ("input pad mode value", _simple("PAD", padding="pad", mode="mode", value="value")),
     "interpolate": ("input size scale_factor mode align_corners recompute_scale_factor antialias", _interpolate),
     **{name: ("input", _simple("IDENTITY")) for name in ("contiguous", "clone", "detach", "alias")},
 }  # fmt: skip

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import UsageError
 from regatta.network.graph import Network
-from regatta.network.torch.traces import trace_example, trace_exported, trace_symbolic
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,6 +18,8 @@ def from_torch(module: nn.Module, example: Any = None, *, name: str = "") -> Net
     depends on values can only be read with one.
     """
     import torch
+
+    from regatta.network.torch.traces import trace_example, trace_exported, trace_symbolic
 
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"from_torch reads a torch.nn.Module, not {type(module).__name__}: {module!r:.80}.")

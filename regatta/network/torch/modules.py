@@ -6,6 +6,7 @@ Layers are identified by the name of their exact class. A subclass may compute s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regatta.network.graph import Parameter
@@ -26,9 +27,8 @@ def is_known(module: nn.Module) -> bool:
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is one node: a known layer, or a layer of PyTorch without inner modules."""
     own = type(module).__module__.startswith(("torch.nn.", "torch.ao.nn."))
-    return is_known(module) or (
-        own and not any(True for _ in module.children()) and type(module).__name__ != "Sequential"
-    )
+    has_parts = any(module.children()) or type(module).__name__ == "Sequential"
+    return is_known(module) or (own and not has_parts)
 
 
 def describe_layer(module: nn.Module) -> Made:
@@ -52,36 +52,34 @@ def listed(value: Any, count: int) -> list[Any]:
 
 def same_padding(kernel: list[int], dilation: list[int]) -> list[int]:
     """The padding of padding="same" for a convolution with stride 1: starts, then ends if they differ."""
-    totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    return split_padding([d * (k - 1) for k, d in zip(kernel, dilation, strict=True)])
+
+
+def split_padding(totals: list[int]) -> list[int]:
+    """Half of each number at the start, the rest at the end: starts, then ends if they differ."""
     begins = [total // 2 for total in totals]
     ends = [total - begin for total, begin in zip(totals, begins, strict=True)]
     return begins if begins == ends else begins + ends
 
 
-def _conv(dims: int, transposed: bool = False) -> Callable[[Any], Made]:
-    def made(module: Any) -> Made:
-        kernel, dilation = list(module.kernel_size), list(module.dilation)
-        padding = module.padding
-        if isinstance(padding, str):
-            padding = same_padding(kernel, dilation) if padding == "same" else [0] * dims
-        return "CONV", {
-            "dims": dims, "in": module.in_channels, "out": module.out_channels, "kernel": kernel,
-            "stride": list(module.stride), "padding": list(padding), "dilation": dilation, "groups": module.groups,
-            "bias": module.bias is not None, "transposed": transposed, "padding_mode": module.padding_mode,
-            "output_padding": list(module.output_padding) if transposed else None,
-        }  # fmt: skip
-
-    return made
+def _conv(dims: int, module: Any, transposed: bool = False) -> Made:
+    kernel, dilation = list(module.kernel_size), list(module.dilation)
+    padding = module.padding
+    if isinstance(padding, str):
+        padding = same_padding(kernel, dilation) if padding == "same" else [0] * dims
+    return "CONV", {
+        "dims": dims, "in": module.in_channels, "out": module.out_channels, "kernel": kernel,
+        "stride": list(module.stride), "padding": list(padding), "dilation": dilation, "groups": module.groups,
+        "bias": module.bias is not None, "transposed": transposed, "padding_mode": module.padding_mode,
+        "output_padding": list(module.output_padding) if transposed else None,
+    }  # fmt: skip
 
 
-def _pool(dims: int, function: str) -> Callable[[Any], Made]:
-    def made(module: Any) -> Made:
-        return pool(
-            dims, function, module.kernel_size, module.stride, module.padding, getattr(module, "dilation", 1),
-            module.ceil_mode, getattr(module, "count_include_pad", True),
-        )  # fmt: skip
-
-    return made
+def _pool(dims: int, function: str, module: Any) -> Made:
+    return pool(
+        dims, function, module.kernel_size, module.stride, module.padding, getattr(module, "dilation", 1),
+        module.ceil_mode, getattr(module, "count_include_pad", True),
+    )  # fmt: skip
 
 
 def pool(
@@ -99,14 +97,11 @@ def _adaptive(dims: int, function: str) -> Callable[[Any], Made]:
     return lambda m: ("POOL", {"dims": dims, "function": function, "output": listed(m.output_size, dims)})
 
 
-def _batch_norm(function: str) -> Callable[[Any], Made]:
-    return lambda m: (
-        "NORM",
-        {
-            "function": function, "features": m.num_features, "eps": m.eps, "momentum": m.momentum,
-            "affine": m.affine, "track": m.track_running_stats,
-        },
-    )  # fmt: skip
+def _batch_norm(function: str, module: Any) -> Made:
+    return "NORM", {
+        "function": function, "features": module.num_features, "eps": module.eps, "momentum": module.momentum,
+        "affine": module.affine, "track": module.track_running_stats,
+    }  # fmt: skip
 
 
 def _layer_norm(module: Any) -> Made:
@@ -143,25 +138,18 @@ def _attention(module: Any) -> Made:
     }  # fmt: skip
 
 
-def _recurrent(function: str) -> Callable[[Any], Made]:
-    def made(module: Any) -> Made:
-        return "RNN", {
-            "function": f"rnn_{module.nonlinearity}" if function == "rnn" else function, "in": module.input_size,
-            "hidden": module.hidden_size, "layers": module.num_layers, "bias": module.bias,
-            "batch_first": module.batch_first, "dropout": float(module.dropout),
-            "bidirectional": module.bidirectional, "projection": module.proj_size,
-        }  # fmt: skip
-
-    return made
+def _recurrent(function: str, module: Any) -> Made:
+    return "RNN", {
+        "function": f"rnn_{module.nonlinearity}" if function == "rnn" else function, "in": module.input_size,
+        "hidden": module.hidden_size, "layers": module.num_layers, "bias": module.bias,
+        "batch_first": module.batch_first, "dropout": float(module.dropout),
+        "bidirectional": module.bidirectional, "projection": module.proj_size,
+    }  # fmt: skip
 
 
 def _simple(kind: str, **names: str) -> Callable[[Any], Made]:
     """A layer whose attributes are renamed attributes of the module."""
     return lambda m: (kind, {ours: getattr(m, theirs) for ours, theirs in names.items()})
-
-
-def _clip(module: Any) -> Made:
-    return "CLIP", {"min": module.min_val, "max": module.max_val}
 
 
 def _softmax(log: bool) -> Callable[[Any], Made]:
@@ -175,14 +163,14 @@ def _upsample(module: Any) -> Made:
 
 
 _LAYERS: dict[str, Callable[[Any], Made]] = {
-    **{f"Conv{d}d": _conv(d) for d in (1, 2, 3)},
-    **{f"ConvTranspose{d}d": _conv(d, transposed=True) for d in (1, 2, 3)},
-    **{f"MaxPool{d}d": _pool(d, "max") for d in (1, 2, 3)},
-    **{f"AvgPool{d}d": _pool(d, "avg") for d in (1, 2, 3)},
+    **{f"Conv{d}d": partial(_conv, d) for d in (1, 2, 3)},
+    **{f"ConvTranspose{d}d": partial(_conv, d, transposed=True) for d in (1, 2, 3)},
+    **{f"MaxPool{d}d": partial(_pool, d, "max") for d in (1, 2, 3)},
+    **{f"AvgPool{d}d": partial(_pool, d, "avg") for d in (1, 2, 3)},
     **{f"AdaptiveMaxPool{d}d": _adaptive(d, "max") for d in (1, 2, 3)},
     **{f"AdaptiveAvgPool{d}d": _adaptive(d, "avg") for d in (1, 2, 3)},
-    **{f"BatchNorm{d}d": _batch_norm("batch") for d in (1, 2, 3)},
-    **{f"InstanceNorm{d}d": _batch_norm("instance") for d in (1, 2, 3)},
+    **{f"BatchNorm{d}d": partial(_batch_norm, "batch") for d in (1, 2, 3)},
+    **{f"InstanceNorm{d}d": partial(_batch_norm, "instance") for d in (1, 2, 3)},
     "LayerNorm": _layer_norm,
     "RMSNorm": _rms_norm,
     "GroupNorm": _group_norm,
@@ -191,37 +179,30 @@ _LAYERS: dict[str, Callable[[Any], Made]] = {
     **{f"Dropout{d}d": _dropout("channels") for d in (1, 2, 3)},
     "AlphaDropout": _dropout("alpha"),
     "MultiheadAttention": _attention,
-    "LSTM": _recurrent("lstm"),
-    "GRU": _recurrent("gru"),
-    "RNN": _recurrent("rnn"),
+    "LSTM": partial(_recurrent, "lstm"),
+    "GRU": partial(_recurrent, "gru"),
+    "RNN": partial(_recurrent, "rnn"),
     "Linear": lambda m: ("FULL", {"in": m.in_features, "out": m.out_features, "bias": m.bias is not None}),
     "NonDynamicallyQuantizableLinear": lambda m: ("FULL", {"in": m.in_features, "out": m.out_features}),
     "Embedding": _simple("EMBED", count="num_embeddings", features="embedding_dim", padding_index="padding_idx"),
     "Flatten": _simple("FLATTEN", start="start_dim", end="end_dim"),
-    "Identity": _simple("IDENTITY"),
-    "ReLU": _simple("RELU"),
-    "ReLU6": _clip,
-    "Hardtanh": _clip,
+    **{
+        name: _simple(name.upper())
+        for name in ("Identity", "ReLU", "SELU", "SiLU", "Mish", "Sigmoid", "Tanh", "Softsign")
+    },
+    **dict.fromkeys(("ReLU6", "Hardtanh"), _simple("CLIP", min="min_val", max="max_val")),
     "LeakyReLU": _simple("LEAKY_RELU", slope="negative_slope"),
     "PReLU": _simple("PRELU", count="num_parameters"),
     "ELU": _simple("ELU", alpha="alpha"),
     "CELU": _simple("CELU", alpha="alpha"),
-    "SELU": _simple("SELU"),
     "GELU": _simple("GELU", approximate="approximate"),
-    "SiLU": _simple("SILU"),
-    "Mish": _simple("MISH"),
-    "Sigmoid": _simple("SIGMOID"),
     "LogSigmoid": _simple("LOG_SIGMOID"),
     "Hardsigmoid": _simple("HARD_SIGMOID"),
     "Hardswish": _simple("HARD_SWISH"),
-    "Tanh": _simple("TANH"),
     "Softplus": _simple("SOFTPLUS", beta="beta", threshold="threshold"),
-    "Softsign": _simple("SOFTSIGN"),
     "Softmax": _softmax(log=False),
     "LogSoftmax": _softmax(log=True),
-    "Upsample": _upsample,
-    "UpsamplingNearest2d": _upsample,
-    "UpsamplingBilinear2d": _upsample,
+    **dict.fromkeys(("Upsample", "UpsamplingNearest2d", "UpsamplingBilinear2d"), _upsample),
     "ZeroPad2d": lambda m: ("PAD", {"padding": list(m.padding)}),
     "ConstantPad2d": lambda m: ("PAD", {"padding": list(m.padding), "value": m.value}),
     "ReflectionPad2d": lambda m: ("PAD", {"padding": list(m.padding), "mode": "reflect"}),

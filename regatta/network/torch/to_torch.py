@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import DataError, UsageError, nearest
 from regatta.network.graph import Network, Parameter
-from regatta.network.torch.layers import build_layer, can_build
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +89,8 @@ def outputs(network: Network, weights: Mapping[str, Any], x: NDArray[Any], batch
 
 
 def _refuse_unknown(network: Network) -> None:
+    from regatta.network.torch.layers import can_build
+
     wrong = [node for node in network.nodes if not can_build(node)]
     if not wrong:
         return
@@ -103,6 +104,8 @@ def _refuse_unknown(network: Network) -> None:
 
 def _runnable(network: Network) -> nn.Module:
     from torch import nn
+
+    from regatta.network.torch.layers import build_layer
 
     class NetworkModule(nn.Module):
         """The layers of a network, called in its order."""
@@ -177,9 +180,7 @@ def _put(module: Any, place: int, parameter: Parameter, weights: Mapping[str, An
     if given.dim() != len(parameter.shape) or any(
         s not in (None, g) for s, g in zip(parameter.shape, given.shape, strict=True)
     ):
-        raise DataError(
-            f"{parameter.name!r} has the shape {tuple(given.shape)}; the network says {parameter.shape}.",
-        )
+        raise DataError(f"{parameter.name!r} has the shape {tuple(given.shape)}; the network says {parameter.shape}.")
     role, layout = split_role(parameter.role)
     given = given.reshape(-1) if layout == "flat" else given.permute(*map(int, layout)) if layout else given
     holder, attribute = _holder(module.parts[place], role)

@@ -13,7 +13,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.fx
+from torch import nn
+from torch.export import Dim as ExportDim
+from torch.export import export
+from torch.overrides import TorchFunctionMode
 
 from regatta.network.builder import Builder
 from regatta.network.graph import Network, Parameter, Shape
@@ -29,12 +36,8 @@ from regatta.network.torch.calls import (
 )
 from regatta.network.torch.modules import describe_layer, is_leaf, layer_parameters
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
 _VIEWS = ("real", "imag", "T", "mT", "H", "mH")  # attributes of a tensor that are tensors
-TUPLE_KINDS = ("RNN", "SPLIT")
+_NOT_RECORDED = ("get", "set", "size", "dim", "numel", "is_floating_point", "item", "tolist", "bool")
 _CHECKS = ("_assert_is_none", "_assert", "_assert_scalar", "_assert_tensor_metadata", "_guards_fn")
 
 
@@ -55,9 +58,10 @@ class Recorder:
         if kind == "ATTENTION":
             attributes |= _attention_call(args, kwargs)
         parameters = [self._parameter(p.role, p.name, p.shape) for p in layer_parameters(module, path)]
-        shape = shape if shape is not None else _shape_of_layer(kind, attributes)
+        if shape is None and kind == "CONV":
+            shape = (None, attributes["out"], *[None] * attributes["dims"])
         id = self._builder.add(kind, inputs, name=path, attributes=attributes, shape=shape, parameters=parameters)
-        return Ref(id, shape, many=kind in TUPLE_KINDS or kind == "ATTENTION")
+        return Ref(id, shape, many=kind in ("RNN", "SPLIT", "ATTENTION"))
 
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], shape: Shape | None) -> Ref:
         return self._add(translate(name, args, kwargs), plain_name(name).removeprefix("aten_"), shape)
@@ -135,19 +139,10 @@ def _common_path(names: Sequence[str]) -> str:
     return paths.pop() if len(paths) == 1 else ""
 
 
-def _shape_of_layer(kind: str, attributes: Mapping[str, Any]) -> Shape | None:
-    """The shape of a layer's output, as far as the layer alone determines it."""
-    if kind == "CONV":
-        return (None, attributes["out"], *[None] * attributes["dims"])
-    return None
-
-
 # Symbolic: torch.fx
 
 
 def trace_symbolic(module: nn.Module, example: tuple[torch.Tensor, ...] | None, name: str) -> Network:
-    import torch.fx
-
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
             return is_leaf(m)
@@ -162,8 +157,6 @@ def trace_symbolic(module: nn.Module, example: tuple[torch.Tensor, ...] | None, 
 
 
 def _single(module: nn.Module, example: tuple[torch.Tensor, ...] | None, name: str) -> Network:
-    import torch
-
     recorder = Recorder(name, module)
     if example is None:
         inputs, shape = [recorder.input("input", None)], None
@@ -200,8 +193,6 @@ class _SymbolicSource:
 
 def _propagate_shapes(graph: torch.fx.GraphModule, example: tuple[torch.Tensor, ...], fixed: int) -> dict[str, Any]:
     """The shape of each node's output. A size that changes when the batch grows by a row is None."""
-    import torch
-
     sizes = _sizes_seen(graph, (*example, *[None] * fixed))
     try:
         grown = _sizes_seen(graph, (*(torch.cat([x, x[:1]]) for x in example), *[None] * fixed))
@@ -211,12 +202,9 @@ def _propagate_shapes(graph: torch.fx.GraphModule, example: tuple[torch.Tensor, 
 
 
 def _sizes_seen(graph: torch.fx.GraphModule, inputs: tuple[Any, ...]) -> dict[str, Any]:
-    import torch
-    from torch.fx import Interpreter
-
     seen: dict[str, Any] = {}
 
-    class ShapeRecorder(Interpreter):
+    class ShapeRecorder(torch.fx.Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
             result = super().run_node(n)
             if isinstance(result, torch.Tensor):
@@ -225,7 +213,7 @@ def _sizes_seen(graph: torch.fx.GraphModule, inputs: tuple[Any, ...]) -> dict[st
                 seen[n.name] = "many"
             return result
 
-    with torch.no_grad(), evaluation_mode(graph), _own_randomness():
+    with torch.no_grad(), evaluation_mode(graph), torch.random.fork_rng(devices=[]):
         ShapeRecorder(graph).run(*inputs)
     return seen
 
@@ -241,31 +229,19 @@ def _stable(seen: Any, grown: Any) -> Any:
 
 
 def trace_exported(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> Network:
-    import torch
-    from torch.export import Dim as ExportDim
-    from torch.export import export
-
     two = tuple(x if x.dim() == 0 or x.shape[0] > 1 else torch.cat([x, x]) for x in example)  # a batch of 1 is baked in
-    varying = {0: ExportDim.AUTO}
+    varying = tuple({0: ExportDim.AUTO} if x.dim() else None for x in two)
     with evaluation_mode(module), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings for PyTorch's own developers
         try:
-            program = export(module, two, dynamic_shapes=_for_each_input(module, varying, two), strict=False)
+            program = export(module, two, dynamic_shapes=varying, strict=False)
         except (RuntimeError, ValueError, TypeError):
             program = export(module, example, strict=False)
     shapes = {node.name: _meta_shape(node.meta.get("val")) for node in program.graph.nodes}
-    return _walk(
-        program.graph, Recorder(name, module), {k: v for k, v in shapes.items() if v}, _ExportedSource(program, module)
-    )
-
-
-def _for_each_input(module: nn.Module, varying: Any, example: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-    return tuple(varying if x.dim() else None for x in example)
+    return _walk(program.graph, Recorder(name, module), shapes, _ExportedSource(program, module))
 
 
 def _meta_shape(value: Any) -> Any:
-    import torch
-
     if isinstance(value, torch.Tensor):
         shape = tuple(size if isinstance(size, int) else None for size in value.shape)
         return shape, dtype_name(value), [str(size) for size in value.shape[:1]]
@@ -278,12 +254,9 @@ class _ExportedSource:
     def __init__(self, program: torch.export.ExportedProgram, module: nn.Module) -> None:
         self.module = module
         signature = program.graph_signature
-        self._names = {
-            **signature.inputs_to_parameters,
-            **signature.inputs_to_buffers,
-            **signature.inputs_to_lifted_tensor_constants,
-        }
         self._learned = signature.inputs_to_parameters
+        constants = signature.inputs_to_lifted_tensor_constants
+        self._names = {**self._learned, **signature.inputs_to_buffers, **constants}
         self._state = {**program.state_dict, **program.constants}
 
     def placeholder(self, node: torch.fx.Node) -> Any:
@@ -350,22 +323,16 @@ def _layer_called(node: torch.fx.Node, recorder: Recorder, module: nn.Module, va
 
 
 def _attribute(module: nn.Module, path: str) -> Any:
-    import torch
-
     value = operator.attrgetter(path)(module)
     return _held(path, value) if isinstance(value, torch.Tensor) else value
 
 
 def _held(path: str, tensor: torch.Tensor) -> StateTensor:
-    import torch
-
     return StateTensor(path, tuple(tensor.shape), learned=isinstance(tensor, torch.nn.Parameter))
 
 
 def _resolved(value: Any, values: Mapping[Any, Any]) -> Any:
-    from torch.fx import Node as FxNode
-
-    if isinstance(value, FxNode):
+    if isinstance(value, torch.fx.Node):
         return values[value]
     if isinstance(value, slice):
         return slice(*(_resolved(part, values) for part in (value.start, value.stop, value.step)))
@@ -387,10 +354,10 @@ def _called(node: torch.fx.Node, name: str, recorder: Recorder, values: Mapping[
         return sized
     if name == "getitem" and isinstance(args[0], _ShapeOf | list | tuple):
         return args[0][args[1]] if isinstance(args[1], int) else UnknownValue()
-    if not any(True for _ in tensors_in([args, kwargs])):
-        return (
-            _fold_constants(node.target, args, kwargs) if seen is None else recorder.call(name, args, kwargs, seen[0])
-        )
+    if not any(tensors_in([args, kwargs])):
+        if seen is None:
+            return _fold_constants(node.target, args, kwargs)
+        return recorder.call(name, args, kwargs, seen[0])
     shape = seen[0] if seen is not None and seen != "many" else None
     ref = recorder.call(name, args, kwargs, shape)
     return replace(ref, many=True) if seen == "many" else ref
@@ -422,9 +389,6 @@ def _fold_constants(function: Any, args: list[Any], kwargs: dict[str, Any]) -> A
 
 
 def trace_example(module: nn.Module, example: tuple[torch.Tensor, ...], name: str) -> Network:
-    import torch
-    from torch.overrides import TorchFunctionMode
-
     watch = _ForwardWatcher(module, example, Recorder(name, module))
 
     class Mode(TorchFunctionMode):
@@ -433,7 +397,7 @@ def trace_example(module: nn.Module, example: tuple[torch.Tensor, ...], name: st
             watch.function(func, args, kwargs or {}, result)
             return result
 
-    with torch.no_grad(), evaluation_mode(module), watch.hooks(), Mode(), _own_randomness():
+    with torch.no_grad(), evaluation_mode(module), watch.hooks(), Mode(), torch.random.fork_rng(devices=[]):
         result = module(*example)
     return watch.recorder.output(watch.values(_tensors(result)))
 
@@ -493,20 +457,10 @@ class _ForwardWatcher:
 
     def function(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = plain_name(getattr(function, "__name__", str(function)))
-        if self._inside or name in (
-            "get",
-            "set",
-            "size",
-            "dim",
-            "numel",
-            "is_floating_point",
-            "item",
-            "tolist",
-            "bool",
-        ):
+        if self._inside or name in _NOT_RECORDED:
             return
         operands, named = self.values(list(args)), self.values(dict(kwargs))
-        if not any(True for _ in tensors_in([operands, named])):
+        if not any(tensors_in([operands, named])):
             return
         operands = self._own_batch(name, operands)
         self._produced(result, lambda shape: self.recorder.call(name, operands, named, shape))
@@ -521,32 +475,23 @@ class _ForwardWatcher:
         return [operands[0], shape]
 
     def _produced(self, result: Any, record: Callable[[Shape | None], Ref]) -> None:
-        import torch
-
         if isinstance(result, torch.Tensor):
-            self._know(result, record(self._shape(result)))
-        elif any(isinstance(item, torch.Tensor | tuple) for item in _flat(result)):
+            self._know(result, record(batch_free_shape(result, self._batch)))
+        elif isinstance(result, tuple | list) and any(isinstance(item, torch.Tensor | tuple) for item in result):
             self._know_parts(result, record(None))
 
     def _know_parts(self, result: Any, ref: Ref) -> None:
-        import torch
-
         for place, item in enumerate(result):
             if isinstance(item, torch.Tensor):
-                self._know(item, self.recorder.select(ref, place, self._shape(item)))
+                self._know(item, self.recorder.select(ref, place, batch_free_shape(item, self._batch)))
             elif isinstance(item, tuple | list):
                 self._know_parts(item, self.recorder.select(ref, place, None))
-
-    def _shape(self, tensor: torch.Tensor) -> Shape:
-        return batch_free_shape(tensor, self._batch)
 
     def _know(self, tensor: torch.Tensor, value: Ref | StateTensor) -> None:
         self._known[id(tensor)] = value
         self._kept.append(tensor)
 
     def values(self, value: Any) -> Any:
-        import torch
-
         if isinstance(value, torch.Size):
             return list(value)
         if isinstance(value, torch.Tensor):
@@ -556,10 +501,6 @@ class _ForwardWatcher:
         if isinstance(value, dict):
             return {key: self.values(item) for key, item in value.items()}
         return value
-
-
-def _flat(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, tuple | list) else ()
 
 
 # What the three share
@@ -585,11 +526,3 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in before:
             part.training = training
-
-
-@contextmanager
-def _own_randomness() -> Iterator[None]:
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        yield
