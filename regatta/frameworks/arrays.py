@@ -59,6 +59,21 @@ def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
     return function(data)
 
 
+def leaves(data: Any) -> Iterator[Any]:
+    """Every leaf of tuples and dicts."""
+    if isinstance(data, tuple | dict):
+        for part in data.values() if isinstance(data, dict) else data:
+            yield from leaves(part)
+    else:
+        yield data
+
+
+def mean_loss(losses: list[tuple[Any, int]]) -> dict[str, float]:
+    """The mean over rows; losses are read at the end, so that steps do not wait for each other."""
+    seen = sum(count for _, count in losses)
+    return {"loss": sum(float(loss) * count for loss, count in losses) / max(1, seen)}
+
+
 def read_only(data: Any) -> Any:
     """Read-only views, because other units will use the same arrays."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,23 +15,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.configuration import Scalar
+from regatta.configuration import Configuration
 from regatta.errors import UsageError
 
 Indices = NDArray[np.int64]
-LossFunction = Callable[[Any, Any, Mapping[str, Scalar]], Any]
+LossFunction = Callable[[Any, Any, Configuration], Any]
 OPTIONAL_LOSS_ARGUMENTS = ("training", "key", "rng")  # a loss_fn gets those that it has an argument for
 LOSS_OR_TRAIN_FN = (
     "loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
     "trains a whole pass over a partition by itself."
 )
-
-
-class Trainee(Protocol):
-    """A model with all that trains it; frameworks add their own attributes."""
-
-    model: Any
-    optimizer: Any
 
 
 class Framework(Protocol):
@@ -62,12 +55,7 @@ class Framework(Protocol):
         """The number of examples in prepared data."""
 
     def train(
-        self,
-        trainee: Any,
-        data: Any,
-        batches: Iterable[Indices],
-        loss_fn: LossFunction | None,
-        config: Mapping[str, Scalar],
+        self, trainee: Any, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
     ) -> dict[str, float]:
         """Take an optimizer step for each batch, in order; returns the mean `loss` over rows and the model's metrics.
 
@@ -81,12 +69,7 @@ class Framework(Protocol):
         """Advance the schedules that count epochs."""
 
     def evaluate(
-        self,
-        trainee: Any,
-        data: Any,
-        batches: Iterable[Indices],
-        loss_fn: LossFunction | None,
-        config: Mapping[str, Scalar],
+        self, trainee: Any, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
     ) -> dict[str, float]:
         """Compute the results of `train` in evaluation mode, without changing the trainee."""
 

@@ -12,7 +12,7 @@ def loss_fn(weights, batch, config):
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,37 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from regatta.configuration import Scalar
+from regatta.configuration import Configuration
 from regatta.errors import UsageError
-from regatta.frameworks.arrays import Arrays, read_arrays, read_only, rows, seeded, take, write_arrays
+from regatta.frameworks.arrays import Arrays, read_arrays, read_only, rows, seeded, take, write_arrays  # noqa: F401 (verbs)
 from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
 from regatta.frameworks.state_tree import flatten, unflatten
 
 NAME = "numpy"
 COMPILES = False
-
-__all__ = [
-    "COMPILES",
-    "NAME",
-    "SGD",
-    "NumpyTrainee",
-    "assemble",
-    "check_unmodified",
-    "end_epoch",
-    "evaluate",
-    "evaluating",
-    "keep_settings",
-    "owns",
-    "prepare",
-    "read",
-    "restore",
-    "rows",
-    "save",
-    "seeded",
-    "train",
-    "train_fn_arguments",
-    "unsaved_values",
-]
 
 
 @dataclass
@@ -102,11 +79,7 @@ def check_unmodified(data: Any) -> nullcontext[None]:
 
 
 def train(
-    trainee: NumpyTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: NumpyTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     if trainee.optimizer is None:
         raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (weights, SGD(...)).")
@@ -133,11 +106,7 @@ def evaluating(trainee: NumpyTrainee) -> nullcontext[None]:
 
 
 def evaluate(
-    trainee: NumpyTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: NumpyTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     loss_fn = bind_optional(loss_fn, trainee.model, training=False)
     total, seen = 0.0, 0
@@ -152,10 +121,7 @@ def save(trainee: NumpyTrainee, path: Path) -> None:
     tree: dict[str, Any] = {"model": trainee.model}
     if trainee.optimizer is not None:
         tree["optimizer"] = vars(trainee.optimizer)
-    skeleton, tensors = {}, {}
-    for part, value in tree.items():
-        skeleton[part], found = flatten(value, part, lambda leaf: isinstance(leaf, np.ndarray))
-        tensors.update(found)
+    skeleton, tensors = flatten(tree, lambda leaf: isinstance(leaf, np.ndarray))
     write_arrays(path, NAME, tensors, skeleton)
 
 

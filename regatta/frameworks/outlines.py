@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.hub
 
 from regatta.frameworks import keep_settings_in_all, seeded_in_all
 from regatta.network import Network, from_torch, to_json
-
-if TYPE_CHECKING:
-    import torch
 
 EXAMPLE_ROWS = 2
 
@@ -46,8 +46,6 @@ def outlines(
 @contextmanager
 def _no_progress_thread() -> Iterator[None]:
     """PyTorch shows a progress bar for each pass over a graph, and the first one would leave a thread behind."""
-    import torch.hub
-
     tqdm: Any = vars(torch.hub)["tqdm"]
     before = getattr(tqdm, "monitor_interval", 0)
     tqdm.monitor_interval = 0
@@ -60,8 +58,6 @@ def _no_progress_thread() -> Iterator[None]:
 def _outline(
     model_fn: Callable[[dict[str, Any]], Any], config: dict[str, Any], example: tuple[str, Sequence[int]] | None
 ) -> Network | None:
-    import torch
-
     try:
         with keep_settings_in_all(), torch.device("meta"):
             built = model_fn(config)
@@ -74,8 +70,6 @@ def _outline(
 
 
 def _batch(example: tuple[str, Sequence[int]] | None) -> torch.Tensor | None:
-    import torch
-
     if example is None or not isinstance(getattr(torch, example[0], None), torch.dtype):
         return None
     return torch.zeros((EXAMPLE_ROWS, *example[1]), dtype=getattr(torch, example[0]), device="meta")

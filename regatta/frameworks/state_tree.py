@@ -17,7 +17,7 @@ from regatta.errors import CorruptError, UsageError
 TAG = "$"
 
 
-def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[Any, dict[str, Any]]:
+def flatten(tree: Mapping[str, Any], is_tensor: Callable[[Any], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The JSON skeleton of a tree, and its tensors by name."""
     tensors: dict[str, Any] = {}
 
@@ -50,7 +50,7 @@ def flatten(tree: Any, prefix: str, is_tensor: Callable[[Any], bool]) -> tuple[A
         pairs = [[encode(key, f"{place}/key"), encode(item, f"{place}/{key}")] for key, item in value.items()]
         return {TAG: "counter" if isinstance(value, Counter) else "dict", "v": pairs}
 
-    return encode(tree, prefix), tensors
+    return {part: encode(value, part) for part, value in tree.items()}, tensors
 
 
 def unflatten(skeleton: Any, tensor: Callable[[str], Any]) -> Any:

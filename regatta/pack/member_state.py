@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from regatta.frameworks.torch.state import copy_tree, unsaved_buffers
+
 if TYPE_CHECKING:
     from regatta.pack.member import Member
 
@@ -68,11 +70,16 @@ def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
 def plain_values(model: torch.nn.Module) -> dict[str, Any]:
     """Numbers and strings in the attributes of modules, directly or in lists, sets and dicts."""
     return {
-        f"{prefix}.{name}".lstrip("."): tuple(value.items()) if isinstance(value, dict) else _freeze(value)
+        f"{prefix}.{name}".lstrip("."): _freeze(value)
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
         if _is_plain(value)
     }
+
+
+def first_change(model: torch.nn.Module, before: dict[str, Any]) -> str | None:
+    """The name of a plain value that has changed, or None."""
+    return next((name for name, value in plain_values(model).items() if before.get(name) != value), None)
 
 
 def _is_plain(value: Any) -> bool:
@@ -81,35 +88,27 @@ def _is_plain(value: Any) -> bool:
 
 
 def _freeze(value: Any) -> Any:
-    """An immutable copy of a list or set, because the module may change its own."""
+    """An immutable copy of a list, set or dict, because the module may change its own."""
+    if isinstance(value, dict):
+        return tuple(value.items())
     return tuple(value) if isinstance(value, list | set) else value
 
 
 def export_member(member: Member) -> dict[str, Any]:
     """The result of `free`: ordinary state_dicts with their own tensors, and the position in the data."""
-    saved = member.model.state_dict(keep_vars=True)
-    buffers = member.model.named_buffers(remove_duplicate=False)
     state: dict[str, Any] = {
-        "model": _clone_tree(member.model.state_dict()),
-        "buffers": {name: buffer.detach().clone() for name, buffer in buffers if name not in saved},
-        "optimizer": _clone_tree(member.optimizer.state_dict()),
+        "model": copy_tree(member.model.state_dict()),
+        "buffers": copy_tree(unsaved_buffers(member.model)),
+        "optimizer": copy_tree(member.optimizer.state_dict()),
         "epoch": member.epoch,
         "batch": member.batch,
         "steps": member.taken,
     }
     if member.schedule is not None:
-        state["schedule"] = _clone_tree(member.schedule.state_dict())
+        state["schedule"] = copy_tree(member.schedule.state_dict())
     if member.scaler is not None:
         state["scaler"] = member.scaler.state_dict()
     return state
-
-
-def _clone_tree(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return type(tree)({name: _clone_tree(part) for name, part in tree.items()})
-    return type(tree)(_clone_tree(part) for part in tree) if isinstance(tree, list | tuple) else tree
 
 
 def restore_member(member: Member, state: dict[str, Any]) -> None:
@@ -119,9 +118,9 @@ def restore_member(member: Member, state: dict[str, Any]) -> None:
     with torch.no_grad():
         for name, value in state["buffers"].items():
             present[name].copy_(value)
-    member.optimizer.load_state_dict(_clone_tree(state["optimizer"]))
+    member.optimizer.load_state_dict(copy_tree(state["optimizer"]))
     if member.schedule is not None:
-        member.schedule.load_state_dict(_clone_tree(state["schedule"]))
+        member.schedule.load_state_dict(copy_tree(state["schedule"]))
     if member.scaler is not None:
         member.scaler.load_state_dict(state["scaler"])
     member.epoch, member.batch, member.taken = state["epoch"], state["batch"], state["steps"]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
-from regatta.pack.cuda_graphs.capture import CudaGraphs, Graphs
+from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.graph_tier import GraphTier
 from regatta.pack.cuda_graphs.optimizers import capturable
 from regatta.pack.device_data import DeviceData
@@ -59,7 +59,7 @@ class Pack:
         transform: Callable[[Any], Any] | None = None,
         memory_limit: int | None = None,
         rates: Rates | None = None,
-        graphs: Graphs | None = None,
+        graphs: CudaGraphs | None = None,
     ) -> None:
         """`transform` prepares data once, on the device, for all members; `memory_limit` is in bytes.
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from regatta.pack.cuda_graphs.capture import Graphs, Replay
+from regatta.pack.cuda_graphs.capture import Branch, CudaGraphs, Replay
 from regatta.pack.rates import PackTiming, Rates
 from regatta.pack.track import Lane, Track
 
@@ -36,7 +36,7 @@ class JointGraphCache:
     def __init__(self) -> None:
         self._made: dict[tuple[tuple[int, int], ...], Replay | None] = {}
 
-    def get(self, branches: Sequence[Sequence[tuple[Replay, int]]], graphs: Graphs, worthwhile: bool) -> Replay | None:
+    def get(self, branches: Sequence[Branch], graphs: CudaGraphs, worthwhile: bool) -> Replay | None:
         """The graph of some branches; a new one is built only if `worthwhile`."""
         key = tuple((id(step), count) for branch in branches for step, count in branch)
         if key not in self._made:
@@ -54,7 +54,7 @@ class JointGraphCache:
 
 
 def run_tracks(
-    tracks: Sequence[Track], graphs: Graphs, rates: Rates, joints: JointGraphCache, failed: Failed
+    tracks: Sequence[Track], graphs: CudaGraphs, rates: Rates, joints: JointGraphCache, failed: Failed
 ) -> PackTiming | None:
     """Take all steps of all tracks, in the fastest way that was measured."""
     if not tracks:
@@ -99,7 +99,7 @@ class Ticker:
     """Takes ticks of some tracks. An error in a member's own code ends only that member's track."""
 
     tracks: Sequence[Track]
-    graphs: Graphs
+    graphs: CudaGraphs
     joints: JointGraphCache
     failed: Failed
 
@@ -174,7 +174,7 @@ class Ticker:
 
         Steps that were captured on one stream share its cuBLAS workspace, so they follow one another.
         """
-        branches: dict[Hashable, list[tuple[Replay, int]]] = {}
+        branches: dict[Hashable, Branch] = {}
         random_streams = self._random_streams(lanes)
         for track, lane, count in lanes:
             name = self.graphs.stream_id(track.stream)

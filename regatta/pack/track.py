@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regatta.pack.cuda_graphs.capture import Graphs, Replay
+from regatta.pack.cuda_graphs.capture import CudaGraphs, Replay
 from regatta.pack.cuda_graphs.optimizers import RatePreview, host_counters, set_rate
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.member import Indices, Member
@@ -111,11 +111,11 @@ class Track:
     """The steps of a member or a stack, one after another. The tracks of a pack advance concurrently."""
 
     def __init__(
-        self, members: Sequence[Member], device_data: DeviceData, graphs: Graphs | None, body: Body | None = None
+        self, members: Sequence[Member], device_data: DeviceData, graphs: CudaGraphs | None, body: Body | None = None
     ) -> None:
         self.members, self.device_data, self.graphs = list(members), device_data, graphs
         self.body: Body = body or self._alone
-        self.stream = graphs.stream() if graphs is not None else None
+        self.stream: Any = graphs.stream() if graphs is not None else None
         self.generation = device_data.generation
         self.draws = False  # whether its steps draw random numbers on the device
         self.work: deque[list[Indices]] = deque()

@@ -74,22 +74,22 @@ def same(one: Any, other: Any) -> bool:
 
 @given(trees)
 def test_a_tree_survives_a_round_trip(tree: Any) -> None:
-    skeleton, tensors = flatten(tree, "part", is_tensor)
+    skeleton, tensors = flatten({"part": tree}, is_tensor)
     text = json.dumps(skeleton, allow_nan=False)
-    assert same(unflatten(json.loads(text), tensors.__getitem__), tree)
+    assert same(unflatten(json.loads(text), tensors.__getitem__)["part"], tree)
 
 
 @given(trees, trees)
 def test_tensors_are_named_below_their_part(one: Any, other: Any) -> None:
     """Two parts of a state never take each other's names."""
-    names = [set(flatten(tree, part, is_tensor)[1]) for part, tree in (("model", one), ("optimizer", other))]
+    names = [set(flatten({part: tree}, is_tensor)[1]) for part, tree in (("model", one), ("optimizer", other))]
     assert not names[0] & names[1]
 
 
 def test_names_are_paths_in_the_tree() -> None:
     first, second = Tensor(), Tensor()
     tree = {"state": {0: {"exp_avg": first}}, "groups": [{"lr": second}]}
-    assert flatten(tree, "optimizer", is_tensor)[1] == {
+    assert flatten({"optimizer": tree}, is_tensor)[1] == {
         "optimizer/state/0/exp_avg": first,
         "optimizer/groups/0/lr": second,
     }
@@ -97,7 +97,7 @@ def test_names_are_paths_in_the_tree() -> None:
 
 def test_an_ordered_dict_keeps_its_order() -> None:
     tree = OrderedDict(b=1, a=2)
-    assert list(unflatten(flatten(tree, "part", is_tensor)[0], {}.get).items()) == [("b", 1), ("a", 2)]
+    assert list(unflatten(flatten({"part": tree}, is_tensor)[0]["part"], {}.get).items()) == [("b", 1), ("a", 2)]
 
 
 Pair = namedtuple("Pair", "left right")
@@ -118,12 +118,12 @@ Pair = namedtuple("Pair", "left right")
 )
 def test_values_that_cannot_be_restored_are_refused_with_their_path(value: Any, kind: str) -> None:
     with pytest.raises(UsageError, match=f"optimizer/state/3/1/x holds a {kind}, which cannot travel"):
-        flatten({"state": {3: [0, {"x": value}]}}, "optimizer", is_tensor)
+        flatten({"optimizer": {"state": {3: [0, {"x": value}]}}}, is_tensor)
 
 
 def test_a_tensor_as_a_key_is_refused() -> None:
     with pytest.raises(UsageError, match="optimizer/state has a tensor as a key"):
-        flatten({"state": {Tensor(): 1}}, "optimizer", is_tensor)
+        flatten({"optimizer": {"state": {Tensor(): 1}}}, is_tensor)
 
 
 def test_an_unknown_mark_is_refused() -> None:

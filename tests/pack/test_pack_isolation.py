@@ -196,7 +196,7 @@ def test_members_with_different_activations_are_never_one_stack() -> None:
     members = [pack.load(*adam(mlp(i, kind)), loss_fn, 16) for i, kind in enumerate(kinds)]
     pack.train(data(), epochs=2)
     assert {m.tier for m in members} == {"fused"}
-    assert sorted(len(stack.members) for stack, _ in pack.stacked_tier.proven) == [2, 2]
+    assert sorted(len(stack.members) for stack in pack.stacked_tier.proven) == [2, 2]
     for i, kind in enumerate(kinds):
         trainee, _ = trained_alone(adam(mlp(i, kind)), epochs_of(members[i], 2), 0)
         assert_same(members[i], trainee)

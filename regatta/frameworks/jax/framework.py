@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regatta.configuration import Scalar
+from regatta.configuration import Configuration
 from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays
-from regatta.frameworks.arrays import rows
+from regatta.frameworks.arrays import mean_loss, rows  # noqa: F401 (verbs)
 from regatta.frameworks.base import Indices, LossFunction, arguments, bind_optional, describe
-from regatta.frameworks.jax.state import NAME, Model, is_array, read, restore, save, unsaved_values
+from regatta.frameworks.jax.state import NAME, Model, is_array, read, restore, save, unsaved_values  # noqa: F401 (verbs)
 
 if TYPE_CHECKING:
     import jax
@@ -44,31 +44,6 @@ _SETTINGS = (
     "jax_numpy_dtype_promotion",
     "jax_threefry_partitionable",
 )
-
-__all__ = [
-    "COMPILES",
-    "NAME",
-    "JaxTrainee",
-    "Model",
-    "assemble",
-    "check_unmodified",
-    "end_epoch",
-    "evaluate",
-    "evaluating",
-    "keep_settings",
-    "next_key",
-    "owns",
-    "prepare",
-    "read",
-    "restore",
-    "rows",
-    "save",
-    "seeded",
-    "train",
-    "train_fn_arguments",
-    "unit_key",
-    "unsaved_values",
-]
 
 
 @dataclass
@@ -88,9 +63,6 @@ class JaxTrainee:
     def as_users_model(self, params: Any, state: Any) -> Any:
         """The model in the form that the user's functions get."""
         return params if self.bare else Model(params, state)
-
-
-# -- building ----------------------------------------------------------------------------------------------
 
 
 def owns(model: object) -> bool:
@@ -169,9 +141,6 @@ def _on(place: Any, leaf: Any) -> jax.Array:
     return placed
 
 
-# -- scopes ------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Keys:
     seed: int = 0
@@ -224,9 +193,6 @@ def evaluating(trainee: JaxTrainee) -> nullcontext[None]:
     return nullcontext()  # JAX has no mode: loss_fn gets `training`
 
 
-# -- data --------------------------------------------------------------------------------------------------
-
-
 def prepare(data: Any, device: str) -> Any:
     import jax.numpy as jnp
 
@@ -261,21 +227,15 @@ def _taker() -> Callable[..., Any]:
     return jax.jit(lambda parts, indices: [part[indices] for part in parts])
 
 
-# -- training ----------------------------------------------------------------------------------------------
-
-
 def train(
-    trainee: JaxTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: JaxTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     if trainee.optimizer is None:
         raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (params, optimizer).")
     step = _compiled("train", _train_step, trainee, loss_fn, config)
     keys, whole = _keys.get(), trainee.whole
-    key = unit_key(keys.seed) if _wants_key(loss_fn) else None
+    wants_key = loss_fn is not None and not {"key", "rng"}.isdisjoint(arguments(loss_fn))
+    key = unit_key(keys.seed) if wants_key else None
     losses: list[tuple[Any, int]] = []
     for indices in batches:
         batch = _take(data, indices)
@@ -284,7 +244,7 @@ def train(
         )
         keys.drawn += 1
         losses.append((loss, len(indices)))
-    return {"loss": _mean(losses)}
+    return mean_loss(losses)
 
 
 def train_fn_arguments(trainee: JaxTrainee) -> tuple[Model, Any]:
@@ -297,22 +257,11 @@ def end_epoch(trainee: JaxTrainee) -> None:
 
 
 def evaluate(
-    trainee: JaxTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: JaxTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     step = _compiled("evaluate", _eval_step, trainee, loss_fn, config)
     whole = trainee.whole
-    losses = [(step(whole.params, whole.state, _take(data, indices)), len(indices)) for indices in batches]
-    return {"loss": _mean(losses)}
-
-
-def _mean(losses: list[tuple[Any, int]]) -> float:
-    """The mean over rows; losses are read at the end, so that steps do not wait for each other."""
-    seen = sum(count for _, count in losses)
-    return sum(float(loss) * count for loss, count in losses) / max(1, seen)
+    return mean_loss([(step(whole.params, whole.state, _take(data, indices)), len(indices)) for indices in batches])
 
 
 def _compiled(
@@ -320,7 +269,7 @@ def _compiled(
     make: Callable[..., Callable[..., Any]],
     trainee: JaxTrainee,
     loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    config: Configuration,
 ) -> Callable[..., Any]:
     import jax
 
@@ -331,7 +280,7 @@ def _compiled(
 
 
 def _train_step(
-    trainee: JaxTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar]
+    trainee: JaxTrainee, loss_fn: LossFunction | None, config: Configuration
 ) -> Callable[..., tuple[Any, Any, Any, Any]]:
     import jax
     import jax.numpy as jnp
@@ -353,7 +302,7 @@ def _train_step(
     return step
 
 
-def _eval_step(trainee: JaxTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar]) -> Callable[..., Any]:
+def _eval_step(trainee: JaxTrainee, loss_fn: LossFunction | None, config: Configuration) -> Callable[..., Any]:
     def step(params: Any, state: Any, batch: Any) -> Any:
         offered = {"training": False, "key": None, "rng": None}
         return _loss(trainee, bind_optional(loss_fn, trainee.model, **offered), (params, state), batch, config)[0]
@@ -362,7 +311,7 @@ def _eval_step(trainee: JaxTrainee, loss_fn: LossFunction | None, config: Mappin
 
 
 def _loss(
-    trainee: JaxTrainee, loss_fn: LossFunction, parts: tuple[Any, Any], batch: Any, config: Mapping[str, Scalar]
+    trainee: JaxTrainee, loss_fn: LossFunction, parts: tuple[Any, Any], batch: Any, config: Configuration
 ) -> tuple[Any, Any]:
     """The loss, and the state after it."""
     import jax.numpy as jnp
@@ -377,7 +326,3 @@ def _loss(
         shape = f"shape {jnp.shape(found)}" if is_array(found) else describe(found)
         raise UsageError(f"loss_fn returned {shape}; it returns one number.", hint="Take its mean.")
     return jnp.reshape(found, ()), state
-
-
-def _wants_key(loss_fn: LossFunction | None) -> bool:
-    return loss_fn is not None and not {"key", "rng"}.isdisjoint(arguments(loss_fn))

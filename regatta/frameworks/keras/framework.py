@@ -13,46 +13,25 @@ numbers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from regatta.configuration import Scalar
+from regatta.configuration import Configuration
 from regatta.errors import MissingExtraError, UsageError
-from regatta.frameworks import arrays
-from regatta.frameworks.arrays import read_only, rows, take
+from regatta.frameworks import arrays, load_framework
+from regatta.frameworks.arrays import mean_loss, read_only, rows, take  # noqa: F401 (verbs)
 from regatta.frameworks.base import Indices, LossFunction, arguments, describe
-from regatta.frameworks.keras.state import NAME, read, restore, save, unsaved_values
-from regatta.frameworks.keras.steps import StepBuilder, StepFunction
+from regatta.frameworks.keras.state import NAME, read, restore, save, unsaved_values  # noqa: F401 (verbs)
 
 if TYPE_CHECKING:
     import keras
 
+    from regatta.frameworks.keras.steps import StepFunction
+
 COMPILES = True
 _TRAINING_ONLY = ("rate", "dropout", "recurrent_dropout", "stddev")  # attributes of layers that add noise in training
-
-__all__ = [
-    "COMPILES",
-    "NAME",
-    "KerasTrainee",
-    "assemble",
-    "check_unmodified",
-    "end_epoch",
-    "evaluate",
-    "evaluating",
-    "keep_settings",
-    "owns",
-    "prepare",
-    "read",
-    "restore",
-    "rows",
-    "save",
-    "seeded",
-    "train",
-    "train_fn_arguments",
-    "unsaved_values",
-]
 
 
 @dataclass
@@ -63,9 +42,6 @@ class KerasTrainee:
     optimizer: Any = None
     device: str = "cpu"
     steps: dict[tuple[bool, LossFunction | None], StepFunction] = field(default_factory=dict)
-
-
-# -- building ----------------------------------------------------------------------------------------------
 
 
 def owns(model: object) -> bool:
@@ -107,9 +83,6 @@ def _import_keras() -> Any:
     return keras
 
 
-# -- scopes ------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed Python and NumPy, which Keras draws from, and the generators of Keras and of its backend."""
@@ -121,9 +94,7 @@ def seeded(seed: int) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(arrays.seeded(seed))
         if "torch" in sys.modules:
-            from regatta.frameworks.torch import framework
-
-            stack.enter_context(framework.seeded(seed))
+            stack.enter_context(load_framework("torch").seeded(seed))
         if "tensorflow" in sys.modules:
             stack.enter_context(_seeded_tensorflow(seed))
         global_state.set_global_attribute(names[0], None)  # created again, from Python's random numbers
@@ -168,19 +139,12 @@ def keep_settings() -> Iterator[None]:
                     put(value)
 
 
-def _keep_backend_settings(backend: str) -> Any:
-    if backend == "tensorflow":
-        return nullcontext()
-    from regatta.frameworks import load_framework
-
-    return load_framework(backend).keep_settings()
+def _keep_backend_settings(backend: str) -> AbstractContextManager[None]:
+    return nullcontext() if backend == "tensorflow" else load_framework(backend).keep_settings()
 
 
 def evaluating(trainee: KerasTrainee) -> nullcontext[None]:
     return nullcontext()  # Keras has no mode: each call gets `training`
-
-
-# -- data --------------------------------------------------------------------------------------------------
 
 
 def prepare(data: Any, device: str) -> Any:
@@ -191,15 +155,8 @@ def check_unmodified(data: Any) -> nullcontext[None]:
     return nullcontext()  # the arrays are read-only
 
 
-# -- training ----------------------------------------------------------------------------------------------
-
-
 def train(
-    trainee: KerasTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: KerasTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     if trainee.optimizer is None:
         raise UsageError(
@@ -218,11 +175,7 @@ def end_epoch(trainee: KerasTrainee) -> None:
 
 
 def evaluate(
-    trainee: KerasTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: KerasTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     return _pass(trainee, data, batches, loss_fn, config, training=False)
 
@@ -232,16 +185,14 @@ def _pass(
     data: Any,
     batches: Iterable[Indices],
     loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    config: Configuration,
     training: bool,
 ) -> dict[str, float]:
     with _on(trainee.device):
         step = _step(trainee, loss_fn, config, training)
         if loss_fn is None:
             return _own_metrics(trainee.model, step, data, batches)
-        losses = [(step(take(data, indices)), len(indices)) for indices in batches]
-        seen = sum(count for _, count in losses)
-        return {"loss": sum(float(loss) * count for loss, count in losses) / max(1, seen)}
+        return mean_loss([(step(take(data, indices)), len(indices)) for indices in batches])
 
 
 def _own_metrics(model: Any, step: StepFunction, data: Any, batches: Iterable[Indices]) -> dict[str, float]:
@@ -254,9 +205,9 @@ def _own_metrics(model: Any, step: StepFunction, data: Any, batches: Iterable[In
     return {name: float(value) for name, value in logs.items()}
 
 
-def _step(
-    trainee: KerasTrainee, loss_fn: LossFunction | None, config: Mapping[str, Scalar], training: bool
-) -> StepFunction:
+def _step(trainee: KerasTrainee, loss_fn: LossFunction | None, config: Configuration, training: bool) -> StepFunction:
+    from regatta.frameworks.keras.steps import StepBuilder
+
     key = (training, loss_fn)
     if key not in trainee.steps:
         _check_loss_fn(trainee.model, loss_fn)

@@ -6,16 +6,17 @@ the variables alone, not on the batches seen before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from regatta.configuration import Scalar
+import keras
+
+from regatta.configuration import Configuration
 from regatta.errors import UsageError
 from regatta.frameworks.base import LossFunction, bind_optional, describe
 
 StepFunction = Callable[[Any], Any]  # takes a batch, returns its loss or a dict of the metrics so far
-Logs = dict[str, Any]
 _RANDOM_OPERATIONS = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "StatelessIf")
 
 
@@ -26,18 +27,14 @@ class StepBuilder:
     model: Any
     optimizer: Any
     loss_fn: LossFunction | None
-    config: Mapping[str, Scalar]
+    config: Configuration
 
     def make(self, training: bool) -> StepFunction:
         """A function that takes one step on a batch: it trains, or it only evaluates."""
-        import keras
-
         builders = {"tensorflow": _tensorflow, "torch": _torch, "jax": _jax}
         return builders[keras.backend.backend()](self, training)
 
     def loss(self, batch: Any, training: bool) -> Any:
-        import keras
-
         loss_fn = bind_optional(self.loss_fn, self.model, training=training)
         loss = loss_fn(self.model, batch, dict(self.config))
         if not keras.ops.is_tensor(loss) or any(length != 1 for length in loss.shape):
@@ -140,8 +137,6 @@ def _torch(steps: StepBuilder, training: bool) -> StepFunction:
 
 
 def _tensors(batch: Any) -> Any:
-    import keras
-
     return keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
 
 
@@ -175,10 +170,9 @@ def _groups(steps: StepBuilder, training: bool) -> list[list[Any]]:
     return groups + ([model.metrics_variables] if steps.loss_fn is None else [])
 
 
-def _pure(steps: StepBuilder, training: bool) -> Callable[..., Any]:
+def _pure(steps: StepBuilder, training: bool) -> Any:
     if steps.loss_fn is None:
-        own: Callable[..., Any] = steps.model.train_step if training else steps.model.test_step
-        return own
+        return steps.model.train_step if training else steps.model.test_step
     return _pure_train(steps) if training else _pure_test(steps)
 
 
@@ -208,8 +202,6 @@ def _pure_test(steps: StepBuilder) -> Callable[..., Any]:
 
 def _stateless(steps: StepBuilder, trainable: Any, others: Any, batch: Any, training: bool) -> Any:
     """The scaled loss, and with it the loss itself and the new values of the variables without gradients."""
-    import keras
-
     model = steps.model
     mapping = [*zip(model.trainable_variables, trainable, strict=True)]
     mapping += zip(model.non_trainable_variables, others, strict=True)

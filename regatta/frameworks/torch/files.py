@@ -7,14 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from regatta.durable import replacing
 from regatta.errors import DataError
 from regatta.store.torch_tensors import torch_tensors
-
-if TYPE_CHECKING:
-    import torch
 
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params", "ema")
 EPOCH_KEYS = ("epoch", "epochs")
@@ -32,8 +31,6 @@ class StateDict:
 
 def read_state_dict(path: Path, max_bytes: int) -> StateDict:
     """The state dict of a file whose archive was checked; its tensors may take at most `max_bytes`."""
-    import torch
-
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -52,14 +49,13 @@ def read_state_dict(path: Path, max_bytes: int) -> StateDict:
     if sum(sizes.values()) > max_bytes:
         raise DataError(f"The tensors claim {sum(sizes.values())} bytes; the file holds {max_bytes}.", place=str(path))
     others = [name for name in content if under is not None and name not in (under, *EPOCH_KEYS)]
-    left_out = [*others, *(f"{name!s:.80}" for name in _inside(content, under) if name not in tensors)]
+    inside = content if under is None else content[under]
+    left_out = [*others, *(f"{name!s:.80}" for name in inside if name not in tensors)]
     return StateDict(tensors, under, tuple(map(str, left_out)), _epoch(content) if under is not None else None)
 
 
 def write_state_dict(path: Path, values: Mapping[str, Any]) -> None:
     """Arrays and Bits, by name, as a file that `torch.load` reads; it appears whole or not at all."""
-    import torch
-
     with replacing(path, durable_name=False) as written, written.open("wb") as file:
         torch.save({name: tensor.clone() for name, tensor in torch_tensors(values).items()}, file)
 
@@ -80,14 +76,7 @@ def _state_dict(content: object, path: Path) -> tuple[str | None, dict[str, torc
 
 
 def _tensors(content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
-    import torch
-
     return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, torch.Tensor)}
-
-
-def _inside(content: Any, under: str | None) -> Mapping[Any, Any]:
-    found: Mapping[Any, Any] = content if under is None else content[under]
-    return found
 
 
 def _epoch(content: Mapping[Any, Any]) -> int | None:

@@ -5,46 +5,24 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regatta.configuration import Scalar
+from regatta.configuration import Configuration
 from regatta.errors import UsageError
 from regatta.frameworks import arrays
-from regatta.frameworks.arrays import map_leaves, rows, take
+from regatta.frameworks.arrays import leaves, map_leaves, rows, take  # noqa: F401 (verbs)
 from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
-from regatta.frameworks.torch.state import NAME, is_tensor, read, restore, save, unsaved_values
+from regatta.frameworks.torch.state import NAME, is_tensor, read, restore, save, unsaved_values  # noqa: F401 (verbs)
 
 if TYPE_CHECKING:
     import torch
 
 COMPILES = False
-
-__all__ = [
-    "COMPILES",
-    "NAME",
-    "TorchTrainee",
-    "assemble",
-    "check_unmodified",
-    "end_epoch",
-    "evaluate",
-    "evaluating",
-    "keep_settings",
-    "owns",
-    "prepare",
-    "read",
-    "restore",
-    "rows",
-    "save",
-    "seeded",
-    "train",
-    "train_fn_arguments",
-    "unsaved_values",
-]
 
 
 @dataclass
@@ -170,29 +148,17 @@ def prepare(data: Any, device: str) -> Any:
 
 @contextmanager
 def check_unmodified(data: Any) -> Iterator[None]:
-    before = [tensor._version for tensor in _tensors(data)]
+    before = [part._version for part in leaves(data) if is_tensor(part)]
     yield
-    if before != [tensor._version for tensor in _tensors(data)]:
+    if before != [part._version for part in leaves(data) if is_tensor(part)]:
         raise UsageError(
             "train_fn or eval_fn changed its data in place, but other models use the same data.",
             hint="Work on a copy: x = x * 2 instead of x.mul_(2). Changes to all data belong into input_fn.",
         )
 
 
-def _tensors(data: Any) -> Iterator[torch.Tensor]:
-    if isinstance(data, tuple | dict):
-        for part in data if isinstance(data, tuple) else data.values():
-            yield from _tensors(part)
-    elif is_tensor(data):
-        yield data
-
-
 def train(
-    trainee: TorchTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: TorchTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     import torch
 
@@ -207,9 +173,7 @@ def train(
     return {"loss": total.item() / max(1, seen)}
 
 
-def _gradients(
-    trainee: TorchTrainee, loss_fn: LossFunction, config: Mapping[str, Scalar]
-) -> Callable[[Any], torch.Tensor]:
+def _gradients(trainee: TorchTrainee, loss_fn: LossFunction, config: Configuration) -> Callable[[Any], torch.Tensor]:
     """A function that stores the gradients of a batch in the parameters, and returns its loss."""
     model, optimizer = trainee.model, _optimizer(trainee)
 
@@ -231,9 +195,10 @@ def _optimizer(trainee: TorchTrainee) -> torch.optim.Optimizer:
 def step_function(trainee: TorchTrainee, gradients: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
     """A function that takes an optimizer step on a batch, and returns its loss."""
     optimizer, schedule = _optimizer(trainee), trainee.schedules.get("step")
+    evaluates_loss = needs_closure(optimizer)
 
     def step(batch: Any) -> torch.Tensor:
-        if wants_closure:
+        if evaluates_loss:
             loss: Any = optimizer.step(lambda: gradients(batch))  # type: ignore[arg-type, return-value]
         else:
             loss = gradients(batch)
@@ -242,9 +207,13 @@ def step_function(trainee: TorchTrainee, gradients: Callable[[Any], torch.Tensor
             schedule.step()
         return check_loss(loss.detach(), needs_gradient=False)
 
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    wants_closure = closure is not None and closure.default is inspect.Parameter.empty
     return step
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer evaluates the loss by itself, as L-BFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
@@ -285,11 +254,7 @@ def evaluating(trainee: TorchTrainee) -> Iterator[None]:
 
 
 def evaluate(
-    trainee: TorchTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: TorchTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     import torch
 
@@ -301,11 +266,7 @@ def evaluate(
 
 
 def losses(
-    trainee: TorchTrainee,
-    data: Any,
-    batches: Iterable[Indices],
-    loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    trainee: TorchTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> Iterator[torch.Tensor]:
     """The loss of each batch, in evaluation mode."""
     import torch

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regatta.configuration import Scalar
+from regatta.configuration import Configuration
 from regatta.errors import UsageError
 from regatta.frameworks.arrays import take
 from regatta.frameworks.base import Indices, LossFunction, bind_optional
@@ -142,7 +142,7 @@ def train(
     data: Any,
     batches: Sequence[Indices],
     loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    config: Configuration,
     *,
     group: TorchGroup,
 ) -> dict[str, float]:
@@ -163,7 +163,7 @@ class _StepShard:
     """This process's part of each step."""
 
     def __init__(
-        self, trainee: TorchTrainee, data: Any, loss_fn: LossFunction, config: Mapping[str, Scalar], group: TorchGroup
+        self, trainee: TorchTrainee, data: Any, loss_fn: LossFunction, config: Configuration, group: TorchGroup
     ) -> None:
         self._trainee, self._data, self._loss_fn, self._config, self._group = trainee, data, loss_fn, config, group
         self._bucket = _GradientBucket(_trained_parameters(trainee.optimizer), group)
@@ -304,7 +304,7 @@ def evaluate(
     data: Any,
     batches: Sequence[Indices],
     loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    config: Configuration,
     *,
     group: TorchGroup,
 ) -> dict[str, float]:
@@ -336,7 +336,7 @@ def check_mean(
     data: Any,
     batch: Indices,
     loss_fn: LossFunction | None,
-    config: Mapping[str, Scalar],
+    config: Configuration,
     width: int,
 ) -> None:
     """Check that the loss is a mean over rows; otherwise a group would optimize another loss than one worker."""

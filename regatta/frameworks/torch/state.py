@@ -31,15 +31,12 @@ def save(trainee: TorchTrainee, path: Path) -> None:
 
     tree: dict[str, Any] = {
         "model": trainee.model.state_dict(),
-        "buffers": _unsaved_buffers(trainee.model),
+        "buffers": unsaved_buffers(trainee.model),
         "schedules": {every: schedule.state_dict() for every, schedule in trainee.schedules.items()},
     }
     if trainee.optimizer is not None:
         tree["optimizer"] = trainee.optimizer.state_dict()
-    skeleton, tensors = {}, {}
-    for part, value in tree.items():
-        skeleton[part], found = flatten(value, part, is_tensor)
-        tensors.update(found)
+    skeleton, tensors = flatten(tree, is_tensor)
     own, same_as = _own_storage(tensors)
     on_device = sorted(name for name, tensor in tensors.items() if tensor.device.type != "cpu")
     save_file(own, path, state_metadata(NAME, skeleton, same_as=same_as, on_device=on_device))
@@ -71,7 +68,8 @@ def _comparable(value: object) -> object:
     return value.getstate() if isinstance(value, random.Random) else None
 
 
-def _unsaved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def unsaved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state_dict leaves out."""
     saved = model.state_dict(keep_vars=True)
     buffers = model.named_buffers(remove_duplicate=False)
     return {name: buffer for name, buffer in buffers if name not in saved}
@@ -131,7 +129,7 @@ def restore(trainee: TorchTrainee, state: TorchState) -> None:
 
     model, device = trainee.model, trainee.device
     weights, buffers = state.tree("model", device), state.tree("buffers", device)
-    weights = {name: _copy(part) if name.endswith("_extra_state") else part for name, part in weights.items()}
+    weights = {name: copy_tree(part) if name.endswith("_extra_state") else part for name, part in weights.items()}
     with torch.no_grad():
         _match_buffers(model, {**weights, **buffers})
         model.load_state_dict(weights, strict=True)
@@ -141,7 +139,7 @@ def restore(trainee: TorchTrainee, state: TorchState) -> None:
     if trainee.optimizer is not None:
         _restore_optimizer(trainee.optimizer, state.tree("optimizer", device))
     for every, saved in state.tree("schedules", device).items():
-        trainee.schedules[every].load_state_dict(_copy(saved))
+        trainee.schedules[every].load_state_dict(copy_tree(saved))
 
 
 def _match_buffers(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
@@ -167,18 +165,18 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) 
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for key, values in saved["state"].items():  # the number of a parameter, or a name of the optimizer's own
-        optimizer.state[parameters[key] if isinstance(key, int) else key] = _copy(values)
+        optimizer.state[parameters[key] if isinstance(key, int) else key] = copy_tree(values)
     for group, values in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        group.update({name: _copy(value) for name, value in values.items() if name != "params"})
+        group.update({name: copy_tree(value) for name, value in values.items() if name != "params"})
 
 
-def _copy(value: Any) -> Any:
+def copy_tree(value: Any) -> Any:
     """A copy of a tree with its tensors: what was read may be a mapped file, or be restored again."""
     if isinstance(value, dict):
-        return type(value)({key: _copy(item) for key, item in value.items()})
+        return type(value)({key: copy_tree(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return type(value)(_copy(item) for item in value)
-    return value.clone() if is_tensor(value) else value
+        return type(value)(copy_tree(item) for item in value)
+    return value.detach().clone() if is_tensor(value) else value
 
 
 def is_tensor(value: object) -> bool:

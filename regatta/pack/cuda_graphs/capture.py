@@ -20,61 +20,37 @@ class Replay(Protocol):
         """Run it again, on the current stream."""
 
 
-class Graphs(Protocol):
-    """The device operations that the graph tier needs."""
-
-    def stream(self) -> Any:
-        """A side stream with its own memory."""
-
-    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Work inside goes to that stream."""
-
-    def fork(self, streams: Iterable[Any]) -> None:
-        """Side streams wait for the work that was submitted to the current stream."""
-
-    def join(self, streams: Iterable[Any]) -> None:
-        """The current stream waits for the side streams."""
-
-    def capture(self, stream: Any, step: Callable[[], None]) -> Replay:
-        """Record a step without running it."""
-
-    def replay_many(self, parts: Sequence[tuple[Any, Replay, int]], rounds: int) -> None:
-        """Replay steps on their streams, each `count` times per round, with as little overhead as possible."""
-
-    def stream_id(self, stream: Any) -> Hashable:
-        """The id of the underlying stream: two stream objects may share one."""
-
-    def join_steps(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
-        """Steps as branches of one graph; None where that is not possible."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has finished all work."""
+Branch = list[tuple[Replay, int]]  # steps in order, each with how often it runs
 
 
 class CudaGraphs:
-    """CUDA graphs: one per member, replayed concurrently on streams."""
+    """The device operations that the graph tier needs: a graph per member, replayed concurrently on streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._runtime = runtime() if hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph") else None
 
     def stream(self) -> torch.cuda.Stream:
+        """A side stream with its own memory."""
         return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def on_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
 
     def fork(self, streams: Iterable[torch.cuda.Stream]) -> None:
+        """Side streams wait for the work that was submitted to the current stream."""
         current = torch.cuda.current_stream(self.device)
         for stream in streams:
             stream.wait_stream(current)
 
     def join(self, streams: Iterable[torch.cuda.Stream]) -> None:
+        """The current stream waits for the side streams."""
         current = torch.cuda.current_stream(self.device)
         for stream in streams:
             current.wait_stream(stream)
 
     def capture(self, stream: torch.cuda.Stream, step: Callable[[], None]) -> Replay:
+        """Record a step without running it."""
         # graphs that run concurrently may not share memory, so each has its own pool
         keeps = self._runtime is not None
         graph = torch.cuda.CUDAGraph(keep_graph=True) if keeps else torch.cuda.CUDAGraph()
@@ -93,6 +69,7 @@ class CudaGraphs:
         return graph
 
     def replay_many(self, parts: Sequence[tuple[torch.cuda.Stream, Replay, int]], rounds: int) -> None:
+        """Replay steps on their streams, each `count` times per round, with as little overhead as possible."""
         calls = [(stream, step.replay, count) for stream, step, count in parts]
         current = torch.cuda.current_stream(self.device)
         try:
@@ -105,9 +82,11 @@ class CudaGraphs:
             torch.cuda.set_stream(current)
 
     def stream_id(self, stream: torch.cuda.Stream) -> Hashable:
+        """The id of the underlying stream: two stream objects may share one."""
         return int(stream.cuda_stream)
 
-    def join_steps(self, branches: Sequence[Sequence[tuple[Replay, int]]]) -> Replay | None:
+    def join_steps(self, branches: Sequence[Branch]) -> Replay | None:
+        """Steps as branches of one graph; None where that is not possible."""
         return None if self._runtime is None else JointGraph(self._runtime, branches, self.device)
 
     def synchronize(self) -> None:

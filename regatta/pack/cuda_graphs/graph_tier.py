@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from regatta.pack import memory, ticks
-from regatta.pack.cuda_graphs.capture import Graphs
+from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, graph_track
 from regatta.pack.device_data import DeviceData
 from regatta.pack.loop_tier import mark_failed, stop_on_error
@@ -26,7 +26,7 @@ class GraphTier:
 
     device_data: DeviceData
     rates: Rates
-    graphs: Graphs | None
+    graphs: CudaGraphs | None
     limit: int | None
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class GraphTier:
         whole = len(ahead) > PROOF_STEPS and set(ahead) == {member.batch_size}
         return member.error is None and member.tier == "alone" and whole and len(batches) >= MIN_STEPS_TO_CAPTURE
 
-    def _capture_wave(self, wave: Sequence[Member], work: Work, graphs: Graphs) -> bool:
+    def _capture_wave(self, wave: Sequence[Member], work: Work, graphs: CudaGraphs) -> bool:
         """Capture the members of a wave; returns False when memory runs out."""
         for member in wave:
             if member in self.tracks or member.error is not None:
@@ -102,7 +102,7 @@ class GraphTier:
                 return False
         return True
 
-    def _capture(self, member: Member, batches: deque[Indices], graphs: Graphs) -> None:
+    def _capture(self, member: Member, batches: deque[Indices], graphs: CudaGraphs) -> None:
         taken = member.taken
         try:
             self.tracks[member] = graph_track(
@@ -115,7 +115,7 @@ class GraphTier:
             for _ in range(member.taken - taken):
                 batches.popleft()
 
-    def _run_wave(self, wave: Sequence[Member], work: Work, graphs: Graphs) -> None:
+    def _run_wave(self, wave: Sequence[Member], work: Work, graphs: CudaGraphs) -> None:
         tracks = [self.tracks[m] for m in wave if m in self.tracks]
         for track in tracks:
             batches = work[track.members[0]]

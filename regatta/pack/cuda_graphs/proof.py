@@ -10,12 +10,20 @@ from collections.abc import Sequence
 
 import torch
 
-from regatta.pack.cuda_graphs.capture import Graphs
+from regatta.frameworks.torch.framework import needs_closure
+from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.optimizers import why_not_capturable
 from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.member import Indices, Member
-from regatta.pack.member_state import changing_tensors, copy_tensors, first_difference, plain_values, write_back
-from regatta.pack.step import needs_closure, take_step
+from regatta.pack.member_state import (
+    changing_tensors,
+    copy_tensors,
+    first_change,
+    first_difference,
+    plain_values,
+    write_back,
+)
+from regatta.pack.step import take_step
 from regatta.pack.track import Track
 
 PROOF_STEPS = 2  # steps that are taken both ways; a value that was wrongly made constant shows in the second
@@ -25,9 +33,11 @@ class CannotCapture(Exception):
     """A member's step cannot be captured; the message says why."""
 
 
-def graph_track(member: Member, device_data: DeviceData, graphs: Graphs, batches: Sequence[Indices]) -> Track:
+def graph_track(member: Member, device_data: DeviceData, graphs: CudaGraphs, batches: Sequence[Indices]) -> Track:
     """Capture a member's step and prove it on PROOF_STEPS + 1 steps, which all count. Raises CannotCapture."""
-    reason = _why_not_capturable(member)
+    if needs_closure(member.optimizer):
+        raise CannotCapture(f"{type(member.optimizer).__name__} evaluates the loss by itself")
+    reason = why_not_capturable(member.optimizer, member.schedule is not None)
     if reason is not None:
         raise CannotCapture(reason)
     track = Track([member], device_data, graphs)
@@ -50,12 +60,6 @@ def graph_track(member: Member, device_data: DeviceData, graphs: Graphs, batches
     return track
 
 
-def _why_not_capturable(member: Member) -> str | None:
-    if needs_closure(member.optimizer):
-        return f"{type(member.optimizer).__name__} evaluates the loss by itself"
-    return why_not_capturable(member.optimizer, member.schedule is not None)
-
-
 def _probe(track: Track, rows: Indices) -> None:
     """Take one step without a graph, and look for waits for the device and state on the host."""
     member = track.members[0]
@@ -65,9 +69,9 @@ def _probe(track: Track, rows: Indices) -> None:
         raise CannotCapture(f"its step waits for the device: {waits}")
     if member.randomness.drew_on_host(mark):
         raise CannotCapture("its step draws random numbers on the host")
-    changed = [name for name, value in plain_values(member.model).items() if plain.get(name) != value]
-    if changed:
-        raise CannotCapture(f"its step changes {changed[0]} of the module, which is not a tensor")
+    changed = first_change(member.model, plain)
+    if changed is not None:
+        raise CannotCapture(f"its step changes {changed} of the module, which is not a tensor")
 
 
 def _waits(member: Member, device_data: DeviceData, rows: Indices) -> str:
@@ -98,7 +102,8 @@ def _prove(track: Track) -> str | None:
         raise
     except Exception as error:  # PyTorch and the member's own code may raise anything
         _take_without_graph(track)
-        raise CannotCapture(f"its step cannot be captured: {_first_line(error)}") from error
+        line = next(iter(str(error).splitlines()), type(error).__name__)
+        raise CannotCapture(f"its step cannot be captured: {line}") from error
     tensors, mark = changing_tensors(member), member.randomness.mark()
     before = copy_tensors(tensors)
     assert lane.replay is not None
@@ -126,8 +131,3 @@ def _take_without_graph(track: Track) -> None:
 def _on_device(tensors: dict[str, torch.Tensor], track: Track) -> dict[str, torch.Tensor]:
     """The tensors on the device: counters on the host are not part of a graph."""
     return {name: tensor for name, tensor in tensors.items() if tensor.device.type == track.device_data.device.type}
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

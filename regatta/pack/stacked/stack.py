@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from regatta.frameworks.arrays import map_leaves
 from regatta.pack.cuda_graphs.optimizers import RatePreview, set_rate
-from regatta.pack.device_data import DeviceData, map_tensors, take_rows
+from regatta.pack.device_data import DeviceData, take_rows
 from regatta.pack.member import Indices, Member
-from regatta.pack.member_state import plain_values, same_bits
+from regatta.pack.member_state import first_change, plain_values, same_bits
 from regatta.pack.stacked import updates
 from regatta.pack.stacked.tensors import NotStackable, drawing_masks, leaf, stacked, underlying, without_rules
 from regatta.pack.step import call_loss, take_step
@@ -43,18 +44,15 @@ class RecordingConfig(Mapping[str, Any]):
         return len(self.values_)
 
 
-def copy_with_tensors(module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor]) -> torch.nn.Module:
-    """A copy of a module, with the same attributes, that computes with other tensors."""
-    return _copy_module(module, tensors, {})
-
-
-def _copy_module(
+def _copy_with_tensors(
     module: torch.nn.Module, tensors: Mapping[torch.Tensor, torch.Tensor], made: dict[int, torch.nn.Module]
 ) -> torch.nn.Module:
+    """A copy of a module, with the same attributes, that computes with other tensors; `made` holds its parts."""
     if id(module) not in made:
         made[id(module)] = twin = copy.copy(module)
         parameters = {name: None if p is None else tensors[p] for name, p in module._parameters.items()}
-        parts = {name: None if m is None else _copy_module(m, tensors, made) for name, m in module._modules.items()}
+        inner = module._modules.items()
+        parts = {name: None if part is None else _copy_with_tensors(part, tensors, made) for name, part in inner}
         # set in __dict__, because a module accepts only parameters as attributes
         twin.__dict__["_parameters"], twin.__dict__["_modules"] = parameters, parts
         # lists that the copy appends to must not be the member's, which takes the same steps itself in a proof
@@ -89,7 +87,7 @@ class Stack:
         self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states, steps)
         self._make_views()
         self.leaves = [leaf(self._cut(self.params, k)) for k in range(len(self.shapes))]
-        self.model = copy_with_tensors(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)))
+        self.model = _copy_with_tensors(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)), {})
         self.grads = torch.empty_like(self.params)
         self.ones = torch.ones(len(self.members), dtype=self.params.dtype, device=self.device)
         self.config = RecordingConfig(first.config) if first.config is not None else None
@@ -101,7 +99,7 @@ class Stack:
     def body(self, batch: Any, rates: torch.Tensor | None) -> torch.Tensor:
         """One step of all members, on a batch that holds their rows one after another."""
         count = len(self.members)
-        apart = map_tensors(batch, lambda part: stacked(part.view(count, -1, *part.shape[1:])))
+        apart = map_leaves(lambda part: stacked(part.view(count, -1, *part.shape[1:])), batch)
         with self._rewind_on_error(), drawing_masks(self._draw), self._check_config_reads(self.members[0]):
             losses = underlying(call_loss(self.members[0], self.model, apart))
             if losses.shape != (count,):
@@ -125,8 +123,8 @@ class Stack:
                 member.randomness.host.set_state(state)
             if isinstance(error, NotStackable):
                 raise
-            lines = str(error).splitlines() or [""]
-            raise NotStackable(f"the stacked step raises {type(error).__name__}: {lines[0]}") from error
+            line = next(iter(str(error).splitlines()), "")
+            raise NotStackable(f"the stacked step raises {type(error).__name__}: {line}") from error
 
     def _clip(self, grads: torch.Tensor) -> None:
         """On the CPU, clip member by member with the function that a step alone uses."""
@@ -178,10 +176,6 @@ class Stack:
         self.proven[len(batches[0][0])] = equal
         return Proof(equal, alone, seconds)
 
-    def count_steps(self, steps: int) -> None:
-        """Count steps that members took alone in the stack's memory."""
-        self.update.count(steps)
-
     def _together(
         self, device_data: DeviceData, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
     ) -> list[torch.Tensor]:
@@ -190,9 +184,9 @@ class Stack:
         for step, parts in enumerate(batches):
             rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
             found.append(self.body(take_rows(device_data.data, rows), None if rates is None else rates[step]).detach())
-        changed = [name for name, value in plain_values(self.model).items() if plain.get(name) != value]
-        if changed:
-            raise NotStackable(f"a step changes {changed[0]} of the module, which is not a tensor")
+        changed = first_change(self.model, plain)
+        if changed is not None:
+            raise NotStackable(f"a step changes {changed} of the module, which is not a tensor")
         return list(torch.stack(found, 1).unbind())
 
     def _alone(

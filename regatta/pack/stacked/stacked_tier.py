@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from regatta.pack import ticks
-from regatta.pack.cuda_graphs.capture import Graphs
+from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.device_data import DeviceData
 from regatta.pack.fingerprint import fingerprint
 from regatta.pack.loop_tier import LoopTier, stop_on_error
@@ -32,13 +32,6 @@ def group_alike(members: Sequence[Member]) -> list[list[Member]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-class ProvenStack(NamedTuple):
-    """A stack that has been proven exact, and its track."""
-
-    stack: Stack
-    track: Track
-
-
 @dataclass
 class StackedTier:
     """All stacks of a pack. `exact` accepts only stacks proven bit for bit; `graphs` captures them on a GPU."""
@@ -47,11 +40,11 @@ class StackedTier:
     rates: Rates
     loop_tier: LoopTier
     exact: bool
-    graphs: Graphs | None
+    graphs: CudaGraphs | None
     allowed: bool
 
     def __post_init__(self) -> None:
-        self.proven: list[ProvenStack] = []
+        self.proven: dict[Stack, Track] = {}
         self._refused: dict[tuple[Member, ...], str] = {}
 
     def why_not(self, member: Member) -> str | None:
@@ -61,27 +54,25 @@ class StackedTier:
     def run(self, work: Work) -> None:
         """Take the steps of members with the same structure, as long as their batches have equal sizes."""
         self._form(work)
-        for proven_stack in list(self.proven):
-            self._run(proven_stack, work)
+        for stack in list(self.proven):
+            self._run(stack, work)
 
     def remove_member(self, member: Member) -> None:
         """Dissolve the stack of a member; the others may form another one."""
-        for stack, _ in list(self.proven):
+        for stack in list(self.proven):
             if member in stack.members:
                 self._dissolve(stack)
         self._refused = {group: reason for group, reason in self._refused.items() if member not in group}
-
-    # -- forming stacks ---------------------------------------------------------------------------
 
     def _form(self, work: Work) -> None:
         """Keep the stacks whose members did not change, and form new ones."""
         ready = [m for m, batches in work.items() if m.error is None and len(batches) > PROOF_STEPS and m.tier != "new"]
         groups = group_alike(ready) if self.allowed else []
-        for stack, track in list(self.proven):
+        for stack, track in list(self.proven.items()):
             moved = self.graphs is not None and track.generation != self.device_data.generation
             if moved or stack.members not in groups:
                 self._dissolve(stack)
-        present = [stack.members for stack, _ in self.proven]
+        present = [stack.members for stack in self.proven]
         for group in groups:
             if group not in present and tuple(group) not in self._refused and self._small_enough(group):
                 reason = self._try(group, work)
@@ -89,10 +80,10 @@ class StackedTier:
                     self._refused[tuple(group)] = reason
 
     def _small_enough(self, group: Sequence[Member]) -> bool:
+        if self.device_data.device.type != "cuda":
+            return True
         size = sum(parameter.numel() for parameter in group[0].model.parameters())
-        return self.device_data.device.type != "cuda" or (
-            size <= MAX_STACKED_PARAMETERS and len(group) >= MIN_MEMBERS_ON_GPU
-        )
+        return size <= MAX_STACKED_PARAMETERS and len(group) >= MIN_MEMBERS_ON_GPU
 
     def _try(self, group: list[Member], work: Work) -> str | None:
         """Stack a group if that works and is exact, or need not be; otherwise return why not."""
@@ -115,7 +106,7 @@ class StackedTier:
         if reason is not None:
             stack.release()
             return reason
-        self.proven.append(ProvenStack(stack, Track(group, self.device_data, self.graphs, stack.body)))
+        self.proven[stack] = Track(group, self.device_data, self.graphs, stack.body)
         for member in group:
             member.tier = "fused"
             member.reason = "exact: proven bit for bit" if equal else "fast: rounds differently from alone"
@@ -130,21 +121,19 @@ class StackedTier:
             member.figures = replace(member.figures, alone_seconds=seconds)
         return equal
 
-    # -- running stacks ---------------------------------------------------------------------------
-
-    def _run(self, proven_stack: ProvenStack, work: Work) -> None:
-        stack, going = proven_stack.stack, True
+    def _run(self, stack: Stack, work: Work) -> None:
+        going = True
         while going and (batches := _first_size(_common_batches(stack.members, work))):
             try:
-                going = self._go_on(proven_stack, batches, work)
+                going = self._go_on(stack, batches, work)
             except NotStackable as error:
-                self._give_up(proven_stack, work, str(error))
+                self._give_up(stack, work, str(error))
                 return
         stack.sync()
 
-    def _go_on(self, proven_stack: ProvenStack, batches: Batches, work: Work) -> bool:
+    def _go_on(self, stack: Stack, batches: Batches, work: Work) -> bool:
         """Take steps with batches of one size: prove a new size first; take steps alone where the bits differ."""
-        stack, size = proven_stack.stack, len(batches[0][0])
+        size = len(batches[0][0])
         if size not in stack.proven:
             self._prove(stack, batches[:1])
             _consume(stack.members, work, 1)
@@ -152,7 +141,7 @@ class StackedTier:
             return self._step_alone(stack, work)
         else:
             _consume(stack.members, work, len(batches))
-            return self._together(proven_stack, batches, work)
+            return self._together(stack, batches, work)
         return True
 
     def _step_alone(self, stack: Stack, work: Work) -> bool:
@@ -161,15 +150,15 @@ class StackedTier:
         for member in stack.members:
             with stop_on_error(member):
                 self.loop_tier.take_steps(member, work[member], 1)
-        stack.count_steps(1)
+        stack.update.count(1)
         failed = [member for member in stack.members if member.error is not None]
         if failed:
             self._dissolve(stack)
         return not failed
 
-    def _together(self, proven_stack: ProvenStack, batches: Batches, work: Work) -> bool:
+    def _together(self, stack: Stack, batches: Batches, work: Work) -> bool:
         """Take steps as a stack; dissolve it if it turns out not to pay."""
-        stack, track = proven_stack
+        track = self.proven[stack]
         stack.update.refresh()
         track.work.extend(batches)
         measured = ticks.run_stack(track, self.rates)
@@ -179,23 +168,20 @@ class StackedTier:
         for member in stack.members:
             member.reason = f"{member.reason.partition(';')[0]}; {found}"
         if not measured.pays:
-            self._give_up(proven_stack, work, found)
+            self._give_up(stack, work, found)
         return measured.pays
 
-    def _give_up(self, proven_stack: ProvenStack, work: Work, reason: str) -> None:
+    def _give_up(self, stack: Stack, work: Work, reason: str) -> None:
         """Dissolve a stack; its members take the remaining steps one by one."""
-        group = proven_stack.stack.members
-        for parts in reversed(proven_stack.track.drop()):
-            for member, rows in zip(group, parts, strict=True):
+        for parts in reversed(self.proven[stack].drop()):
+            for member, rows in zip(stack.members, parts, strict=True):
                 work[member].appendleft(rows)
-        self._dissolve(proven_stack.stack)
-        self._refused[tuple(group)] = reason
+        self._dissolve(stack)
+        self._refused[tuple(stack.members)] = reason
 
     def _dissolve(self, stack: Stack) -> None:
         stack.release()
-        for track in (t for s, t in self.proven if s is stack):
-            track.close()
-        self.proven = [proven_stack for proven_stack in self.proven if proven_stack.stack is not stack]
+        self.proven.pop(stack).close()
         for member in stack.members:
             member.tier = "alone" if member.error is None else member.tier
 
