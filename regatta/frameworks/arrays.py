@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,18 @@ def _to_storable(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if not plain and array.dtype != np.complex64 and array.dtype.name not in EXTENDED_TYPES:
         raise UsageError(f"{name} is an array of dtype {array.dtype}, which cannot travel with the model.")
     return np.array(array, order="C")
+
+
+@dataclass
+class ArrayState:
+    """A saved state in memory."""
+
+    arrays: Arrays
+    meta: dict[str, Any]
+
+
+def read(path: Path) -> ArrayState:
+    return ArrayState(*read_arrays(path))
 
 
 def read_arrays(path: Path) -> tuple[Arrays, dict[str, Any]]:

@@ -22,7 +22,9 @@ import numpy as np
 
 from regatta.configuration import Configuration
 from regatta.errors import UsageError
-from regatta.frameworks.arrays import Arrays, read_arrays, read_only, rows, seeded, take, write_arrays  # noqa: F401 (verbs)
+from regatta.frameworks.arrays import Arrays, mean_loss, read_arrays, read_only, take, write_arrays
+from regatta.frameworks.arrays import rows as rows
+from regatta.frameworks.arrays import seeded as seeded
 from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
 from regatta.frameworks.state_tree import flatten, unflatten
 
@@ -84,13 +86,12 @@ def train(
     if trainee.optimizer is None:
         raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (weights, SGD(...)).")
     loss_fn = bind_optional(loss_fn, trainee.model, training=True)
-    total, seen = 0.0, 0
+    losses = []
     for indices in batches:
         loss, gradients = loss_fn(trainee.model, take(data, indices), config)
         trainee.optimizer.step(trainee.model, gradients)
-        total += float(loss) * len(indices)
-        seen += len(indices)
-    return {"loss": total / max(1, seen)}
+        losses.append((loss, len(indices)))
+    return mean_loss(losses)
 
 
 def train_fn_arguments(trainee: NumpyTrainee) -> tuple[Arrays, SGD | None]:
@@ -109,12 +110,7 @@ def evaluate(
     trainee: NumpyTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     loss_fn = bind_optional(loss_fn, trainee.model, training=False)
-    total, seen = 0.0, 0
-    for indices in batches:
-        loss, _ = loss_fn(trainee.model, take(data, indices), config)
-        total += float(loss) * len(indices)
-        seen += len(indices)
-    return {"loss": total / max(1, seen)}
+    return mean_loss([(loss_fn(trainee.model, take(data, indices), config)[0], len(indices)) for indices in batches])
 
 
 def save(trainee: NumpyTrainee, path: Path) -> None:

@@ -34,9 +34,6 @@ class Builder:
         self._edges += [Edge(source, id, position) for position, source in enumerate(inputs)]
         return id
 
-    def __getitem__(self, id: str) -> Node:
-        return self._nodes[id]
-
     def network(self) -> Network:
         return Network(tuple(self._nodes.values()), tuple(self._edges), self.name[:MAX_NAME], self.source)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from blake3 import blake3
 
@@ -111,8 +111,4 @@ def _canonical_order(network: Network) -> list[str]:
 
 
 def _hash(*texts: str) -> str:
-    return _digest(texts)
-
-
-def _digest(texts: Iterable[str]) -> str:
     return blake3("\0".join(texts).encode(errors="surrogatepass")).hexdigest(length=16)

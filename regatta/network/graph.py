@@ -67,9 +67,6 @@ class Node:
         """An attribute, or its default."""
         return with_default(self.kind, self.attributes, name)
 
-    def parameter(self, role: str) -> Parameter | None:
-        return next((parameter for parameter in self.parameters if parameter.role == role), None)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Node, (self.id, self.kind, self.name, dict(self.attributes), self.shape, self.parameters)
 
@@ -251,13 +248,10 @@ def _sliced(network: Network, start: str, end: str) -> Network:
     ]
     edges = [edge for edge in network.edges if edge.target in kept]
     if network.by_id[end].kind != "OUTPUT":
-        result = _fresh("output", {node.id for node in nodes})
+        taken, result, number = {node.id for node in nodes}, "output", 0
+        while result in taken:
+            number += 1
+            result = f"output_{number}"
         nodes.append(Node(result, "OUTPUT", shape=network.by_id[end].shape))
         edges.append(Edge(end, result))
     return Network(tuple(nodes), tuple(edges), network.name, network.source)
-
-
-def _fresh(wanted: str, taken: set[str]) -> str:
-    return (
-        wanted if wanted not in taken else next(n for i in range(1, MAX_NODES) if (n := f"{wanted}_{i}") not in taken)
-    )

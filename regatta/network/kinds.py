@@ -72,32 +72,24 @@ _LAYERS = (
 )  # fmt: skip
 
 _ACTIVATIONS = (
-    _kind("RELU", "activation"),
+    *(_kind(name, "activation") for name in ("RELU", "SELU", "SILU", "MISH", "SIGMOID", "LOG_SIGMOID", "HARD_SWISH")),
+    *(_kind(name, "activation") for name in ("TANH", "SOFTSIGN")),
     _kind("LEAKY_RELU", "activation", slope=("number", 0.01)),
     _kind("PRELU", "activation", count=("int", 1)),
     _kind("ELU", "activation", alpha=("number", 1.0)),
     _kind("CELU", "activation", alpha=("number", 1.0)),
-    _kind("SELU", "activation"),
     _kind("GELU", "activation", approximate=("text", "none")),
-    _kind("SILU", "activation"),
-    _kind("MISH", "activation"),
-    _kind("SIGMOID", "activation"),
-    _kind("LOG_SIGMOID", "activation"),
     _kind("HARD_SIGMOID", "activation", alpha=("number", 1 / 6), beta=("number", 0.5)),
-    _kind("HARD_SWISH", "activation"),
-    _kind("TANH", "activation"),
     _kind("SOFTPLUS", "activation", beta=("number", 1.0), threshold=("number", 20.0)),
-    _kind("SOFTSIGN", "activation"),
     _kind("CLIP", "activation", min="number", max="number"),
     _kind("SOFTMAX", axis=("int", -1), log=("bool", False)),
 )
 
-_CONSTANT_OPERAND: dict[str, Any] = {"value": "number", "left": ("bool", False)}
-
 _ARITHMETIC = (
-    *(_kind(name, "arithmetic", **_CONSTANT_OPERAND) for name in ("ADD", "MUL", "SUB", "DIV", "POW")),
-    _kind("MAXIMUM", "arithmetic", **_CONSTANT_OPERAND),
-    _kind("MINIMUM", "arithmetic", **_CONSTANT_OPERAND),
+    *(
+        _kind(name, "arithmetic", value="number", left=("bool", False))
+        for name in ("ADD", "MUL", "SUB", "DIV", "POW", "MAXIMUM", "MINIMUM")
+    ),
     _kind("MATMUL"),
     _kind("MATH", function="text"),
     _kind("REDUCE", function="text", axes="ints", keep=("bool", False)),

@@ -90,7 +90,10 @@ class Member:
     @property
     def done(self) -> bool:
         """Whether it takes no further steps, because it failed or has reached its limit."""
-        return self.error is not None or (self.limit is not None and self.taken >= self.limit)
+        return self._done_after(0)
+
+    def _done_after(self, steps: int) -> bool:
+        return self.error is not None or (self.limit is not None and self.taken + steps >= self.limit)
 
     @property
     def losses(self) -> npt.NDArray[np.float64]:
@@ -113,13 +116,9 @@ class Member:
         """Whether any loss so far was not finite; waits for the device."""
         return not bool(np.isfinite(self.losses).all())
 
-    def reseed(self, seed: int) -> None:
-        """Start its random streams again, as at the beginning of a unit."""
-        self.randomness.seed(seed)
-
     def start_again(self, seed: int) -> None:
         """Begin a unit: reset its random streams, the order of its batches and its losses."""
-        self.reseed(seed)
+        self.randomness.seed(seed)
         self._epoch_batches = None
         self._log.clear()
 
@@ -136,7 +135,7 @@ class Member:
         """The next batches, without taking them."""
         found: list[Indices] = []
         epoch, batch, samples, epochs = self.epoch, self.batch, 0, 0
-        while not amount.reached(len(found), samples, epochs) and not self._limited(len(found)):
+        while not amount.reached(len(found), samples, epochs) and not self._done_after(len(found)):
             batches = self._batches(rows, epoch)
             part = batches[batch : batch + self._countable(amount, len(found))]
             if part:
@@ -166,9 +165,6 @@ class Member:
         while self.batch >= len(self._batches(rows, self.epoch)):
             self.batch -= len(self._batches(rows, self.epoch))
             self.epoch += 1
-
-    def _limited(self, planned: int) -> bool:
-        return self.error is not None or (self.limit is not None and self.taken + planned >= self.limit)
 
     def _batches(self, rows: int, epoch: int) -> list[Indices]:
         if self._epoch_batches is None or self._epoch_batches[:2] != (rows, epoch):

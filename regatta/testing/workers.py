@@ -29,7 +29,6 @@ from regatta.data.order import batch_order
 from regatta.engine.messages import Event, Recipe, StateDurable, Task, TaskDone, TaskFailed, WorkerReady, WorkerSetup
 from regatta.engine.workers.base import WorkerPool
 from regatta.frameworks import numpy as reference
-from regatta.frameworks.arrays import seeded
 from regatta.paths import LOGS, STATES
 from regatta.store.states.state_files import StateFolder, read_weights
 
@@ -146,11 +145,11 @@ class Harness:
 
     def expected(self, values: Mapping[str, Any], partitions: list[int]) -> reference.NumpyTrainee:
         """The model after a plain loop over the partitions."""
-        with seeded(initial_seed(SEED, values)):
+        with reference.seeded(initial_seed(SEED, values)):
             trainee = reference.assemble(model_fn(values), "cpu")
         for partition in partitions:
             seed = unit_seed(SEED, values, 1, partition)
-            with np.load(self.setup.train[partition]) as file, seeded(seed):
+            with np.load(self.setup.train[partition]) as file, reference.seeded(seed):
                 batches = batch_order(ROWS[partition], values["batch_size"], seed)
                 reference.train(trainee, (file["x"], file["y"]), batches, loss_fn, values)
         return trainee

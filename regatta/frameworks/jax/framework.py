@@ -26,14 +26,15 @@ import numpy as np
 from regatta.configuration import Configuration
 from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays
-from regatta.frameworks.arrays import mean_loss, rows  # noqa: F401 (verbs)
+from regatta.frameworks.arrays import mean_loss, read, rows  # noqa: F401 (verbs)
 from regatta.frameworks.base import Indices, LossFunction, arguments, bind_optional, describe
-from regatta.frameworks.jax.state import NAME, Model, is_array, read, restore, save, unsaved_values  # noqa: F401 (verbs)
+from regatta.frameworks.jax.state import NAME, Model, is_array, restore, save, unsaved_values  # noqa: F401 (verbs)
 
 if TYPE_CHECKING:
     import jax
 
 COMPILES = True
+StepFactory = Callable[..., Callable[..., Any]]
 _SETTINGS = (
     "jax_enable_x64",
     "jax_default_matmul_precision",
@@ -54,7 +55,7 @@ class JaxTrainee:
     optimizer: Any = None
     bare: bool = True  # model_fn returned only parameters, and loss_fn gets only parameters
     device: Any = None
-    steps: dict[tuple[str, LossFunction | None], Any] = field(default_factory=dict)
+    steps: dict[tuple[StepFactory, LossFunction | None], Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def model(self) -> Any:
@@ -232,7 +233,7 @@ def train(
 ) -> dict[str, float]:
     if trainee.optimizer is None:
         raise UsageError("loss_fn needs an optimizer, and model_fn returned none.", hint="Return (params, optimizer).")
-    step = _compiled("train", _train_step, trainee, loss_fn, config)
+    step = _compiled(_train_step, trainee, loss_fn, config)
     keys, whole = _keys.get(), trainee.whole
     wants_key = loss_fn is not None and not {"key", "rng"}.isdisjoint(arguments(loss_fn))
     key = unit_key(keys.seed) if wants_key else None
@@ -259,24 +260,19 @@ def end_epoch(trainee: JaxTrainee) -> None:
 def evaluate(
     trainee: JaxTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
-    step = _compiled("evaluate", _eval_step, trainee, loss_fn, config)
+    step = _compiled(_eval_step, trainee, loss_fn, config)
     whole = trainee.whole
     return mean_loss([(step(whole.params, whole.state, _take(data, indices)), len(indices)) for indices in batches])
 
 
 def _compiled(
-    kind: str,
-    make: Callable[..., Callable[..., Any]],
-    trainee: JaxTrainee,
-    loss_fn: LossFunction | None,
-    config: Configuration,
+    make: StepFactory, trainee: JaxTrainee, loss_fn: LossFunction | None, config: Configuration
 ) -> Callable[..., Any]:
     import jax
 
-    if (kind, loss_fn) not in trainee.steps:
-        trainee.steps[kind, loss_fn] = jax.jit(make(trainee, loss_fn, config))
-    compiled: Callable[..., Any] = trainee.steps[kind, loss_fn]
-    return compiled
+    if (make, loss_fn) not in trainee.steps:
+        trainee.steps[make, loss_fn] = jax.jit(make(trainee, loss_fn, config))
+    return trainee.steps[make, loss_fn]
 
 
 def _train_step(

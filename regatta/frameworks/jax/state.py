@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique_names, write_arrays
+from regatta.frameworks.arrays import ArrayState, check_same_variables, unique_names, write_arrays
 
 if TYPE_CHECKING:
     from regatta.frameworks.jax.framework import JaxTrainee
@@ -34,14 +34,6 @@ class Model:
     params: Any
     state: Any = None
     opt_state: Any = None
-
-
-@dataclass
-class JaxState:
-    """A saved state in memory."""
-
-    arrays: Arrays
-    meta: dict[str, Any]
 
 
 def is_array(leaf: object) -> bool:
@@ -68,11 +60,7 @@ def save(trainee: JaxTrainee, path: Path) -> None:
     write_arrays(path, NAME, found, tree, weak=weak, keys=keys)
 
 
-def read(path: Path) -> JaxState:
-    return JaxState(*read_arrays(path))
-
-
-def restore(trainee: JaxTrainee, state: JaxState) -> None:
+def restore(trainee: JaxTrainee, state: ArrayState) -> None:
     import jax
 
     for part, attribute in _PARTS.items():
@@ -118,7 +106,7 @@ def _as_array(leaf: Any) -> NDArray[Any]:
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
-def _as_leaf(name: str, fresh: Any, state: JaxState, device: Any) -> Any:
+def _as_leaf(name: str, fresh: Any, state: ArrayState, device: Any) -> Any:
     """The saved array of a leaf, on the device, with its weak type if it had one."""
     import jax
     import jax.numpy as jnp

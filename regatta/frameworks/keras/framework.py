@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from regatta.configuration import Configuration
 from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays, load_framework
-from regatta.frameworks.arrays import mean_loss, read_only, rows, take  # noqa: F401 (verbs)
+from regatta.frameworks.arrays import mean_loss, read, read_only, rows, take  # noqa: F401 (verbs)
 from regatta.frameworks.base import Indices, LossFunction, arguments, describe
-from regatta.frameworks.keras.state import NAME, read, restore, save, unsaved_values  # noqa: F401 (verbs)
+from regatta.frameworks.keras.state import NAME, restore, save, unsaved_values  # noqa: F401 (verbs)
 
 if TYPE_CHECKING:
     import keras

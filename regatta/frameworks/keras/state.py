@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.frameworks.arrays import Arrays, check_same_variables, read_arrays, unique_names, write_arrays
+from regatta.frameworks.arrays import ArrayState, check_same_variables, unique_names, write_arrays
 
 if TYPE_CHECKING:
     from regatta.frameworks.keras.framework import KerasTrainee
@@ -25,25 +24,13 @@ NAME = "keras"
 _NUMBERED = re.compile(r"(.*?)_\d+")
 
 
-@dataclass
-class KerasState:
-    """A saved state in memory."""
-
-    arrays: Arrays
-    meta: dict[str, Any]
-
-
 def save(trainee: KerasTrainee, path: Path) -> None:
     variables = {part: _variables(trainee, part) for part in ("model", "optimizer")}
     found = {name: _as_array(variable) for named in variables.values() for name, variable in named.items()}
     write_arrays(path, NAME, found, {part: list(named) for part, named in variables.items()})
 
 
-def read(path: Path) -> KerasState:
-    return KerasState(*read_arrays(path))
-
-
-def restore(trainee: KerasTrainee, state: KerasState) -> None:
+def restore(trainee: KerasTrainee, state: ArrayState) -> None:
     for part in ("model", "optimizer"):
         if part == "optimizer" and trainee.optimizer is None:
             continue  # a model that is only evaluated

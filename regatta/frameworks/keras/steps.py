@@ -6,6 +6,7 @@ the variables alone, not on the batches seen before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,7 @@ def _traced(steps: StepBuilder, body: StepFunction) -> StepFunction:
     """A graph for batches of any length; a graph made by Keras would depend on the first lengths."""
     import tensorflow as tf
 
-    compile_ = bool(getattr(steps.model, "jit_compile", False)) if steps.loss_fn is None else False
+    compile_ = steps.loss_fn is None and bool(getattr(steps.model, "jit_compile", False))
     made: list[Any] = []
 
     def step(batch: Any) -> Any:
@@ -95,11 +96,8 @@ def _check_graph(graph: Any, steps: StepBuilder) -> None:
     """A graph must not keep state outside the saved variables: that state would differ between workers."""
     known = {id(variable.value) for variable in steps.all_variables()}
     unknown = [variable.name for variable in graph.variables if id(variable) not in known]
-    random = [
-        op.name
-        for op in graph.graph.get_operations()
-        if op.type.startswith(_RANDOM_OPERATIONS) and op.op_def.is_stateful
-    ]
+    operations = [op for op in graph.graph.get_operations() if op.type.startswith(_RANDOM_OPERATIONS)]
+    random = [op.name for op in operations if op.op_def.is_stateful]
     if unknown or random:
         what = f"the variable {unknown[0]}" if unknown else f"the random operation {random[0]}"
         raise UsageError(
@@ -133,11 +131,7 @@ def _torch(steps: StepBuilder, training: bool) -> StepFunction:
         return loss.detach()
 
     body = own if steps.loss_fn is None else custom
-    return lambda batch: body(_tensors(batch))
-
-
-def _tensors(batch: Any) -> Any:
-    return keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
+    return lambda batch: body(keras.tree.map_structure(keras.ops.convert_to_tensor, batch))
 
 
 def _jax(steps: StepBuilder, training: bool) -> StepFunction:
@@ -147,7 +141,7 @@ def _jax(steps: StepBuilder, training: bool) -> StepFunction:
     made: list[Any] = []
 
     def step(batch: Any) -> Any:
-        batch = _tensors(batch)
+        batch = keras.tree.map_structure(keras.ops.convert_to_tensor, batch)
         if not made:
             if steps.loss_fn is None:
                 steps.model._symbolic_build(data_batch=batch)  # before that its metrics have no variables
@@ -181,10 +175,8 @@ def _pure_train(steps: StepBuilder) -> Callable[..., Any]:
 
     def pure(state: tuple[Any, ...], batch: Any) -> Any:
         trainable, others, slots = state
-        value_and_grad = jax.value_and_grad(
-            lambda weights: _stateless(steps, weights, others, batch, True), has_aux=True
-        )
-        (_, (loss, others)), gradients = value_and_grad(trainable)
+        value_and_grad = jax.value_and_grad(functools.partial(_stateless, steps, training=True), has_aux=True)
+        (_, (loss, others)), gradients = value_and_grad(trainable, others, batch)
         trainable, slots = steps.optimizer.stateless_apply(slots, gradients, trainable)
         return loss, (trainable, others, slots)
 

@@ -48,14 +48,10 @@ class TorchGroup:
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by its sum over all processes; each gets the same bits."""
-        import torch.distributed as dist
-
-        self._exchange(tensor, dist.ReduceOp.SUM)
+        self._exchange(tensor, "SUM")
 
     def all_reduce_max(self, tensor: torch.Tensor) -> None:
-        import torch.distributed as dist
-
-        self._exchange(tensor, dist.ReduceOp.MAX)
+        self._exchange(tensor, "MAX")
 
     def any(self, mine: bool) -> bool:
         """Whether a condition holds in any process."""
@@ -70,7 +66,7 @@ class TorchGroup:
         parts = min(self.width, max(1, len(batch) // min_rows))
         return np.array_split(batch, parts)[self.rank] if self.rank < parts else batch[:0]
 
-    def _exchange(self, tensor: torch.Tensor, operation: Any) -> None:
+    def _exchange(self, tensor: torch.Tensor, operation: str) -> None:
         import torch
         import torch.distributed as dist
 
@@ -78,7 +74,7 @@ class TorchGroup:
             torch.cuda.synchronize(tensor.device)  # computation until here does not count as exchange
         start = time.perf_counter()
         with reaching_peers():
-            dist.all_reduce(tensor, operation)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
         self.seconds += time.perf_counter() - start
@@ -98,15 +94,20 @@ def agree(group: TorchGroup, trainee: TorchTrainee | None, error: BaseException 
     found = torch.tensor([error is not None, fingerprint, -fingerprint], dtype=torch.int64, device=group.device)
     group.all_reduce_max(found)
     failed, largest, negated_smallest = found.tolist()
-    if error is not None:
-        raise error
-    if failed:
-        raise PeerFailedError("Another worker of the group failed.")
+    _raise_failure(error, failed)
     if largest != -negated_smallest:
         raise UsageError(
             "model_fn gave the workers of a group different models.",
             hint="It may depend only on its configuration and on the random numbers of PyTorch, NumPy and Python.",
         )
+
+
+def _raise_failure(error: BaseException | None, failed: float) -> None:
+    """Raise this process's own error, or say that another process has one."""
+    if error is not None:
+        raise error
+    if failed:
+        raise PeerFailedError("Another worker of the group failed.")
 
 
 def _fingerprint(trainee: TorchTrainee) -> int:
@@ -251,10 +252,7 @@ class _GradientBucket:
         for buffer in self._buffers.values():
             self._group.all_reduce_sum(buffer)
         _, failed, *present = self._status.tolist()
-        if error is not None:
-            raise error
-        if failed:
-            raise PeerFailedError("Another worker of the group failed.")
+        _raise_failure(error, failed)
         for p, (start, end), found in zip(self._parameters, self._slices, present, strict=True):
             p.grad = self._buffers[p.dtype][start:end].view_as(p) if found else None
         return self._status[0].clone()
@@ -321,10 +319,7 @@ def evaluate(
         found[-1] = 1.0
     group.all_reduce_sum(found)
     *losses_of_batches, failed = found.tolist()
-    if error is not None:
-        raise error
-    if failed:
-        raise PeerFailedError("Another worker of the group failed.")
+    _raise_failure(error, failed)
     total = 0.0
     for batch_loss, batch in zip(losses_of_batches, batches, strict=True):
         total += batch_loss * len(batch)

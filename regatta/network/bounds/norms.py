@@ -172,16 +172,12 @@ def _by_data(x: Trace, factor: Ball) -> Trace:
     slack = (unsure + _ROUNDINGS * size + FLOOR) * (1 + gamma64(16))
     centre = (x.ball.centre.reshape(groups) * factor.centre).reshape(x.ball.shape)
     radius = (x.ball.radius.reshape(groups) * np.abs(factor.centre)).reshape(x.ball.shape)
-    back_of = x.back
 
     def back(a: Array, rows: Rows) -> Back:
         scaled = (a.reshape(len(a), *groups[1:]) * x.rows(factor.centre, rows)).reshape(a.shape)
-        here = lower_bound(a, np.zeros(1), x.rows(slack, rows))
-        assert back_of is not None
-        further = back_of(scaled, rows)
-        return Back(further.parts, here + further.constant)
+        return Back((scaled,), lower_bound(a, np.zeros(1), x.rows(slack, rows)))
 
-    return Trace(Ball(centre, (radius + slack) * (1 + gamma64(16))), back, x.batched)
+    return _after(x, Trace(Ball(centre, (radius + slack) * (1 + gamma64(16))), back, x.batched))
 
 
 def _with_parameters(x: Trace, weight: tuple[str, Ball] | None, bias: tuple[str, Ball] | None, function: str) -> Trace:
@@ -194,13 +190,17 @@ def _with_parameters(x: Trace, weight: tuple[str, Ball] | None, bias: tuple[str,
     if function in ("group", "instance"):
         scale, shift = _along(scale, x.ball.centre.ndim), _along(shift, x.ball.centre.ndim)
     names = [pair[0] for pair in (weight, bias) if pair is not None]
-    made = _scaled(x, scale, shift, shift.size, names)
-    scale_back, normal_back = made.back, x.back
+    return _after(x, _scaled(x, scale, shift, shift.size, names))
+
+
+def _after(x: Trace, made: Trace) -> Trace:
+    """What was made of x, with a step back that goes through x too."""
+    last_back, first_back = made.back, x.back
 
     def back(a: Array, rows: Rows) -> Back:
-        assert scale_back is not None and normal_back is not None
-        first = scale_back(a, rows)
-        second = normal_back(first.parts[0], rows)  # type: ignore[arg-type]
-        return Back(second.parts, first.constant + second.constant, first.costs)
+        assert last_back is not None and first_back is not None
+        last = last_back(a, rows)
+        first = first_back(last.parts[0], rows)  # type: ignore[arg-type]
+        return Back(first.parts, last.constant + first.constant, last.costs)
 
-    return Trace(made.ball, back, x.batched)
+    return Trace(made.ball, back, made.batched)

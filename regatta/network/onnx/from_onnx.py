@@ -6,10 +6,12 @@ slice or scale, are read. External data is not opened.
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,26 +56,23 @@ def load_onnx(path: Path) -> onnx.ModelProto:
     return model
 
 
-@dataclass
 class _OnnxReader:
     """Reads the nodes of a model in their order, which ONNX requires to be topological."""
 
-    model: onnx.ModelProto
-    name: str
-
-    def __post_init__(self) -> None:
-        graph = self.model.graph
-        self._builder = Builder(self.name, "onnx")
-        self._shapes = _infer_shapes(self.model)
-        self._opset = max((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    def __init__(self, model: onnx.ModelProto, name: str) -> None:
+        self.name, self._graph = name, model.graph
+        graph = model.graph
+        self._builder = Builder(name, "onnx")
+        self._shapes = _infer_shapes(model)
+        self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         self._uses = Counter(name for node in graph.node for name in node.input)
         self._uses.update(output.name for output in graph.output)
-        self._follower = {node.input[i]: node for node in graph.node for i in range(len(node.input))}
+        self._follower = {name: node for node in graph.node for name in node.input}
         self._values: dict[str, Given] = {}
         self._weights: dict[str, str] = {}
 
     def network(self) -> Network:
-        graph = self.model.graph
+        graph = self._graph
         for tensor in graph.initializer:
             self._values[tensor.name] = _tensor(tensor.name, tensor)
         for value in graph.input:
@@ -92,7 +91,7 @@ class _OnnxReader:
         code = value.type.tensor_type.elem_type
         dtype = onnx.TensorProto.DataType.Name(code).lower().replace("float", "float32") if code == 1 else None
         id = self._builder.add("INPUT", name=value.name, shape=shape, attributes={"dtype": dtype})
-        self._values[value.name] = self._with_sizes(id, "INPUT", {}, (), shape)
+        self._values[value.name] = NodeOutput(id, output_dims(id, "INPUT", {}, (), shape))
 
     def _value(self, name: str) -> Given:
         if name not in self._values:
@@ -107,7 +106,8 @@ class _OnnxReader:
             return
         inputs = [self._value(name) if name else None for name in node.input]
         bias = self._following_bias(node)
-        op = Op(node.op_type, inputs, _attributes(node), self._opset, self._shapes.get(node.output[0]), bias)
+        settings = {attribute.name: _plain(attribute) for attribute in node.attribute}
+        op = Op(node.op_type, inputs, settings, self._opset, self._shapes.get(node.output[0]), bias)
         made = translate(op)
         if isinstance(made, Sizes | ConstantTensor | NodeOutput):
             self._values[node.output[0]] = made
@@ -129,16 +129,13 @@ class _OnnxReader:
         )
         outputs = [output for output in node.output if output]
         if len(outputs) == 1 or made.kind == "NORM":
-            self._values[outputs[0]] = self._with_sizes(id, made.kind, made.attributes, dims, op.shape)
+            self._values[outputs[0]] = NodeOutput(id, output_dims(id, made.kind, made.attributes, dims, op.shape))
             return
         for item, output in enumerate(node.output):
             if output:
                 shape = self._shapes.get(output)
                 selected = self._builder.add("SELECT", [id], attributes={"item": item}, shape=shape, name=output)
-                self._values[output] = self._with_sizes(selected, "SELECT", {}, (), shape)
-
-    def _with_sizes(self, id: str, kind: str, attributes: Any, operands: Any, shape: Shape | None) -> NodeOutput:
-        return NodeOutput(id, output_dims(id, kind, attributes, operands, shape))
+                self._values[output] = NodeOutput(selected, output_dims(selected, "SELECT", {}, (), shape))
 
     def _following_bias(self, node: onnx.NodeProto) -> ConstantTensor | None:
         """The constant of the Add that follows, if no other node uses this node's output."""
@@ -148,37 +145,32 @@ class _OnnxReader:
         after = self._follower.get(output)
         if after is None or after.op_type != "Add":
             return None
-        other = self._values.get(next((name for name in after.input if name != output), ""))
-        other = self._later_constants(after, output) if other is None else other
+        other = self._known_or_later(next((name for name in after.input if name != output), ""))
         return other if isinstance(other, ConstantTensor) else None
 
-    def _later_constants(self, after: onnx.NodeProto, output: str) -> Given | None:
+    def _known_or_later(self, name: str) -> Given | None:
         """A constant may come after the layer that it belongs to, but before the node that uses it."""
-        wanted = next((name for name in after.input if name != output), "")
-        found = self._ahead.get(wanted)
-        if found is None:
-            return None
+        found = self._ahead.get(name)
+        if name in self._values or found is None:
+            return self._values.get(name)
         if found.op_type == "Constant":
             return _constant(found)
-        base = self._values.get(found.input[0]) or self._make_later_constant(found.input[0])
-        shape = self._values.get(found.input[1]) or self._make_later_constant(found.input[1])
+        base, shape = (self._values.get(of) or self._later_constant(of) for of in found.input)
         if isinstance(base, ConstantTensor) and isinstance(shape, ConstantTensor) and shape.numbers is not None:
             return replace(base, shape=tuple(int(n) if n > 0 else None for n in shape.numbers))
         return None
 
-    def _make_later_constant(self, name: str) -> Given | None:
+    def _later_constant(self, name: str) -> Given | None:
         found = self._ahead.get(name)
         return _constant(found) if found is not None and found.op_type == "Constant" else None
 
-    @property
+    @cached_property
     def _ahead(self) -> Mapping[str, onnx.NodeProto]:
-        if not hasattr(self, "_constants"):
-            self._constants = {
-                node.output[0]: node
-                for node in self.model.graph.node
-                if node.op_type == "Constant" or (node.op_type == "Reshape" and len(node.input) == 2)
-            }
-        return self._constants
+        return {
+            node.output[0]: node
+            for node in self._graph.node
+            if node.op_type == "Constant" or (node.op_type == "Reshape" and len(node.input) == 2)
+        }
 
     def _operand(self, value: Given) -> str:
         if isinstance(value, NodeOutput):
@@ -243,19 +235,12 @@ def _tensor(name: str, tensor: onnx.TensorProto) -> ConstantTensor:
     shape = tuple(int(size) for size in tensor.dims)
     if any(not 0 <= size <= MAX_SIZE for size in shape):
         raise DataError(f"The tensor {name!r:.80} has the shape {shape[:10]}.")
-    count = 1
-    for size in shape:
-        count *= size
-    if count > MAX_NUMBERS_READ or tensor.external_data or tensor.data_type == 8:
+    if math.prod(shape) > MAX_NUMBERS_READ or tensor.external_data or tensor.data_type == 8:
         return ConstantTensor(name, shape, shape, None)
     try:
         return ConstantTensor(name, shape, shape, tuple(numpy_helper.to_array(tensor).ravel().tolist()))
     except (ValueError, TypeError) as error:
         raise DataError(f"The tensor {name!r:.80} does not hold what its shape {shape} says: {error}") from None
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {attribute.name: _plain(attribute) for attribute in node.attribute}
 
 
 def _plain(attribute: onnx.AttributeProto) -> Any:

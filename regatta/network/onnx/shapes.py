@@ -39,13 +39,8 @@ def output_dims(
         found = [None] * len(shape)
     if kind in _SAME_BATCH and operands and operands[0] and shape and attributes.get("axis", 1) != 0:
         found = [operands[0][0], *found[1:]]
-    return tuple(
-        _first_known(known, f, Size(id, axis)) for axis, (known, f) in enumerate(zip(shape, found, strict=True))
-    )
-
-
-def _first_known(*sizes: int | Size | None) -> int | Size:
-    return next(size for size in sizes if size is not None)
+    candidates = [(known, f, Size(id, axis)) for axis, (known, f) in enumerate(zip(shape, found, strict=True))]
+    return tuple(next(size for size in sizes if size is not None) for sizes in candidates)
 
 
 def shape_of(dims: Dims | None) -> Shape | None:
@@ -71,25 +66,18 @@ def _from_operands(kind: str, attributes: Mapping[str, Any], operands: Sequence[
     if kind == "SLICE":
         return _sliced(attributes["index"], first)
     if kind == "REDUCE":
-        return _reduced(first, {axis % len(first) for axis in attributes["axes"]}, attributes.get("keep", False))
+        axes, keep = {axis % len(first) for axis in attributes["axes"]}, attributes.get("keep", False)
+        return [1 if axis in axes else size for axis, size in enumerate(first) if keep or axis not in axes]
     if kind == "CONCAT":
         return [None if axis == attributes["axis"] % len(first) else size for axis, size in enumerate(first)]
     if kind == "UNSQUEEZE":
-        return _unsqueezed(first, attributes["axes"])
+        rank = len(first) + len(attributes["axes"])
+        new, old = {axis % rank for axis in attributes["axes"]}, iter(first)
+        return [1 if axis in new else next(old, None) for axis in range(rank)]
     if kind == "SQUEEZE":
         gone = {axis % len(first) for axis in attributes["axes"]}
         return [size for axis, size in enumerate(first) if axis not in gone]
     return None
-
-
-def _reduced(first: Dims, axes: set[int], keep: bool) -> list[Any]:
-    return [1 if axis in axes else size for axis, size in enumerate(first) if keep or axis not in axes]
-
-
-def _unsqueezed(first: Dims, axes: Sequence[int]) -> list[Any]:
-    rank = len(first) + len(axes)
-    new, old = {axis % rank for axis in axes}, iter(first)
-    return [1 if axis in new else next(old, None) for axis in range(rank)]
 
 
 def _reshaped(wanted: Sequence[int], first: Dims | None) -> list[Any]:

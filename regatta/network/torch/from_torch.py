@@ -19,24 +19,24 @@ def from_torch(module: nn.Module, example: Any = None, *, name: str = "") -> Net
     """
     import torch
 
-    from regatta.network.torch.traces import trace_example, trace_exported, trace_symbolic
+    from regatta.network.torch.traces import UNTRACEABLE, trace_example, trace_exported, trace_symbolic
 
     if not isinstance(module, torch.nn.Module):
         raise UsageError(f"from_torch reads a torch.nn.Module, not {type(module).__name__}: {module!r:.80}.")
     inputs = None if example is None else _inputs(example)
     name = name or type(module).__name__
-    untraceable = _tracing_errors()
     try:
         return trace_symbolic(module, inputs, name)
-    except untraceable as error:
+    except UNTRACEABLE as error:
         if inputs is None:
+            line = next(iter(str(error).splitlines()), type(error).__name__)
             raise UsageError(
-                f"{type(module).__name__} cannot be traced without an input: {_first_line(error)}",
+                f"{type(module).__name__} cannot be traced without an input: {line[:200]}",
                 hint="Give an example input: from_torch(module, example).",
             ) from error
     try:
         return trace_exported(module, inputs, name)
-    except untraceable:
+    except UNTRACEABLE:
         return trace_example(module, inputs, name)  # an error here is the module's own
 
 
@@ -48,24 +48,3 @@ def _inputs(example: Any) -> tuple[Any, ...]:
         if not isinstance(value, torch.Tensor):
             raise UsageError(f"An example input is a tensor or a tuple of tensors, not {type(value).__name__}.")
     return inputs
-
-
-def _tracing_errors() -> tuple[type[Exception], ...]:
-    """The errors that tracing raises in a forward that cannot be traced; most come from the forward itself."""
-    from torch.fx.proxy import TraceError
-
-    builtin = (
-        ArithmeticError,
-        AssertionError,
-        AttributeError,
-        LookupError,
-        NameError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    )
-    return (TraceError, *builtin)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

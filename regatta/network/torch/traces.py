@@ -20,6 +20,7 @@ import torch.fx
 from torch import nn
 from torch.export import Dim as ExportDim
 from torch.export import export
+from torch.fx.proxy import TraceError
 from torch.overrides import TorchFunctionMode
 
 from regatta.network.builder import Builder
@@ -36,6 +37,10 @@ from regatta.network.torch.calls import (
 )
 from regatta.network.torch.modules import describe_layer, is_leaf, layer_parameters
 
+UNTRACEABLE = (  # raised in a forward that cannot be traced, most of them by the forward itself
+    TraceError, ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
 _VIEWS = ("real", "imag", "T", "mT", "H", "mH")  # attributes of a tensor that are tensors
 _NOT_RECORDED = ("get", "set", "size", "dim", "numel", "is_floating_point", "item", "tolist", "bool")
 _CHECKS = ("_assert_is_none", "_assert", "_assert_scalar", "_assert_tensor_metadata", "_guards_fn")
@@ -337,9 +342,8 @@ def _resolved(value: Any, values: Mapping[Any, Any]) -> Any:
     if isinstance(value, slice):
         return slice(*(_resolved(part, values) for part in (value.start, value.stop, value.step)))
     if isinstance(value, tuple | list):
-        return type(value)(_resolved(item, values) for item in value) if type(value) in (tuple, list) else [
-            _resolved(item, values) for item in value
-        ]  # fmt: skip
+        items = [_resolved(item, values) for item in value]
+        return tuple(items) if type(value) is tuple else items
     if isinstance(value, dict):
         return {key: _resolved(item, values) for key, item in value.items()}
     return value
@@ -399,14 +403,7 @@ def trace_example(module: nn.Module, example: tuple[torch.Tensor, ...], name: st
 
     with torch.no_grad(), evaluation_mode(module), watch.hooks(), Mode(), torch.random.fork_rng(devices=[]):
         result = module(*example)
-    return watch.recorder.output(watch.values(_tensors(result)))
-
-
-def _tensors(value: Any) -> Any:
-    """The tensors of a nested result, in order."""
-    if isinstance(value, Mapping):
-        return [_tensors(item) for item in value.values()]
-    return [_tensors(item) for item in value] if isinstance(value, tuple | list) else value
+    return watch.recorder.output(watch.values(result))
 
 
 class _ForwardWatcher:
@@ -497,8 +494,9 @@ class _ForwardWatcher:
         if isinstance(value, torch.Tensor):
             return self._known.get(id(value), UnknownValue())
         if isinstance(value, tuple | list):
-            return tuple(self.values(v) for v in value) if isinstance(value, tuple) else [self.values(v) for v in value]
-        if isinstance(value, dict):
+            items = [self.values(item) for item in value]
+            return tuple(items) if isinstance(value, tuple) else items
+        if isinstance(value, Mapping):
             return {key: self.values(item) for key, item in value.items()}
         return value
 

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -58,14 +58,6 @@ def _copy_with_tensors(
         # lists that the copy appends to must not be the member's, which takes the same steps itself in a proof
         twin.__dict__.update({k: copy.copy(v) for k, v in vars(twin).items() if isinstance(v, list | set | dict)})
     return made[id(module)]
-
-
-class Proof(NamedTuple):
-    """Whether stacked steps equal steps alone, the losses alone by member, and the seconds of a step alone."""
-
-    equal: bool
-    losses: list[torch.Tensor]
-    seconds: float
 
 
 class Stack:
@@ -142,10 +134,12 @@ class Stack:
             for parameter in parameters:
                 parameter.grad = None
 
-    def prove(self, device_data: DeviceData, batches: Sequence[Sequence[Indices]]) -> Proof:
+    def prove(
+        self, device_data: DeviceData, batches: Sequence[Sequence[Indices]]
+    ) -> tuple[bool, list[torch.Tensor], float]:
         """Take steps as a stack, go back, and take them member by member, to see whether every bit agrees.
 
-        The steps taken alone are kept.
+        The steps taken alone are kept. Returns also their losses by member, and the seconds of one of them.
         """
         self.sync()
         tensors = [self.params, *self.states.values()]
@@ -174,7 +168,7 @@ class Stack:
         equal &= all(same_bits(one, other) for one, other in zip(alone, together, strict=True))
         equal &= all(not m.randomness.differs(end) for m, end in zip(self.members, ends, strict=True))
         self.proven[len(batches[0][0])] = equal
-        return Proof(equal, alone, seconds)
+        return equal, alone, seconds
 
     def _together(
         self, device_data: DeviceData, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
