@@ -90,7 +90,7 @@ def train(
     for indices in batches:
         loss, gradients = loss_fn(trainee.model, take(data, indices), config)
         trainee.optimizer.step(trainee.model, gradients)
-        losses.append((loss, len(indices)))
+        losses.append((float(loss), len(indices)))
     return mean_loss(losses)
 
 
@@ -110,7 +110,11 @@ def evaluate(
     trainee: NumpyTrainee, data: Any, batches: Iterable[Indices], loss_fn: LossFunction | None, config: Configuration
 ) -> dict[str, float]:
     loss_fn = bind_optional(loss_fn, trainee.model, training=False)
-    return mean_loss([(loss_fn(trainee.model, take(data, indices), config)[0], len(indices)) for indices in batches])
+    losses = []
+    for indices in batches:
+        loss, _ = loss_fn(trainee.model, take(data, indices), config)
+        losses.append((float(loss), len(indices)))
+    return mean_loss(losses)
 
 
 def save(trainee: NumpyTrainee, path: Path) -> None:

@@ -119,7 +119,8 @@ def test_a_forced_stack_of_unlike_members_is_detected() -> None:
     pack.train(data(), steps=1)
     stack = Stack(pair)
     batches = [[member.order(150, 0)[k] for member in pair] for k in (1, 2)]
-    assert not stack.prove(pack.device_data, batches).equal
+    equal, _, _ = stack.prove(pack.device_data, batches)
+    assert not equal
 
 
 class Gate(nn.Module):
