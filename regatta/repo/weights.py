@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from regatta.errors import CorruptError, DataError, NotFoundError, UsageError, nearest
+from regatta.store.export import write_safetensors
 from regatta.store.format.manifest import Manifest, ManifestEntry
 from regatta.store.format.planes import leading
 from regatta.store.format.tensor_id import RawTensor, as_tensor
 from regatta.store.slices import PartialTensor
-from regatta.store.snapshot import write_safetensors
 from regatta.store.states.state_archive import header_names, map_file, parse_tensors, stored_names
 
 if TYPE_CHECKING:

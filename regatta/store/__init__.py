@@ -3,7 +3,7 @@
     store.py                 the store: put, get, reencode, gc, fsck; each delegates to a module below
     writer.py, commit.py     encode tensors; store snapshots in one transaction
     reader.py, slices.py     decode tensors, whole or in part
-    snapshot.py              a snapshot as a mapping, and as a safetensors file
+    export.py                a snapshot as a safetensors file
     folder.py, remote.py     pack files in the store's folder, and elsewhere
     index.py, database.py    the SQLite index; sqlite.py imports Python's own SQLite
     torch_tensors.py         tensors of the store as PyTorch tensors

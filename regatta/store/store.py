@@ -36,7 +36,6 @@ from regatta.store.maintenance import fsck, gc, rebuild_index, rewrite
 from regatta.store.reader import ChunkCache, ReadRequest, TensorReader
 from regatta.store.remote import PackSource, Remote
 from regatta.store.slices import narrow
-from regatta.store.snapshot import Snapshot
 from regatta.store.writer import EncodedTensor, TensorEncoder, unpack_manifest
 
 DEFAULT_ENCODING = "zstd-planes"
@@ -162,10 +161,6 @@ class ParameterStore:
         """The manifest of a snapshot: its tensors and its metadata."""
         found = self.resolve(snapshot, "snapshots")
         return self._retrying(lambda: self.read_manifest(found, *self.index.manifest_record(found)))
-
-    def snapshot(self, snapshot: str) -> Snapshot:
-        """A snapshot as a mapping from names to tensors, which are read on access."""
-        return Snapshot(self, self.resolve(snapshot, "snapshots"))
 
     def get(self, what: str, names: Iterable[str] | None = None, planes: int | None = None, slices: Any = None) -> Any:
         """A snapshot's tensors as a dict, all or some, or one tensor by its id.

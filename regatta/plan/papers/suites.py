@@ -41,7 +41,6 @@ class SuiteRow:
 
 @dataclass(frozen=True)
 class Suite:
-    about: str
     policies: tuple[str, ...]  # the default
     known: tuple[str, ...]
     devices: tuple[int, ...]
@@ -70,7 +69,7 @@ def run_suite(
     return suite.run(SuiteRequest(devices or suite.devices, each, policies or suite.policies, draws))
 
 
-def _fleet(name: str, about: str) -> Suite:
+def _fleet(name: str) -> Suite:
     def run(request: SuiteRequest) -> list[SuiteRow]:
         problems = [fleet.SUITES[name](seed) for seed in range(request.draws)]
         rows = []
@@ -86,7 +85,7 @@ def _fleet(name: str, about: str) -> Suite:
         return rows
 
     policies = ("water", "fleet-g", "fleet-l", "one-device", "homogeneous")
-    return Suite(about, policies, tuple(fleet.POLICIES), fleet.DEVICES, run)
+    return Suite(policies, tuple(fleet.POLICIES), fleet.DEVICES, run)
 
 
 def _hoho(request: SuiteRequest) -> list[SuiteRow]:
@@ -119,8 +118,8 @@ def _regimes(request: SuiteRequest) -> list[SuiteRow]:
 _STRATEGIES = ("plan", *STRATEGIES)
 
 SUITES: dict[str, Suite] = {
-    "fleet": _fleet("fleet", "100 unlike models, epochs unknown"),
-    "fleet-harsh": _fleet("fleet-harsh", "the same, with longer tails and worse scaling"),
-    "hoho": Suite("fewer models than workers", tuple(WIDTH_RULES), tuple(WIDTH_RULES), (8,), _hoho),
-    "regimes": Suite("strategies and the planner's choice", _STRATEGIES, _STRATEGIES, WORKERS[::3], _regimes),
+    "fleet": _fleet("fleet"),
+    "fleet-harsh": _fleet("fleet-harsh"),
+    "hoho": Suite(tuple(WIDTH_RULES), tuple(WIDTH_RULES), (8,), _hoho),
+    "regimes": Suite(_STRATEGIES, _STRATEGIES, WORKERS[::3], _regimes),
 }
