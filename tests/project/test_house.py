@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from locations import ROOT, TESTS
+from quick import FOLDERS_AND_FILES, LIST, NOT_COLLECTED, read_list
 
 PRODUCT = ROOT / "regatta"
 MAX_FILES_IN_A_FOLDER = 15
@@ -112,6 +113,15 @@ def test_tests_mirror_the_tree() -> None:
 
 def test_test_files_are_named_for_their_subject() -> None:
     assert [path.name for path in TESTS.rglob("test_*.py") if "review" in path.name] == []
+
+
+def test_the_list_of_tests_that_are_not_quick_is_true() -> None:
+    defined = {path: set(re.findall(r"def (test_\w+)", path.read_text())) for path in [*sources(), *sources(TESTS)]}
+    inherited = {"runTest"}.union(*(names for path, names in defined.items() if path.is_relative_to(PRODUCT)))
+    listed = [line.split("::") for line in read_list()]
+    gone = ["::".join(name) for name in listed if name[-1] not in defined.get(ROOT / name[0], set()) | inherited]
+    assert gone == [], f"rename them in {LIST.name} as well"
+    assert [name for name in (*FOLDERS_AND_FILES, *NOT_COLLECTED) if not list(ROOT.glob(f"{name}*"))] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
