@@ -77,7 +77,10 @@ class ControlServer:
         key = secrets.token_bytes(32)
         self._listener = Listener(os.path.join(self._socket_folder, "door"), family="AF_UNIX", authkey=key)
         address = {"address": self._listener.address, "key": key.hex(), "path": sys.path, "pid": os.getpid()}
-        _write_private(folder / CONTROL_ADDRESS, json.dumps(address))
+        path = folder / CONTROL_ADDRESS
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(json.dumps(address))
 
     def __enter__(self) -> ControlServer:
         threading.Thread(target=self._listen, name="control server", daemon=True).start()
@@ -174,9 +177,3 @@ def read_address(folder: Path) -> dict[str, Any]:
 def _no_controller(folder: Path) -> NotFoundError:
     hint = f"`regatta resume {folder.name}` goes on with it."
     return NotFoundError(f"No controller of run {folder.name} is at work on this machine.", hint=hint)
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)

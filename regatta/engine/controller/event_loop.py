@@ -8,8 +8,8 @@ count.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ from regatta.store.states.state_files import make_durable
 MAX_WORKERS_LOST = 3  # a trial that loses this many workers, without a finished unit in between, has failed
 
 
-@dataclass(frozen=True)
-class ControllerParts:
-    """The parts of a controller that exist before its loop starts."""
+@dataclass(eq=False)
+class EventLoop:
+    """Trains what the search asks for until it asks for no more."""
 
     settings: RunSettings
     run_log: RunLog
@@ -55,49 +55,37 @@ class ControllerParts:
     watchdog: Watchdog
     disk: DiskPause
     interrupted: Callable[[], bool]
+    scheduler: TrialScheduler
+    ready: InitVar[Mapping[str, WorkerReady]]  # workers that are up already; others may come up later
 
-
-class EventLoop:
-    """Trains what the search asks for until it asks for no more."""
-
-    def __init__(self, parts: ControllerParts, scheduler: TrialScheduler, ready: Mapping[str, WorkerReady]) -> None:
-        """`ready` are the workers that are up already; others may come up later."""
-        self._settings = parts.settings
-        self._run_log = parts.run_log
-        self._state_files = parts.state_files
-        self._trials = parts.trials
-        self._replanner = parts.replanner
-        self._watchdog = parts.watchdog
-        self._disk = parts.disk
-        self._interrupted = parts.interrupted
-        self._scheduler = scheduler
-        self._pending = PendingRecords(parts.run_log, parts.state_files, self._report_epoch, self._delete_state)
+    def __post_init__(self, ready: Mapping[str, WorkerReady]) -> None:
+        self._pending = PendingRecords(self.run_log, self.state_files, self._report_epoch, self._delete_state)
         self._hinted: set[str] = set()  # busy workers that have been given a state to prefetch
         self._started = time.time()
-        self._owners = PartitionOwners(parts.settings.dataset, *parts.replanner.teams())
+        self._owners = PartitionOwners(self.settings.dataset, *self.replanner.teams())
         self._add_workers(ready)
 
     @property
     def _pool(self) -> WorkerPool:
-        return self._replanner.pool  # another one whenever workers are put into groups
+        return self.replanner.pool  # another one whenever workers are put into groups
 
     def run(self, control: ControlServer) -> None:
         self._serve(control)
         self._dispatch()
-        while self._pending or not (self._interrupted() or self._scheduler.hopper.done()):
+        while self._pending or not (self.interrupted() or self.scheduler.hopper.done()):
             for event in self._pool.events():
-                self.on_event(event)
+                self._on_event(event)
             self._serve(control)
             self._dispatch()
 
-    def start_trials(self) -> None:
-        """Schedule the trials that are not scheduled yet."""
-        self._scheduler.want([trial for trial in self._trials if not trial.scheduled])
+    def schedule(self, failures: Iterable[TaskFailed]) -> None:
+        """Schedule the trials of the run, some of which may have failed when they were profiled."""
+        self.scheduler.want([trial for trial in self.trials if not trial.scheduled])
+        for failure in failures:
+            self._on_task_failed(failure)
+        self.scheduler.add_waiting(self._pending)
 
-    def add_waiting(self) -> None:
-        self._scheduler.add_waiting(self._pending)
-
-    def on_event(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, TaskDone | TaskFailed) and event.task.kind == "pilot":
             return  # profiling by a group that was given up
         if isinstance(event, TaskDone | PackDone):
@@ -107,12 +95,12 @@ class EventLoop:
         elif isinstance(event, StateLost):
             self._on_state_lost(event)
         elif isinstance(event, TaskFailed):
-            self.on_task_failed(event)
+            self._on_task_failed(event)
         elif isinstance(event, TaskReturned):
             self._end_unit(event.worker)
-            self._scheduler.hopper.give_back(event.worker)
+            self.scheduler.hopper.give_back(event.worker)
         elif isinstance(event, DiskFull):
-            self._disk.begin(event.error)
+            self.disk.begin(event.error)
         elif isinstance(event, WorkerReady):
             self._on_worker_up(event.worker, event.info)
         else:
@@ -120,12 +108,12 @@ class EventLoop:
 
     def _dispatch(self) -> None:
         """Give idle workers their units, and tell busy ones which state they will probably need next."""
-        if not self._interrupted() and self._replanner.replan(self._scheduler.hopper, self._trials):
-            self._scheduler.split_unplanned()
-        self.add_waiting()
-        if self._interrupted() or self._watchdog.disk_is_full or not self._regroup():
+        if not self.interrupted() and self.replanner.replan(self.scheduler.hopper, self.trials):
+            self.scheduler.split_unplanned()
+        self.scheduler.add_waiting(self._pending)
+        if self.interrupted() or self.watchdog.disk_is_full or not self._regroup():
             return
-        hopper = self._scheduler.hopper
+        hopper = self.scheduler.hopper
         while assignments := hopper.assign(self._now()):
             for assignment in assignments:
                 self._start_unit(assignment.worker, assignment.unit)
@@ -136,41 +124,41 @@ class EventLoop:
     # -- units -------------------------------------------------------------------------------------------
 
     def _start_unit(self, worker: str, unit: Unit) -> None:
-        model = self._scheduler.scheduled[unit.model]
+        model = self.scheduler.scheduled[unit.model]
         trials = model.start_unit(unit)
         if not trials:  # the trials that were to be evaluated are stopped
-            if self._scheduler.hopper.finish(worker, self._now()).evaluated:
+            if self.scheduler.hopper.finish(worker, self._now()).evaluated:
                 model.to_evaluate.pop(unit.epoch, None)
             return
         packed = {"pack": model.name} if len(trials) > 1 else {}
         for trial in trials:
-            self._run_log.write("start", worker=worker, **_unit_place(unit, trial), **packed)
+            self.run_log.write("start", worker=worker, **_unit_place(unit, trial), **packed)
         self._hinted.discard(worker)
-        self._scheduler.scheduled.running[worker] = trials
-        first, *others = (self._state_files.task(unit, trial, self._trials) for trial in trials)
+        self.scheduler.scheduled.running[worker] = trials
+        first, *others = (self.state_files.task(unit, trial, self.trials) for trial in trials)
         self._pool.submit(worker, replace(first, packed_with=tuple(others)))
-        self._watchdog.start_unit(worker, len(trials))
+        self.watchdog.start_unit(worker, len(trials))
 
     def _end_unit(self, worker: str) -> list[Trial]:
-        self._watchdog.end_unit(worker)
-        return self._scheduler.scheduled.running.pop(worker, [])
+        self.watchdog.end_unit(worker)
+        return self.scheduler.scheduled.running.pop(worker, [])
 
     def _hint(self, worker: str) -> None:
         """Let a busy worker read the state of its likely next unit; packs read theirs when they start."""
-        unit = self._scheduler.hopper.likely_next(worker)
+        unit = self.scheduler.hopper.likely_next(worker)
         if unit is None:
             return
-        trials = self._scheduler.scheduled[unit.model].trials
-        state = self._state_files.state_for(unit, trials[0]) if len(trials) == 1 else None
+        trials = self.scheduler.scheduled[unit.model].trials
+        state = self.state_files.state_for(unit, trials[0]) if len(trials) == 1 else None
         if state is not None:
             self._hinted.add(worker)
             self._pool.prefetch(worker, state)
 
     def _on_unit_done(self, event: TaskDone | PackDone) -> None:
         """A unit is finished: its models may hop, and its records wait until their states are durable."""
-        hopper = self._scheduler.hopper
+        hopper = self.scheduler.hopper
         unit = hopper.running()[event.worker]
-        model = self._scheduler.scheduled[unit.model]
+        model = self.scheduler.scheduled[unit.model]
         self._end_unit(event.worker)
         parts = event.parts if isinstance(event, PackDone) else (event,)
         for part in parts:
@@ -180,13 +168,13 @@ class EventLoop:
         if not done:
             hopper.give_back(event.worker)
             return
-        self._replanner.on_unit_done(unit, event)
+        self.replanner.on_unit_done(unit, event)
         finished = hopper.finish(event.worker, self._now(), event.end - event.start)
-        trials = [self._trials[part.task.config] for part in done]
+        trials = [self.trials[part.task.config] for part in done]
         for trial, part in zip(trials, done, strict=True):
             self._pending.add_unit(trial, part, model.name if isinstance(event, PackDone) else None)
             if part.task.state_out is not None:
-                self._disk.on_state_written()
+                self.disk.on_state_written()
                 trial.workers_lost = 0  # it can be trained: other workers were lost for other reasons
         if finished.trained:
             model.end_epoch(unit.epoch, trials)
@@ -201,73 +189,73 @@ class EventLoop:
     def _on_state_lost(self, event: StateLost) -> None:
         """A finished unit will never count, and is done again."""
         lost = self._pending.on_state_lost(event.path)
-        model = None if lost is None else self._scheduler.scheduled.model_of(lost.trial)
+        model = None if lost is None else self.scheduler.scheduled.model_of(lost.trial)
         if lost is not None and model is not None:  # otherwise the trial does not go on
             fields = lost.record.fields
-            self._scheduler.hopper.undo(model.name, fields["epoch"], fields["partition"])
+            self.scheduler.hopper.undo(model.name, fields["epoch"], fields["partition"])
 
     def _report_epoch(self, trial: Trial, epoch: int) -> None:
         """All units of an epoch count: write the report, and let the search decide."""
-        record = self._run_log.record
+        record = self.run_log.record
         metrics = summary(record.configs[trial.id], epoch)
         elapsed, spent = record.elapsed, record.device_seconds
-        self._run_log.write(
+        self.run_log.write(
             "report", config=trial.id, epoch=epoch, metrics=metrics, elapsed=elapsed, device_seconds=spent
         )
-        self._run_log.warn_of_metrics(trial, epoch, metrics)
-        self._scheduler.want(self._trials.report(trial.id, epoch, metrics, elapsed, spent))
+        self.run_log.warn_of_metrics(trial, epoch, metrics)
+        self.scheduler.want(self.trials.report(trial.id, epoch, metrics, elapsed, spent))
 
     def _delete_state(self, path: Path) -> None:
-        self._state_files.states.drop(path)
+        self.state_files.states.drop(path)
         self._pool.forget(path)
 
     # -- failures ------------------------------------------------------------------------------------------
 
-    def on_task_failed(self, event: TaskFailed) -> None:
+    def _on_task_failed(self, event: TaskFailed) -> None:
         """The trial has failed and the others go on, unless the disk or a group of workers is the cause."""
         self._end_unit(event.worker)
         if event.disk:
-            self._scheduler.hopper.give_back(event.worker)
-            self._disk.begin(event.traceback)
+            self.scheduler.hopper.give_back(event.worker)
+            self.disk.begin(event.traceback)
             return
         profiling = event.task.kind == "pilot"
-        if profiling or not self._replanner.blame_group(event.worker, event.error):
+        if profiling or not self.replanner.blame_group(event.worker, event.error):
             self._fail(event, event.worker)
         if not profiling:
-            self._scheduler.hopper.give_back(event.worker)
+            self.scheduler.hopper.give_back(event.worker)
 
     def _fail(self, event: TaskFailed, worker: str) -> None:
         task = event.task
         place = {"kind": task.kind, "config": task.config, "epoch": task.epoch, "partition": task.partition}
-        self._fail_trial(self._trials[task.config], {"worker": worker, **place}, event.error, event.traceback)
+        self._fail_trial(self.trials[task.config], {"worker": worker, **place}, event.error, event.traceback)
 
     def _fail_trial(self, trial: Trial, place: dict[str, Any], error: str, traceback: str) -> None:
-        self._run_log.write("failed", **place, error=error, traceback=traceback)
+        self.run_log.write("failed", **place, error=error, traceback=traceback)
         if trial.failed:  # in another of its units
             return
-        changed = self._trials.fail(trial.id, place["epoch"])
-        self._scheduler.drop(trial)
-        self._scheduler.want(changed)
+        changed = self.trials.fail(trial.id, place["epoch"])
+        self.scheduler.drop(trial)
+        self.scheduler.want(changed)
 
     # -- workers -------------------------------------------------------------------------------------------
 
     def _add_workers(self, ready: Mapping[str, WorkerReady]) -> None:
         for worker, event in ready.items():
             self._on_worker_up(worker, event.info)
-        for worker in self._replanner.lost_workers():
+        for worker in self.replanner.lost_workers():
             self._hand_over(worker)
 
     def _on_worker_up(self, worker: str, info: dict[str, Any]) -> None:
-        self._replanner.on_worker_up(worker, info)
+        self.replanner.on_worker_up(worker, info)
         train, evaluation = self._owners.partitions_of(worker)
-        self._run_log.write("worker", worker=worker, state="up", **info, train=train, eval=evaluation)
-        self._scheduler.hopper.add_worker(worker, train, evaluation)
+        self.run_log.write("worker", worker=worker, state="up", **info, train=train, eval=evaluation)
+        self.scheduler.hopper.add_worker(worker, train, evaluation)
 
     def _on_worker_lost(self, event: WorkerLost) -> None:
         """Another worker does its unit again, and its states are made durable from here."""
-        hopper = self._scheduler.hopper
-        self._run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
-        self._replanner.on_worker_down(event.worker, event.for_good)
+        hopper = self.scheduler.hopper
+        self.run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
+        self.replanner.on_worker_down(event.worker, event.for_good)
         self._hinted.discard(event.worker)
         trials = self._end_unit(event.worker)
         unit = hopper.remove_worker(event.worker) if event.worker in hopper.workers() else None
@@ -279,7 +267,7 @@ class EventLoop:
         if unit is None or event.for_good:  # no trial is to blame for a worker that leaves
             return
         if len(trials) > 1:  # one trial of the pack may be to blame: each goes on alone
-            self._scheduler.split(self._scheduler.scheduled[unit.model], alone=True)
+            self.scheduler.split(self.scheduler.scheduled[unit.model], alone=True)
             return
         (trial,) = trials
         trial.workers_lost += 1
@@ -289,27 +277,27 @@ class EventLoop:
 
     def _hand_over(self, worker: str) -> None:
         """Other workers take over the partitions of a worker that will not come back."""
-        hopper = self._scheduler.hopper
+        hopper = self.scheduler.hopper
         workers_up = hopper.workers()
         for missing in self._owners.hand_over(worker, workers_up):
-            self._run_log.note("warning", f"{missing}: the run waits for a worker that has them.")
+            self.run_log.note("warning", f"{missing}: the run waits for a worker that has them.")
         for other in workers_up:
             hopper.set_partitions(other, *self._owners.partitions_of(other))
 
     def _regroup(self) -> bool:
         """Put workers into other groups if the plan says so; False while running units keep that waiting."""
-        if not self._replanner.regroups:
+        if not self.replanner.regroups:
             return True
-        hopper = self._scheduler.hopper
+        hopper = self.scheduler.hopper
         if hopper.running() or self._pending:
             return False
         for worker in hopper.workers():
-            self._run_log.write("worker", worker=worker, state="down", regroups=True)
-        ready = self._replanner.regroup()
-        self._scheduler.restart()
-        self._owners = PartitionOwners(self._settings.dataset, *self._replanner.teams())
+            self.run_log.write("worker", worker=worker, state="down", regroups=True)
+        ready = self.replanner.regroup()
+        self.scheduler.restart()
+        self._owners = PartitionOwners(self.settings.dataset, *self.replanner.teams())
         self._add_workers(ready)
-        self.add_waiting()
+        self.scheduler.add_waiting(self._pending)
         return True
 
     # -- users ---------------------------------------------------------------------------------------------
@@ -322,17 +310,17 @@ class EventLoop:
             else:
                 self._answer_requests()
                 caller.close()
-        self._watchdog.end_overdue(self._pool, "its unit took")
+        self.watchdog.end_overdue(self._pool, "its unit took")
 
     def _answer_requests(self) -> None:
-        answered = self._run_log.record.requests
-        for request in read_requests(self._settings.folder):
+        answered = self.run_log.record.requests
+        for request in read_requests(self.settings.folder):
             if request["id"] not in answered:
-                request, answer = check_request(request, self._run_log.record, self._interrupted())
-                self._run_log.write("request", **request, answer=answer)
+                request, answer = check_request(request, self.run_log.record, self.interrupted())
+                self.run_log.write("request", **request, answer=answer)
                 if answer["done"]:
-                    self._scheduler.want(self._trials.apply_request(request))
-            write_answer(self._settings.folder, request["id"], answered[request["id"]]["answer"])
+                    self.scheduler.want(self.trials.apply_request(request))
+            write_answer(self.settings.folder, request["id"], answered[request["id"]]["answer"])
 
     def _now(self) -> float:
         return time.time() - self._started

@@ -41,21 +41,16 @@ class AwaitedState:
     worker: str
 
 
+@dataclass(eq=False)
 class PendingRecords:
     """Queues of records, one for each trial, and the states that they wait for."""
 
-    def __init__(
-        self,
-        run_log: RunLog,
-        state_files: StateFiles,
-        on_report: Callable[[Trial, int], None],
-        delete_state: Callable[[Path], None],
-    ) -> None:
-        """`on_report` is called when all units of an epoch count, instead of writing a record."""
-        self._run_log = run_log
-        self._state_files = state_files
-        self._on_report = on_report
-        self._delete_state = delete_state
+    run_log: RunLog
+    state_files: StateFiles
+    on_report: Callable[[Trial, int], None]  # called when all units of an epoch count, instead of writing a record
+    delete_state: Callable[[Path], None]
+
+    def __post_init__(self) -> None:
         self._queues: dict[str, deque[PendingRecord]] = {}  # by trial
         self._awaited: dict[Path, AwaitedState] = {}
 
@@ -69,7 +64,7 @@ class PendingRecords:
     def add_unit(self, trial: Trial, event: TaskDone, pack: str | None) -> None:
         """A unit is finished: its trial has the new state, and the record follows when that is durable."""
         task = event.task
-        state = None if task.state_out is None else str(task.state_out.relative_to(self._state_files.folder))
+        state = None if task.state_out is None else str(task.state_out.relative_to(self.state_files.folder))
         place = {"kind": task.kind, "config": task.config, "epoch": task.epoch, "partition": task.partition}
         results = {name: value for name, value in vars(event).items() if name not in NOT_IN_THE_JOURNAL}
         packed = {} if pack is None else {"pack": pack}
@@ -79,7 +74,7 @@ class PendingRecords:
         if task.state_out is not None:
             record.ready = False
             self._awaited[task.state_out] = AwaitedState(trial, record, event.worker)
-            record.obsolete_state = self._state_files.obsolete_after(trial, task)
+            record.obsolete_state = self.state_files.obsolete_after(trial, task)
             trial.state, trial.visits = task.state_out, trial.visits + 1
 
     def add_report(self, trial: Trial, epoch: int) -> None:
@@ -92,11 +87,11 @@ class PendingRecords:
         while queue and queue[0].ready:
             record = queue.popleft()
             if record.event == "report":
-                self._on_report(trial, record.fields["epoch"])
+                self.on_report(trial, record.fields["epoch"])
             else:
                 state = record.obsolete_state
-                then = None if state is None else partial(self._delete_state, state)
-                self._run_log.write(record.event, then, **record.fields)
+                then = None if state is None else partial(self.delete_state, state)
+                self.run_log.write(record.event, then, **record.fields)
 
     def on_state_durable(self, path: Path, digest: str) -> None:
         awaited = self._awaited.pop(path, None)

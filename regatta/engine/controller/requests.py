@@ -60,9 +60,7 @@ def write_answer(folder: Path, request_id: str, answer: Answer) -> None:
 
 def read_answer(folder: Path, request_id: str) -> Answer | None:
     path = _answer_path(folder, request_id)
-    if not path.exists():
-        return None
-    answer: Answer = json.loads(path.read_bytes())
+    answer: Answer | None = json.loads(path.read_bytes()) if path.exists() else None
     return answer
 
 

@@ -24,28 +24,25 @@ class RunLog:
         self.listeners = list(listeners)
         self._metric = metric
         self._wait_for_room = wait_for_room
-        self._journal: Journal | None = None
+        self.journal: Journal | None = None  # until the run has one
         self._warned_of: set[tuple[str, ...]] = set()  # names of unsaved attributes
-
-    def open(self, journal: Journal) -> None:
-        self._journal = journal
 
     def write(self, event: str, then: Callable[[], None] | None = None, /, **fields: Any) -> None:
         """Write one record; another thread calls `then` when the record is durable."""
-        assert self._journal is not None
+        assert self.journal is not None
         while True:
             try:
-                line = self._journal.append(event, then, **fields)
+                line = self.journal.append(event, then, **fields)
                 break
             except OSError as error:
                 if error.errno not in DISK_FULL or not self._wait_for_room(error):
                     raise
-        self._publish(line, self._journal.last_size)
+        self._publish(line, self.journal.last_size)
 
     def settle(self) -> None:
         """Wait until all records are durable and the state files that they make obsolete are deleted."""
-        assert self._journal is not None
-        self._journal.settle()
+        assert self.journal is not None
+        self.journal.settle()
 
     def declare(self, trial: Trial) -> None:
         """Write what is wanted of a trial, unless the journal has it already."""

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from regatta.engine.controller.control_server import ControlServer
-from regatta.engine.controller.event_loop import ControllerParts, EventLoop
+from regatta.engine.controller.event_loop import EventLoop
 from regatta.engine.controller.run_log import RunLog
 from regatta.engine.controller.scheduled_models import ScheduledModels
 from regatta.engine.controller.settings import RunSettings
@@ -61,7 +61,7 @@ class Runner:
                 path = run_journal(self._settings.folder)
                 history = list(read_lines(path)) if path.exists() else []
                 with Journal(path) as journal:
-                    self._run_log.open(journal)
+                    self._run_log.journal = journal
                     self._run_to_end(history)
         finally:
             self._watchdog.close()
@@ -141,10 +141,8 @@ class Runner:
         self._disk.state_bytes = max((profile.state_bytes for profile in found.models.profiles.values()), default=0)
         ready = self._replanner.begin(found, wanted, lines)
         loop = EventLoop(
-            ControllerParts(
-                self._settings, self._run_log, self._state_files, self._trials, self._replanner, self._watchdog,
-                self._disk, self.is_interrupted,
-            ),
+            self._settings, self._run_log, self._state_files, self._trials, self._replanner, self._watchdog,
+            self._disk, self.is_interrupted,
             TrialScheduler(
                 self._settings, self._run_log, self._state_files, self._scheduled, self._packer, self._replanner,
                 found.models.estimates,
@@ -153,10 +151,7 @@ class Runner:
         )  # fmt: skip
         if history:
             self._state_files.delete_leftovers(self.record)
-        loop.start_trials()
-        for failure in found.models.failed.values():
-            loop.on_task_failed(failure)
-        loop.add_waiting()
+        loop.schedule(found.models.failed.values())
         return loop
 
     def _final_status(self) -> dict[str, Any]:

@@ -27,10 +27,6 @@ class ScheduledModel:
     def active(self) -> list[Trial]:
         return [trial for trial in self.trials if not trial.stopped and not trial.failed]
 
-    def epochs(self) -> int:
-        """How many epochs the model is to be trained."""
-        return max(trial.epochs for trial in self.active())
-
     def start_unit(self, unit: Unit) -> list[Trial]:
         """The trials that take part in a unit. The others are no longer in step and leave the model."""
         if unit.kind == "eval":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from regatta.data import Dataset
@@ -26,17 +27,13 @@ class StateFiles:
     def task(self, unit: Unit, trial: Trial, trials: Trials) -> Task:
         """The task of a worker that runs a unit for one trial."""
         state = self.state_for(unit, trial)
+        task = Task(unit.kind, trial.id, trial.values, unit.epoch, unit.partition, state)
         if unit.kind == "eval":
-            return Task("eval", trial.id, trial.values, unit.epoch, unit.partition, state)
+            return task
         starts_warm = trial.state is None and trial.initial_state is not None
-        return Task(
-            "train",
-            trial.id,
-            trial.values,
-            unit.epoch,
-            unit.partition,
-            state,
-            self.states.path(trial.id, unit.epoch, trial.visits + 1),
+        return replace(
+            task,
+            state_out=self.states.path(trial.id, unit.epoch, trial.visits + 1),
             ends_epoch=trial.visits + 1 == len(self._dataset.train),
             parent=trials[trial.parent].values if trial.parent and starts_warm else None,
         )

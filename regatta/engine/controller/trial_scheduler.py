@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from regatta.engine.controller.pending_records import PendingRecords
 from regatta.engine.controller.run_log import RunLog
@@ -17,26 +18,19 @@ from regatta.plan.schedule.hopper import Hopper
 from regatta.plan.schedule.teams import Teams
 
 
+@dataclass(eq=False)
 class TrialScheduler:
     """The hop scheduler of a run, and the models that it schedules."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        run_log: RunLog,
-        state_files: StateFiles,
-        scheduled: ScheduledModels,
-        packer: Packer,
-        replanner: Replanner,
-        estimates: Estimates,
-    ) -> None:
-        self._settings = settings
-        self._run_log = run_log
-        self._state_files = state_files
-        self._packer = packer
-        self._replanner = replanner
-        self._estimates = estimates
-        self.scheduled = scheduled
+    settings: RunSettings
+    run_log: RunLog
+    state_files: StateFiles
+    scheduled: ScheduledModels
+    packer: Packer
+    replanner: Replanner
+    estimates: Estimates
+
+    def __post_init__(self) -> None:
         self.hopper = self._new_hopper()
 
     def restart(self) -> None:
@@ -47,7 +41,7 @@ class TrialScheduler:
     def want(self, trials: Iterable[Trial]) -> None:
         """Schedule these trials as far as they are wanted now."""
         for trial in trials:
-            self._run_log.declare(trial)
+            self.run_log.declare(trial)
             if trial.failed:
                 continue
             model = self.scheduled.model_of(trial)
@@ -71,15 +65,15 @@ class TrialScheduler:
     def split_unplanned(self) -> None:
         """Take apart the models that are larger than a new plan has them."""
         for model in list(self.scheduled):
-            if model.trials and self.hopper.model_units_left(model.name) and not self._packer.fits(model):
+            if model.trials and self.hopper.model_units_left(model.name) and not self.packer.fits(model):
                 self.split(model)
 
     def add_waiting(self, pending: PendingRecords) -> None:
         """Give the hop scheduler the waiting trials whose units all count."""
-        record = self._run_log.record
+        record = self.run_log.record
         while ready := self.scheduled.take_ready(pending.is_empty):
-            progress = {trial: self._state_files.restore(trial, record) for trial in ready if not trial.failed}
-            for trials in self._packer.form(progress, self._idle_workers()):
+            progress = {trial: self.state_files.restore(trial, record) for trial in ready if not trial.failed}
+            for trials in self.packer.form(progress, self._idle_workers()):
                 self._add(trials, progress[trials[0]], pending)
 
     def _add(self, trials: Sequence[Trial], progress: Progress, pending: PendingRecords) -> None:
@@ -87,16 +81,16 @@ class TrialScheduler:
         model = self.scheduled.add(trials, {epoch for epoch, _ in progress.evals})
         if model.name != first.id:
             names = [trial.id for trial in trials]
-            self._estimates.set_pack(model.name, names, self._packer.gain(model), self._packer.fixed(model))
+            self.estimates.set_pack(model.name, names, self.packer.gain(model), self.packer.fixed(model))
         if len(trials) > 1:
-            self._run_log.note("info", self._packer.describe(model))
+            self.run_log.note("info", self.packer.describe(model))
         self.hopper.add_model(
             model.name,
             max(first.epochs, progress.epochs),
             done=progress.epochs,
             visited=progress.visited,
             evals=progress.evals,
-            order=self._settings.orders(first.id, first.epochs),
+            order=self.settings.orders(first.id, first.epochs),
             most=first.most,
         )
         for trial in trials:
@@ -110,8 +104,8 @@ class TrialScheduler:
         """Train a model as far as its trials are wanted now."""
         active = model.active()
         if active:
-            epochs = model.epochs()
-            self.hopper.extend_model(model.name, epochs, order=self._settings.orders(active[0].id, epochs))
+            epochs = max(trial.epochs for trial in active)
+            self.hopper.extend_model(model.name, epochs, order=self.settings.orders(active[0].id, epochs))
             return
         self.hopper.stop_model(model.name)
         if model.is_pack:  # trials that have trained enough may still have to be evaluated
@@ -119,18 +113,18 @@ class TrialScheduler:
 
     def _idle_workers(self) -> int:
         """Workers for which there is no model with units left."""
-        workers = self._replanner.pool.workers  # those of a resumed run come up later
+        workers = self.replanner.pool.workers  # those of a resumed run come up later
         expected = max(self.hopper.worker_count(), len(workers))
         return max(1, expected - self.hopper.models_left())
 
     def _new_hopper(self) -> Hopper | Teams:
-        data, seed = self._settings.dataset, self._settings.goal.seed
-        teams = self._replanner.teams()
+        data, seed = self.settings.dataset, self.settings.goal.seed
+        teams = self.replanner.teams()
         hoppers = [
-            Hopper(len(data.train), len(data.eval), estimates=self._estimates, rule=self._settings.rule, seed=seed)
+            Hopper(len(data.train), len(data.eval), estimates=self.estimates, rule=self.settings.rule, seed=seed)
             for _ in teams
         ]
         if len(hoppers) == 1:
             return hoppers[0]
         team_of_worker = {worker: place for place, team in enumerate(teams) for worker in team}
-        return Teams(hoppers, team_of_worker.__getitem__, self._replanner.team_of)
+        return Teams(hoppers, team_of_worker.__getitem__, self.replanner.team_of)

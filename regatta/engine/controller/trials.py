@@ -144,18 +144,16 @@ class Trials:
         trial = self._trials.get(name)
         if trial is None:
             trial = self._trials[name] = Trial(name, action.config, action.epochs, parent=action.parent)
-            trial.parent_epoch = None if action.parent is None else self._last_epoch(action.parent)
+            if action.parent is not None:  # it starts from the parent's last epoch that counts
+                if action.parent not in self._reported:
+                    what = f"a child of {action.parent}, but no epoch of {action.parent} is trained yet"
+                    raise RegattaError(f"The search wants {what}.")
+                trial.parent_epoch = self._reported[action.parent]
         trial.search_epochs, trial.most = action.epochs, action.most
         trial.epochs = max(trial.search_epochs, trial.user_epochs)
         trial.stopped = False
         trial.closed &= trial.failed
         return trial
-
-    def _last_epoch(self, parent: str) -> int:
-        """The last epoch of a parent that counts: its children start from that state."""
-        if parent not in self._reported:
-            raise RegattaError(f"The search wants a child of {parent}, but no epoch of {parent} is trained yet.")
-        return self._reported[parent]
 
 
 def summary(config: ConfigRecord, epoch: int) -> dict[str, float]:

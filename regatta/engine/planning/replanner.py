@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -32,23 +32,20 @@ from regatta.plan.strategy.workload import team_index
 from regatta.search.base import Train
 
 
+@dataclass(eq=False)
 class Replanner:
     """The present strategy of a run, and the pool of its workers: each by itself, or in groups."""
 
-    def __init__(
-        self,
-        pool: WorkerPool,
-        planner: Planner,
-        cluster: Cluster,
-        run_log: RunLog,
-        packer: Packer,
-        scheduled: ScheduledModels,
-        rendezvous: Path,
-    ) -> None:
-        self.pool = pool
-        self.planner, self.cluster, self.rendezvous = planner, cluster, rendezvous
-        self._run_log, self._packer, self._scheduled = run_log, packer, scheduled
-        self._single_pool = pool  # the workers, each by itself
+    pool: WorkerPool
+    planner: Planner
+    cluster: Cluster
+    run_log: RunLog
+    packer: Packer
+    scheduled: ScheduledModels
+    rendezvous: Path
+
+    def __post_init__(self) -> None:
+        self._single_pool = self.pool  # the workers, each by itself
         self._ready: dict[str, WorkerReady] = {}  # single workers that are up
         self._lost: set[str] = set()  # single workers that will not come back
         self._infos: dict[str, dict[str, Any]] = {}  # of workers, or of groups
@@ -83,7 +80,7 @@ class Replanner:
                 strategy = self.planner.decide(results, wanted, workers)
             except (ArithmeticError, ValueError, RegattaError) as error:
                 # Measurements that the planner cannot use must not keep a run from being trained.
-                self._run_log.note("warning", f"No plan could be made ({error}): models hop one by one.")
+                self.run_log.note("warning", f"No plan could be made ({error}): models hop one by one.")
                 strategy = self.planner.default_strategy()
             self._write(strategy, "")
         else:
@@ -107,8 +104,8 @@ class Replanner:
 
     def _apply(self, strategy: RunStrategy) -> None:
         self._strategy = strategy
-        self._packer.sizes, self._packer.rates = strategy.packs, self._results.pack_rates
-        self._packer.builds = self._results.builds
+        self.packer.sizes, self.packer.rates = strategy.packs, self._results.pack_rates
+        self.packer.builds = self._results.builds
         self.pool.share(strategy.share)
         self.estimates.shared = strategy.share
         self.estimates.speedup = self._group_speedup(strategy)
@@ -120,7 +117,7 @@ class Replanner:
         speedups = {width: width / (1 + fmean(link.ratio(width) for link in links)) for width in widths}
         width_of = {model: team.width for team in strategy.teams for model in team.models}
         default = strategy.teams[-1].width if strategy.teams else strategy.width  # of models that came later
-        return lambda model: speedups.get(width_of.get(self._scheduled.plan_name(model), default), 1.0)
+        return lambda model: speedups.get(width_of.get(self.scheduled.plan_name(model), default), 1.0)
 
     # -- workers and teams ---------------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class Replanner:
 
     def team_of(self, model: str) -> int:
         """The number of the team that trains a scheduled model."""
-        return team_index(self._strategy.teams, self._scheduled.plan_name(model)) if self._strategy.teams else 0
+        return team_index(self._strategy.teams, self.scheduled.plan_name(model)) if self._strategy.teams else 0
 
     # -- another plan --------------------------------------------------------------------------------
 
@@ -177,7 +174,7 @@ class Replanner:
         reason = self._reason_to_replan(hopper)
         if not reason:
             return False
-        configs = self._run_log.record.configs
+        configs = self.run_log.record.configs
         left = {
             trial.id: Train(dict(trial.values), trial.epochs - configs[trial.id].epoch)
             for trial in trials
@@ -192,7 +189,7 @@ class Replanner:
         changed = not strategy.same_strategy(self._strategy)
         self._write(strategy, reason, changed)
         if changed and strategy.plan is not None:
-            self._run_log.note("info", f"{reason}: from here on {strategy.plan.name}.")
+            self.run_log.note("info", f"{reason}: from here on {strategy.plan.name}.")
         if strategy.same_groups(self._strategy):
             self._apply(strategy)
         else:
@@ -237,10 +234,10 @@ class Replanner:
             return
         self._next = self._strategy.without_groups()
         self._write(self._next, reason)
-        self._run_log.note("warning", f"{reason}: from here on models are trained by one worker each.")
+        self.run_log.note("warning", f"{reason}: from here on models are trained by one worker each.")
 
     def _write(self, strategy: RunStrategy, reason: str, changed: bool = True) -> None:
-        self._run_log.write("plan", None, **strategy.to_record(), reason=reason, changed=changed)
+        self.run_log.write("plan", None, **strategy.to_record(), reason=reason, changed=changed)
 
     # -- groups --------------------------------------------------------------------------------------
 

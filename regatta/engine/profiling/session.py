@@ -81,35 +81,32 @@ class ProfilingSession:
         return self.planner.groups_may_pay(results, self.wanted, available_workers(pool, self.cluster, results.models))
 
 
+@dataclass(eq=False)
 class RunProfiler:
     """Starts the workers of a run, profiles its trials, and writes the results into the run log."""
 
-    def __init__(
-        self,
-        request: ProfilingRequest,
-        replanner: Replanner,
-        run_log: RunLog,
-        watchdog: Watchdog,
-        is_interrupted: Callable[[], bool],
-    ) -> None:
-        self._request, self._replanner = request, replanner
-        self._run_log, self._watchdog = run_log, watchdog
-        self._is_interrupted = is_interrupted
-        self._pool = replanner.pool
+    request: ProfilingRequest
+    replanner: Replanner
+    run_log: RunLog
+    watchdog: Watchdog
+    is_interrupted: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._pool = self.replanner.pool
         self._measured_packs: set[str] = set()  # builds, measured now rather than found in the cache
         self._measured_groups: set[str] = set()
         self.under_way = False
 
     def run(self, trials: Trials, history: Sequence[Record], wanted: Mapping[str, Train]) -> ProfilingResults:
         """Profile the trials; a resumed run whose units show what they cost reads its journal instead."""
-        if any(unit.kind == "train" for unit in self._run_log.record.units):
+        if any(unit.kind == "train" for unit in self.run_log.record.units):
             self._pool.start()
             configs = {trial.id: trial.values for trial in trials}
-            return results_from_journal(self._request.dataset, history, configs)
+            return results_from_journal(self.request.dataset, history, configs)
         configs = {trial.id: trial.values for trial in trials if not trial.failed and not trial.stopped}
-        replanner, request = self._replanner, replace(self._request, configs=configs)
+        replanner, request = self.replanner, replace(self.request, configs=configs)
         session = ProfilingSession(request, wanted, replanner.planner, replanner.cluster)
-        hooks = ProfilingHooks(self._on_event, partial(self._watchdog.start_unit, units=FIRST_UNITS), self._between)
+        hooks = ProfilingHooks(self._on_event, partial(self.watchdog.start_unit, units=FIRST_UNITS), self._between)
         self.under_way = True
         try:
             results = session.run(self._pool, replanner.rendezvous, hooks)
@@ -119,16 +116,16 @@ class RunProfiler:
             self.under_way = False
 
     def _between(self) -> None:
-        if self._is_interrupted():
+        if self.is_interrupted():
             raise KeyboardInterrupt  # no state is being written
-        self._watchdog.end_overdue(self._pool, "its first batches took", FIRST_UNITS)
+        self.watchdog.end_overdue(self._pool, "its first batches took", FIRST_UNITS)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, TaskDone | TaskFailed | WorkerLost):
-            self._watchdog.end_unit(event.worker)
+            self.watchdog.end_unit(event.worker)
         if isinstance(event, TaskDone) and event.profile is not None:
             self._write("pilot", event, **to_fields(event.profile))
-            self._run_log.warn_of_unsaved(event.task.config, event.profile.forgotten)
+            self.run_log.warn_of_unsaved(event.task.config, event.profile.forgotten)
         elif isinstance(event, TaskDone) and event.pack_profile is not None:
             self._measured_packs.add(event.pack_profile.build)
             self._write("packs", event, **vars(event.pack_profile))
@@ -136,21 +133,21 @@ class RunProfiler:
             self._measured_groups.add(event.group_profile.build)
             self._write("groups", event, **vars(event.group_profile))
         elif isinstance(event, WorkerLost):
-            self._run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
+            self.run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
 
     def _write_cached(self, results: ProfilingResults) -> None:
         """Write the results that came from the cache: a resumed run needs them too."""
         for config in results.models.cached:
             fields = to_fields(results.models.profiles[config])
-            self._run_log.write("pilot", None, config=config, cached=True, **fields)
+            self.run_log.write("pilot", None, config=config, cached=True, **fields)
         for build, rate in results.pack_rates.items():
             if build not in self._measured_packs:
-                self._run_log.write("packs", None, build=build, cached=True, **vars(rate))
+                self.run_log.write("packs", None, build=build, cached=True, **vars(rate))
         for build, communication in results.communication.items():
             if build not in self._measured_groups:
                 ratio = communication.inside
-                self._run_log.write("groups", None, build=build, cached=True, width=WIDTH, ratio=ratio)
+                self.run_log.write("groups", None, build=build, cached=True, width=WIDTH, ratio=ratio)
 
     def _write(self, kind: str, event: TaskDone, **fields: object) -> None:
         place = {"config": event.task.config, "worker": event.worker, "start": event.start, "end": event.end}
-        self._run_log.write(kind, None, **place, **fields)
+        self.run_log.write(kind, None, **place, **fields)

@@ -31,10 +31,9 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from regatta.engine.workers.fork_server import PID, SIZE, STATUS, ForkRequest, receive
 
@@ -129,13 +128,8 @@ def fork_worker(request: ForkRequest, preload: str, files: Sequence[int]) -> For
             # It worked before and was killed: the next one is as good.
 
 
-@dataclass(frozen=True)
-class _Key:
-    """What a process gets when it starts and cannot get later."""
-
-    preload: str
-    environment: frozenset[tuple[str, str]]
-    inherited: tuple[Any, ...]
+# What a process gets when it starts and cannot get later: modules, environment, limits.
+_Key: TypeAlias = tuple[str, frozenset[tuple[str, str]], tuple[Any, ...]]
 
 
 class _Server:
@@ -147,8 +141,8 @@ class _Server:
         self._owner = os.getpid()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (read when the template has failed)
         self._control, theirs = socket.socketpair()
-        with theirs, self._closing_on_error():
-            arguments = [str(theirs.fileno()), str(os.getpid()), preload, *sys.path]
+        arguments = [str(theirs.fileno()), str(os.getpid()), preload, *sys.path]
+        try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-c", _BOOT, *arguments],
                 pass_fds=[theirs.fileno()],
@@ -158,15 +152,12 @@ class _Server:
                 env={**environment, **dict.fromkeys(THREAD_LIMITS, "1")},  # no pool of threads comes into being
                 start_new_session=True,  # Ctrl-C is for the controller alone
             )
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        try:
-            yield
         except BaseException:
             self._output.close()
             self._control.close()
             raise
+        finally:
+            theirs.close()
 
     def release(self) -> None:
         with _servers_lock:
@@ -237,7 +228,7 @@ def _find_server(environment: Mapping[str, str], preload: str, reserve: bool = F
     """The template for such workers, which is started if there is none; `reserve` counts the one that it will fork."""
     changing = {*_VOLATILE, *THREAD_LIMITS}
     stable = frozenset((name, value) for name, value in environment.items() if name not in changing)
-    key = _Key(preload, stable, _inherited_limits())
+    key = preload, stable, _inherited_limits()
     with _servers_lock:
         server = _servers.pop(key, None)
         if server is not None and not server.is_running():

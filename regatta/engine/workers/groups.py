@@ -83,10 +83,6 @@ class _WorkerGroup:
         answers = self.answers.values()
         return any(isinstance(a, TaskReturned) or (isinstance(a, TaskFailed) and not a.echo) for a in answers)
 
-    def is_broken(self) -> bool:
-        """Whether members have lost each other, and none knows why."""
-        return not self.has_reason() and any(isinstance(answer, TaskFailed) for answer in self.answers.values())
-
     def take_result(self) -> list[Event]:
         """The answer of the group: that of the first member that failed by itself, or else of the first member."""
         assert self.task is not None
@@ -97,20 +93,15 @@ class _WorkerGroup:
         if isinstance(answer, TaskDone):
             answer = replace(answer, width=len(self.active))
         durable = [] if failed or returned else self.durable
-        self._clear()
+        self.clear()
         return [answer, *durable]
-
-    def disperse(self) -> None:
-        self.up = False
-        self._clear()
-        self.forget_meeting()
 
     def forget_meeting(self) -> None:
         if isinstance(self.meeting, Path):
             self.meeting.unlink(missing_ok=True)
         self.meeting = None
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
         self.task, self.deadline, self.answers, self.durable = None, None, {}, []
 
 
@@ -220,7 +211,11 @@ class GroupPool:
             received = self._pool.events()
             lost = {event.worker for event in received if isinstance(event, WorkerLost)}
             found = [made for event in received for made in self._on_event(event, lost)]
-            self._end_unanswered()
+            for group in self._groups.values():
+                if group.deadline is not None and time.monotonic() >= group.deadline:
+                    group.deadline = None  # one member has failed by itself, and the others may wait for it forever
+                    reason = f"was ended: another of {group.name} failed, and it said nothing"
+                    self._pool.end(group.unanswered()[0], reason)
             if found or self._woken or not received:  # another thread may have woken the members' pool
                 self._woken = False
                 return found
@@ -307,10 +302,12 @@ class GroupPool:
                     self._group_of[member] = group
                     found += self._on_member_up(group, self._ungrouped.pop(member))
         # No workers are left for the vacant groups: others with the same data take over their work.
-        vacant = [group for group in self._groups.values() if not group.members and not group.lost_for_good]
-        for group in vacant:
-            group.lost_for_good = True
-            found.append(WorkerLost(group.name, f"has no members: {self._shortage()}", for_good=True))
+        lost = [f"{worker} {reason}" for worker, reason in self._lost.items()]
+        idle = [f"{worker} stays idle" for worker in self._ungrouped]
+        for group in self._groups.values():
+            if not group.members and not group.lost_for_good:
+                group.lost_for_good = True
+                found.append(WorkerLost(group.name, f"has no members: {'; '.join([*lost, *idle])}", for_good=True))
         return found
 
     def _vacant(self, width: int) -> _WorkerGroup | None:
@@ -321,10 +318,6 @@ class GroupPool:
             return None
         name = f"g{len(self._groups)}"
         return self._groups.setdefault(name, _WorkerGroup(name, width))
-
-    def _shortage(self) -> str:
-        idle = [f"{worker} stays idle" for worker in self._ungrouped]
-        return "; ".join([*(f"{worker} {reason}" for worker, reason in self._lost.items()), *idle])
 
     def _check_some_left(self, lost: WorkerLost) -> None:
         enough = len(self._ungrouped) + len(self._awaited) >= min(group.width for group in self._groups.values())
@@ -345,7 +338,13 @@ class GroupPool:
             return []  # from a member that has ended since, and is back
         group.answers[event.worker] = event
         if not group.unanswered():
-            return self._conclude(group)
+            group.deadline = None
+            failed = [answer for answer in group.answers.values() if isinstance(answer, TaskFailed)]
+            if group.has_reason() or not failed:
+                return group.take_result()
+            # The members have lost each other, and none knows why.
+            self._pool.end(failed[0].worker, f"was ended: {failed[0].error}")
+            return []
         if not isinstance(event, TaskDone) and group.deadline is None:
             group.deadline = time.monotonic() + GROUP_ANSWER_TIMEOUT_S
             timer = threading.Timer(GROUP_ANSWER_TIMEOUT_S, self._pool.wake)
@@ -353,22 +352,6 @@ class GroupPool:
             timer.start()
             self._timers = [*(timer for timer in self._timers if timer.is_alive()), timer]
         return []
-
-    def _conclude(self, group: _WorkerGroup) -> Sequence[Event]:
-        group.deadline = None
-        if not group.is_broken():
-            return group.take_result()
-        worker, answer = next((m, a) for m, a in group.answers.items() if isinstance(a, TaskFailed))
-        self._pool.end(worker, f"was ended: {answer.error}")
-        return []
-
-    def _end_unanswered(self) -> None:
-        """When one member has failed by itself, the others may wait for it forever."""
-        for group in self._groups.values():
-            if group.deadline is not None and time.monotonic() >= group.deadline:
-                group.deadline = None
-                reason = f"was ended: another of {group.name} failed, and it said nothing"
-                self._pool.end(group.unanswered()[0], reason)
 
     def _on_member_down(self, group: _WorkerGroup, event: WorkerLost, lost: set[str]) -> Sequence[Event]:
         """A member is lost, and with it its group, until all members are back."""
@@ -382,7 +365,9 @@ class GroupPool:
             for other in group.ready.keys() - lost:
                 self._pool.end(other, f"was ended: {group.name} lost {event.worker}")
             group.ready.clear()
-        group.disperse()
+        group.up = False
+        group.clear()
+        group.forget_meeting()
         group_lost = WorkerLost(group.name, f"lost {event.worker}, which {event.reason}", for_good=event.for_good)
         if event.for_good:
             self._dissolve(group, event)

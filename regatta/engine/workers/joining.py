@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from regatta.engine.controller.control_server import connect, read_address
-from regatta.engine.workers.worker_main import start_joining_worker
+from regatta.engine.workers.start_process import start_process
+from regatta.engine.workers.worker_main import MAIN
 from regatta.errors import ConflictError
 
 
@@ -19,7 +20,7 @@ def join(folder: Path, device: str | None, joined: Callable[[str], None]) -> Non
         reply = json.loads(connection.recv_bytes())
         if "welcome" not in reply:
             raise ConflictError(f"No worker can join {folder.name}. {reply.get('refused', '')}")
-        process = start_joining_worker(connection, reply["threads"], path)
+        process = start_process(MAIN, [connection.fileno()], reply["threads"], path=path)
     joined(reply["welcome"])
     try:
         process.wait()

@@ -51,9 +51,6 @@ class _WorkerProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def was_killed(self) -> bool:
-        return self.process is not None and self.process.returncode == -signal.SIGKILL
-
     def close(self) -> str:
         """End the worker, and say how it ended."""
         self.kill()
@@ -190,13 +187,16 @@ class ProcessPool:
         if member.process is None:
             return WorkerLost(name, reason, for_good=True)
         if not member.ready:
-            self._failed_starts[name] += MAX_START_ATTEMPTS / MAX_KILLED_STARTS if member.was_killed() else 1
+            was_killed = member.process.returncode == -signal.SIGKILL
+            self._failed_starts[name] += MAX_START_ATTEMPTS / MAX_KILLED_STARTS if was_killed else 1
         if self._failed_starts[name] < MAX_START_ATTEMPTS:
             self._spawn(name)
             return WorkerLost(name, reason)
         if not any(other.ready for other in self._members.values()):
+            log = self._log(name).read_text(errors="replace").strip()
+            tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
             raise RegattaError(
-                f"Worker {name} {reason} before it could take work, again and again.\n{self._log_tail(name)}",
+                f"Worker {name} {reason} before it could take work, again and again.\n{tail}",
                 hint=f"All it said is in {self._log(name)}.",
             )
         return WorkerLost(name, f"{reason} before it could take work, again and again", for_good=True)
@@ -204,10 +204,6 @@ class ProcessPool:
     def _log(self, name: str) -> Path:
         self._logs.mkdir(parents=True, exist_ok=True)
         return self._logs / f"{name}.log"
-
-    def _log_tail(self, name: str) -> str:
-        text = self._log(name).read_text(errors="replace").strip()
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
 
 def _how_it_ended(code: int) -> str:

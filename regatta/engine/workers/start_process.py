@@ -10,11 +10,11 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from regatta.engine.messages import Recipe
 from regatta.engine.workers import fork_client
-from regatta.engine.workers.fork_client import THREAD_LIMITS, ForkServerError
+from regatta.engine.workers.fork_client import THREAD_LIMITS, ForkedProcess, ForkServerError
 from regatta.engine.workers.fork_server import ForkRequest, die_with_parent
 
 __all__ = ["StartedProcess", "die_with_parent", "exit_on_error", "expect_workers", "preload_for", "start_process"]
@@ -27,55 +27,31 @@ from {0} import {1}
 {1}(*map(int, files.split(",")))"""
 
 
-class StartedProcess(Protocol):
-    """A process that leads a group of its own, in which is all that its user's code starts."""
+class FreshProcess(subprocess.Popen[bytes]):
+    """A fresh interpreter, which leads a group of its own."""
 
-    pid: int
-
-    @property
-    def returncode(self) -> int | None:
-        """As in `subprocess`, once `wait` has returned."""
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, **options)
+        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
 
     def fileno(self) -> int:
         """A file that can be read once the process is dead."""
-
-    def kill(self) -> None:
-        """Kill the group."""
-
-    def wait(self) -> int:
-        """Wait for the end of the process; its exit code, or minus the signal that ended it."""
-
-    def close(self) -> None:
-        """Let go of a process that has ended."""
-
-
-class FreshProcess:
-    """A fresh interpreter."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-        self._pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.returncode
-
-    def fileno(self) -> int:
         return self._pidfd
 
     def kill(self) -> None:
-        if self._process.returncode is None:
+        """Kill the group, in which is all that its user's code starts."""
+        if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def wait(self) -> int:
-        return self._process.wait()
-
     def close(self) -> None:
+        """Let go of a process that has ended."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+StartedProcess: TypeAlias = FreshProcess | ForkedProcess
 
 
 def start_process(
@@ -105,14 +81,12 @@ def _start_interpreter(
 ) -> StartedProcess:
     boot = _BOOT.format(*main.split(":"))
     return FreshProcess(
-        subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", boot, ",".join(map(str, files)), *path],
-            pass_fds=files,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the controller alone
-            **streams,
-        )
+        [sys.executable, "-P", "-u", "-c", boot, ",".join(map(str, files)), *path],
+        pass_fds=files,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for the controller alone
+        **streams,
     )
 
 

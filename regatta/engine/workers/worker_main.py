@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 
 from regatta.engine.messages import Event, StateDurable, Task, WorkerReady, WorkerSetup, published, unpickle_recipe
-from regatta.engine.workers.start_process import StartedProcess, die_with_parent, exit_on_error, start_process
+from regatta.engine.workers.start_process import die_with_parent, exit_on_error
 
 Socket: TypeAlias = "Connection[Any, Any]"
 MAIN = "regatta.engine.workers.worker_main:main"
@@ -38,11 +38,6 @@ class WorkerArguments:
     workers: int  # that are on this machine
     begun: float = 0.0  # when it was started
     preprocess: bytes | None = None  # the setup of preprocess workers, where there may be some
-
-
-def start_joining_worker(socket: Socket, threads: int, path: list[str]) -> StartedProcess:
-    """Start a worker for the controller at the other end of the socket; it prints where this process does."""
-    return start_process(MAIN, [socket.fileno()], threads, path=path)
 
 
 class _Connection:
@@ -71,7 +66,10 @@ def serve(file: int, blocks: int | None = None) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
-    start_seconds = _preprocess_start(arguments)
+    start_seconds: dict[str, float] = {}
+    if arguments.preprocess is not None:  # how long a process takes that only prepares data, and imports no more
+        unpickle_recipe(cloudpickle.loads(arguments.preprocess).recipe_or_pickle)
+        start_seconds["maker_seconds"] = max(0.0, time.time() - arguments.begun)
     setup: WorkerSetup = cloudpickle.loads(arguments.setup)  # first, for it may fail
     limit_threads(arguments.threads)
     warm_up()
@@ -101,14 +99,6 @@ def serve(file: int, blocks: int | None = None) -> None:
         controller.send(done)
         for path in published(done):
             fresh.put(path)
-
-
-def _preprocess_start(arguments: WorkerArguments) -> dict[str, float]:
-    """After how many seconds a process is there that only prepares data: it need not import what models need."""
-    if arguments.preprocess is None:
-        return {}
-    unpickle_recipe(cloudpickle.loads(arguments.preprocess).recipe_or_pickle)
-    return {"maker_seconds": max(0.0, time.time() - arguments.begun)}
 
 
 def _listen(controller: _Connection, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:

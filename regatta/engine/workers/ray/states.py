@@ -51,21 +51,15 @@ class TrackedState:
     returned: list[TaskReturned] = field(default_factory=list)  # tasks that wait until its fate is known
 
 
+@dataclass(eq=False)
 class StateTracker:
     """The states that can be fetched by reference; `persist` lets a worker make one durable."""
 
-    def __init__(
-        self,
-        members: Mapping[str, LiveActor],
-        persist: Callable[[TrackedState, LiveActor], None],
-        evaluations: int,
-        budget: float,
-    ) -> None:
-        self._members = members
-        self._persist = persist
-        self._evaluations = evaluations  # that need the state at the end of an epoch
-        self._budget = budget  # bytes
-        self._known: dict[Path, TrackedState] = {}
+    members: Mapping[str, LiveActor]
+    persist: Callable[[TrackedState, LiveActor], None]
+    evaluations: int  # that need the state at the end of an epoch
+    budget: float  # bytes
+    _known: dict[Path, TrackedState] = field(default_factory=dict)
 
     def get(self, path: Path | None) -> TrackedState | None:
         return None if path is None else self._known.get(path)
@@ -139,12 +133,12 @@ class StateTracker:
         """Assign a state to another worker if the one that should make it durable is gone; or report it as lost."""
         if state.bytes is not None or state.persisting is not None or self._known.get(state.path) is not state:
             return []
-        ready = [member for member in self._members.values() if member.ready]
+        ready = [member for member in self.members.values() if member.ready]
         holders = [member for member in ready if state.path in member.held and not member.begins_with(state)]
         if holders or (ready and not state.gone):
             self._assign(state, (holders or ready)[0])
             return []
-        if not state.gone or any(member.begins_with(state) for member in self._members.values()):
+        if not state.gone or any(member.begins_with(state) for member in self.members.values()):
             return []  # a later worker may fetch it, or a worker whose task begins with it may have it
         del self._known[state.path]
         return [*state.returned, StateLost(state.worker, state.path)]
@@ -152,11 +146,11 @@ class StateTracker:
     def _assign(self, state: TrackedState, member: LiveActor) -> None:
         state.persisting = member
         member.held.add(state.path)
-        self._persist(state, member)
+        self.persist(state, member)
 
     def _release(self, state: TrackedState) -> None:
         """Release a state if a later one is durable and its evaluations are done."""
-        evaluated = not state.ends_epoch or state.evaluations >= self._evaluations
+        evaluated = not state.ends_epoch or state.evaluations >= self.evaluations
         if state.bytes is not None and state.followed and evaluated:
             self._known.pop(state.path, None)
 
@@ -165,7 +159,7 @@ class StateTracker:
         durable = [state for state in self._known.values() if state.bytes is not None]
         total = sum(state.bytes or 0 for state in durable)
         for state in durable:
-            if total <= self._budget:
+            if total <= self.budget:
                 return
             total -= state.bytes or 0
             del self._known[state.path]
