@@ -56,7 +56,10 @@ class _ReplaySearch:
 
 def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
     """Execute the sweep again; each model visits the partitions in the recorded order."""
-    _check_same_data(sweep, record)
+    sweep.dataset.check(input_fn=sweep.recipe.input_fn is not None)
+    then, now = record.header["dataset"]["fingerprint"], sweep.dataset.describe()["fingerprint"]
+    if then != now:
+        raise UsageError(f"The data set is not the one of the run: its fingerprint was {then} and is {now}.")
     partitions = len(sweep.dataset.train)
     whole = {config.id: _whole_epochs(config, partitions) for config in record.configs.values()}
     wanted = [unit for unit in record.units if unit.kind == "train"]
@@ -70,16 +73,13 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
         return ReplayReport(0, 0, len(wanted))
     with tempfile.TemporaryDirectory(prefix="replay-") as folder:
         result = again.execute(Path(folder), orders=orders, widths=_widths(again.cluster, compared))
-    found = {_key(unit): unit for unit in result.units if unit.kind == "train"}
-    differing = [_difference(unit, found.get(key)) for key, unit in compared.items() if not _same(unit, found.get(key))]
+    found = {_key(unit): unit.hash for unit in result.units if unit.kind == "train"}
+    differing = []
+    for key, unit in compared.items():
+        if key not in found or found[key] != unit.hash:
+            place = {"config": unit.config, "epoch": unit.epoch, "partition": unit.partition}
+            differing.append({**place, "recorded": unit.hash, "replayed": found.get(key)})
     return ReplayReport(len(compared), len(compared) - len(differing), len(wanted) - len(compared), differing)
-
-
-def _check_same_data(sweep: Sweep, record: RunRecord) -> None:
-    sweep.dataset.check(input_fn=sweep.recipe.input_fn is not None)
-    then, now = record.header["dataset"]["fingerprint"], sweep.dataset.describe()["fingerprint"]
-    if then != now:
-        raise UsageError(f"The data set is not the one of the run: its fingerprint was {then} and is {now}.")
 
 
 def _wide_enough(cluster: Cluster, units: Iterable[UnitRecord]) -> Cluster:
@@ -108,17 +108,3 @@ def _whole_epochs(config: ConfigRecord, partitions: int) -> int:
 
 def _key(unit: UnitRecord) -> tuple[str, int, int]:
     return unit.config, unit.epoch, unit.partition
-
-
-def _same(then: UnitRecord, now: UnitRecord | None) -> bool:
-    return now is not None and then.hash == now.hash
-
-
-def _difference(then: UnitRecord, now: UnitRecord | None) -> dict[str, Any]:
-    return {
-        "config": then.config,
-        "epoch": then.epoch,
-        "partition": then.partition,
-        "recorded": then.hash,
-        "replayed": None if now is None else now.hash,
-    }

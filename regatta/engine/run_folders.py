@@ -51,16 +51,9 @@ def _is_empty(folder: Path) -> bool:
 def find_unfinished(runs: Path, name: str | None, identity: str) -> Run | None:
     """The newest run of this sweep that was interrupted or killed; only a run of that name, if one is given."""
     for journal in reversed(list(find_journals(runs))):
-        if name in (None, journal.parent.name) and _identity(journal) == identity:
-            with contextlib.suppress(CorruptError):  # a newer version may have written it
+        with contextlib.suppress(CorruptError):  # a newer version may have written it
+            if name in (None, journal.parent.name) and next(read_journal(journal), {}).get("sweep") == identity:
                 run = read_run(journal.parent)
                 if run.record.status == "interrupted":
                     return run
     return None
-
-
-def _identity(journal: Path) -> str | None:
-    try:
-        return next(read_journal(journal), {}).get("sweep")
-    except CorruptError:
-        return None

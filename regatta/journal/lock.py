@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from regatta.durable import FileLock, is_locked
@@ -13,23 +15,20 @@ from regatta.errors import ConflictError
 from regatta.paths import RUN_LOCK
 
 
-class RunLock:
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
     """Held from before the first record until the journal is closed; the kernel frees it when the process dies."""
-
-    def __init__(self, folder: Path) -> None:
-        self._lock = FileLock(folder / RUN_LOCK)
-
-    def __enter__(self) -> RunLock:
-        if not self._lock.acquire(wait=False):
-            raise ConflictError(
-                f"Run {self._lock.path.parent.name} is being trained already, {_describe(self._lock.note())}.",
-                hint="Wait for its end, or stop that process; stop, clone and extend reach it while it runs.",
-            )
-        self._lock.write_note(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release(in_forks=True)
+    lock = FileLock(folder / RUN_LOCK)
+    if not lock.acquire(wait=False):
+        raise ConflictError(
+            f"Run {folder.name} is being trained already, {_describe(lock.note())}.",
+            hint="Wait for its end, or stop that process; stop, clone and extend reach it while it runs.",
+        )
+    try:
+        lock.write_note(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}))
+        yield
+    finally:
+        lock.release(in_forks=True)
 
 
 def is_live(folder: Path) -> bool:

@@ -294,15 +294,6 @@ class RunRecord:
             place = record.get("epoch", 0), record.get("partition", 0)
             self._end_running(record["worker"], record["kind"], config.id, *place)
 
-    def _on_note(self, record: Record) -> None:
-        self.notes.append((record["level"], record["text"]))
-
-    def _on_plan(self, record: Record) -> None:
-        self.plans.append(record)
-
-    def _on_request(self, record: Record) -> None:
-        self.requests[record["id"]] = record
-
     def _on_end(self, record: Record) -> None:
         self.status = record["status"]
         self.error = record.get("error")
@@ -344,14 +335,14 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, Record], None]] = {
     "pilot": RunRecord._on_profile,
     "packs": RunRecord._on_profile,
     "groups": RunRecord._on_profile,
-    "plan": RunRecord._on_plan,
+    "plan": lambda run, record: run.plans.append(record),
     "start": RunRecord._on_start,
     "unit": RunRecord._on_unit,
     "report": RunRecord._on_report,
     "stop": RunRecord._on_stop,
-    "request": RunRecord._on_request,
+    "request": lambda run, record: run.requests.update({record["id"]: record}),
     "failed": RunRecord._on_failed,
-    "note": RunRecord._on_note,
+    "note": lambda run, record: run.notes.append((record["level"], record["text"])),
     "end": RunRecord._on_end,
 }
 

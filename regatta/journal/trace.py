@@ -58,7 +58,11 @@ def chrome_trace(record: RunRecord) -> dict[str, Any]:
     """The run as a JSON object in the Trace Event Format; times are microseconds since the first unit."""
     threads = {worker: number for number, worker in enumerate(worker_names(record), 1)}
     origin = min((unit.start for unit in record.units), default=record.started)
-    events = [*_thread_names(record, threads), *_slices(record, threads, origin), *_arrows(record, threads, origin)]
+    events = [_metadata("process_name", 0, {"name": f"regatta {record.name}".strip()})]
+    for worker, thread in threads.items():
+        events.append(_metadata("thread_name", thread, {"name": worker}))
+        events.append(_metadata("thread_sort_index", thread, {"sort_index": thread}))
+    events += [*_slices(record, threads, origin), *_arrows(record, threads, origin)]
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -76,13 +80,6 @@ def _seconds_by(field: str, units: Iterable[UnitRecord]) -> dict[str, float]:
     for unit in units:
         sums[getattr(unit, field)] += unit.seconds
     return sums
-
-
-def _thread_names(record: RunRecord, threads: dict[str, int]) -> Iterator[dict[str, Any]]:
-    yield _metadata("process_name", 0, {"name": f"regatta {record.name}".strip()})
-    for worker, thread in threads.items():
-        yield _metadata("thread_name", thread, {"name": worker})
-        yield _metadata("thread_sort_index", thread, {"sort_index": thread})
 
 
 def _metadata(name: str, thread: int, args: dict[str, Any]) -> dict[str, Any]:

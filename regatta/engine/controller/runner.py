@@ -23,7 +23,7 @@ from regatta.engine.planning.replanner import Replanner
 from regatta.engine.profiling.models import ProfilingRequest
 from regatta.engine.profiling.session import RunProfiler
 from regatta.journal.journal_file import Journal, Record, read_lines
-from regatta.journal.lock import RunLock
+from regatta.journal.lock import run_lock
 from regatta.journal.run_record import RunRecord
 from regatta.paths import LOGS, MEETINGS, run_journal
 from regatta.search.predict import forecast
@@ -55,7 +55,7 @@ class Runner:
     def run(self) -> RunRecord:
         """Train what the search asks for until it asks for no more."""
         try:
-            with RunLock(self._settings.folder), interruptible(self._on_signal):
+            with run_lock(self._settings.folder), interruptible(self._on_signal):
                 # Opening the journal makes all names in the run's folder durable, so this one comes first.
                 self._state_files.states.folder.mkdir(exist_ok=True)
                 path = run_journal(self._settings.folder)

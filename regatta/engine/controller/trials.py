@@ -55,9 +55,6 @@ class Trials:
     def __getitem__(self, config: str) -> Trial:
         return self._trials[config]
 
-    def __contains__(self, config: str) -> bool:
-        return config in self._trials
-
     def __iter__(self) -> Iterator[Trial]:
         return iter(self._trials.values())
 

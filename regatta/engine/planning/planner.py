@@ -98,19 +98,11 @@ class AvailableWorkers:
     """The workers that a plan is for: their number, threads and memory, and what they can do."""
 
     workers: int
-    threads: int = 1
-    here: bool = True  # on this machine, whose cores are known
+    spare_cores: int = 0  # that no worker computes on, for each worker
     packs: bool = True
     groups: bool = True
     memory: float = math.inf  # bytes of a device for each worker
     start_seconds: float = DEFAULT_START_SECONDS  # until a new process can preprocess data
-
-    def spare_cores(self) -> int:
-        """Cores of this machine that no worker computes on, for each worker."""
-        if not self.here:
-            return 0
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return max(0, cores - self.workers * self.threads) // self.workers
 
 
 def available_workers(pool: WorkerPool, cluster: Cluster, models: ModelProfiles) -> AvailableWorkers:
@@ -121,10 +113,12 @@ def available_workers(pool: WorkerPool, cluster: Cluster, models: ModelProfiles)
         groups = len(models.ready)
     elif cluster.kind == "inline":
         groups = 1  # inline workers take turns
+    workers = groups * width
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    spare = max(0, cores - workers * (cluster.threads or 1)) // max(1, workers)
     return AvailableWorkers(
-        groups * width,
-        threads=cluster.threads or 1,
-        here=cluster.kind != "ray",
+        workers,
+        spare_cores=0 if cluster.kind == "ray" else spare,  # the cores of other machines are not known
         packs=pool.packs,
         groups=pool.groupable,
         memory=math.inf if models.memory is None else models.memory,
@@ -150,11 +144,7 @@ class Planner:
         return RunStrategy(self.options.group or 1, bool(self.options.share))
 
     def revise(
-        self,
-        results: ProfilingResults,
-        left: Mapping[str, Train],
-        workers: AvailableWorkers,
-        present: RunStrategy,
+        self, results: ProfilingResults, left: Mapping[str, Train], workers: AvailableWorkers, present: RunStrategy
     ) -> RunStrategy:
         """The strategy to go on with. Changing costs something, so another one must be clearly faster.
 
@@ -258,7 +248,7 @@ class Planner:
             workers.workers,
             memory=max([workers.memory, *peaks]),
             unit=UNIT_SECONDS,
-            cores=workers.spare_cores(),
+            cores=workers.spare_cores,
             share_start=0.0 if self.options.share else workers.start_seconds,  # if asked for, starts with the workers
             partitions=len(self._dataset.train),
             evals=len(self._dataset.eval),

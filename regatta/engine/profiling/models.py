@@ -171,9 +171,12 @@ class _ProfilingScheduler:
         self.visits = epochs * len(dataset.train)
         self.rows = sum(part.rows or 0 for part in dataset.train) * epochs
         self.train, self.eval = dataset.holders(workers)
-        self.spent_seconds = 0.0
-        if request.cache is not None:
-            self._read_cache(request.cache)
+        for config, values in self.configs.items():
+            profile = None if request.cache is None else request.cache.find(values)
+            if profile is not None:
+                self.found.add(config, profile)
+                self.found.cached.add(config)
+        self.spent_seconds = 0.0 if request.cache is None else request.cache.spent(self.found.cached)
         order = list(self.configs)
         random.Random(0).shuffle(order)  # the first few should be representative
         self.unprofiled = [config for config in order if config not in self.found.cached]
@@ -183,14 +186,6 @@ class _ProfilingScheduler:
         self.companions: set[str] = set()  # workers that train only so that the others do not have the machine alone
         self.proven: set[str] = set()  # workers on which some configuration works
         self.losses = 0
-
-    def _read_cache(self, cache: ProfileCache) -> None:
-        for config, values in self.configs.items():
-            profile = cache.find(values)
-            if profile is not None:
-                self.found.add(config, profile)
-                self.found.cached.add(config)
-        self.spent_seconds = cache.spent(self.found.cached)
 
     def on_event(self, event: Event) -> bool:
         """Learn from an event, and return whether it counts; results of companions do not."""
@@ -206,20 +201,17 @@ class _ProfilingScheduler:
             self.busy.discard(event.worker)
             self.spent_seconds += event.end - event.start
             if isinstance(event, TaskFailed):
-                self._on_failure(event)
+                if event.disk:
+                    raise DiskError(event.traceback)
+                self.found.failed[event.task.config] = event
+                self.found.profiles.pop(event.task.config, None)
+                self.found.cached.discard(event.task.config)
             elif event.profile is not None:
                 self.proven.add(event.worker)
                 self.seconds[event.task.config] = event.end - event.start
                 self.found.cached.discard(event.task.config)
                 self.found.add(event.task.config, event.profile)
         return True
-
-    def _on_failure(self, event: TaskFailed) -> None:
-        if event.disk:
-            raise DiskError(event.traceback)
-        self.found.failed[event.task.config] = event
-        self.found.profiles.pop(event.task.config, None)
-        self.found.cached.discard(event.task.config)
 
     def _on_worker_down(self, event: WorkerLost) -> None:
         """The configuration that the worker profiled gets no profile; its units will show whether it is at fault."""

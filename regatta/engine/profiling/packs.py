@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from regatta.configuration import Scalar
 from regatta.engine.messages import ModelProfile, PackProfile, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
 from regatta.engine.profiling.cache import CachedPackRate, ProfileCache
 from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
@@ -112,7 +111,8 @@ def _size_to_try(
     rows = sum(part.rows or profiles[0].train_rows for part in partitions)
     per_row = sum(profile.train_seconds_per_row for profile in profiles) / len(profiles)
     fixed = sum(profile.fixed_seconds for profile in profiles) / len(profiles)
-    step = per_row * _batch_size(request.configs[members[0]])
+    size = request.configs[members[0]].get("batch_size", 1)
+    step = per_row * (size if isinstance(size, int) else 1)
     if step > MAX_STEP_SECONDS and profiles[0].build != ANY_CUDA_BUILD:
         return 0
     predicted = len(members) * request.goal.epochs * (per_row * rows + fixed * len(partitions))
@@ -120,11 +120,6 @@ def _size_to_try(
     per_worker = min(-(-len(members) // workers), MAX_MEMBERS)
     sizes = [size for size in (per_worker, *MEMBERS) if 2 <= size <= max(per_worker, 2)]
     return next((size for size in sizes if size * cost_of_member <= MAX_COST_SHARE * predicted), 0)
-
-
-def _batch_size(values: Mapping[str, Scalar]) -> int:
-    size = values.get("batch_size", 1)
-    return size if isinstance(size, int) else 1
 
 
 def _await_profiles(

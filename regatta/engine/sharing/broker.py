@@ -29,51 +29,34 @@ COUNTED_BLOCKS = 8  # the last blocks give the usual time to make one
 _MAKE_IT_YOURSELF: Message = {"yourself": True}
 
 
-@dataclass(frozen=True)
-class StartedWorker:
-    """A preprocess worker that was started: the channel to it, and a function that kills it at once."""
-
-    channel: SelectableChannel
-    kill: Callable[[], None]
-
-
+# A preprocess worker that was started: the channel to it, and a function that kills it at once.
+StartedWorker: TypeAlias = tuple[SelectableChannel, Callable[[], None]]
 StartWorker: TypeAlias = Callable[[], StartedWorker]
 
 
 @dataclass
 class _TrackedWorker:
-    started: StartedWorker
+    channel: SelectableChannel
+    kill: Callable[[], None]
     start_time: float
     pid: int | None = None  # known once it is ready
     job: BlockJob | None = None
     since: float = 0.0  # when it became idle or busy
 
     @property
-    def channel(self) -> SelectableChannel:
-        return self.started.channel
-
-    @property
     def idle(self) -> bool:
         return self.pid is not None and self.job is None
-
-
-@dataclass(frozen=True)
-class SharingBenefit:
-    """Whether sharing pays: the time saved, because a block is made only once, against the start of a worker."""
-
-    always: bool
-    saved_blocks: int  # in the whole run
-
-    def pays(self, block_seconds: float | None) -> bool:
-        return self.always or (block_seconds is not None and block_seconds * self.saved_blocks > EXPECTED_START_S)
 
 
 class Broker:
     """Gives blocks to readers until it is closed."""
 
-    def __init__(self, ledger: Ledger, start_worker: StartWorker, benefit: SharingBenefit, max_workers: int) -> None:
-        self._ledger, self._start_worker = ledger, start_worker
-        self._benefit, self._max_workers = benefit, max_workers
+    def __init__(
+        self, ledger: Ledger, start_worker: StartWorker, always: bool, saved_blocks: int, max_workers: int
+    ) -> None:
+        """Share blocks `always`, or if that saves time: it makes `saved_blocks` fewer blocks in the whole run."""
+        self._ledger, self._start_worker, self._max_workers = ledger, start_worker, max_workers
+        self._always, self._saved_blocks = always, saved_blocks
         self._blocks: dict[BlockKey, tuple[SharedBlock, Any]] = {}  # with their layouts
         self._readers: dict[str, SelectableChannel] = {}
         self._workers: list[_TrackedWorker] = []
@@ -158,7 +141,7 @@ class Broker:
 
     def _close_all(self) -> None:
         for worker in self._workers:
-            worker.started.kill()
+            worker.kill()
             worker.channel.close()
         with self._lock:
             self._ended, new = True, self._new_readers
@@ -190,7 +173,8 @@ class Broker:
             self._on_request(name, BlockKey(*message["want"]), message["models"])
 
     def _on_request(self, name: str, key: BlockKey, models: list[str]) -> None:
-        shares = self._benefit.pays(self._measured) if self._decided is None else self._decided
+        pays = self._always or (self._measured or 0.0) * self._saved_blocks > EXPECTED_START_S
+        shares = pays if self._decided is None else self._decided
         if not shares or self._failed_starts >= MAX_DEATHS:
             self._send(name, _MAKE_IT_YOURSELF)
         elif self._ledger.request(name, key, models):
@@ -248,7 +232,7 @@ class Broker:
         elif "size" in message:
             for name in ledger.no_room(key, message["size"]):
                 self._send(name, _MAKE_IT_YOURSELF)
-        elif message.get("unsharable") and not self._benefit.always:  # the user did not ask for sharing
+        elif message.get("unsharable") and not self._always:  # the user did not ask for sharing
             self._decided = False
             for name in ledger.failed(key):
                 self._send(name, _MAKE_IT_YOURSELF)
@@ -276,7 +260,7 @@ class Broker:
     def _end(self, worker: _TrackedWorker) -> None:
         self._selector.unregister(worker.channel)
         self._workers.remove(worker)
-        worker.started.kill()
+        worker.kill()
         worker.channel.close()
 
     def _on_failed_start(self) -> None:
@@ -294,7 +278,7 @@ class Broker:
         """Start a worker if readers wait for longer than a start takes; end one that is not needed."""
         now, unassigned = time.monotonic(), self._ledger.count_unassigned()
         free = sum(worker.job is None for worker in self._workers)  # one that is starting counts as idle
-        certain = self._benefit.always if self._decided is None else self._decided
+        certain = self._always if self._decided is None else self._decided
         if certain and not self._workers and self._failed_starts < MAX_DEATHS:
             self._start(now)  # beside the workers; if the plan decides, then after profiling, which it would disturb
         elif unassigned <= free:
@@ -318,7 +302,7 @@ class Broker:
 
     def _start(self, now: float) -> None:
         try:
-            worker = _TrackedWorker(self._start_worker(), now, since=now)
+            worker = _TrackedWorker(*self._start_worker(), now, since=now)
         except Exception:  # noqa: BLE001 (no process, no memory, no file: a start may fail in many ways)
             self._on_failed_start()
             return
@@ -329,18 +313,13 @@ class Broker:
         idle = [worker for worker in self._workers if worker.idle]
         for worker, job in zip(idle, self._ledger.next_jobs(len(idle)), strict=False):
             worker.job, worker.since = job, time.monotonic()
+            needed = job.key if job.spill else self._ledger.base_of(job.key)
+            block, layout = self._blocks[needed] if needed is not None else (None, None)
+            order = {"make": job.key, "memory": job.memory, "disk": job.disk, "layout": layout}
+            if job.spill and layout is not None:
+                order = {"spill": layout["bytes"]}
             with contextlib.suppress(OSError):  # its death is an event of its own
-                self._send_job(worker, job)
-
-    def _send_job(self, worker: _TrackedWorker, job: BlockJob) -> None:
-        if job.spill:
-            block, layout = self._blocks[job.key]
-            worker.channel.send({"spill": layout["bytes"]}, block)
-            return
-        base = self._ledger.base_of(job.key)
-        base_block, base_layout = self._blocks[base] if base is not None else (None, None)
-        order = {"make": job.key, "memory": job.memory, "disk": job.disk, "layout": base_layout}
-        worker.channel.send(order, base_block)
+                worker.channel.send(order, block)
 
     def _timeout(self) -> float | None:
         """Seconds until the broker has something to do without a message."""

@@ -61,11 +61,6 @@ class SocketChannel:
     def __init__(self, ours: socket.socket) -> None:
         self._socket = ours
 
-    @classmethod
-    def from_file(cls, file: int) -> SocketChannel:
-        """A channel over a socket that this process got as an open file."""
-        return cls(socket.socket(fileno=file))
-
     def fileno(self) -> int:
         return self._socket.fileno()
 

@@ -19,7 +19,7 @@ import cloudpickle
 
 from regatta.engine.messages import Recipe, WorkerSetup
 from regatta.engine.sharing.blocks import BlockLayout, UnsharableError, copy_block, map_block, new_block
-from regatta.engine.sharing.broker import Broker, SharingBenefit, StartedWorker, StartWorker
+from regatta.engine.sharing.broker import Broker, StartedWorker, StartWorker
 from regatta.engine.sharing.connections import SocketChannel
 from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
 from regatta.engine.sharing.wire import Message, receive, send
@@ -50,8 +50,8 @@ def new_broker(setup: WorkerSetup, memory: int, disk: int, start: StartWorker, m
     ledger = Ledger(
         memory, disk, partitions=partitions, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms
     )
-    benefit = SharingBenefit(plan.settings.always is True, (plan.models - 1) * max(1, plan.epochs * partitions))
-    return Broker(ledger, start, benefit, max_workers)
+    saved_blocks = (plan.models - 1) * max(1, plan.epochs * partitions)
+    return Broker(ledger, start, plan.settings.always is True, saved_blocks, max_workers)
 
 
 def preprocess_setup(setup: WorkerSetup) -> WorkerSetup:
@@ -75,7 +75,7 @@ def _start(pickled: bytes, threads: int, preload: str, logs: Path) -> StartedWor
             process = start_process(_MAIN, [theirs.fileno(), file], threads, logs / PREPROCESSING_LOG, preload)
     finally:
         os.close(file)
-    return StartedWorker(SocketChannel(ours), functools.partial(_kill, process))
+    return SocketChannel(ours), functools.partial(_kill, process)
 
 
 def _kill(process: StartedProcess) -> None:
@@ -158,7 +158,8 @@ class PreprocessWorker:
             self.send({"size": error.size})
             return
         except BaseException:
-            block.drop()
+            if block.file is not None:
+                os.close(block.file)
             raise
         assert block.file is not None and block.layout is not None
         self.send({"layout": block.layout.as_json(), "place": block.place}, block.file)
@@ -187,22 +188,15 @@ class FileBlockBuilder:
         self.place = "memory"
 
     def allocate(self, layout: BlockLayout) -> Any:
-        self.file, self.layout = self._new_file(layout.bytes), layout
-        return map_block(self.file, layout, writing=True)
-
-    def drop(self) -> None:
-        if self.file is not None:
-            os.close(self.file)
-
-    def _new_file(self, size: int) -> int:
         places = (("memory", self._job.memory, None), ("disk", self._job.disk, self._folder))
         for self.place, room, folder in places:
-            if size <= room:
+            if layout.bytes <= room:
                 try:
-                    return new_block(size, folder)
+                    self.file, self.layout = new_block(layout.bytes, folder), layout
                 except OSError:
                     continue  # it is full, against expectation
-        raise NoRoomError(size)
+                return map_block(self.file, layout, writing=True)
+        raise NoRoomError(layout.bytes)
 
 
 def _exit() -> None:

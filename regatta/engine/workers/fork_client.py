@@ -2,19 +2,13 @@
 
 A fork of the controller itself would be unsafe: it may have threads, pools of OpenMP, a CUDA context, and it has the
 state of the user's modules. So workers are forked from a template, a process of their own that imports the framework
-and nothing of the user's, computes nothing, never touches CUDA and has one thread. A worker then differs from a fresh
-interpreter only in what it need not import.
-
-The controller keeps its templates for later launches. A template is used only for workers whose environment and limits
-are those that the template was started with, because libraries read them when they are loaded. The number of threads,
-the search path and the working directory travel with each request.
+and nothing of the user's, computes nothing, never touches CUDA and has one thread. The controller keeps it for later
+workers with the same environment and limits, because libraries read these when they are loaded.
 
 For each worker there is a channel, a pair of sockets. The controller writes the request into it, the new worker reads
 it. The template answers with the worker's process id and pidfd, and later with the status of its end. When the
 controller's end of a channel closes, or the controller dies, the template kills the worker's process group. When the
-template dies, the kernel kills its workers.
-
-fork_server.py is the side of that process.
+template dies, the kernel kills its workers. fork_server.py is the template's side.
 """
 
 from __future__ import annotations

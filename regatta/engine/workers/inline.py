@@ -12,7 +12,8 @@ from regatta.cluster import Cluster
 from regatta.engine.messages import Event, StateDurable, Task, WorkerReady, WorkerSetup, published
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.training.device_memory import device_memory
-from regatta.engine.workers.training.trainer import Trainer, choose_device, thread_count
+from regatta.engine.workers.training.trainer import Trainer, choose_device
+from regatta.frameworks import threads
 from regatta.store.states.state_files import make_durable
 
 
@@ -32,7 +33,7 @@ class InlinePool:
 
     def start(self) -> None:
         for name, trainer in self._trainers.items():
-            info = {"pid": os.getpid(), "device": trainer.device, "threads": thread_count()}
+            info = {"pid": os.getpid(), "device": trainer.device, "threads": threads.count()}
             info["memory"] = device_memory(trainer.device)  # they take turns
             self._events.append(WorkerReady(name, info))
 

@@ -10,6 +10,7 @@ import gc
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def serve(file: int, blocks: int | None = None) -> None:
         from regatta.engine.sharing.block_reader import BlockReader
         from regatta.engine.sharing.connections import SocketChannel
 
-        trainer.partition_cache.reader = BlockReader(SocketChannel.from_file(blocks))
+        trainer.partition_cache.reader = BlockReader(SocketChannel(socket.socket(fileno=blocks)))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=exit_on_error, args=(_listen, controller, trainer, tasks), daemon=True).start()

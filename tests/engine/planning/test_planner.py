@@ -19,7 +19,7 @@ from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.search.base import Train
 
-PAIR = AvailableWorkers(workers=2, here=False)
+PAIR = AvailableWorkers(workers=2)
 
 
 @pytest.fixture(scope="module")

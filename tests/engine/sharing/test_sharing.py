@@ -34,7 +34,7 @@ from regatta.engine.planning.planner import available_workers
 from regatta.engine.profiling.models import ModelProfiles
 from regatta.engine.replay import replay
 from regatta.engine.sharing.block_reader import BlockReader, PreprocessingError
-from regatta.engine.sharing.broker import Broker, SharingBenefit, StartedWorker
+from regatta.engine.sharing.broker import Broker, StartedWorker
 from regatta.engine.sharing.connections import SocketChannel
 from regatta.engine.sharing.ledger import MAX_DEATHS, BlockKey, Ledger
 from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
@@ -276,11 +276,11 @@ def test_a_block_that_kills_its_workers_is_given_up(opened: Any) -> None:
 
 
 READER = """
-import os, sys
+import os, socket, sys
 from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.sharing.connections import SocketChannel
 from regatta.engine.sharing.block_reader import BlockReader
-reader = BlockReader(SocketChannel.from_file({file}))
+reader = BlockReader(SocketChannel(socket.socket(fileno={file})))
 block = reader.get(BlockKey("train", 0, 1), ["m0"])
 print("has it", flush=True)
 sys.stdin.read()
@@ -517,7 +517,7 @@ def test_unsharable_data_is_an_error_only_with_share_true(tmp_path: Path) -> Non
 def test_readers_make_data_that_turns_out_to_be_unsharable(always: bool) -> None:
     """Of the later partitions, say, at which no pilot looked."""
     here, there = socket.socketpair()
-    broker = Broker(_ledger(), lambda: StartedWorker(SocketChannel(here), here.close), SharingBenefit(always, 1), 1)
+    broker = Broker(_ledger(), lambda: (SocketChannel(here), here.close), always, 1, 1)
     broker.decide(True)
     with there, contextlib.closing(broker), ThreadPoolExecutor() as pool:
         reader = BlockReader(SocketChannel(broker.connect("w0")))
@@ -542,7 +542,7 @@ def test_readers_preprocess_where_no_worker_can_be_started() -> None:
         starts.append(1)
         raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-    broker = Broker(_ledger(), start, SharingBenefit(True, 1), 1)
+    broker = Broker(_ledger(), start, True, 1, 1)
     with contextlib.closing(broker), ThreadPoolExecutor() as pool:
         for name in ("w0", "w0", "w1"):
             reader = BlockReader(SocketChannel(broker.connect(name)))
@@ -553,7 +553,7 @@ def test_readers_preprocess_where_no_worker_can_be_started() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_reader_that_connects_after_the_end_does_not_wait() -> None:
-    broker = Broker(_ledger(), lambda: pytest.fail("no worker is needed"), SharingBenefit(False, 1), 1)
+    broker = Broker(_ledger(), lambda: pytest.fail("no worker is needed"), False, 1, 1)
     with contextlib.closing(broker), broker.connect("odd") as odd:
         send(odd, {"nothing": "known"})  # or whatever the thread may die of
         broker._thread.join(10)

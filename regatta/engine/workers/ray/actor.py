@@ -66,7 +66,11 @@ class NodeStates:
     def __init__(self, storage: StateStorage, run: Path) -> None:
         self._storage = storage
         self._run = run
-        _remove_abandoned(Path(tempfile.gettempdir()))
+        # Remove the scratch folders of workers that were killed on this node.
+        for lock in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*/{SCRATCH_LOCK}"):
+            with contextlib.suppress(OSError), lock.open("r+b") as file:
+                if lock_file(file, wait=False):
+                    shutil.rmtree(lock.parent, ignore_errors=True)
         self.folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
         # This lock lasts as long as the process: a scratch folder without a lock is abandoned.
         self._scratch_lock = FileLock(self.folder / SCRATCH_LOCK)
@@ -113,9 +117,6 @@ class NodeStates:
             self._references.pop(self.local_path(state), None)
             self.local_path(state).unlink(missing_ok=True)
 
-    def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
 
 def _dereference(reference: Sequence[Any]) -> NDArray[np.uint8] | None:
     """The bytes behind a reference, in the node's shared memory; None if there is no reference or it is lost."""
@@ -125,14 +126,6 @@ def _dereference(reference: Sequence[Any]) -> NDArray[np.uint8] | None:
         return ray.get(reference[0]) if reference else None
     except ray.exceptions.ObjectLostError:
         return None
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the scratch folders of workers that were killed on this node."""
-    for lock in folder.glob(f"{SCRATCH_PREFIX}*/{SCRATCH_LOCK}"):
-        with contextlib.suppress(OSError), lock.open("r+b") as file:
-            if lock_file(file, wait=False):
-                shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 class RayTrainer(Trainer):
@@ -245,7 +238,7 @@ class RayWorker:
 
     def leave(self) -> None:
         """Remove everything that this worker has left on its node."""
-        self._node_states.clear()
+        shutil.rmtree(self._node_states.folder, ignore_errors=True)
 
 
 def _map_file(path: Path) -> NDArray[np.uint8]:

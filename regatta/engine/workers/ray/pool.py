@@ -37,6 +37,7 @@ from regatta.engine.workers.base import refuse
 from regatta.engine.workers.ray.actor import CONCURRENCY_GROUPS, ActorSetup, RayWorker
 from regatta.engine.workers.ray.preprocess_worker import RaySharing, open_ray_sharing
 from regatta.engine.workers.ray.session import RaySession, await_end, how_it_ended, watch_process
+from regatta.engine.workers.ray.shared_blocks import boxed
 from regatta.engine.workers.ray.states import LiveActor, StateTracker, TrackedState
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.errors import DiskError, RegattaError
@@ -50,24 +51,16 @@ CLOSE_TIMEOUT_S = 3.0  # for workers to clean up, and again for them to end
 
 @dataclass(frozen=True)
 class _CallResult:
-    """The value or the error of a call to an actor."""
+    """The value or the error of a call to an actor; "retry" if it is time to try again to make a state durable."""
 
     member: LiveActor
     call: str
-    state: TrackedState | None
-    value: Any
-    error: BaseException | None
+    state: TrackedState | None = None
+    value: Any = None
+    error: BaseException | None = None
 
 
-@dataclass(frozen=True)
-class _PersistAgain:
-    """It is time to try again to make a state durable."""
-
-    state: TrackedState
-    member: LiveActor
-
-
-_Notice: TypeAlias = _CallResult | _PersistAgain | Path  # a path: forget that state
+_Notice: TypeAlias = _CallResult | Path  # a path: forget that state
 
 
 class RayPool:
@@ -122,14 +115,14 @@ class RayPool:
         member.task = task
         may_be_lost = state is not None and state.bytes is None
         run = member.actor.run.options(num_returns=2, concurrency_group="unit")
-        event, member.made = run.remote(task, _boxed(state), may_be_lost, spent)
+        event, member.made = run.remote(task, boxed(state), may_be_lost, spent)
         self._await(event, member, "run")
 
     def prefetch(self, worker: str, state: Path) -> None:
         member = self._members.get(worker)
         if member is not None:
             member.held.add(state)
-            member.actor.hint.options(concurrency_group="hint").remote(state, _boxed(self._states.get(state)))
+            member.actor.hint.options(concurrency_group="hint").remote(state, boxed(self._states.get(state)))
 
     def events(self) -> list[Event]:
         found: list[Event] = []
@@ -150,12 +143,10 @@ class RayPool:
         self._notices.put(None)
 
     def forget(self, state: Path) -> None:
-        """No task will begin with this state any more; may be called from another thread."""
         self._storage.drop(name_of(state, self._run))
         self._notices.put(state)
 
     def end(self, worker: str, reason: str) -> None:
-        """End a worker that hangs; it is lost for that reason, and another one gets its name."""
         member = self._members.get(worker)
         if member is not None:
             member.reason = reason
@@ -186,9 +177,12 @@ class RayPool:
 
     def _spawn(self, name: str) -> None:
         """Start an actor; if there is no room for it, it starts when there is."""
+        cluster = self._cluster
+        # Ray shows an actor only the GPUs assigned to it; without GPUs, the device is the CPU.
+        device = "cpu" if cluster.device == "auto" and not cluster.gpus else cluster.device
         setup = ActorSetup(
-            name, _device(self._cluster), self._cluster.threads or 1, self._setup, tuple(sys.path), self._run,
-            self._cluster.storage, self._blocks is not None,
+            name, device, cluster.threads or 1, self._setup, tuple(sys.path), self._run, cluster.storage,
+            self._blocks is not None,
         )  # fmt: skip
         actor = self._actors(scheduling_strategy=self._placement(name)).remote(setup)
         member = LiveActor(name, actor, actor.life.options(concurrency_group="life").remote())
@@ -268,10 +262,6 @@ class RayPool:
         if isinstance(notice, Path):
             self._states.forget(notice)
             return []
-        if isinstance(notice, _PersistAgain):
-            if self._states.is_assigned(notice.member, notice.state):
-                self._persist(notice.state, notice.member)
-            return []
         member = notice.member
         if self._members.get(member.name) is not member:  # it has died meanwhile
             return []
@@ -282,6 +272,10 @@ class RayPool:
         if notice.call == "run":
             return self._on_task_end(member, notice.value)
         assert notice.state is not None
+        if notice.call == "retry":
+            if self._states.is_assigned(member, notice.state):
+                self._persist(notice.state, member)
+            return []
         if isinstance(notice.value, DiskError):
             return self._retry_later(notice.state, member, notice.value)
         if notice.state.unwanted:
@@ -292,7 +286,7 @@ class RayPool:
         """The storage refused a state: report that, and try again after a while."""
         if not self._states.is_assigned(member, state):
             return []
-        timer = threading.Timer(PERSIST_RETRY_S, self._notices.put, [_PersistAgain(state, member)])
+        timer = threading.Timer(PERSIST_RETRY_S, self._notices.put, [_CallResult(member, "retry", state)])
         timer.daemon = True
         self._timers = {timer, *(other for other in self._timers if other.is_alive())}
         timer.start()
@@ -322,15 +316,5 @@ class RayPool:
 
     def _persist(self, state: TrackedState, member: LiveActor) -> None:
         """Let a worker make a state durable, beside its task."""
-        durable = member.actor.keep.options(concurrency_group="keep").remote(state.path, _boxed(state))
+        durable = member.actor.keep.options(concurrency_group="keep").remote(state.path, boxed(state))
         self._await(durable, member, "keep", state)
-
-
-def _device(cluster: Cluster) -> str:
-    """Ray shows an actor only the GPUs assigned to it; without GPUs, the device is the CPU."""
-    return "cpu" if cluster.device == "auto" and not cluster.gpus else cluster.device
-
-
-def _boxed(state: TrackedState | None) -> list[Any]:
-    """A reference inside a list, which Ray does not replace by its value: the receiver fetches it, and sees a loss."""
-    return [] if state is None else [state.reference]

@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +46,14 @@ class RaySharing:
 
     def __init__(self, session: RaySession, cluster: Cluster, setup: WorkerSetup, settings: Sharing) -> None:
         self._session, self._cpus = session, cluster.cpus
-        self._setup = PreprocessActorSetup(
-            cloudpickle.dumps(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1
-        )
+        self._arguments = cloudpickle.dumps(preprocess_setup(setup)), tuple(sys.path), cluster.threads or 1
         self._nodes: dict[str, str] = {}  # of workers
         self._started: Counter[str] = Counter()  # preprocess workers, by node
         self._actors = session.actors(PreprocessActor, CONCURRENCY_GROUPS, cluster)
         max_workers = settings.processes or max(1, int(sum(session.cores().values())))
-        self.broker: Broker = new_broker(setup, _memory(settings, session), 0, self._start, max_workers)
+        memory = int(BLOCKS_FRACTION * session.store_bytes()) if settings.memory is None else settings.memory
+        memory += settings.disk_bytes(Path(tempfile.gettempdir()))  # other nodes are taken to have the same disk
+        self.broker: Broker = new_broker(setup, memory, 0, self._start, max_workers)
 
     def add_reader(self, worker: str, actor: Any) -> None:
         self.broker.add_reader(worker, ReaderChannel(actor))
@@ -71,10 +70,10 @@ class RaySharing:
 
         node = self._choose_node()
         where = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
-        actor = self._actors(num_cpus=0, num_gpus=0, resources={}, scheduling_strategy=where).remote(self._setup)
+        actor = self._actors(num_cpus=0, num_gpus=0, resources={}, scheduling_strategy=where).remote(*self._arguments)
         if node is not None:
             self._started[node] += 1
-        return StartedWorker(PreprocessChannel(actor), functools.partial(self._kill, actor, node))
+        return PreprocessChannel(actor), functools.partial(self._kill, actor, node)
 
     def _kill(self, actor: Any, node: str | None) -> None:
         self._session.kill(actor)
@@ -98,11 +97,6 @@ def open_ray_sharing(session: RaySession, cluster: Cluster, setup: WorkerSetup) 
     if plan is None or plan.settings.always is False:
         return None
     return RaySharing(session, cluster, setup, plan.settings)
-
-
-def _memory(settings: Sharing, session: RaySession) -> int:
-    memory = int(BLOCKS_FRACTION * session.store_bytes()) if settings.memory is None else settings.memory
-    return memory + settings.disk_bytes(Path(tempfile.gettempdir()))  # other nodes are taken to have the same disk
 
 
 class PreprocessChannel:
@@ -138,26 +132,18 @@ class PreprocessChannel:
         self._inbox.put({"size": 0} if alive else None)
 
 
-@dataclass(frozen=True)
-class PreprocessActorSetup:
-    """The argument of a new actor; the user's functions travel in it, from our own controller."""
-
-    pickled_setup: bytes
-    paths: tuple[str, ...]  # where the controller finds its modules
-    threads: int
-
-
 class PreprocessActor:
-    """The actor that makes blocks."""
+    """The actor that makes blocks; the user's functions travel in the pickled setup, from our own controller."""
 
-    def __init__(self, setup: PreprocessActorSetup) -> None:
-        self._setup = setup
+    def __init__(self, pickled_setup: bytes, paths: Sequence[str], threads: int) -> None:
+        """`paths` are those where the controller finds its modules."""
+        self._pickled_setup, self._paths, self._threads = pickled_setup, paths, threads
 
     def hello(self) -> Message:
-        sys.path.extend(path for path in self._setup.paths if path not in sys.path)
-        setup: WorkerSetup = cloudpickle.loads(self._setup.pickled_setup)
+        sys.path.extend(path for path in self._paths if path not in sys.path)
+        setup: WorkerSetup = cloudpickle.loads(self._pickled_setup)
         write_log(setup.logs / PREPROCESSING_LOG)
-        limit_threads(self._setup.threads)
+        limit_threads(self._threads)
         keep_freed_memory()
         assert setup.recipe  # unpickle it now: that may fail
         self._preprocessor = Preprocessor(setup)
@@ -169,8 +155,12 @@ class PreprocessActor:
 
     def make(self, order: Message, reference: Sequence[Any]) -> tuple[Message, NDArray[np.uint8] | None]:
         """Make a block; returns the answer for the broker, and the block."""
-        base, lost = _base(order, reference)
-        block = RayBlockBuilder(order["memory"])
+        base, lost, block = None, False, RayBlockBuilder(order["memory"])
+        try:
+            if reference:
+                base = RayBlock(reference[0]).read(BlockLayout.from_json(order["layout"]))
+        except BlockLostError:
+            lost = True  # the base of the block is read here
         try:
             self._preprocessor.fill(BlockKey(*order["make"]), base, block.allocate)
         except NoRoomError as error:
@@ -179,16 +169,6 @@ class PreprocessActor:
             return {**failure(error), "lost": lost}, None
         assert block.layout is not None
         return {"layout": block.layout.as_json(), "place": "memory", "lost": lost}, block.buffer
-
-
-def _base(order: Message, reference: Sequence[Any]) -> tuple[Any, bool]:
-    """The block that a block is made from, if there is one, and whether it is lost; then it is read here."""
-    if not reference:
-        return None, False
-    try:
-        return RayBlock(reference[0]).read(BlockLayout.from_json(order["layout"])), False
-    except BlockLostError:
-        return None, True
 
 
 class RayBlockBuilder:

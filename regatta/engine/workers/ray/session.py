@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from regatta.cluster import Cluster
+from regatta.engine.workers.fork_client import THREAD_LIMITS
 from regatta.errors import MissingExtraError, UsageError
 
 # Ray reads these settings from the environment only. The second one is read when Ray is imported. It keeps messages
@@ -24,7 +25,12 @@ class RaySession:
 
     def __init__(self, cluster: Cluster) -> None:
         with _environment(_QUIET):
-            self._ray = _import_ray()
+            try:
+                import ray
+                import ray.exceptions
+            except ImportError:
+                raise MissingExtraError("ray", "ray", "Cluster.ray") from None
+            self._ray: Any = ray
             self._ours = not self._ray.is_initialized()
             if self._ours:
                 self._connect(cluster.address)
@@ -48,7 +54,7 @@ class RaySession:
         The returned function takes further options of Ray, such as where to start an actor.
         """
         threads = str(cluster.threads or 1)
-        limits = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads)
+        limits = dict.fromkeys(THREAD_LIMITS, threads)
         return partial(
             self._ray.remote(concurrency_groups=dict(groups))(kind).options,
             num_cpus=cluster.cpus,
@@ -108,15 +114,6 @@ def _check_reachable(address: str | None) -> None:
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise MissingExtraError("ray", "ray", "Cluster.ray") from None
-    return ray
 
 
 @contextlib.contextmanager

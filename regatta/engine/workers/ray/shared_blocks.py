@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from regatta.engine.sharing.blocks import BlockLayout, arrays_in
 from regatta.engine.sharing.connections import BlockLostError
 from regatta.engine.sharing.wire import Message
+from regatta.engine.workers.ray.states import TrackedState
 
 Mail: TypeAlias = tuple[Message | None, Any]  # None: the other side is gone
 _GONE: Message = {"gone": True}
@@ -45,9 +46,9 @@ class RayBlock:
         self.reference = None
 
 
-def boxed(block: RayBlock | None) -> list[Any]:
+def boxed(found: RayBlock | TrackedState | None) -> list[Any]:
     """A reference inside a list, which Ray does not replace by its value: the receiver fetches it, and sees a loss."""
-    return [] if block is None else [block.reference]
+    return [] if found is None else [found.reference]
 
 
 def call(method: Any, *arguments: Any) -> Any:

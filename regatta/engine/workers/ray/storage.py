@@ -20,9 +20,16 @@ class StateStorage:
         self._files: Any = None
         self._root = run
         if url is not None:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
             from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-            files, root = _open_file_system(url)
+            try:
+                files, root = url_to_fs(url)
+            except (ImportError, ValueError) as error:
+                raise UsageError(
+                    f"Cluster.ray: storage={url!r} cannot be used: {error}.",
+                    hint="It is a URL of fsspec, such as s3://bucket/runs; some need a package of their own.",
+                ) from error
             self._root = Path(root) / run.name
             self._files = None if isinstance(files, LocalFileSystem) else files
 
@@ -62,19 +69,6 @@ def name_of(state: Path, run: Path) -> Path:
     if state.is_relative_to(run):
         return state.relative_to(run)
     return Path("elsewhere", *state.parts[state.is_absolute() :])
-
-
-def _open_file_system(url: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-
-    try:
-        files, root = url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        raise UsageError(
-            f"Cluster.ray: storage={url!r} cannot be used: {error}.",
-            hint="It is a URL of fsspec, such as s3://bucket/runs; some need a package of their own.",
-        ) from error
-    return files, root
 
 
 def _copy(local: Path, target: Path) -> tuple[str, int]:

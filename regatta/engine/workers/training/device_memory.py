@@ -38,10 +38,8 @@ def measure_peak(device: str) -> Callable[[], int]:
 
     The function returns 0 where nothing counts them.
     """
-    return _gpu_peak(device) if device.startswith("cuda") else _process_peak()
-
-
-def _gpu_peak(device: str) -> Callable[[], int]:
+    if not device.startswith("cuda"):
+        return _process_peak()
     if "torch" not in sys.modules:
         return lambda: 0  # other frameworks do not count
     import torch

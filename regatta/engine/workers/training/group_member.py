@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from regatta.configuration import derive_seed
 from regatta.data import batch_order
@@ -75,11 +74,6 @@ class GroupMember:
     def any_member(self, task: Task, mine: bool) -> bool:
         """Whether a condition holds for any member of the task's group."""
         return mine if task.group_rank is None else self.group(task.group_rank).any(mine)
-
-    def function(self, name: Literal["train", "evaluate"], place: GroupRank) -> Callable[..., Any]:
-        """The function that trains or evaluates a model in the group."""
-        function: Callable[..., Any] = {"train": torch_group.train, "evaluate": torch_group.evaluate}[name]
-        return partial(function, group=self.group(place))
 
     @contextlib.contextmanager
     def count_exchanges(self, task: Task, costs: UnitCosts) -> Iterator[None]:

@@ -109,7 +109,7 @@ class PackTrainer:
         tasks = (replace(task, packed_with=()), *task.packed_with)
         trainer, pack = self._trainer, self._new_pack()
         models = [trainer.build(each.values) for each in tasks]
-        data = trainer.partition("train", task.partition, models[0].framework, task=task)
+        data = trainer.partition(task, models[0].framework, UnitCosts())
         build = build_of(models[0], trainer.setup.recipe, task.values, trainer.device)
         timed_alone = tasks if build == ANY_CUDA_BUILD else tasks[:MAX_TIMED_ALONE]
         alone = fmean(self._step_alone(each, data) for each in timed_alone) * len(tasks)
@@ -169,8 +169,7 @@ class PackTrainer:
             if present:
                 framework = next(iter(present.values())).cached.framework
                 pack_task = replace(tasks[0], packed_with=tuple(tasks[1:]))
-                first_costs = costs[tasks[0].config]
-                data = trainer.partition("train", pack_task.partition, framework, first_costs, pack_task)
+                data = trainer.partition(pack_task, framework, costs[tasks[0].config])
                 self._pack.train(data, epochs={loaded.member: 1 for loaded in present.values()})
                 rows = framework.rows(data)
             parts = [self._finish(task, present, errors, costs[task.config], rows) for task in tasks]
@@ -180,7 +179,9 @@ class PackTrainer:
             if oldest in present:
                 break
             self._unload(oldest)
-        return _divide_time(parts, start, time.time())
+        # Each member gets an equal part of the time, one after the other.
+        each = (time.time() - start) / len(parts)
+        return [replace(part, start=start + k * each, end=start + (k + 1) * each) for k, part in enumerate(parts)]
 
     def _load(self, task: Task, costs: UnitCosts) -> _LoadedMember:
         """The member of a task with its state; a loaded member is kept if it has that state already."""
@@ -287,11 +288,3 @@ def _train_seconds(pack: Pack, data: Any, steps: int) -> float:
 def _synchronize(pack: Pack) -> None:
     if pack.graphs is not None:
         pack.graphs.synchronize()
-
-
-def _divide_time(parts: Sequence[TaskDone | TaskFailed], start: float, end: float) -> list[TaskDone | TaskFailed]:
-    """Give each member an equal part of the time, one after the other."""
-    each = (end - start) / len(parts)
-    return [
-        replace(part, start=start + number * each, end=start + (number + 1) * each) for number, part in enumerate(parts)
-    ]

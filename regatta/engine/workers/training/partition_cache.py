@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
 from regatta.engine.sharing.blocks import UnsharableError, layout_of, to_arrays
-from regatta.engine.sharing.ledger import BlockKey, PartitionKind
+from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
 from regatta.engine.workers.training.unit import UnitCosts
 from regatta.frameworks import Framework
@@ -35,29 +35,20 @@ class PartitionCache:
         self._preprocessor = Preprocessor(self.setup)
         self._held: set[BlockKey] = set()  # shared blocks
 
-    def partition(
-        self,
-        kind: PartitionKind,
-        index: int,
-        framework: Framework,
-        costs: UnitCosts | None = None,
-        epoch: int | None = None,
-        models: Sequence[str] = (),
-    ) -> Any:
-        """The data of a partition; for training, transformed for an epoch."""
-        transformed = kind == "train" and epoch is not None and self.setup.recipe.transform_fn is not None
-        key = BlockKey(kind, index, epoch if transformed else None)
+    def partition(self, key: BlockKey, framework: Framework, costs: UnitCosts, models: Sequence[str] = ()) -> Any:
+        """The data of a partition; transformed, if the key has an epoch."""
         cache_key, start = (framework.NAME, key), time.perf_counter()
-        if cache_key not in self._data or (transformed and not self._may_reuse()):
+        sharing = self.setup.sharing
+        for_one_model = key.epoch is not None and sharing is not None and sharing.settings.always is False
+        if cache_key not in self._data or for_one_model:
             self._make_room(key)
             self._data[cache_key] = framework.prepare(self._load(key, models), self.device)
         elif key in self._held and self.reader is not None:
             self.reader.note(key, models)
-        if costs is not None:
-            costs.load_seconds += time.perf_counter() - start
+        costs.load_seconds += time.perf_counter() - start
         return self._data[cache_key]
 
-    def sample(self, index: int, framework: Framework, max_rows: int, costs: UnitCosts | None) -> Any:
+    def sample(self, index: int, framework: Framework, max_rows: int, costs: UnitCosts) -> Any:
         """The first rows of a partition, transformed, for profiling."""
         sample_key = framework.NAME, index, max_rows
         if self._sample is None or self._sample[0] != sample_key:
@@ -69,8 +60,7 @@ class PartitionCache:
             self.sampled = total, (end - read) / min(total, -(-max_rows // ROWS_PER_CALL) * ROWS_PER_CALL)
             self.unsharable = _is_unsharable(base)
             self._sample = sample_key, framework.prepare(first, self.device)
-            if costs is not None:
-                costs.load_seconds += end - start
+            costs.load_seconds += end - start
             if self.reader is not None:
                 self.reader.measured(self.sampled[1] * total)
         return self._sample[1]
@@ -85,11 +75,6 @@ class PartitionCache:
             self._release(key)
         self._data.clear()
         self._sample = None
-
-    def _may_reuse(self) -> bool:
-        """Whether a model may use data that was transformed for another one."""
-        sharing = self.setup.sharing
-        return sharing is None or sharing.settings.always is not False
 
     def _make_room(self, key: BlockKey) -> None:
         """Drop the last block before the next one is requested, and the sample of a profiling task."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from regatta.configuration import derive_seed
 from regatta.data import batch_order
 from regatta.engine.messages import ModelProfile, Task
+from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.workers.training.device_memory import measure_peak
 from regatta.engine.workers.training.model_cache import CachedModel
 from regatta.engine.workers.training.packs import build_of
@@ -91,7 +92,7 @@ class ModelProfiler:
     def _measure(self, task: Task, costs: UnitCosts) -> ModelProfile:
         trainer = self._trainer
         peak = measure_peak(trainer.device)
-        cached, data = trainer.prepare("train", task.partition, task, costs)
+        cached, data = trainer.prepare(task, costs)
         framework, trainee = cached.framework, cached.trainee
         before = framework.unsaved_values(trainee)
         training = self._train(cached, data, task)
@@ -164,7 +165,7 @@ class ModelProfiler:
         if task.eval_partition is None:
             return _PhaseTimes()
         trainer, framework = self._trainer, cached.framework
-        data = trainer.partition("eval", task.eval_partition, framework, costs)
+        data = trainer.partition_cache.partition(BlockKey("eval", task.eval_partition), framework, costs)
         rows, seconds, startup, metrics = framework.rows(data), 0.0, 0.0, dict[str, float]()
         with framework.seeded(derive_seed(trainer.setup.seed, "eval")):
             if trainer.setup.recipe.train_fn is None:

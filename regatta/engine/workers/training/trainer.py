@@ -14,13 +14,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from regatta.configuration import Scalar, derive_seed, initial_seed, unit_seed
 from regatta.data import batch_order
-from regatta.engine.messages import ModelProfile, PackDone, PackProfile, Task, TaskDone, TaskFailed, WorkerSetup
+from regatta.engine.messages import PackDone, Task, TaskDone, TaskFailed, WorkerSetup
+from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.workers.training.device_memory import device_memory
 from regatta.engine.workers.training.error_report import headline, users_traceback
 from regatta.engine.workers.training.group_member import GroupMember, member_seed
@@ -40,17 +41,10 @@ from regatta.frameworks import (
     seeded_in_all,
     threads,
 )
-from regatta.frameworks.torch.group import PeerFailedError
+from regatta.frameworks.torch import group
 from regatta.store.states.state_files import publishing, state_framework, writing
 
-
-@dataclass
-class _TaskResult:
-    rows: int
-    metrics: dict[str, float]
-    costs: UnitCosts
-    profile: ModelProfile | None = None
-    pack_profile: PackProfile | None = None
+Results: TypeAlias = dict[str, Any]  # fields of `TaskDone`
 
 
 @dataclass
@@ -64,21 +58,14 @@ class Trainer:
     _prefetched: tuple[Path, Any] | None = None
     _prefetch_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @functools.cached_property
-    def partition_cache(self) -> PartitionCache:
-        return PartitionCache(self.setup, self.device)
+    def __post_init__(self) -> None:
+        self.partition_cache = PartitionCache(self.setup, self.device)
+        self.profiler = ModelProfiler(self)
+        self.group_member = GroupMember(self)
 
     @functools.cached_property
     def pack_trainer(self) -> PackTrainer:
         return PackTrainer(self)
-
-    @functools.cached_property
-    def profiler(self) -> ModelProfiler:
-        return ModelProfiler(self)
-
-    @functools.cached_property
-    def group_member(self) -> GroupMember:
-        return GroupMember(self)
 
     def run(self, task: Task) -> TaskDone | TaskFailed | PackDone:
         """Run a task; an exception of the user's functions is a failure of the configuration."""
@@ -91,20 +78,19 @@ class Trainer:
         try:
             with self.keep_settings():
                 if loaded is not None:
-                    result = self._evaluate_loaded(task, loaded)
+                    results = self._evaluate_loaded(task, loaded)
                 else:
-                    result = {"train": self._train, "eval": self._evaluate, "pilot": self._profile}[task.kind](task)
+                    results = {"train": self._train, "eval": self._evaluate, "pilot": self._profile}[task.kind](task)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
             return self.failure(task, start, error)
-        done = TaskDone(self.worker, task, start, time.time(), result.rows, result.metrics, **vars(result.costs))
-        return replace(done, profile=result.profile, pack_profile=result.pack_profile)
+        return TaskDone(self.worker, task, start, time.time(), **results)
 
     def failure(self, task: Task, start: float, error: BaseException) -> TaskFailed:
         disk_full = isinstance(error, DiskError)
         details = str(error) if disk_full else users_traceback(error)
-        echo = isinstance(error, PeerFailedError)
+        echo = isinstance(error, group.PeerFailedError)
         return TaskFailed(self.worker, task, start, time.time(), headline(error), details, disk=disk_full, echo=echo)
 
     def prefetch(self, path: Path) -> None:
@@ -118,9 +104,9 @@ class Trainer:
 
     # -- training and evaluation -----------------------------------------------------------------------
 
-    def _train(self, task: Task) -> _TaskResult:
+    def _train(self, task: Task) -> Results:
         recipe, values, costs = self.setup.recipe, task.values, UnitCosts()
-        cached, data = self.prepare("train", task.partition, task, costs)
+        cached, data = self.prepare(task, costs)
         framework, trainee = cached.framework, cached.trainee
         rows = framework.rows(data)
         seed = unit_seed(self.setup.seed, values, task.epoch, task.partition)
@@ -138,7 +124,8 @@ class Trainer:
             self.save_state(framework, trainee, task.state_out, costs)
             cached.bytes = task.state_out.stat().st_size
         self.model_cache.put(task.config, cached)
-        return _TaskResult(rows, {train_metric(name): value for name, value in metrics.items()}, costs)
+        metrics = {train_metric(name): value for name, value in metrics.items()}
+        return {"rows": rows, "metrics": metrics, **vars(costs)}
 
     def run_train_fn(self, cached: CachedModel, data: Any, task: Task) -> dict[str, float]:
         train_fn = self.setup.recipe.train_fn
@@ -147,33 +134,34 @@ class Trainer:
             model, optimizer = cached.framework.train_fn_arguments(cached.trainee)
             return to_metrics(train_fn(data, model, optimizer, dict(task.values)), "train_fn")
 
-    def prepare(
-        self, kind: Literal["train", "eval"], index: int, task: Task, costs: UnitCosts
-    ) -> tuple[CachedModel, Any]:
+    def prepare(self, task: Task, costs: UnitCosts) -> tuple[CachedModel, Any]:
         """The model of a task and its data; in a group, all members get them or all fail."""
         with self.group_member.agree_on_model(task) as on_prepared:
             cached = self.load_model(task, costs)
-            data = self.partition(kind, index, cached.framework, costs, task)
+            data = self.partition(task, cached.framework, costs)
             on_prepared(cached, data)
         return cached, data
 
     def function(self, name: Literal["train", "evaluate"], framework: Framework, task: Task) -> Callable[..., Any]:
         """The function that trains or evaluates, for this worker alone or in its group."""
-        alone: Callable[..., Any] = getattr(framework, name)
-        return alone if task.group_rank is None else self.group_member.function(name, task.group_rank)
+        function: Callable[..., Any] = getattr(framework if task.group_rank is None else group, name)
+        if task.group_rank is None:
+            return function
+        return functools.partial(function, group=self.group_member.group(task.group_rank))
 
-    def _evaluate(self, task: Task) -> _TaskResult:
+    def _evaluate(self, task: Task) -> Results:
         costs = UnitCosts()
-        cached, data = self.prepare("eval", task.partition, task, costs)
+        cached, data = self.prepare(task, costs)
         with self.group_member.count_exchanges(task, costs):
             metrics = self._metrics(cached, data, task)
         self.model_cache.put(task.config, cached)
-        return _TaskResult(cached.framework.rows(data), metrics, costs)
+        return {"rows": cached.framework.rows(data), "metrics": metrics, **vars(costs)}
 
-    def _evaluate_loaded(self, task: Task, loaded: CachedModel) -> _TaskResult:
+    def _evaluate_loaded(self, task: Task, loaded: CachedModel) -> Results:
         costs = UnitCosts()
-        data = self.partition("eval", task.partition, loaded.framework, costs)
-        return _TaskResult(loaded.framework.rows(data), self._metrics(loaded, data, task), costs)
+        data = self.partition(task, loaded.framework, costs)
+        metrics = self._metrics(loaded, data, task)
+        return {"rows": loaded.framework.rows(data), "metrics": metrics, **vars(costs)}
 
     def _metrics(self, cached: CachedModel, data: Any, task: Task) -> dict[str, float]:
         """The metrics of a model on evaluation data."""
@@ -193,12 +181,12 @@ class Trainer:
         with self._check_unmodified(framework, data), framework.evaluating(cached.trainee):
             return to_metrics(eval_fn(data, cached.trainee.model, dict(task.values)), "eval_fn")
 
-    def _profile(self, task: Task) -> _TaskResult:
+    def _profile(self, task: Task) -> Results:
         """Measure a few batches of a new model, or of several packed models; only the data is kept."""
-        costs = UnitCosts()
         if task.packed_with:
-            return _TaskResult(0, {}, costs, pack_profile=self.pack_trainer.profile(task))
-        return _TaskResult(0, {}, costs, self.profiler.run(task, costs))
+            return {"pack_profile": self.pack_trainer.profile(task)}
+        costs = UnitCosts()
+        return {"profile": self.profiler.run(task, costs), **vars(costs)}
 
     # -- models and states -----------------------------------------------------------------------------
 
@@ -264,23 +252,18 @@ class Trainer:
 
     # -- data --------------------------------------------------------------------------------------------
 
-    def partition(
-        self,
-        kind: Literal["train", "eval"],
-        index: int,
-        framework: Framework,
-        costs: UnitCosts | None = None,
-        task: Task | None = None,
-    ) -> Any:
-        """The data of a partition, transformed for the epoch of the task; for profiling, only its first rows."""
-        if task is None:
-            return self.partition_cache.partition(kind, index, framework, costs)
-        if task.kind == "pilot" and self.setup.recipe.transform_fn is not None:
+    def partition(self, task: Task, framework: Framework, costs: UnitCosts) -> Any:
+        """The data of a task, transformed for its epoch; for profiling, only the first rows."""
+        if task.kind == "eval" or self.setup.recipe.transform_fn is None:
+            key = BlockKey("eval" if task.kind == "eval" else "train", task.partition)
+        elif task.kind == "train":
+            key = BlockKey("train", task.partition, task.epoch)
+        else:
             opaque = self.setup.recipe.train_fn is not None
             rows = SAMPLE_BATCHES * (OPAQUE_ROWS if opaque else batch_size(task.values))
-            return self.partition_cache.sample(index, framework, rows, costs)
+            return self.partition_cache.sample(task.partition, framework, rows, costs)
         models = (task.config, *(other.config for other in task.packed_with))
-        return self.partition_cache.partition(kind, index, framework, costs, task.epoch, models)
+        return self.partition_cache.partition(key, framework, costs, models)
 
     @contextlib.contextmanager
     def _check_unmodified(self, framework: Framework, data: Any) -> Iterator[None]:
@@ -308,10 +291,6 @@ def memory_of(device: str, wanted: str, workers: int) -> int:
     """Bytes of a worker's device, divided among the workers that share it."""
     sharers = [choose_device(wanted, index) for index in range(workers)].count(device)
     return device_memory(device, sharers)
-
-
-def thread_count() -> int:
-    return threads.count()
 
 
 def limit_threads(number: int) -> None:

@@ -64,8 +64,12 @@ class _ObjectWalk:
             return bytes(value.get_state().numpy())
         if isinstance(value, np.ndarray):
             return value.shape, repr(value) if value.dtype.hasobject else value.tobytes()
-        if isinstance(value, np.random.Generator | np.random.RandomState | random.Random):
-            return _random_state(value)
+        if isinstance(value, np.random.Generator):
+            return repr(value.bit_generator.state)
+        if isinstance(value, np.random.RandomState):
+            return repr(value.get_state(legacy=False))
+        if isinstance(value, random.Random):
+            return repr(value.getstate())
         return self._items(value)
 
     def _module(self, module: torch.nn.Module) -> object:
@@ -84,7 +88,9 @@ class _ObjectWalk:
         if isinstance(value, types.MethodType):
             return self._all((value.__self__, value.__func__))
         if isinstance(value, types.FunctionType):
-            return self._all(_enclosed(value))
+            cells = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+            # All that it keeps from call to call, except the globals of its module, which all models share.
+            return self._all((cells, value.__defaults__, value.__kwdefaults__, vars(value)))
         items = self._all(value) if isinstance(value, Iterable) and hasattr(value, "__len__") else None
         attributes = getattr(value, "__dict__", None)
         return repr(value) if items is None and attributes is None else (items, self._pairs(attributes or {}))
@@ -106,15 +112,3 @@ def _digest(tensor: torch.Tensor) -> object:
         return id(tensor), tensor._version
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return tuple(tensor.shape), str(tensor.dtype), blake3(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def _random_state(generator: np.random.Generator | np.random.RandomState | random.Random) -> str:
-    if isinstance(generator, np.random.Generator):
-        return repr(generator.bit_generator.state)
-    return repr(generator.getstate() if isinstance(generator, random.Random) else generator.get_state(legacy=False))
-
-
-def _enclosed(function: types.FunctionType) -> list[Any]:
-    """What a function keeps from call to call, except the globals of its module, which all models share."""
-    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
-    return [cells, function.__defaults__, function.__kwdefaults__, vars(function)]

@@ -89,10 +89,5 @@ def _blend(saved: Any, parent: Any, child: Any) -> Any:
         return {key: _blend(saved[key], parent[key], child[key]) if key in parent else saved[key] for key in saved}
     if all(isinstance(value, list) for value in (saved, parent, child)) and len(saved) == len(parent) == len(child):
         return [_blend(*values) for values in zip(saved, parent, child, strict=True)]
-    if saved == parent or not all(_is_number(value) for value in (saved, parent, child)) or parent == 0:
-        return child
-    return saved * (child / parent)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool))
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (saved, parent, child))
+    return child if saved == parent or not numbers or parent == 0 else saved * (child / parent)
