@@ -314,7 +314,7 @@ class Run:
             "last": series[-1] if series else None,
             "seconds": sum(unit.seconds for unit in config.units),
             "parent": config.parent,
-            **self.record.account(config.id).row(),
+            **vars(self.record.account(config.id)),
             "error": config.error,
         }
 

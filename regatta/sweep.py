@@ -61,7 +61,7 @@ from regatta.sinks import Sink, following, usable_sinks
 if TYPE_CHECKING:
     from regatta.engine.planning.planner import RunStrategy
     from regatta.engine.profiling.cache import ProfileCache
-    from regatta.engine.profiling.results import ProfilingResults
+    from regatta.engine.profiling.models import ProfilingResults
     from regatta.plan.strategy.plan_tree import Plan
 
 NETWORKS_S, NETWORKS_SHARE = 0.25, 0.01  # reading networks at the end of a run may take this long, or this share of it

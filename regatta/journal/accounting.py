@@ -8,8 +8,8 @@ Its journal time is the time from the end of a unit until the unit counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from regatta.journal.run_record import RunRecord, UnitRecord
@@ -53,9 +53,6 @@ class Account:
     journal_seconds: float
     hop_bytes: int
     journal_bytes: int
-
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def resources(record: RunRecord) -> Resources:

@@ -13,5 +13,4 @@ partition_owners.py   which worker holds which partition, and which takes over t
 watchdog.py           time limits of units, and pauses while the disk is full
 control_server.py     the socket through which users and joining workers reach the controller
 requests.py           requests of users: stop, resume, extend, clone
-signals.py            Ctrl-C and SIGTERM
 """

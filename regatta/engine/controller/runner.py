@@ -6,6 +6,11 @@ A run whose folder holds a journal is resumed. Units that count are not done aga
 from __future__ import annotations
 
 import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from regatta.engine.controller.control_server import ControlServer
@@ -13,7 +18,6 @@ from regatta.engine.controller.event_loop import EventLoop
 from regatta.engine.controller.run_log import RunLog
 from regatta.engine.controller.scheduled_models import ScheduledModels
 from regatta.engine.controller.settings import RunSettings
-from regatta.engine.controller.signals import interruptible
 from regatta.engine.controller.state_files import StateFiles
 from regatta.engine.controller.trial_scheduler import TrialScheduler
 from regatta.engine.controller.trials import Trials
@@ -29,6 +33,7 @@ from regatta.paths import LOGS, MEETINGS, run_journal
 from regatta.search.predict import forecast
 
 MAX_PREDICTED_REPORTS = 2_000  # played to a search, to see which trials it will want
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Runner:
@@ -159,3 +164,33 @@ class Runner:
         if configs and all(config.error is not None for config in configs):
             return {"status": "failed", "error": "every configuration failed"}
         return {"status": "done"}
+
+
+@contextmanager
+def interruptible(halt: Callable[[], None]) -> Iterator[None]:
+    """In this scope the first signal calls `halt`, and the next one raises KeyboardInterrupt.
+
+    An exception in the middle of a message to a worker would corrupt the connection. Only the main thread receives
+    signals. A signal that is ignored, as under nohup, stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if received > 1:
+            raise KeyboardInterrupt
+        halt()
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    ours = [number for number in SIGNALS if before[number] in (signal.default_int_handler, signal.SIG_DFL)]
+    for number in ours:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])

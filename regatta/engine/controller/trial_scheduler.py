@@ -73,7 +73,9 @@ class TrialScheduler:
         record = self.run_log.record
         while ready := self.scheduled.take_ready(pending.is_empty):
             progress = {trial: self.state_files.restore(trial, record) for trial in ready if not trial.failed}
-            for trials in self.packer.form(progress, self._idle_workers()):
+            expected = max(self.hopper.worker_count(), len(self.replanner.pool.workers))  # some come up later
+            idle = max(1, expected - self.hopper.models_left())
+            for trials in self.packer.form(progress, idle):
                 self._add(trials, progress[trials[0]], pending)
 
     def _add(self, trials: Sequence[Trial], progress: Progress, pending: PendingRecords) -> None:
@@ -110,12 +112,6 @@ class TrialScheduler:
         self.hopper.stop_model(model.name)
         if model.is_pack:  # trials that have trained enough may still have to be evaluated
             self.scheduled.disband(model)
-
-    def _idle_workers(self) -> int:
-        """Workers for which there is no model with units left."""
-        workers = self.replanner.pool.workers  # those of a resumed run come up later
-        expected = max(self.hopper.worker_count(), len(workers))
-        return max(1, expected - self.hopper.models_left())
 
     def _new_hopper(self) -> Hopper | Teams:
         data, seed = self.settings.dataset, self.settings.goal.seed

@@ -10,8 +10,7 @@ from typing import Any
 
 from regatta.cluster import Cluster
 from regatta.data import Dataset
-from regatta.engine.profiling.models import ModelProfiles
-from regatta.engine.profiling.results import ProfilingResults
+from regatta.engine.profiling.models import ModelProfiles, ProfilingResults
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import RegattaError
 from regatta.journal.journal_file import Record
@@ -271,7 +270,7 @@ class Planner:
         """A plan was made with the present estimates."""
         self._replans += 1
         for drift in self._drift.values():
-            drift.on_replanned()
+            drift.mean_at_plan, drift.units = drift.mean, 0
 
 
 def _run_strategy(profile: SweepProfile, chosen: Strategy, plan: Plan) -> RunStrategy:
@@ -285,7 +284,7 @@ class _Drift:
         self.mean = 0.0
         self.units = 0  # since the plan was made
         self._all_units = 0
-        self._mean_at_plan = 0.0
+        self.mean_at_plan = 0.0
 
     def add(self, log_error: float) -> None:
         self.units += 1
@@ -293,7 +292,4 @@ class _Drift:
         self.mean += (log_error - self.mean) / min(self._all_units, 2 * MIN_UNITS)
 
     def since_plan(self) -> float:
-        return self.mean - self._mean_at_plan
-
-    def on_replanned(self) -> None:
-        self._mean_at_plan, self.units = self.mean, 0
+        return self.mean - self.mean_at_plan

@@ -16,8 +16,7 @@ from regatta.engine.controller.trials import Trial
 from regatta.engine.messages import PackDone, TaskDone, WorkerReady
 from regatta.engine.planning.packer import Packer
 from regatta.engine.planning.planner import Planner, RunStrategy, available_workers
-from regatta.engine.profiling.models import ModelProfiles
-from regatta.engine.profiling.results import ProfilingResults
+from regatta.engine.profiling.models import ModelProfiles, ProfilingResults
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.errors import RegattaError
@@ -181,7 +180,10 @@ class Replanner:
             if not trial.stopped and not trial.failed
         }
         workers = available_workers(self._single_pool, self.cluster, self._results.models)
-        self._learn_communication()
+        for build, observed in self._observed.items():
+            if build in self._results.communication:  # correct the costs of groups by the units that groups have done
+                self._results.communication[build] = observed.correct(self._results.communication[build])
+        self.estimates.set_speedup(self._group_speedup(self._strategy))
         strategy = self.planner.revise(self._results, left, workers, self._strategy)
         if not strategy.same_groups(self._strategy) and not self._can_regroup():
             strategy = replace(strategy, width=self._strategy.width, teams=self._strategy.teams)
@@ -211,14 +213,6 @@ class Replanner:
         teams = self.teams()
         workers = sum(len(teams[team]) * self._strategy.teams[team].width for team in self._idle_teams)
         return f"{count(workers, 'worker')} without anything left to train"
-
-    def _learn_communication(self) -> None:
-        """Correct the costs of groups by the units that groups have done."""
-        known = self._results.communication
-        for build, observed in self._observed.items():
-            if build in known:
-                known[build] = observed.correct(known[build])
-        self.estimates.set_speedup(self._group_speedup(self._strategy))
 
     def blame_group(self, worker: str, error: str) -> bool:
         """Whether a failure may be due to a group of the plan; if so, the model is trained again by one worker."""

@@ -4,6 +4,5 @@ session.py   one profiling session, and the profiling of a run, which writes the
 models.py    a few batches of each configuration
 packs.py     several models side by side
 groups.py    one model on a group of workers
-results.py   the results together, new or from a journal
 cache.py     the profiles of earlier runs
 """

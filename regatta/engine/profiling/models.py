@@ -21,6 +21,8 @@ from regatta.errors import DiskError, RegattaError, UsageError, nearest
 from regatta.journal.journal_file import Record
 from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.schedule.units import Unit
+from regatta.plan.strategy.form_packs import Builds, PackRate
+from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.search.base import Goal
 
 MAX_COST_SHARE = 0.02  # of the predicted work that profiling may cost
@@ -97,6 +99,16 @@ class ModelProfiles:
         self.ready.pop(event.worker, None)
         if event.for_good:
             self.lost.add(event.worker)
+
+
+@dataclass
+class ProfilingResults:
+    """Profiles by configuration; by build the rates of packs, and what groups spend on communication."""
+
+    models: ModelProfiles
+    pack_rates: dict[str, PackRate] = field(default_factory=dict)
+    communication: dict[str, Communication] = field(default_factory=dict)
+    builds: Builds = field(default_factory=Builds)
 
 
 def profile_models(pool: WorkerPool, request: ProfilingRequest, hooks: ProfilingHooks = NO_HOOKS) -> ModelProfiles:

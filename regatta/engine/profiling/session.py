@@ -19,14 +19,16 @@ from regatta.engine.profiling.models import (
     NO_HOOKS,
     ProfilingHooks,
     ProfilingRequest,
+    ProfilingResults,
     cached_models,
+    models_from_journal,
     profile_models,
     to_fields,
 )
-from regatta.engine.profiling.packs import builds_of, cached_pack_rates, profile_packs
-from regatta.engine.profiling.results import ProfilingResults, results_from_journal
+from regatta.engine.profiling.packs import builds_of, cached_pack_rates, profile_packs, rates_from_journal
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal_file import Record
+from regatta.plan.strategy.groups_or_hops import Communication
 from regatta.search.base import Train
 
 FIRST_UNITS = 10  # the first batches may take as long as this many units: they pay for imports, reading and compiling
@@ -102,7 +104,9 @@ class RunProfiler:
         if any(unit.kind == "train" for unit in self.run_log.record.units):
             self._pool.start()
             configs = {trial.id: trial.values for trial in trials}
-            return results_from_journal(self.request.dataset, history, configs)
+            models = models_from_journal(self.request.dataset, history)
+            groups = {line["build"]: Communication(line["ratio"]) for line in history if line["event"] == "groups"}
+            return ProfilingResults(models, rates_from_journal(history), groups, builds_of(models, configs))
         configs = {trial.id: trial.values for trial in trials if not trial.failed and not trial.stopped}
         replanner, request = self.replanner, replace(self.request, configs=configs)
         session = ProfilingSession(request, wanted, replanner.planner, replanner.cluster)

@@ -6,8 +6,7 @@
     blocks.py              arrays in shared memory or in an unnamed file, and back without a copy
     broker.py              a thread of the controller: serves readers and preprocess workers
     block_reader.py        a worker's side: asks for a block and maps it
-    connections.py         how broker, readers and preprocess workers reach each other
-    wire.py                their messages, with the open file of a block
+    connections.py         how these reach each other: messages, with the open file of a block
 
 A block has no name: on one machine it is an open file that goes from process to process. The kernel frees it when the
 last process closes it or dies.

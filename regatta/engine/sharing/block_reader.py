@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from regatta.engine.sharing.blocks import BlockLayout
-from regatta.engine.sharing.connections import BlockLostError, Channel, SharedBlock
+from regatta.engine.sharing.connections import BlockLostError, Channel, Message, SharedBlock
 from regatta.engine.sharing.ledger import MAX_DEATHS, BlockKey
-from regatta.engine.sharing.wire import Message
 from regatta.errors import RegattaError
 
 

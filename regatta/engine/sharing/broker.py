@@ -18,9 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from regatta.engine.sharing.connections import SelectableChannel, SharedBlock, SocketChannel
+from regatta.engine.sharing.connections import Message, SelectableChannel, SharedBlock, SocketChannel
 from regatta.engine.sharing.ledger import MAX_DEATHS, BlockJob, BlockKey, Ledger
-from regatta.engine.sharing.wire import Message
 
 EXPECTED_START_S = 2.0  # of a preprocess worker, before the first one has started
 RESTART_DELAY_S = 0.2  # after a failed start
@@ -254,8 +253,10 @@ class Broker:
         if worker.pid is None:
             self._on_failed_start()
         if worker.job is not None and self._ledger.worker_died(worker.job):
-            text = f"Preparing {_describe(worker.job.key)} took {MAX_DEATHS} processes with it."
-            self._report_failure(worker.job.key, text, text)
+            key = worker.job.key
+            epoch = "" if key.epoch is None else f" for epoch {key.epoch}"
+            text = f"Preparing the {key.kind} partition {key.partition}{epoch} took {MAX_DEATHS} processes with it."
+            self._report_failure(key, text, text)
 
     def _end(self, worker: _TrackedWorker) -> None:
         self._selector.unregister(worker.channel)
@@ -275,7 +276,7 @@ class Broker:
     # -- how many preprocess workers ---------------------------------------------------------------------
 
     def _adjust_workers(self) -> None:
-        """Start a worker if readers wait for longer than a start takes; end one that is not needed."""
+        """Start a worker if readers wait, or would wait, for longer than a start takes; end one that is not needed."""
         now, unassigned = time.monotonic(), self._ledger.count_unassigned()
         free = sum(worker.job is None for worker in self._workers)  # one that is starting counts as idle
         certain = self._always if self._decided is None else self._decided
@@ -287,18 +288,15 @@ class Broker:
         else:
             self._waiting_since = self._waiting_since or now
             may_start = len(self._workers) < self._max_workers and self._failed_starts < MAX_DEATHS
-            if may_start and self._is_slow(now - self._waiting_since):
+            made = self._block_seconds
+            usual = sum(made) / len(made) if made else self._measured or 0.0
+            waited = self._waited + now - self._waiting_since
+            if may_start and (not self._workers or max(usual, waited) > self._start_seconds):
                 self._start(now)
                 self._waiting_since, self._waited = None, 0.0
         idle = [worker for worker in self._workers if worker.idle and now - worker.since > IDLE_TIMEOUT_S]
         if idle and len(self._workers) > 1:
             self._end(idle[-1])
-
-    def _is_slow(self, waiting: float) -> bool:
-        """Whether readers would wait, or have waited so far, for longer than a worker takes to start."""
-        made = self._block_seconds
-        usual = sum(made) / len(made) if made else self._measured or 0.0
-        return not self._workers or max(usual, self._waited + waiting) > self._start_seconds
 
     def _start(self, now: float) -> None:
         try:
@@ -331,8 +329,3 @@ class Broker:
         if len(self._workers) > 1:
             moments += [worker.since + IDLE_TIMEOUT_S for worker in self._workers if worker.idle]
         return max(0.0, min(moments) - now) + 0.01 if moments else None
-
-
-def _describe(key: BlockKey) -> str:
-    partition = f"the {key.kind} partition {key.partition}"
-    return partition if key.epoch is None else f"{partition} for epoch {key.epoch}"

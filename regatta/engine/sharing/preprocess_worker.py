@@ -20,9 +20,8 @@ import cloudpickle
 from regatta.engine.messages import Recipe, WorkerSetup
 from regatta.engine.sharing.blocks import BlockLayout, UnsharableError, copy_block, map_block, new_block
 from regatta.engine.sharing.broker import Broker, StartedWorker, StartWorker
-from regatta.engine.sharing.connections import SocketChannel
+from regatta.engine.sharing.connections import Message, SocketChannel, receive, send
 from regatta.engine.sharing.ledger import BlockJob, BlockKey, Ledger
-from regatta.engine.sharing.wire import Message, receive, send
 from regatta.engine.workers.start_process import StartedProcess, die_with_parent, exit_on_error, start_process
 from regatta.engine.workers.training.error_report import headline, users_traceback
 from regatta.paths import PREPROCESSING_LOG

@@ -137,7 +137,7 @@ class _Server:
         self._control, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), str(os.getpid()), preload, *sys.path]
         try:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-u", "-c", _BOOT, *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -199,18 +199,14 @@ class _Server:
         """
         self._control.close()
         if self._owner == os.getpid():
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
         try:
             with self._output as output:
                 output.seek(0)
                 return output.read().decode(errors="replace").strip()
         except ValueError:  # another thread has closed it
             return ""
-
-    def disown(self) -> None:
-        """Called in a fork of the controller: the template can be used, but is not its child."""
-        self._process.returncode = 0
 
 
 _servers: dict[_Key, _Server] = {}  # in the order of their last use
@@ -250,7 +246,7 @@ def _after_fork() -> None:
     global _servers_lock
     _servers_lock = threading.Lock()
     for server in _servers.values():
-        server.disown()
+        server.process.returncode = 0  # it is not a child of this process
 
 
 atexit.register(_close_servers)

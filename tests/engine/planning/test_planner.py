@@ -11,9 +11,8 @@ from recipes import small_data
 from regatta.data import Dataset
 from regatta.engine.messages import ModelProfile
 from regatta.engine.planning.planner import AvailableWorkers, Planner, PlanOptions, RunStrategy
-from regatta.engine.profiling.models import ModelProfiles
+from regatta.engine.profiling.models import ModelProfiles, ProfilingResults
 from regatta.engine.profiling.packs import builds_of
-from regatta.engine.profiling.results import ProfilingResults
 from regatta.plan.schedule.estimates import Estimates
 from regatta.plan.strategy.form_packs import PackRate
 from regatta.plan.strategy.groups_or_hops import Communication

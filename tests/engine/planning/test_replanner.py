@@ -21,7 +21,7 @@ from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine.planning.planner import AvailableWorkers, Planner, RunStrategy, available_workers
-from regatta.engine.profiling.results import ProfilingResults
+from regatta.engine.profiling.models import ProfilingResults
 from regatta.engine.replay import replay
 from regatta.engine.run_folders import new_folder
 from regatta.errors import NotFoundError, UsageError

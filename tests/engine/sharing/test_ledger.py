@@ -21,8 +21,8 @@ from regatta.engine.sharing.blocks import (
     new_block,
     to_arrays,
 )
+from regatta.engine.sharing.connections import receive, send
 from regatta.engine.sharing.ledger import MAX_DEATHS, BlockJob, BlockKey, Ledger
-from regatta.engine.sharing.wire import receive, send
 from regatta.errors import UsageError
 
 SIZE = 10

@@ -35,11 +35,10 @@ from regatta.engine.profiling.models import ModelProfiles
 from regatta.engine.replay import replay
 from regatta.engine.sharing.block_reader import BlockReader, PreprocessingError
 from regatta.engine.sharing.broker import Broker, StartedWorker
-from regatta.engine.sharing.connections import SocketChannel
+from regatta.engine.sharing.connections import SocketChannel, receive, send
 from regatta.engine.sharing.ledger import MAX_DEATHS, BlockKey, Ledger
 from regatta.engine.sharing.preprocess import ROWS_PER_CALL, Preprocessor
 from regatta.engine.sharing.preprocess_worker import open_broker
-from regatta.engine.sharing.wire import receive, send
 from regatta.engine.workers.process import ProcessPool
 from regatta.errors import UsageError
 from regatta.plan.schedule.estimates import Estimates
@@ -310,7 +309,7 @@ def test_a_stopped_or_dead_reader_does_not_block_others(opened: Any) -> None:
 
 def test_a_reader_that_reconnects_at_once_does_not_block_others(data: Dataset, tmp_path: Path) -> None:
     """The broker hears of the end of the first at the same time as of the second, which says nothing yet."""
-    from regatta.engine.sharing.wire import receive, send
+    from regatta.engine.sharing.connections import receive, send
 
     harness = Harness(data, tmp_path, noisy, Sharing(always=None))
     want = {"want": KEYS[0], "models": ["m0"]}
@@ -333,7 +332,7 @@ def test_a_hanging_preprocess_worker_is_ended_with_its_reader(opened: Any, tmp_p
     log = tmp_path / "made"
     harness = opened(partial(noisy, log=log, sleeps=600), most=1)
     waits = harness.broker.connect("r0")
-    from regatta.engine.sharing.wire import send
+    from regatta.engine.sharing.connections import send
 
     send(waits, {"want": KEYS[0], "models": ["m0"]})
     wait_for(lambda: logged_lines(log))

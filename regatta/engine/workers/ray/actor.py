@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from regatta.durable import FileLock, lock_file
 from regatta.engine.messages import StateDurable, Task, TaskDone, TaskFailed, TaskReturned, WorkerReady, WorkerSetup
 from regatta.engine.sharing.block_reader import BlockReader
-from regatta.engine.sharing.wire import Message
+from regatta.engine.sharing.connections import Message
 from regatta.engine.workers.ray.shared_blocks import BrokerChannel
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.engine.workers.training.device_memory import keep_freed_memory

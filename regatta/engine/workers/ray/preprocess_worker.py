@@ -25,11 +25,10 @@ from regatta.data.sharing import Sharing
 from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.blocks import BlockLayout, arrays_in
 from regatta.engine.sharing.broker import Broker, StartedWorker
-from regatta.engine.sharing.connections import BlockLostError
+from regatta.engine.sharing.connections import BlockLostError, Message
 from regatta.engine.sharing.ledger import BlockKey
 from regatta.engine.sharing.preprocess import Preprocessor
 from regatta.engine.sharing.preprocess_worker import NoRoomError, failure, new_broker, preprocess_setup
-from regatta.engine.sharing.wire import Message
 from regatta.engine.workers.ray.actor import write_log
 from regatta.engine.workers.ray.session import RaySession
 from regatta.engine.workers.ray.shared_blocks import CallbackInbox, RayBlock, ReaderChannel, boxed, call

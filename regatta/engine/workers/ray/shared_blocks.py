@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.engine.sharing.blocks import BlockLayout, arrays_in
-from regatta.engine.sharing.connections import BlockLostError
-from regatta.engine.sharing.wire import Message
+from regatta.engine.sharing.connections import BlockLostError, Message
 from regatta.engine.workers.ray.states import TrackedState
 
 Mail: TypeAlias = tuple[Message | None, Any]  # None: the other side is gone

@@ -58,18 +58,16 @@ class GroupMember:
     def group(self, place: GroupRank) -> torch_group.TorchGroup:
         """The group of a task; the worker joins it if it is not in it yet."""
         if self._group is None or self._meeting != place.meeting:
+            if isinstance(place.meeting, Path):
+                store: Any = rendezvous.file_store(place.meeting, place.width)
+            else:
+                server = self.server if place.rank == 0 else None
+                store = rendezvous.network_store(place.meeting.host, place.meeting.name, server)
             address = self.server.address if self.server is not None and place.nodes > 1 else None
-            self._group = torch_group.join(
-                self._store(place), place.rank, place.width, place.backend, self._trainer.device, address
-            )
+            device = self._trainer.device
+            self._group = torch_group.join(store, place.rank, place.width, place.backend, device, address)
             self._meeting = place.meeting
         return self._group
-
-    def _store(self, place: GroupRank) -> Any:
-        if isinstance(place.meeting, Path):
-            return rendezvous.file_store(place.meeting, place.width)
-        server = self.server if place.rank == 0 else None
-        return rendezvous.network_store(place.meeting.host, place.meeting.name, server)
 
     def any_member(self, task: Task, mine: bool) -> bool:
         """Whether a condition holds for any member of the task's group."""
