@@ -79,10 +79,7 @@ class Archiver:
             self._send(previous[1])
 
     def close(self, wait: bool | float = False) -> None:
-        """End the offers. Call it when the journal is closed, because a finished run releases its newest states, too.
-
-        The process works on until all states are moved. `wait` waits for that, or for that many seconds.
-        """
+        """End the offers, once the journal is closed; `wait` until all states are moved, or for that many seconds."""
         if self._process is None:
             self._start()
         if self._pipe >= 0:

@@ -38,11 +38,6 @@ class SharingPlan:
     reads: bool  # there is an input_fn: its results are shared too
     transforms: bool  # there is a transform_fn
 
-    @property
-    def reads_for_all(self) -> bool:
-        """Whether workers also share data that is read and not transformed."""
-        return self.reads and self.settings.always is True
-
 
 @dataclass(frozen=True)
 class WorkerSetup:
@@ -223,10 +218,7 @@ class StateDurable:
 
 @dataclass(frozen=True)
 class StateLost:
-    """A state that a worker published was lost before it was durable: its unit must be done again.
-
-    No task that started from it is running, and none has finished.
-    """
+    """A published state was lost before it was durable: its unit is done again. No task from it runs or has finished."""
 
     worker: str
     path: Path

@@ -19,13 +19,10 @@ Spans = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Resources:
-    """Where the time of a run went, in seconds summed over workers; only `wall` is not summed.
-
-    `workers` is the time for which workers were up, between the start of the first unit and the end of the last.
-    """
+    """Where the time of a run went, in seconds summed over workers; only `wall` is not summed."""
 
     wall: float
-    workers: float
+    workers: float  # for which they were up, between the start of the first unit and the end of the last
     train: float
     eval: float
     pilot: float

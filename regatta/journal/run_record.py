@@ -25,11 +25,7 @@ ConfigStatus = Literal["waiting", "training", "done", "stopped", "failed", "inte
 
 @dataclass(frozen=True)
 class UnitRecord:
-    """One unit that counts.
-
-    `hop_seconds` is the time that fetching the state took, `hop_bytes` its size (0: no hop). The workers of a group
-    spent `sync_seconds` on exchanging gradients and waiting for each other.
-    """
+    """One unit that counts."""
 
     kind: Literal["train", "eval", "pilot"]
     config: str
@@ -40,11 +36,11 @@ class UnitRecord:
     end: float
     rows: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    hop_bytes: int = 0
-    hop_seconds: float = 0.0
+    hop_bytes: int = 0  # the size of the state; 0: no hop
+    hop_seconds: float = 0.0  # that fetching the state took
     load_seconds: float = 0.0
     save_seconds: float = 0.0
-    sync_seconds: float = 0.0
+    sync_seconds: float = 0.0  # that the workers of a group exchanged gradients and waited for each other
     width: int = 1
     state: str | None = None
     hash: str | None = None
@@ -207,10 +203,7 @@ class RunRecord:
         return done, done + max(0, open_units)
 
     def longest_model_seconds(self) -> float:
-        """Seconds of training left for the model that has most left, at the pace of its last epoch.
-
-        The units of one model run one after another, however many workers there are.
-        """
+        """Seconds of training left for the model with most left: its units run one after another."""
         partitions = len(self.header["dataset"]["train"])
         seconds = [0.0]
         for config in self.configs.values():

@@ -28,10 +28,7 @@ class PartitionOwners:
         return list(self._train[worker]), list(self._eval[worker])
 
     def hand_over(self, worker: str, workers_up: Collection[str]) -> Iterator[str]:
-        """Give the partitions that only a lost worker held to others of its team, those that are up first.
-
-        Yields a message for partitions that cannot be read from here.
-        """
+        """Give the partitions of a lost worker to others of its team; yields a message for unreadable partitions."""
         team = self._teams.pop(worker, set())
         for others in self._teams.values():
             others.discard(worker)

@@ -168,12 +168,11 @@ class Runner:
 
 @contextmanager
 def interruptible(halt: Callable[[], None]) -> Iterator[None]:
-    """In this scope the first signal calls `halt`, and the next one raises KeyboardInterrupt.
+    """A scope in which the first Ctrl-C or SIGTERM calls `halt`, and the next one raises KeyboardInterrupt.
 
-    An exception in the middle of a message to a worker would corrupt the connection. Only the main thread receives
-    signals. A signal that is ignored, as under nohup, stays ignored.
+    An exception in the middle of a message to a worker would corrupt the connection.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     received = 0
@@ -186,6 +185,7 @@ def interruptible(halt: Callable[[], None]) -> Iterator[None]:
         halt()
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    # A signal that is ignored, as under nohup, stays ignored.
     ours = [number for number in SIGNALS if before[number] in (signal.default_int_handler, signal.SIG_DFL)]
     for number in ours:
         signal.signal(number, handle)

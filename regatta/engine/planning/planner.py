@@ -55,12 +55,9 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class RunStrategy:
-    """How a run is trained: width of groups, sharing, largest packs by build, and the plan that explains it.
+    """How a run is trained: width of groups, sharing, largest packs by build, and the plan that explains it."""
 
-    With teams, groups have several widths, and `width` is the largest.
-    """
-
-    width: int = 1
+    width: int = 1  # with teams, groups have several widths, and this is the largest
     share: bool = False
     packs: Mapping[str, int] = field(default_factory=dict)
     plan: Plan | None = None
@@ -145,10 +142,8 @@ class Planner:
     def revise(
         self, results: ProfilingResults, left: Mapping[str, Train], workers: AvailableWorkers, present: RunStrategy
     ) -> RunStrategy:
-        """The strategy to go on with. Changing costs something, so another one must be clearly faster.
-
-        Packs may be taken apart, but models that train singly are not packed.
-        """
+        """The strategy to go on with. Changing costs something, so another one must be clearly faster."""
+        # Packs may be taken apart, but models that train singly are not packed.
         profile = replace(self.profile(results, left), largest_packs=present.packs)
         if not profile.known():
             return present

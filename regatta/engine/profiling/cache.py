@@ -230,10 +230,7 @@ def _number(value: Any) -> float:
 
 
 def profile_key(codes: Sequence[object], dataset: Dataset, framework: str, cluster: Cluster) -> str:
-    """A key that is equal for sweeps whose models cost the same: by functions, kind of data, devices and versions.
-
-    `codes` identify the code of the sweep's functions, and `cluster` has its number of workers.
-    """
+    """Equal for sweeps whose models cost the same: by the `codes` of functions, kind of data, devices and versions."""
     columns = [(column.name, column.dtype, tuple(column.shape)) for column in dataset.columns]
     unknown = [_size(part.path) for part in (*dataset.train, *dataset.eval) if part.rows is None]
     data = columns, len(dataset.train), len(dataset.eval), unknown

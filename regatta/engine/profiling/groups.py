@@ -24,10 +24,7 @@ def profile_groups(
     rendezvous: Path,
     hooks: ProfilingHooks = NO_HOOKS,
 ) -> dict[str, Communication]:
-    """Communication over computation in a group of two, by build. The pool's workers must be up and idle.
-
-    Builds in the cache are not tried again.
-    """
+    """Communication over computation in a group of two, by build. The pool's workers must be up and idle."""
     candidates = _slowest_of_builds(request.configs, models)
     found = _in_cache(candidates, request.cache)
     if set(found) == set(candidates):

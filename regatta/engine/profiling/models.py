@@ -112,11 +112,7 @@ class ProfilingResults:
 
 
 def profile_models(pool: WorkerPool, request: ProfilingRequest, hooks: ProfilingHooks = NO_HOOKS) -> ModelProfiles:
-    """Start the pool's workers and profile configurations on them; raise when not a single one can be trained.
-
-    Configurations in the cache are not profiled again, except that every worker profiles one. New profiles go into
-    the cache.
-    """
+    """Start the pool's workers and profile configurations on them; raise when not a single one can be trained."""
     profiler = _ProfilingScheduler(pool.workers, request)
     found, cache = profiler.found, request.cache
     pool.start()

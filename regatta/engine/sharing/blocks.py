@@ -110,10 +110,7 @@ def _tree_of(data: Any, numbers: Iterator[int]) -> Any:
 
 
 def new_block(size: int, folder: Path | None = None) -> int:
-    """An open file of that size without a name: in memory, or on the disk of the folder.
-
-    It raises OSError if there is no room.
-    """
+    """An open file of that size without a name: in memory, or on the disk of the folder. OSError: it has no room."""
     if folder is None and hasattr(os, "memfd_create"):
         file = os.memfd_create("regatta-block", os.MFD_CLOEXEC)
     else:

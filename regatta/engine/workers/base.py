@@ -12,12 +12,9 @@ from regatta.engine.messages import Event, Task
 
 
 class WorkerPool(Protocol):
-    """Workers by name. Tasks go in, events come out; a worker that dies is reported as lost, and started again.
+    """Workers by name. Tasks go in, events come out; a worker that dies is reported as lost, and started again."""
 
-    `workers` are those that the run began with; workers that join later get other names.
-    """
-
-    workers: tuple[str, ...]
+    workers: tuple[str, ...]  # that the run began with; workers that join later get other names
     packs: bool  # whether a task may have `packed_with`
     groupable: bool  # whether its running workers can form groups
 

@@ -193,12 +193,9 @@ class _Server:
         return ForkedProcess(self, channel, PID.unpack(answer)[0], pidfds[0])
 
     def close(self) -> str:
-        """End the template, and with it what it has forked; what it printed.
-
-        A fork of the controller only lets go of it.
-        """
+        """End the template, and with it what it has forked; what it printed."""
         self._control.close()
-        if self._owner == os.getpid():
+        if self._owner == os.getpid():  # a fork of the controller only lets go of it
             self.process.kill()
             self.process.wait()
         try:

@@ -16,9 +16,8 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 PID = struct.Struct("q")
 STATUS = struct.Struct("i")
@@ -62,22 +61,18 @@ def main(control: int, controller: int, preload: str) -> None:
     gc.freeze()
     _check_forkable()
     channel = _Template(socket.socket(fileno=control), controller).serve()
-    run = _become_worker(channel)  # only a fork comes here
-    run()
+    _run_worker(channel)  # only a fork comes here
 
 
 def _check_forkable() -> None:
-    """Threads and a CUDA context do not survive a fork; a fork that does nothing shows whether there are any.
-
-    OpenBLAS ends its threads before a fork and starts them again when they are needed.
-    """
+    """Threads and a CUDA context do not survive a fork; a fork that does nothing shows whether there are any."""
     trial = os.fork()
     if trial == 0:
         torch = sys.modules.get("torch")
         os._exit(1 if torch is not None and torch.cuda._is_in_bad_fork() else 0)
     if os.waitpid(trial, 0)[1] != 0:
         raise SystemExit("CUDA is in use in the process that forks workers.")
-    threads = os.listdir("/proc/self/task")
+    threads = os.listdir("/proc/self/task")  # without those of OpenBLAS, which it has ended before the fork
     if len(threads) > 1:
         raise SystemExit(f"The process that forks workers has {len(threads)} threads.")
 
@@ -176,8 +171,8 @@ class _Template:
         os._exit(0)
 
 
-def _become_worker(channel: socket.socket) -> Callable[[], Any]:
-    """Set up this fork as a fresh interpreter would be; returns what it is to run."""
+def _run_worker(channel: socket.socket) -> None:
+    """Set up this fork as a fresh interpreter would be, and run what it is to run."""
     os.setsid()
     header, files, _, _ = socket.recv_fds(channel, SIZE.size, MAX_FILES)
     if len(header) < SIZE.size:
@@ -204,8 +199,7 @@ def _become_worker(channel: socket.socket) -> Callable[[], Any]:
         ThreadpoolController().limit(limits=request.threads)
     gc.enable()
     module, _, function = request.main.partition(":")
-    target = getattr(importlib.import_module(module), function)
-    return lambda: target(*rest)
+    getattr(importlib.import_module(module), function)(*rest)
 
 
 def die_with_parent() -> None:

@@ -57,13 +57,10 @@ StartedProcess: TypeAlias = FreshProcess | ForkedProcess
 def start_process(
     main: str, files: Sequence[int], threads: int, log: Path | None = None, preload: str = "", path: Sequence[str] = ()
 ) -> StartedProcess:
-    """Start a process that calls `main`, as "module:function", with these open files.
-
-    Without a log it is a fresh interpreter that prints where this process does.
-    """
+    """Start a process that calls `main`, as "module:function", with these open files."""
     environment = _environment(threads)
     path = path or sys.path
-    if log is None:
+    if log is None:  # it prints where this process does
         return _start_interpreter(main, files, environment, path)
     with log.open("ab") as output:
         try:

@@ -205,10 +205,7 @@ class RayWorker:
     def run(
         self, task: Task, reference: Sequence[Any], may_be_lost: bool, spent: Sequence[Path]
     ) -> tuple[TaskDone | TaskFailed | TaskReturned, NDArray[np.uint8] | None]:
-        """Run a task; the second result is the state of a training unit.
-
-        `may_be_lost`: the state that the task begins with is not durable yet. `spent`: states to remove from this node.
-        """
+        """Run a task that begins with a durable state, or one that `may_be_lost`; returns the answer and the new state."""
         self._node_states.forget(spent)
         state_in = None if task.state_in is None else self._node_states.add_reference(task.state_in, reference)
         state_out = None if task.state_out is None else self._node_states.local_path(task.state_out)

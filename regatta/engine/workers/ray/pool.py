@@ -159,7 +159,7 @@ class RayPool:
         for timer in self._timers:
             timer.cancel()
         if self._blocks is not None:
-            self._blocks.close()
+            self._blocks.broker.close()
         members = list(self._members.values())
         self._members.clear()
         ready = [member for member in members if member.ready]

@@ -61,9 +61,6 @@ class RaySharing:
         """Remember the node of a worker: preprocess workers go where workers leave cores idle."""
         self._nodes = {**self._nodes, worker: node}
 
-    def close(self) -> None:
-        self.broker.close()
-
     def _start(self) -> StartedWorker:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

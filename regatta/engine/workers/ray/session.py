@@ -49,10 +49,7 @@ class RaySession:
             ) from error
 
     def actors(self, kind: type, groups: Mapping[str, int], cluster: Cluster) -> Callable[..., Any]:
-        """A class as actors with the resources and threads of a worker; Ray itself does not restart them.
-
-        The returned function takes further options of Ray, such as where to start an actor.
-        """
+        """A class as actors with the resources and threads of a worker; called with further options of Ray."""
         threads = str(cluster.threads or 1)
         limits = dict.fromkeys(THREAD_LIMITS, threads)
         return partial(

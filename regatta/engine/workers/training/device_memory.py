@@ -34,14 +34,11 @@ def device_memory(device: str, sharers: int = 1) -> int:
 
 
 def measure_peak(device: str) -> Callable[[], int]:
-    """Start to measure the peak memory on a device; the returned function gives the bytes above the present use.
-
-    The function returns 0 where nothing counts them.
-    """
+    """Start to measure the peak memory on a device; the returned function gives the bytes above the present use."""
     if not device.startswith("cuda"):
         return _process_peak()
     if "torch" not in sys.modules:
-        return lambda: 0  # other frameworks do not count
+        return lambda: 0  # other frameworks do not count it
     import torch
 
     torch.cuda.reset_peak_memory_stats(device)

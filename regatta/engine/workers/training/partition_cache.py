@@ -90,7 +90,8 @@ class PartitionCache:
             self.reader.release(key)
 
     def _load(self, key: BlockKey, models: Sequence[str]) -> Any:
-        shares = self.setup.sharing is not None and (key.epoch is not None or self.setup.sharing.reads_for_all)
+        plan = self.setup.sharing
+        shares = plan is not None and (key.epoch is not None or (plan.reads and plan.settings.always is True))
         if self.reader is not None and shares:
             block = self.reader.get(key, models)
             if block is not None:

@@ -250,11 +250,8 @@ def trimmed_mean(seconds: Sequence[float]) -> float:
 
 
 def equivalent_batches(rows: int, size: int) -> float:
-    """Full batches that take as long as these rows; a smaller last batch counts for more than its share of rows.
-
-    The reason is that each step has a fixed part.
-    """
-    whole, rest = divmod(rows, size)
+    """Full batches that take as long as these rows."""
+    whole, rest = divmod(rows, size)  # the rest counts for more than its rows, because each step has a fixed part
     return whole + ((1 + rest / size) / 2 if rest else 0.0)
 
 

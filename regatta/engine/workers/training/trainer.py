@@ -77,10 +77,10 @@ class Trainer:
         start = time.time()
         try:
             with self.keep_settings():
-                if loaded is not None:
-                    results = self._evaluate_loaded(task, loaded)
+                if task.kind == "eval":
+                    results = self._evaluate(task, loaded)
                 else:
-                    results = {"train": self._train, "eval": self._evaluate, "pilot": self._profile}[task.kind](task)
+                    results = self._train(task) if task.kind == "train" else self._profile(task)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
@@ -149,19 +149,17 @@ class Trainer:
             return function
         return functools.partial(function, group=self.group_member.group(task.group_rank))
 
-    def _evaluate(self, task: Task) -> Results:
+    def _evaluate(self, task: Task, loaded: CachedModel | None) -> Results:
         costs = UnitCosts()
-        cached, data = self.prepare(task, costs)
+        if loaded is not None:
+            cached, data = loaded, self.partition(task, loaded.framework, costs)
+        else:
+            cached, data = self.prepare(task, costs)
         with self.group_member.count_exchanges(task, costs):
             metrics = self._metrics(cached, data, task)
-        self.model_cache.put(task.config, cached)
+        if loaded is None:
+            self.model_cache.put(task.config, cached)
         return {"rows": cached.framework.rows(data), "metrics": metrics, **vars(costs)}
-
-    def _evaluate_loaded(self, task: Task, loaded: CachedModel) -> Results:
-        costs = UnitCosts()
-        data = self.partition(task, loaded.framework, costs)
-        metrics = self._metrics(loaded, data, task)
-        return {"rows": loaded.framework.rows(data), "metrics": metrics, **vars(costs)}
 
     def _metrics(self, cached: CachedModel, data: Any, task: Task) -> dict[str, float]:
         """The metrics of a model on evaluation data."""
