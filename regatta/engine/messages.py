@@ -218,7 +218,7 @@ class StateDurable:
 
 @dataclass(frozen=True)
 class StateLost:
-    """A published state was lost before it was durable: its unit is done again. No task from it runs or has finished."""
+    """A published state was lost before it was durable: its unit is done again. No task from it runs or has ended."""
 
     worker: str
     path: Path

@@ -22,8 +22,10 @@ _XLA_FLAGS = "XLA_FLAGS"
 _SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
-def limit(threads: int) -> None:
-    """Let every framework in this process compute with this number of threads."""
+def limit_threads(threads: int) -> None:
+    """Let every framework in this process compute with this number of threads, and in a fixed order."""
+    os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # no notices in the logs of workers
     os.environ.update(dict.fromkeys(_THREADS, str(threads)))
     os.environ[_CONCURRENT_OPERATIONS] = "1"
     flags = os.environ.get(_XLA_FLAGS, "")
@@ -31,12 +33,6 @@ def limit(threads: int) -> None:
         os.environ[_XLA_FLAGS] = f"{flags} {_SINGLE_THREADED}".strip()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
-
-
-def set_worker_defaults() -> None:
-    """Make a worker add up in the same order each time, and keep TensorFlow's notices out of its log."""
-    os.environ.setdefault("TF_DETERMINISTIC_OPS", "1")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def count() -> int:

@@ -9,6 +9,5 @@ import torch
 from regatta.frameworks import threads
 
 before = torch.get_num_threads()
-threads.limit(1)
-threads.set_worker_defaults()
+threads.limit_threads(1)
 torch.set_num_threads(before)

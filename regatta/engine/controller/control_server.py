@@ -23,14 +23,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from regatta.engine.controller.requests import (
-    MAX_REQUEST_BYTES,
-    Answer,
-    find_config,
-    read_answer,
-    read_requests,
-    write_request,
-)
+from regatta.engine.controller.requests import MAX_REQUEST_BYTES, find_config, read_answer, read_requests, write_request
 from regatta.engine.workers.base import refuse
 from regatta.errors import NotFoundError
 from regatta.journal.lock import is_live
@@ -134,7 +127,7 @@ class ControlServer:
 # -- the client's side -------------------------------------------------------------------------------------
 
 
-def ask(folder: Path, verb: str, config: str, **arguments: Any) -> Answer:
+def ask(folder: Path, verb: str, config: str, **arguments: Any) -> dict[str, Any]:
     """Write a request and wait for the answer; where no controller is running, the request waits for one."""
     folder = folder.absolute()
     if not is_live(folder):

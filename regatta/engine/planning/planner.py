@@ -209,14 +209,8 @@ class Planner:
         # Packs gain as much less as their units have been slower than those of single models.
         slower = math.exp(self._drift[True].mean - self._drift[False].mean)
         rates = {build: replace(rate, gain=max(rate.gain / slower, 1e-3)) for build, rate in results.pack_rates.items()}
-        sharable = not any(profile.unsharable for profile in results.models.profiles.values())
-        return SweepProfile(
-            models,
-            rates,
-            communication,
-            packs_forced=bool(self.options.pack),
-            sharable=sharable or bool(self.options.share),
-        )
+        sharable = bool(self.options.share) or not any(p.unsharable for p in results.models.profiles.values())
+        return SweepProfile(models, rates, communication, packs_forced=bool(self.options.pack), sharable=sharable)
 
     def _costs(self, results: ProfilingResults, name: str, width: int) -> ModelCosts | None:
         profile = results.models.profiles.get(name)

@@ -50,11 +50,9 @@ class _TrackedWorker:
 class Broker:
     """Gives blocks to readers until it is closed."""
 
-    def __init__(
-        self, ledger: Ledger, start_worker: StartWorker, always: bool, saved_blocks: int, max_workers: int
-    ) -> None:
+    def __init__(self, ledger: Ledger, start: StartWorker, always: bool, saved_blocks: int, max_workers: int) -> None:
         """Share blocks `always`, or if that saves time: it makes `saved_blocks` fewer blocks in the whole run."""
-        self._ledger, self._start_worker, self._max_workers = ledger, start_worker, max_workers
+        self._ledger, self._start_worker, self._max_workers = ledger, start, max_workers
         self._always, self._saved_blocks = always, saved_blocks
         self._blocks: dict[BlockKey, tuple[SharedBlock, Any]] = {}  # with their layouts
         self._readers: dict[str, SelectableChannel] = {}

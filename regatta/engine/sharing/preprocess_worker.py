@@ -45,11 +45,9 @@ def new_broker(setup: WorkerSetup, memory: int, disk: int, start: StartWorker, m
     """A broker for the blocks of a run, on one machine or on a cluster."""
     plan = setup.sharing
     assert plan is not None
-    partitions = len(setup.train)
-    ledger = Ledger(
-        memory, disk, partitions=partitions, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms
-    )
-    saved_blocks = (plan.models - 1) * max(1, plan.epochs * partitions)
+    parts = len(setup.train)
+    ledger = Ledger(memory, disk, partitions=parts, epochs=plan.epochs, reads=plan.reads, transforms=plan.transforms)
+    saved_blocks = (plan.models - 1) * max(1, plan.epochs * parts)
     return Broker(ledger, start, plan.settings.always is True, saved_blocks, max_workers)
 
 
@@ -92,7 +90,7 @@ def _serve(socket_file: int, setup_file: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from regatta.engine.sharing.preprocess import Preprocessor
     from regatta.engine.workers.training.device_memory import keep_freed_memory
-    from regatta.engine.workers.training.trainer import limit_threads
+    from regatta.frameworks.threads import limit_threads
 
     with open(setup_file, "rb") as pickled:
         threads, setup = cloudpickle.loads(pickled.read())

@@ -63,7 +63,8 @@ def serve(file: int, blocks: int | None = None) -> None:
     arguments: WorkerArguments = controller.receive()  # before the imports: a controller that sends much waits for it
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
     from regatta.engine.workers.training.device_memory import keep_freed_memory
-    from regatta.engine.workers.training.trainer import Trainer, choose_device, limit_threads, memory_of, warm_up
+    from regatta.engine.workers.training.trainer import Trainer, choose_device, memory_of, warm_up
+    from regatta.frameworks.threads import limit_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
@@ -86,14 +87,8 @@ def serve(file: int, blocks: int | None = None) -> None:
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=exit_on_error, args=(_listen, controller, trainer, tasks), daemon=True).start()
     threading.Thread(target=exit_on_error, args=(_keep, controller, trainer.worker, fresh), daemon=True).start()
-    memory = memory_of(trainer.device, arguments.device, arguments.workers)
-    info = {
-        "pid": os.getpid(),
-        "device": trainer.device,
-        "threads": arguments.threads,
-        "memory": memory,
-        **start_seconds,
-    }
+    info = {"pid": os.getpid(), "device": trainer.device, "threads": arguments.threads}
+    info |= {"memory": memory_of(trainer.device, arguments.device, arguments.workers), **start_seconds}
     controller.send(WorkerReady(arguments.worker, info))
     while True:
         done = trainer.run(tasks.get())

@@ -328,7 +328,7 @@ def test_callers_that_come_too_late_are_answered(tmp_path: Path, monkeypatch: py
     def run_and_be_visited(self: EventLoop, control: ControlServer) -> None:
         run_loop(self, control)
         for kind in ("request", "worker"):
-            late.append(connect(self._settings.folder))
+            late.append(connect(self.settings.folder))
             late[-1].send_bytes(json.dumps({"kind": kind}).encode())
         assert soon(lambda: control._callers.qsize() == 2)
 

@@ -34,10 +34,11 @@ from regatta.engine.workers.ray.shared_blocks import BrokerChannel
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.engine.workers.training.device_memory import keep_freed_memory
 from regatta.engine.workers.training.model_cache import CachedModel
-from regatta.engine.workers.training.trainer import Trainer, choose_device, limit_threads, warm_up
+from regatta.engine.workers.training.trainer import Trainer, choose_device, warm_up
 from regatta.engine.workers.training.unit import UnitCosts
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
+from regatta.frameworks.threads import limit_threads
 from regatta.frameworks.torch.rendezvous import RendezvousServer
 from regatta.store.states.state_files import publishing, writing
 
@@ -205,7 +206,7 @@ class RayWorker:
     def run(
         self, task: Task, reference: Sequence[Any], may_be_lost: bool, spent: Sequence[Path]
     ) -> tuple[TaskDone | TaskFailed | TaskReturned, NDArray[np.uint8] | None]:
-        """Run a task that begins with a durable state, or one that `may_be_lost`; returns the answer and the new state."""
+        """Run a task that begins with a durable state, or one that `may_be_lost`; also returns the new state."""
         self._node_states.forget(spent)
         state_in = None if task.state_in is None else self._node_states.add_reference(task.state_in, reference)
         state_out = None if task.state_out is None else self._node_states.local_path(task.state_out)

@@ -22,17 +22,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 
 from regatta.cluster import Cluster
-from regatta.engine.messages import (
-    DiskFull,
-    Event,
-    Task,
-    TaskDone,
-    TaskFailed,
-    TaskReturned,
-    WorkerLost,
-    WorkerReady,
-    WorkerSetup,
-)
+from regatta.engine.messages import DiskFull, Event, Task, TaskDone, TaskFailed, TaskReturned, WorkerLost, WorkerSetup
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.ray.actor import CONCURRENCY_GROUPS, ActorSetup, RayWorker
 from regatta.engine.workers.ray.preprocess_worker import RaySharing, open_ray_sharing
@@ -268,7 +258,12 @@ class RayPool:
         if notice.error is not None:
             return self._on_death(member, notice.error)
         if notice.call == "hello":
-            return self._on_ready(member, notice.value)
+            member.ready = self._proven = True
+            member.process = watch_process(notice.value.info)
+            if self._blocks is not None:
+                self._blocks.on_worker_up(member.name, notice.value.info["node"])
+            self._failed_starts.pop(member.name, None)
+            return [notice.value, *self._states.rescue_all()]
         if notice.call == "run":
             return self._on_task_end(member, notice.value)
         assert notice.state is not None
@@ -291,14 +286,6 @@ class RayPool:
         self._timers = {timer, *(other for other in self._timers if other.is_alive())}
         timer.start()
         return [DiskFull(member.name, str(error))]
-
-    def _on_ready(self, member: LiveActor, ready: WorkerReady) -> list[Event]:
-        member.ready = self._proven = True
-        member.process = watch_process(ready.info)
-        if self._blocks is not None:
-            self._blocks.on_worker_up(member.name, ready.info["node"])
-        self._failed_starts.pop(member.name, None)
-        return [ready, *self._states.rescue_all()]
 
     def _on_task_end(self, member: LiveActor, event: TaskDone | TaskFailed | TaskReturned) -> list[Event]:
         task, made = event.task, member.made

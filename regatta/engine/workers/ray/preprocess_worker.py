@@ -33,7 +33,7 @@ from regatta.engine.workers.ray.actor import write_log
 from regatta.engine.workers.ray.session import RaySession
 from regatta.engine.workers.ray.shared_blocks import CallbackInbox, RayBlock, ReaderChannel, boxed, call
 from regatta.engine.workers.training.device_memory import keep_freed_memory
-from regatta.engine.workers.training.trainer import limit_threads
+from regatta.frameworks.threads import limit_threads
 from regatta.paths import PREPROCESSING_LOG
 
 CONCURRENCY_GROUPS = {"make": 1, "life": 1}  # threads of an actor

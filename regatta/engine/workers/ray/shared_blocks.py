@@ -80,10 +80,8 @@ class CallbackInbox:
             raise EOFError
         return message, attachment
 
-    def expect(
-        self, reference: Any, on_value: Callable[[Any], None], on_error: Callable[[BaseException], None]
-    ) -> None:
-        """Call one of the two functions when the reference has a value or an error, in a thread of Ray."""
+    def expect(self, result: Any, on_value: Callable[[Any], None], on_error: Callable[[BaseException], None]) -> None:
+        """Call one of the two functions when the result has a value or an error, in a thread of Ray."""
 
         def on_done(future: Any) -> None:
             error = future.exception()
@@ -92,7 +90,7 @@ class CallbackInbox:
             else:
                 on_error(error)
 
-        reference.future().add_done_callback(on_done)
+        result.future().add_done_callback(on_done)
 
     def close(self) -> None:
         self._wake_receiver.close()

@@ -39,7 +39,6 @@ from regatta.frameworks import (
     load_framework,
     loaded_frameworks,
     seeded_in_all,
-    threads,
 )
 from regatta.frameworks.torch import group
 from regatta.store.states.state_files import publishing, state_framework, writing
@@ -289,11 +288,6 @@ def memory_of(device: str, wanted: str, workers: int) -> int:
     """Bytes of a worker's device, divided among the workers that share it."""
     sharers = [choose_device(wanted, index) for index in range(workers)].count(device)
     return device_memory(device, sharers)
-
-
-def limit_threads(number: int) -> None:
-    threads.limit(number)
-    threads.set_worker_defaults()
 
 
 def warm_up() -> None:
