@@ -89,7 +89,8 @@ def test_a_sweep_compiles_each_configuration_once(tmp_path: Path) -> None:
 def test_threads_are_limited_before_anything_is_imported() -> None:
     code = (
         "import os; from regatta.frameworks.threads import count, limit_threads as limit;"
-        "limit(1); assert count() == 1; import torch; assert torch.get_num_threads() == 1; limit(2); assert torch.get_num_threads() == 2;"
+        "limit(1); assert count() == 1; import torch; assert torch.get_num_threads() == 1;"
+        "limit(2); assert torch.get_num_threads() == 2;"
         "assert count() == 2; assert os.environ['TF_NUM_INTRAOP_THREADS'] == '2'"
     )
     clean = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name and name != "NPROC"}
