@@ -147,10 +147,7 @@ class _OfferPipe:
         data = os.read(self._pipe, 2**20)
         self.ended = not data
         *lines, self._rest = (self._rest + data).split(b"\n")
-        found = []
-        for config, state, digest in map(json.loads, lines):
-            found.append(RawState(self._run / state, config, digest))
-        return found
+        return [RawState(self._run / state, config, digest) for config, state, digest in map(json.loads, lines)]
 
 
 def serve(run: Path, store: Path, token: bytes, pipe: int) -> None:

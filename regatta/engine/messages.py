@@ -208,8 +208,6 @@ def published(event: object) -> list[Path]:
 
 @dataclass(frozen=True)
 class StateDurable:
-    """A state that a worker published is durable."""
-
     worker: str
     path: Path
     hash: str

@@ -93,7 +93,9 @@ def _slices(record: RunRecord, threads: dict[str, int], origin: float) -> Iterat
         metrics = {k: v if math.isfinite(v) else str(v) for k, v in unit.metrics.items()}  # JSON has no NaN
         args = {**details, "values": dict(values), "metrics": metrics}
         thread, start = threads[unit.worker], unit.start - origin
-        yield _slice(_title(unit), unit.kind, thread, start, unit.seconds, args)
+        kind = "" if unit.kind == "train" else f" {unit.kind}"
+        place = "" if unit.kind == "pilot" else f" epoch {unit.epoch} partition {unit.partition}"
+        yield _slice(f"{unit.config}{kind}{place}", unit.kind, thread, start, unit.seconds, args)
         if unit.hop_seconds:
             yield _slice("fetch state", "hop", thread, start, unit.hop_seconds, {"bytes": unit.hop_bytes})
         if unit.save_seconds:
@@ -120,13 +122,6 @@ def _arrows(record: RunRecord, threads: dict[str, int], origin: float) -> Iterat
         leaves = (before.start + before.end) / 2 if before.seconds < 2e-6 else before.end - 1e-6
         yield {**hop, "ph": "s", "tid": threads[before.worker], "ts": _micros(leaves - origin)}
         yield {**hop, "ph": "f", "bp": "e", "tid": threads[unit.worker], "ts": _micros(unit.start - origin)}
-
-
-def _title(unit: UnitRecord) -> str:
-    if unit.kind == "pilot":
-        return f"{unit.config} pilot"
-    kind = "" if unit.kind == "train" else f" {unit.kind}"
-    return f"{unit.config}{kind} epoch {unit.epoch} partition {unit.partition}"
 
 
 def _micros(seconds: float) -> float:

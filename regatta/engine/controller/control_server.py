@@ -47,8 +47,6 @@ class RequestNotice:
 
 @dataclass(frozen=True)
 class JoiningWorker:
-    """A worker that wants to join."""
-
     connection: Socket
     wishes: dict[str, Any]
 
@@ -150,7 +148,6 @@ def count_waiting(folder: Path) -> int:
 
 
 def connect(folder: Path) -> Socket:
-    """A connection to the controller of a run."""
     address = read_address(folder)
     try:
         return Client(address["address"], family="AF_UNIX", authkey=bytes.fromhex(address["key"]))

@@ -23,8 +23,6 @@ NOT_IN_THE_JOURNAL = ("task", "profile", "pack_profile", "group_profile")  # fie
 
 @dataclass
 class PendingRecord:
-    """A record that waits for its turn."""
-
     event: str
     fields: dict[str, Any]
     ready: bool = True  # False: its state is not durable yet

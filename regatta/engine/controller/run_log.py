@@ -56,7 +56,6 @@ class RunLog:
             self.write("stop", config=trial.id)
 
     def note(self, level: str, text: str, **fields: Any) -> None:
-        """Write a message for users."""
         self.write("note", level=level, **fields, text=text)
 
     def show(self, level: str, text: str) -> None:

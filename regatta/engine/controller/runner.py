@@ -77,7 +77,6 @@ class Runner:
 
     @property
     def record(self) -> RunRecord:
-        """The run so far."""
         return self._run_log.record
 
     def interrupt(self) -> None:

@@ -25,7 +25,6 @@ class StateFiles:
         self._dataset = dataset
 
     def task(self, unit: Unit, trial: Trial, trials: Trials) -> Task:
-        """The task of a worker that runs a unit for one trial."""
         state = self.state_for(unit, trial)
         task = Task(unit.kind, trial.id, trial.values, unit.epoch, unit.partition, state)
         if unit.kind == "eval":

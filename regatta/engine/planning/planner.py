@@ -79,7 +79,6 @@ class RunStrategy:
 
     @classmethod
     def from_journal(cls, history: Iterable[Record]) -> RunStrategy | None:
-        """The last strategy in a journal."""
         lines = [line for line in history if line["event"] == "plan"]
         if not lines:
             return None
@@ -161,7 +160,6 @@ class Planner:
         return _run_strategy(profile, chosen, plan)
 
     def _plan_of(self, strategy: Strategy, profile: SweepProfile, workers: AvailableWorkers) -> Plan:
-        """The plan of this one strategy."""
         only = (lambda work, cluster, constraints: iter([strategy]),)
         constraints = Constraints() if strategy.teams else Constraints(width=strategy.width)
         cluster = self.cluster_spec(workers, profile)

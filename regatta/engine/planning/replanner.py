@@ -141,7 +141,6 @@ class Replanner:
         return [tuple(islice(names, team.groups)) for team in self._strategy.teams] or [self.pool.workers]
 
     def lost_workers(self) -> list[str]:
-        """The workers that will not come back."""
         return [worker for worker in self.pool.workers if worker in self._lost]
 
     def team_of(self, model: str) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from regatta.engine.messages import GroupProfile, Task, TaskDone, TaskFailed, WorkerLost
-from regatta.engine.profiling.cache import ProfileCache
-from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
+from regatta.engine.profiling.models import NO_HOOKS, ModelProfiles, ProfilingHooks, ProfilingRequest
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.groups import GroupPool
 from regatta.plan.strategy.groups_or_hops import Communication
@@ -25,17 +24,14 @@ def profile_groups(
     hooks: ProfilingHooks = NO_HOOKS,
 ) -> dict[str, Communication]:
     """Communication over computation in a group of two, by build. The pool's workers must be up and idle."""
-    candidates = _slowest_of_builds(request.configs, models)
-    found = _in_cache(candidates, request.cache)
-    if set(found) == set(candidates):
+    found, untried = _find_untried(request, models)
+    if not untried:
         return found
     groups = GroupPool(pool, WIDTH, rendezvous)
     ready = groups.adopt(models.ready)
     train, measured = request.dataset.holders(groups.workers)[0], dict[str, float]()
     name = next((event.worker for event in ready if train.get(event.worker)), None)
-    for build, config in candidates.items():
-        if build in found:
-            continue
+    for build, config in untried.items():
         if name is None:
             break  # no group could be formed
         groups.submit(name, Task("pilot", config, request.configs[config], 0, train[name][0]))
@@ -58,24 +54,21 @@ def profile_groups(
 
 def cached_communication(request: ProfilingRequest, models: ModelProfiles) -> dict[str, Communication] | None:
     """The costs of groups in the cache; None where some build would have to be tried."""
-    candidates = _slowest_of_builds(request.configs, models)
-    found = _in_cache(candidates, request.cache)
-    return found if set(found) == set(candidates) else None
+    found, untried = _find_untried(request, models)
+    return None if untried else found
 
 
-def _in_cache(builds: Iterable[str], cache: ProfileCache | None) -> dict[str, Communication]:
-    ratios = {} if cache is None else cache.ratios
-    return {build: Communication(ratios[build]) for build in builds if build in ratios}
-
-
-def _slowest_of_builds(configs: Configs, models: ModelProfiles) -> Mapping[str, str]:
-    """The slowest profiled configuration of each build, the slowest builds first."""
-    profiles = {config: profile for config, profile in models.profiles.items() if config in configs}
+def _find_untried(request: ProfilingRequest, models: ModelProfiles) -> tuple[dict[str, Communication], dict[str, str]]:
+    """The costs in the cache by build, and the slowest configuration of each other build, the slowest builds first."""
+    profiles = {config: profile for config, profile in models.profiles.items() if config in request.configs}
     builds: dict[str, str] = {}
     for config in sorted(profiles, key=lambda config: -profiles[config].train_seconds_per_row):
         if profiles[config].build:
             builds.setdefault(profiles[config].build, config)
-    return dict(list(builds.items())[:MAX_BUILDS])
+    slowest = dict(list(builds.items())[:MAX_BUILDS])
+    ratios = {} if request.cache is None else request.cache.ratios
+    found = {build: Communication(ratios[build]) for build in slowest if build in ratios}
+    return found, {build: config for build, config in slowest.items() if build not in found}
 
 
 def _await_answer(groups: GroupPool, name: str, between: Callable[[], None]) -> TaskDone | TaskFailed | WorkerLost:

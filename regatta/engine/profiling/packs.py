@@ -5,12 +5,12 @@ A few models of each build are tried together on every worker, where a pack may 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from regatta.engine.messages import ModelProfile, PackProfile, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
-from regatta.engine.profiling.cache import CachedPackRate, ProfileCache
+from regatta.engine.profiling.cache import CachedPackRate
 from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
 from regatta.engine.workers.base import WorkerPool
 from regatta.journal.journal_file import Record
@@ -50,12 +50,9 @@ def profile_packs(
 ) -> dict[str, PackRate]:
     """Try packs of the builds that may gain by it and are not in the cache. The pool's workers must be idle."""
     train = request.dataset.holders(pool.workers)[0]
-    candidates = _members_to_try(request, models, len(pool.workers))
-    rates = _rates_in_cache(candidates, request.cache)
+    rates, untried = _find_untried(request, models, len(pool.workers))
     measured: dict[str, CachedPackRate] = {}
-    for build, members in candidates.items():
-        if not members or build in rates:
-            continue
+    for build, members in untried.items():
         workers = [name for name in models.ready if train.get(name)]  # all at once, as in the run
         for worker in workers:
             partition = train[worker][0]
@@ -74,38 +71,38 @@ def profile_packs(
 
 def cached_pack_rates(workers: int, request: ProfilingRequest, models: ModelProfiles) -> dict[str, PackRate] | None:
     """The pack rates in the cache; None where some pack would have to be tried."""
-    candidates = _members_to_try(request, models, workers)
-    rates = _rates_in_cache(candidates, request.cache)
-    return None if any(members and build not in rates for build, members in candidates.items()) else rates
+    rates, untried = _find_untried(request, models, workers)
+    return None if untried else rates
 
 
-def _rates_in_cache(candidates: Mapping[str, Sequence[str]], cache: ProfileCache | None) -> dict[str, PackRate]:
-    if cache is None:
-        return {}
-    found = {build: cache.rate(build, members) for build, members in candidates.items()}
-    return {build: rate for build, rate in found.items() if rate is not None}
-
-
-def _members_to_try(request: ProfilingRequest, models: ModelProfiles, workers: int) -> dict[str, list[str]]:
-    """The configurations to try together, by build; an empty list where a pack gains nothing."""
+def _find_untried(
+    request: ProfilingRequest, models: ModelProfiles, workers: int
+) -> tuple[dict[str, PackRate], dict[str, list[str]]]:
+    """The rates in the cache by build, and the configurations of other builds to try together."""
     builds = builds_of(models, request.configs)
     alike: dict[str, list[str]] = {}
     for config, values in request.configs.items():
         if config not in models.failed:
             alike.setdefault(builds.build_of(config, values), []).append(config)
-    found = {}
+    rates, untried = dict[str, PackRate](), dict[str, list[str]]()
     for build, members in alike.items():
+        if not build or len(members) < 2:
+            continue
         profiles = [models.profiles[member] for member in members if member in models.profiles]
-        if build and len(members) > 1:
-            found[build] = members[: _size_to_try(request, members, profiles, workers)]
-    return found
+        tried = members[: _size_to_try(request, members, profiles, workers)]
+        rate = None if request.cache is None else request.cache.rate(build, tried)
+        if rate is not None:
+            rates[build] = rate
+        elif tried:
+            untried[build] = tried
+    return rates, untried
 
 
 def _size_to_try(
     request: ProfilingRequest, members: Sequence[str], profiles: Sequence[ModelProfile], workers: int
 ) -> int:
     """How many members to try together; 0 where there is nothing to gain."""
-    if len(members) < 2 or not profiles:
+    if not profiles:
         return 0
     partitions = request.dataset.train
     rows = sum(part.rows or profiles[0].train_rows for part in partitions)

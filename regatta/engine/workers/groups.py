@@ -158,12 +158,10 @@ class GroupPool:
         return all(self._groups[group].lost_for_good for group in groups)
 
     def first_member(self, group: str) -> str:
-        """The member of a group with rank 0."""
         members = self._groups[group].members
         return members[0] if members else group
 
     def lost_workers(self) -> set[str]:
-        """Workers that will not come back."""
         return set(self._lost)
 
     def release(self) -> dict[str, WorkerReady]:
@@ -245,7 +243,13 @@ class GroupPool:
     def _on_event(self, event: Event, lost: set[str]) -> Sequence[Event]:
         group = self._group_of.get(event.worker)
         if isinstance(event, StateDurable | StateLost | DiskFull):
-            return self._pass_on(event, group)
+            if group is None:
+                return [event]
+            event = replace(event, worker=group.name)
+            if isinstance(event, StateDurable) and group.task is not None and event.path == group.task.state_out:
+                group.durable.append(event)
+                return []
+            return [event]
         if group is None:
             return self._on_ungrouped_event(event)
         if isinstance(event, WorkerReady):
@@ -255,15 +259,6 @@ class GroupPool:
         if group.up and isinstance(event, TaskDone | TaskFailed | TaskReturned):
             return self._on_answer(group, event)
         return []  # from a member that has ended since
-
-    def _pass_on(self, event: StateDurable | StateLost | DiskFull, group: _WorkerGroup | None) -> Sequence[Event]:
-        if group is None:
-            return [event]
-        event = replace(event, worker=group.name)
-        if isinstance(event, StateDurable) and group.task is not None and event.path == group.task.state_out:
-            group.durable.append(event)
-            return []
-        return [event]
 
     # -- forming groups ------------------------------------------------------------------------------------
 

@@ -92,10 +92,14 @@ class NodeStates:
 
     def fetch(self, local: Path) -> None:
         """Bring a state to this node: by its reference, or from the storage if that is lost."""
+        import ray
+
         with self._locks[local], writing(local):
             if local.exists():
                 return
-            data = _dereference(self._references.get(local, ()))
+            reference, data = self._references.get(local, ()), None
+            with contextlib.suppress(ray.exceptions.ObjectLostError):
+                data = ray.get(reference[0]) if reference else None
             if data is None:
                 self._storage.fetch(local.relative_to(self.folder), local)
             else:
@@ -117,16 +121,6 @@ class NodeStates:
         for state in states:
             self._references.pop(self.local_path(state), None)
             self.local_path(state).unlink(missing_ok=True)
-
-
-def _dereference(reference: Sequence[Any]) -> NDArray[np.uint8] | None:
-    """The bytes behind a reference, in the node's shared memory; None if there is no reference or it is lost."""
-    import ray
-
-    try:
-        return ray.get(reference[0]) if reference else None
-    except ray.exceptions.ObjectLostError:
-        return None
 
 
 class RayTrainer(Trainer):

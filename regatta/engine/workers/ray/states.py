@@ -35,8 +35,6 @@ class LiveActor:
 
 @dataclass(eq=False)
 class TrackedState:
-    """A state that a worker has made in this run."""
-
     path: Path
     worker: str
     reference: Any

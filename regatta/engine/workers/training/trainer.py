@@ -32,14 +32,8 @@ from regatta.engine.workers.training.profiler import OPAQUE_ROWS, SAMPLE_BATCHES
 from regatta.engine.workers.training.unit import UnitCosts, batch_size, batches_in_order, to_metrics, train_metric
 from regatta.engine.workers.training.warm_start import warm_start
 from regatta.errors import DiskError, RegattaError, UsageError
-from regatta.frameworks import (
-    Framework,
-    framework_of,
-    keep_settings_in_all,
-    load_framework,
-    loaded_frameworks,
-    seeded_in_all,
-)
+from regatta.frameworks import framework_of, keep_settings_in_all, load_framework, loaded_frameworks, seeded_in_all
+from regatta.frameworks.base import Framework
 from regatta.frameworks.torch import group
 from regatta.store.states.state_files import publishing, state_framework, writing
 
@@ -161,7 +155,6 @@ class Trainer:
         return {"rows": cached.framework.rows(data), "metrics": metrics, **vars(costs)}
 
     def _metrics(self, cached: CachedModel, data: Any, task: Task) -> dict[str, float]:
-        """The metrics of a model on evaluation data."""
         recipe, framework, metrics = self.setup.recipe, cached.framework, dict[str, float]()
         with framework.seeded(derive_seed(self.setup.seed, "eval")):
             if recipe.train_fn is None:
@@ -188,7 +181,6 @@ class Trainer:
     # -- models and states -----------------------------------------------------------------------------
 
     def load_model(self, task: Task, costs: UnitCosts) -> CachedModel:
-        """The model of a task with its state."""
         cached = self.model_cache.take(task.config)
         if task.state_in is None:
             new = self.build(task.values)

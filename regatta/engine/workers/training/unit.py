@@ -48,5 +48,4 @@ def to_metrics(returned: object, function: str) -> dict[str, float]:
 
 
 def train_metric(name: str) -> str:
-    """The name of a metric on training data."""
     return name if name.startswith("train_") else f"train_{name}"
