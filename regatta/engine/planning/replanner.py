@@ -61,7 +61,6 @@ class Replanner:
 
     @property
     def regroups(self) -> bool:
-        """Whether the workers are to form other groups."""
         return self._next is not None
 
     # -- the beginning -------------------------------------------------------------------------------
@@ -144,7 +143,6 @@ class Replanner:
         return [worker for worker in self.pool.workers if worker in self._lost]
 
     def team_of(self, model: str) -> int:
-        """The number of the team that trains a scheduled model."""
         return team_index(self._strategy.teams, self.scheduled.plan_name(model)) if self._strategy.teams else 0
 
     # -- another plan --------------------------------------------------------------------------------

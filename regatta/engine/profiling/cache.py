@@ -46,19 +46,15 @@ Values = Mapping[str, Scalar]
 
 @dataclass(frozen=True)
 class CachedProfile:
-    """The profile of a configuration, and the seconds that it took to measure."""
-
     values: Values
     profile: ModelProfile
-    seconds: float = 0.0
+    seconds: float = 0.0  # that it took to measure
 
 
 @dataclass(frozen=True)
 class CachedPackRate:
-    """The rate of a pack, and the configurations that were its members."""
-
     rate: PackRate
-    configs: tuple[str, ...]
+    configs: tuple[str, ...]  # that were its members
 
 
 @dataclass
@@ -88,7 +84,6 @@ class ProfileCache:
         return None if known is None else known.profile
 
     def spent(self, configs: Iterable[str]) -> float:
-        """The seconds that it took to measure these configurations."""
         return sum(self.configs[config].seconds for config in configs if config in self.configs)
 
     def rate(self, build: str, members: Sequence[str]) -> PackRate | None:

@@ -24,7 +24,6 @@ MAX_STEP_SECONDS = 3e-3  # a longer step keeps a processor busy by itself
 
 
 def builds_of(models: ModelProfiles, configs: Configs) -> Builds:
-    """The builds of the profiled configurations."""
     builds = Builds()
     for config, profile in models.profiles.items():
         if config in configs:

@@ -134,7 +134,6 @@ def map_block(file: int, layout: BlockLayout, writing: bool = False) -> Any:
 
 
 def arrays_in(buffer: mmap.mmap | Array, layout: BlockLayout) -> Any:
-    """The nested arrays of a block in a buffer."""
     arrays = [
         np.frombuffer(buffer, dtype, math.prod(shape), offset).reshape(shape) for dtype, shape, offset in layout.leaves
     ]
@@ -150,7 +149,6 @@ def _fill_tree(tree: Any, arrays: list[Array]) -> Any:
 
 
 def copy_block(file: int, size: int, folder: Path) -> int:
-    """A copy of a block on the disk of the folder."""
     copied = new_block(size, folder)
     try:
         for offset in range(0, size, COPY_CHUNK_BYTES):

@@ -84,7 +84,6 @@ class SocketChannel:
 
 
 def send(to: socket.socket, message: Message, file: int | None = None) -> None:
-    """Send a message; OSError if the other end is gone."""
     text = json.dumps(message).encode()
     packet = _HEADER.pack(len(text), file is not None) + text
     if file is None:
@@ -95,7 +94,6 @@ def send(to: socket.socket, message: Message, file: int | None = None) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Message, int | None]:
-    """Wait for the next message; EOFError if the other end is gone."""
     header, files = _read(source, _HEADER.size, 1)
     length, with_file = _HEADER.unpack(header)
     if length > MAX_MESSAGE_BYTES or len(files) != with_file:

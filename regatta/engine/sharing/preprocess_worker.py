@@ -120,7 +120,6 @@ class PreprocessWorker:
             os.close(file)
 
     def run_job(self) -> None:
-        """Wait for a job, and do it."""
         try:
             order, file = receive(self._controller)
         except EOFError:

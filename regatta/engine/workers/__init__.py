@@ -8,7 +8,6 @@ start_process.py   starts processes, by forking where that is possible
 fork_client.py     the controller's side of a process from which workers are forked
 fork_server.py     that process
 groups.py          groups of workers of another pool; to the controller, a group is one worker
-form_groups.py     which workers form a group
 joining.py         a worker that joins a run by itself
 training/          what happens inside a unit, the same in every pool
 ray/               an actor for each worker on a Ray cluster
@@ -30,23 +29,21 @@ def open_pool(cluster: Cluster, setup: WorkerSetup, widths: Callable[[Task], int
         from regatta.engine.workers.inline import InlinePool
 
         return InlinePool(cluster, setup)
-    width = cluster.group or 1
-    if width == 1:
-        return _open_workers(cluster, setup)
-    from regatta.engine.workers.groups import GroupPool
-    from regatta.engine.workers.training.group_member import check_groupable
+    width, recipe = cluster.group or 1, setup.recipe_or_pickle
+    if width > 1 and isinstance(recipe, Recipe):  # otherwise the workers find out
+        from regatta.engine.workers.training.group_member import check_groupable
 
-    if isinstance(setup.recipe_or_pickle, Recipe):  # otherwise the workers find out
-        check_groupable(setup.recipe_or_pickle, width, setup.recipe_or_pickle.framework)
-    pool, grows = _open_workers(cluster, setup), cluster.kind == "ray"
-    return GroupPool(pool, width, setup.logs / MEETINGS, widths, wait_for_workers=grows)
-
-
-def _open_workers(cluster: Cluster, setup: WorkerSetup) -> WorkerPool:
+        check_groupable(recipe, width, recipe.framework)
     if cluster.kind == "ray":
         from regatta.engine.workers.ray.pool import RayPool
 
-        return RayPool(cluster, setup)
-    from regatta.engine.workers.process import ProcessPool
+        pool: WorkerPool = RayPool(cluster, setup)
+    else:
+        from regatta.engine.workers.process import ProcessPool
 
-    return ProcessPool(cluster, setup)
+        pool = ProcessPool(cluster, setup)
+    if width == 1:
+        return pool
+    from regatta.engine.workers.groups import GroupPool
+
+    return GroupPool(pool, width, setup.logs / MEETINGS, widths, wait_for_workers=cluster.kind == "ray")

@@ -50,7 +50,6 @@ class WorkerPool(Protocol):
 
 
 def refuse(connection: Connection[Any, Any], reason: str) -> None:
-    """Refuse a worker that wants to join."""
     with contextlib.suppress(OSError):  # it is gone already
         connection.send_bytes(json.dumps({"refused": reason}).encode())
     connection.close()

@@ -33,7 +33,6 @@ from regatta.engine.messages import (
     WorkerReady,
 )
 from regatta.engine.workers.base import WorkerPool, refuse
-from regatta.engine.workers.form_groups import form_groups
 from regatta.errors import RegattaError
 
 Widths: TypeAlias = Callable[[Task], int]  # the number of members that run a task
@@ -106,11 +105,7 @@ class _WorkerGroup:
 
 
 class GroupPool:
-    """Groups of workers of another pool: all of one width, or one for each given width, the widest first.
-
-    `widths` gives the number of members that run a task, if not all. With `wait_for_workers`, it is no error that no
-    group is left: lost workers may come back, for example when a cluster gets another node.
-    """
+    """Groups of workers of another pool: all of one width, or one for each given width, the widest first."""
 
     packs = False
     groupable = False
@@ -120,9 +115,9 @@ class GroupPool:
         members: WorkerPool,
         width: int | Sequence[int],
         meetings: Path,
-        widths: Widths | None = None,
+        widths: Widths | None = None,  # None: all members run a task
         *,
-        wait_for_workers: bool = False,
+        wait_for_workers: bool = False,  # if no group is left: lost workers may come back with another node
     ) -> None:
         self._width = width if isinstance(width, int) else None  # of all groups, also of later ones
         initial = [width] * max(1, len(members.workers) // width) if isinstance(width, int) else width
@@ -386,3 +381,31 @@ class GroupPool:
 def _node(ready: WorkerReady) -> str:
     """The node of a worker, as far as its pool knows of several nodes."""
     return str(ready.info.get("node", ""))
+
+
+def form_groups(nodes: Mapping[str, str], width: int) -> list[tuple[str, ...]]:
+    """Groups of `width` workers, preferably of one node, where they exchange data faster; the rest are in no group."""
+    by_node: dict[str, list[str]] = {}
+    for worker in sorted(nodes, key=_by_number):
+        by_node.setdefault(nodes[worker], []).append(worker)
+    groups = []
+    while sum(map(len, by_node.values())) >= width:
+        groups.append(_take_group(list(by_node.values()), width))
+    return sorted(groups, key=lambda group: _by_number(group[0]))
+
+
+def _take_group(nodes: list[list[str]], width: int) -> tuple[str, ...]:
+    """Take a group from as few nodes as possible, and from the smallest nodes that are enough."""
+    group: list[str] = []
+    while len(group) < width:
+        missing = width - len(group)
+        enough = [workers for workers in nodes if len(workers) >= missing]
+        chosen = min(enough, key=len) if enough else max(nodes, key=len)
+        group += chosen[:missing]
+        del chosen[:missing]
+    return tuple(group)
+
+
+def _by_number(worker: str) -> tuple[int, str]:
+    """Sorts w2 before w10."""
+    return len(worker), worker

@@ -93,15 +93,12 @@ def expect_workers(recipe: Recipe | bytes) -> None:
 
 
 def preload_for(recipe: Recipe | bytes) -> str:
-    """The framework that workers can be forked with: PyTorch, where the controller or the pickled functions have it.
-
-    TensorFlow and JAX start threads when they are imported, so each worker imports them itself.
-    """
+    """The framework that workers can be forked with: PyTorch, where the controller or the pickled functions have it."""
     if isinstance(recipe, bytes):
         wanted = b"torch" in recipe or "torch" in sys.modules
     else:
         wanted = recipe.framework == "torch" or (recipe.framework == "auto" and "torch" in sys.modules)
-    return "torch" if wanted else ""
+    return "torch" if wanted else ""  # TensorFlow and JAX start threads when they are imported
 
 
 def _environment(threads: int) -> dict[str, str]:

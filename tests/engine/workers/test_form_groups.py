@@ -20,8 +20,7 @@ from regatta.engine.messages import (
     WorkerLost,
     WorkerReady,
 )
-from regatta.engine.workers.form_groups import form_groups
-from regatta.engine.workers.groups import GroupPool
+from regatta.engine.workers.groups import GroupPool, form_groups
 from regatta.errors import RegattaError
 
 STATE = Path("0001-001.safetensors")

@@ -42,15 +42,12 @@ STEPS_ALONE = 24
 
 
 def build_of(cached: CachedModel, recipe: Recipe, values: Mapping[str, Scalar], device: str) -> str:
-    """Equal for models that are worth trying as a pack; "" for those that cannot be in one.
-
-    On a GPU any models can be packed; elsewhere those with the same architecture, batch size and kind of optimizer.
-    """
+    """Equal for models that are worth trying as a pack; "" for those that cannot be in one."""
     trainee = cached.trainee
     if cached.framework.NAME != "torch" or recipe.loss_fn is None or recipe.train_fn or trainee.optimizer is None:
         return ""
     if device.startswith("cuda"):
-        return ANY_CUDA_BUILD
+        return ANY_CUDA_BUILD  # elsewhere, only models with the same architecture, batch size and kind of optimizer
     shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in trainee.model.named_parameters()]
     optimizer, schedules = type(trainee.optimizer).__qualname__, sorted(trainee.schedules)
     parts = (repr(trainee.model), shapes, optimizer, schedules, values.get("batch_size"))

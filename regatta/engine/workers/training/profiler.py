@@ -41,7 +41,8 @@ SAMPLE_BATCHES = 6  # for which transform_fn makes rows
 
 Result = TypeVar("Result")
 TakeSteps: TypeAlias = Callable[[Sequence[Indices]], dict[str, float]]
-Agree: TypeAlias = Callable[[bool], bool]  # whether a condition holds for any member of a group
+# Whether a condition holds for any member of a group: all must take the same batches, whatever the time that they take.
+Agree: TypeAlias = Callable[[bool], bool]
 
 
 @dataclass(frozen=True)
@@ -223,10 +224,7 @@ def time_batches(
     max_batches: int = MAX_BATCHES,
     grouped: bool = False,
 ) -> BatchTimes:
-    """Time batches of full size, repeating them if there are few; long batches are timed only a few times.
-
-    Members of a group must take the same batches, so they agree on everything that depends on time.
-    """
+    """Time batches of full size, repeating them if there are few; long batches are timed only a few times."""
     full = [batch for batch in order if len(batch) == len(order[0])]
     first, metrics = _timed(partial(take_steps, full[:1]))
     second, _ = _timed(partial(take_steps, full[1:2] or full[:1]))
