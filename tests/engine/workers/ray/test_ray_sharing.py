@@ -176,7 +176,7 @@ class Harness:
         return preprocessor.transform(preprocessor.read("train", key.partition), key.partition, key.epoch or 0)
 
     def close(self) -> None:
-        self.blocks.close()
+        self.broker.close()
         for actor in self.actors:
             self.session.kill(actor)
 
@@ -273,5 +273,5 @@ def test_workers_preprocess_where_sharing_does_not_pay_or_fit(opened: Any) -> No
     small = opened(memory=1000)
     reader = small.reader("r0")
     assert call(reader, "get", KEYS[0], ["m0"]) is None
-    small.blocks.close()
+    small.broker.close()
     assert call(reader, "get", KEYS[1], ["m0"]) is None
