@@ -63,7 +63,6 @@ class _HashedNetwork:
     """One of the two networks, with its hashes."""
 
     def __init__(self, network: Network) -> None:
-        self.network = network
         self.order = network.order
         self.nodes = [network.by_id[id] for id in network.order]
         self.own_hashes = own_hashes(network)

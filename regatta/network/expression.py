@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from regatta.network.graph import Network
 
 LAYERS = frozenset(("CONV", "POOL", "FULL", "EMBED", "ATTENTION", "RNN"))
+CostAndParts = tuple[int, tuple[str, ...]]  # the cost is one for each symbol, one for each pair of brackets
 MAX_PERIOD = 128  # layers, runs counted once; a longer block is written out
 
 
@@ -38,15 +39,7 @@ def main_path(network: Network, kinds: Collection[str] = LAYERS) -> list[str]:
 
 def shortest_expression(words: Sequence[str]) -> str:
     """The words as the shortest expression with repetitions: runs first, then nested blocks."""
-    return " ".join(_shortest(_runs(words), {}).parts)
-
-
-@dataclass(frozen=True)
-class _Expression:
-    """An expression and its cost: one for each symbol, one for each pair of brackets."""
-
-    cost: int
-    parts: tuple[str, ...]
+    return " ".join(_shortest(_runs(words), {})[1])
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ def _runs(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word if count == 1 else f"{word}{{{count}}}" for word, count in found)
 
 
-def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Expression]) -> _Expression:
+def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], CostAndParts]) -> CostAndParts:
     """The cheapest cover of the words by single words and by repeated blocks, from the left."""
     if words in known:
         return known[words]
@@ -78,11 +71,11 @@ def _shortest(words: tuple[str, ...], known: dict[tuple[str, ...], _Expression])
     for start, word in enumerate(words):
         _improve(steps, start, start + 1, 1, word)
         for period, count in repeats.get(start, {}).items():
-            block = _shortest(words[start : start + period], known)
+            cost, parts = _shortest(words[start : start + period], known)
             for times in {2, count - 1, count} - {1}:
-                part = f"({' '.join(block.parts)}){{{times}}}"
-                _improve(steps, start, start + period * times, block.cost + 1, part)
-    known[words] = _Expression(steps[len(words)].cost, _retraced(steps, len(words)))
+                part = f"({' '.join(parts)}){{{times}}}"
+                _improve(steps, start, start + period * times, cost + 1, part)
+    known[words] = steps[len(words)].cost, _retraced(steps, len(words))
     return known[words]
 
 

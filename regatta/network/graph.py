@@ -7,7 +7,7 @@ cycle, no dangling edge, bounded sizes). It knows no framework and holds no weig
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -182,8 +182,7 @@ def _check_sizes(network: Network) -> None:
             f"{MAX_NODES} and {MAX_EDGES} are allowed."
         )
     if len(network.by_id) < len(network.nodes):
-        seen: set[str] = set()
-        twice = next(node.id for node in network.nodes if node.id in seen or seen.add(node.id))  # type: ignore[func-returns-value]
+        twice = Counter(node.id for node in network.nodes).most_common(1)[0][0]
         raise DataError(f"Two nodes have the id {twice!r:.80}.")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +14,6 @@ from regatta.pack.member_state import changing_tensors
 if TYPE_CHECKING:
     from regatta.pack.member import Member
 
-T = TypeVar("T")
 MEMORY_SLACK = 1.15  # factor: a captured step keeps its memory in whole segments
 
 
@@ -30,16 +29,16 @@ def measure_memory(member: Member, device: torch.device) -> Iterator[None]:
     member.figures = replace(member.figures, state_bytes=size, peak_bytes=max(peak, member.figures.peak_bytes))
 
 
-def split_into_waves(items: Sequence[T], need: Callable[[T], int], limit: int) -> list[list[T]]:
-    """Split a sequence into groups that fit. An item that exceeds the limit gets its own group."""
-    found: list[list[T]] = []
+def split_into_waves(members: Sequence[Member], limit: int) -> list[list[Member]]:
+    """Split members into groups that fit. A member that exceeds the limit gets its own group."""
+    found: list[list[Member]] = []
     room = 0
-    for item in items:
-        size = int(need(item) * MEMORY_SLACK)
+    for member in members:
+        size = int(member.figures.peak_bytes * MEMORY_SLACK)
         if not found or size > room:
             found.append([])
             room = limit
-        found[-1].append(item)
+        found[-1].append(member)
         room -= size
     return found
 

@@ -130,17 +130,14 @@ def keep_settings() -> Iterator[None]:
         (keras.config.dtype_policy, keras.config.set_dtype_policy),
     )
     before = [get() for get, _ in settings]
-    with _keep_backend_settings(keras.backend.backend()):
+    backend = keras.backend.backend()
+    with nullcontext() if backend == "tensorflow" else load_framework(backend).keep_settings():
         try:
             yield
         finally:
             for (get, put), value in zip(settings, before, strict=True):
                 if get() != value:
                     put(value)
-
-
-def _keep_backend_settings(backend: str) -> AbstractContextManager[None]:
-    return nullcontext() if backend == "tensorflow" else load_framework(backend).keep_settings()
 
 
 def evaluating(trainee: KerasTrainee) -> nullcontext[None]:

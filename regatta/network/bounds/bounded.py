@@ -21,7 +21,7 @@ _LAYERS: Mapping[str, Callable[[Node, Boxes], Step]] = {
     "MINIMUM": arithmetic.extreme, "REDUCE": arithmetic.reduce, "MATMUL": arithmetic.matmul,
     "SOFTMAX": arithmetic.softmax, "CONCAT": shapes.concat, "FLATTEN": shapes.flatten, "RESHAPE": shapes.reshape,
     "SQUEEZE": shapes.squeeze, "UNSQUEEZE": shapes.unsqueeze, "TRANSPOSE": shapes.transpose, "SLICE": shapes.cut,
-    "PAD": shapes.pad, 
+    "PAD": shapes.pad,
     **dict.fromkeys(("DROPOUT", "IDENTITY", "OUTPUT"), lambda node, boxes: unchanged),
     **dict.fromkeys(activations.ACTIVATIONS, activations.activation),
 }  # fmt: skip

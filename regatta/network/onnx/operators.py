@@ -403,10 +403,6 @@ def _reduce(function: str, op: Op) -> Made:
 # Shapes
 
 
-def _concat(op: Op) -> Made:
-    return Made("CONCAT", op.operands, {"axis": op.settings["axis"]})
-
-
 def _split(op: Op) -> Made:
     sizes = op.numbers(1, "split")
     attributes = {"count": op.settings.get("num_outputs")} if sizes is None else {"sizes": sizes}
@@ -495,12 +491,14 @@ _OPS: dict[str, Callable[[Op], Made]] = {
     "HardSigmoid": _simple("HARD_SIGMOID", alpha=("alpha", 0.2), beta=("beta", 0.5)),
     "HardSwish": _simple("HARD_SWISH"), "Tanh": _simple("TANH"), "Softplus": _simple("SOFTPLUS"),
     "Softsign": _simple("SOFTSIGN"), "Mish": _simple("MISH"), "Clip": _clip, "Softmax": partial(_softmax, log=False),
-    "LogSoftmax": partial(_softmax, log=True), "Dropout": _dropout, "Identity": _simple("IDENTITY"), "Cast": _cast,
+    "LogSoftmax": partial(_softmax, log=True),
+    "Dropout": _dropout, "Identity": _simple("IDENTITY"), "Cast": _cast,
     **{name: partial(_binary, name.upper()) for name in ("Add", "Mul", "Sub", "Div", "Pow")},
     "Sum": partial(_binary, "ADD"), "Max": partial(_binary, "MAXIMUM"), "Min": partial(_binary, "MINIMUM"),
     **{name.capitalize(): partial(_math, name) for name in MATH},
     **{f"Reduce{name.capitalize()}": partial(_reduce, name) for name in ("mean", "sum", "max", "min")},
-    "Concat": _concat, "Split": _split, "Flatten": _flatten, "Reshape": _reshape, 
+    "Concat": lambda op: Made("CONCAT", op.operands, {"axis": op.settings["axis"]}),
+    "Split": _split, "Flatten": _flatten, "Reshape": _reshape,
     "Transpose": lambda op: Made("TRANSPOSE", (op.written(),), {"order": op.settings["perm"]}),
     "Squeeze": partial(_axes, "SQUEEZE"), "Unsqueeze": partial(_axes, "UNSQUEEZE"), "Slice": _slice, "Pad": _pad,
     "Resize": _resize, "Upsample": _resize,

@@ -80,14 +80,6 @@ def _pad_then_layer(layer: nn.Module, padding: Sequence[int]) -> nn.Module:
     return layer
 
 
-def _full(node: Node) -> Any:
-    return nn.Linear(node.get("in"), node.get("out"), bias=node.get("bias"))
-
-
-def _embed(node: Node) -> Any:
-    return nn.Embedding(node.get("count"), node.get("features"), padding_idx=node.get("padding_index"))
-
-
 def _batch_norm(node: Node) -> Any:
     class BatchNorm(_BatchNorm):
         def _check_input_dim(self, input: torch.Tensor) -> None:
@@ -113,26 +105,18 @@ def _instance_norm(node: Node) -> Any:
     return InstanceNorm(get("features"), get("eps"), get("momentum"), get("affine"), get("track"))
 
 
-def _layer_norm(node: Node) -> Any:
-    return nn.LayerNorm(node.get("shape"), node.get("eps"), node.get("affine"), bias=node.get("bias"))
-
-
 def _rms_norm(node: Node) -> Any:
     return nn.RMSNorm(node.get("shape"), node.attributes.get("eps"), node.get("affine"))  # type: ignore[arg-type]
 
 
-def _group_norm(node: Node) -> Any:
-    return nn.GroupNorm(node.get("groups"), node.get("features"), node.get("eps"), node.get("affine"))
-
-
-def _local_norm(node: Node) -> Any:
-    return nn.LocalResponseNorm(node.get("size"), node.get("alpha"), node.get("beta"), node.get("k"))
-
-
 _NORMS: dict[str, Callable[[Node], Any]] = {
-    "batch": _batch_norm, "instance": _instance_norm, "layer": _layer_norm, "rms": _rms_norm, "group": _group_norm,
-    "local": _local_norm,
-}  # fmt: skip
+    "batch": _batch_norm,
+    "instance": _instance_norm,
+    "rms": _rms_norm,
+    "layer": lambda node: nn.LayerNorm(node.get("shape"), node.get("eps"), node.get("affine"), bias=node.get("bias")),
+    "group": lambda node: nn.GroupNorm(node.get("groups"), node.get("features"), node.get("eps"), node.get("affine")),
+    "local": lambda node: nn.LocalResponseNorm(node.get("size"), node.get("alpha"), node.get("beta"), node.get("k")),
+}
 
 
 def _attention(node: Node) -> Any:
@@ -334,7 +318,9 @@ def _cast(node: Node) -> Any:
 
 
 _PARTS: dict[str, Callable[[Node], Any]] = {
-    "CONV": _conv, "FULL": _full, "EMBED": _embed, "NORM": lambda node: _NORMS[node.get("function")](node),
+    "CONV": _conv, "FULL": lambda node: nn.Linear(node.get("in"), node.get("out"), bias=node.get("bias")),
+    "EMBED": lambda node: nn.Embedding(node.get("count"), node.get("features"), padding_idx=node.get("padding_index")),
+    "NORM": lambda node: _NORMS[node.get("function")](node),
     "ATTENTION": _attention, "RNN": _recurrent, "WEIGHT": _weight, "CONSTANT": _constant, "POOL": _pool,
     "DROPOUT": _dropout, "RELU": _functional("relu"), "LEAKY_RELU": _functional("leaky_relu", negative_slope="slope"),
     "PRELU": lambda node: nn.PReLU(node.get("count")), "ELU": _functional("elu", alpha="alpha"),

@@ -39,7 +39,7 @@ class GraphTier:
             return
         wanted = [m for m, batches in work.items() if self._worth_it(m, batches)]
         room = memory.available_bytes(self.device_data.device, self.limit)
-        waves = deque(memory.split_into_waves(wanted, lambda m: m.figures.peak_bytes, room))
+        waves = deque(memory.split_into_waves(wanted, room))
         several = len(waves) > 1
         while waves:
             wave = waves.popleft()
