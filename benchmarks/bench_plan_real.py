@@ -36,7 +36,7 @@ from torch import nn
 from regatta import Cluster, Dataset, Sweep, search
 from regatta.engine import archiver
 from regatta.journal.journal_file import read_lines
-from regatta.paths import run_journal
+from regatta.paths import JOURNAL
 
 WORKERS, SIDE = 2, 16
 HOPELESS = 2.0  # times the fastest of the first round: measured once
@@ -201,7 +201,7 @@ def launched(case: Case, data: Dataset, options: Mapping[str, Any]) -> Took:
         start = time.perf_counter()
         run = sweep.launch(progress=False)
         whole = time.perf_counter() - start
-        plans = [line["plan"] for line, _ in read_lines(run_journal(run.folder)) if line["event"] == "plan"]
+        plans = [line["plan"] for line, _ in read_lines(run.folder / JOURNAL) if line["event"] == "plan"]
     units = [unit for unit in run.record.units if unit.kind != "pilot"]
     trained = sum(unit.kind == "train" for unit in units)
     assert run.record.status == "done" and trained == WORKERS * case.epochs * len(case.configs), run.record.error

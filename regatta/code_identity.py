@@ -55,7 +55,10 @@ def _describe(thing: object, module: str | None, seen: set[int]) -> object:
         if isinstance(thing, FunctionType):
             return _describe_function(thing, module, seen)
         return _describe_class(thing, module, seen)
-    attributes = _describe_attributes(vars(thing), module, seen) if hasattr(thing, "__dict__") else ()
+    attributes: object = ()
+    if hasattr(thing, "__dict__"):
+        plain = {name: value for name, value in vars(thing).items() if _is_plain(value)}
+        attributes = [(name, _describe(value, module, seen)) for name, value in plain.items()]
     return [_describe_class(type(thing), module, seen), attributes]
 
 
@@ -69,12 +72,8 @@ def _describe_function(function: FunctionType, module: str | None, seen: set[int
         if isinstance(value, ModuleType) and _is_users_module(value.__name__):
             parts = [vars(value)[name] for name in names if name in vars(value)]
             own += [_describe(part, module, seen) for part in parts if _is_plain(part) or _is_users(part, module)]
-    return [
-        _describe_bytecode(function.__code__),
-        _describe(cells, module, seen),
-        _describe(defaults, module, seen),
-        own,
-    ]
+    used_values = _describe(cells, module, seen), _describe(defaults, module, seen)
+    return [_describe_bytecode(function.__code__), *used_values, own]
 
 
 def _describe_class(cls: type, module: str | None, seen: set[int]) -> object:
@@ -94,10 +93,6 @@ def _unwrap(value: object) -> object:
     if isinstance(value, property):
         return value.fget
     return value.__func__ if isinstance(value, staticmethod | classmethod) else value
-
-
-def _describe_attributes(attributes: dict[str, object], module: str | None, seen: set[int]) -> object:
-    return [(name, _describe(value, module, seen)) for name, value in attributes.items() if _is_plain(value)]
 
 
 def _describe_bytecode(code: CodeType) -> object:

@@ -33,13 +33,10 @@ def check_configuration(config: object) -> dict[str, Scalar]:
     """The configuration as a plain dict of Python scalars; a UsageError names an entry that is not one."""
     if not isinstance(config, Mapping):
         raise UsageError(f"A configuration is a dict of plain values, not {type(config).__name__}: {config!r}.")
-    return {_check_name(name): _check_value(name, value) for name, value in config.items()}
-
-
-def _check_name(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        raise UsageError(f"A configuration's names are non-empty strings, not {name!r}.")
-    return name
+    for name in config:
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"A configuration's names are non-empty strings, not {name!r}.")
+    return {name: _check_value(name, value) for name, value in config.items()}
 
 
 def _check_value(name: str, value: object) -> Scalar:

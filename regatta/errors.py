@@ -25,12 +25,7 @@ class RegattaError(Exception):
     exit_code = 1
 
     def __init__(
-        self,
-        message: str,
-        *,
-        hint: str | None = None,
-        place: str | None = None,
-        candidates: Iterable[str] = (),
+        self, message: str, *, hint: str | None = None, place: str | None = None, candidates: Iterable[str] = ()
     ) -> None:
         super().__init__(message)
         self.message = message

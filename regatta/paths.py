@@ -69,34 +69,9 @@ MLFLOW_DATABASE = "mlflow.db"
 MLFLOW_ARTIFACTS = "mlflow-artifacts"
 
 
-def runs_folder(repository: Path) -> Path:
-    return repository / RUNS
-
-
-def store_folder(repository: Path) -> Path:
-    return repository / STORE
-
-
 def store_exists(store: Path) -> bool:
     """Whether there is a parameter store in that folder."""
     return (store / INDEX).exists()
-
-
-def run_journal(run: Path) -> Path:
-    return run / JOURNAL
-
-
-def run_sweep(run: Path) -> Path:
-    """The pickled sweep of a run."""
-    return run / SWEEP
-
-
-def run_logs(run: Path) -> Path:
-    return run / LOGS
-
-
-def run_requests(run: Path) -> Path:
-    return run / REQUESTS
 
 
 def state_path(run: Path, config: str, stem: str) -> Path:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.configuration import Scalar, check_configuration, config_id
-from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError, UsageError, nearest
+from regatta.errors import CorruptError, NotFoundError, RegattaError, UsageError, nearest
+from regatta.journal import trace as unit_trace
+from regatta.journal.lock import is_live
 from regatta.journal.run_record import ConfigRecord, RunRecord, find_journals
+from regatta.paths import JOURNAL, RUNS, SWEEP
 from regatta.paths import repository as repository
-from regatta.paths import run_journal, run_sweep, runs_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from regatta.engine.controller.runner import Runner
     from regatta.engine.replay import ReplayReport
     from regatta.journal.analysis import Analysis
-    from regatta.journal.trace import Efficiency
     from regatta.sinks import Sink
     from regatta.sweep import Sweep
 
@@ -107,7 +108,7 @@ class Run:
         from regatta.repo import Repo
         from regatta.repo.commit_run import commit_run
 
-        if not run_journal(self.folder).exists() or not self.record.units:
+        if not (self.folder / JOURNAL).exists() or not self.record.units:
             return None
         try:
             with Repo.at(self.folder.parents[1]) as repo:
@@ -122,29 +123,21 @@ class Run:
 
     def to_pandas(self) -> pd.DataFrame:
         """The table as a DataFrame, with a column per hyperparameter."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise MissingExtraError("pandas", "pandas", "to_pandas") from error
-        return pd.DataFrame([{**row.pop("values"), **row} for row in self.table()])
+        from regatta.repo.catalog.records import data_frame
+
+        return data_frame([{**row.pop("values"), **row} for row in self.table()])
 
     def trace(self) -> list[dict[str, Any]]:
         """A row per unit: kind, config, epoch, partition, worker, start, end, hop_bytes, hop_seconds."""
-        from regatta.journal.trace import rows
-
-        return rows(self.record)
+        return unit_trace.rows(self.record)
 
     def chrome_trace(self) -> dict[str, Any]:
         """The trace in the Trace Event Format, which Perfetto and chrome://tracing open."""
-        from regatta.journal.trace import chrome_trace
+        return unit_trace.chrome_trace(self.record)
 
-        return chrome_trace(self.record)
-
-    def efficiency(self) -> Efficiency:
+    def efficiency(self) -> unit_trace.Efficiency:
         """How long the run took, compared with the least time that its units allow on its workers."""
-        from regatta.journal.trace import efficiency
-
-        return efficiency(self.record)
+        return unit_trace.efficiency(self.record)
 
     def export(self, sink: str | Sink) -> str:
         """Send all reports to a sink, such as "csv:results.csv" or regatta.sinks.mlflow(...). Returns the place."""
@@ -154,9 +147,7 @@ class Run:
 
     def speeds(self) -> dict[str, float]:
         """The speed of each worker relative to the mean: `proportions` for a data set on the same workers."""
-        from regatta.journal.trace import speeds
-
-        return speeds(self.record)
+        return unit_trace.speeds(self.record)
 
     def weights(self, config: str | Mapping[str, Scalar], epoch: int | None = None) -> dict[str, Any]:
         """The weights of a configuration (its id, or its values) after an epoch, or the newest, as {name: array}."""
@@ -227,7 +218,9 @@ class Run:
 
         It executes the sweep that was saved when it began, or the one that is given.
         """
-        if self.record.status == "done" and not self._requests_wait():
+        from regatta.engine.controller.control_server import count_waiting
+
+        if self.record.status == "done" and not count_waiting(self.folder):
             raise UsageError(f"Run {self.name} is done.", hint="extend and clone give it more to do.")
         return (sweep or self.sweep()).train(self, wait, progress)
 
@@ -236,11 +229,6 @@ class Run:
         from regatta.engine.workers.joining import join
 
         join(self.folder, device, joined)
-
-    def _requests_wait(self) -> bool:
-        from regatta.engine.controller.control_server import count_waiting
-
-        return count_waiting(self.folder) > 0
 
     def _ask(self, verb: str, config: str | Mapping[str, Scalar], **more: Any) -> dict[str, Any]:
         from regatta.engine.controller.control_server import ask
@@ -253,10 +241,9 @@ class Run:
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """The time that this run, with the unit times that it measured, would take on other numbers of workers."""
-        from regatta.journal.trace import workload
         from regatta.plan.strategy.what_if import what_if
 
-        work = workload(self.record)
+        work = unit_trace.workload(self.record)
         if not work.epochs:
             raise UsageError(f"No model of the run {self.name} has finished an epoch, so no times are known.")
         return what_if(work, workers, str(self.record.header["rule"]), int(self.record.header["seed"]))
@@ -275,7 +262,7 @@ class Run:
 
     def sweep(self) -> Sweep:
         """The sweep that this run executes, as saved when it began. Only for your own runs: a pickle is code."""
-        path = run_sweep(self.folder)
+        path = self.folder / SWEEP
         if not path.is_file():
             raise NotFoundError(f"Run {self.name} came without its sweep, so it can be read but not trained.")
         from regatta.unpickle import unpickle
@@ -321,8 +308,8 @@ class Run:
 
 def open_run(name: str, repo: str | Path | None = None) -> Run:
     """A run of the repository, by its name."""
-    runs = _runs_folder(repo)
-    path = run_journal(runs / name)
+    runs = repository(repo) / RUNS
+    path = runs / name / JOURNAL
     if not RUN_NAME.fullmatch(name) or not path.is_file():
         known = [journal.parent.name for journal in find_journals(runs)]
         raise NotFoundError(
@@ -334,13 +321,11 @@ def open_run(name: str, repo: str | Path | None = None) -> Run:
 
 
 def read_run(folder: Path) -> Run:
-    return Run(folder, _seen_from_outside(RunRecord.read(run_journal(folder)), folder))
+    return Run(folder, _seen_from_outside(RunRecord.read(folder / JOURNAL), folder))
 
 
 def _seen_from_outside(record: RunRecord, folder: Path) -> RunRecord:
     """A journal without an end belongs to a run that goes on, or to one whose controller was killed."""
-    from regatta.journal.lock import is_live
-
     if record.status == "running" and not is_live(folder):
         record.interrupt("its controller is gone")
     return record
@@ -348,16 +333,14 @@ def _seen_from_outside(record: RunRecord, folder: Path) -> RunRecord:
 
 def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
     """The records of all runs of the repository, oldest first. A run with a damaged journal counts as failed."""
-    return [_read_or_say(path) for path in find_journals(_runs_folder(repo)) if path.stat().st_size]
-
-
-def _read_or_say(path: Path) -> RunRecord:
-    try:
-        return _seen_from_outside(RunRecord.read(path), path.parent)
-    except CorruptError as error:
-        header = {"metric": "-", "mode": "min", "dataset": {"train": [], "eval": []}}
-        return RunRecord(path.parent.name, header, "failed", str(error), started=path.stat().st_mtime)
-
-
-def _runs_folder(repo: str | Path | None) -> Path:
-    return runs_folder(repository(repo))
+    records = []
+    for path in find_journals(repository(repo) / RUNS):
+        if not path.stat().st_size:
+            continue
+        try:
+            records.append(_seen_from_outside(RunRecord.read(path), path.parent))
+        except CorruptError as error:
+            header = {"metric": "-", "mode": "min", "dataset": {"train": [], "eval": []}}
+            failed = RunRecord(path.parent.name, header, "failed", str(error), started=path.stat().st_mtime)
+            records.append(failed)
+    return records

@@ -42,14 +42,14 @@ from regatta.frameworks import LOSS_OR_TRAIN_FN, NAMES, OPTIONAL_LOSS_ARGUMENTS,
 from regatta.journal.journal_file import VERSION
 from regatta.journal.run_record import Listener, RunRecord
 from regatta.paths import (
+    JOURNAL,
+    LOGS,
     MEETINGS,
     PROFILES,
+    RUNS,
+    SWEEP,
     ensure_repository,
     find_repository,
-    run_journal,
-    run_logs,
-    run_sweep,
-    runs_folder,
     store_beside,
 )
 from regatta.plan.schedule.hopper import check_rule
@@ -207,7 +207,7 @@ class Sweep:
             )
         if self.cluster.kind == "process":
             expect_workers(self._recipe)
-        runs = runs_folder(ensure_repository(self.repo))
+        runs = ensure_repository(self.repo) / RUNS
         run = find_unfinished(runs, self.name, self.identity()) if resume else None
         return self.train(run or Run(self._new_folder(runs)), wait, progress)
 
@@ -354,14 +354,14 @@ class Sweep:
     def _new_folder(self, runs: Path) -> Path:
         folder = new_folder(runs, self.name, self.dataset.name)
         try:
-            run_sweep(folder).write_bytes(self._pickle())
+            (folder / SWEEP).write_bytes(self._pickle())
         except BaseException:
             shutil.rmtree(folder)
             raise
         return folder
 
     def _train(self, run: Run, progress: bool) -> None:
-        fresh = not run_journal(run.folder).exists()
+        fresh = not (run.folder / JOURNAL).exists()
         archiver = Archiver(run.folder, store_beside(run.folder))
         try:
             with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
@@ -401,7 +401,7 @@ class Sweep:
 
         The first optimizer in a process makes PyTorch load its compiler, which takes seconds. Only long runs wait.
         """
-        if isinstance(self._recipe, bytes) or not run.record.units or not run_journal(run.folder).exists():
+        if isinstance(self._recipe, bytes) or not run.record.units or not (run.folder / JOURNAL).exists():
             return 0.0
         share = NETWORKS_SHARE * run.record.resources().wall
         if "torch._dynamo" in sys.modules:
@@ -411,7 +411,7 @@ class Sweep:
     def _setup(self, folder: Path) -> WorkerSetup:
         train = tuple(part.path for part in self.dataset.train)
         held_out = tuple(part.path for part in self.dataset.eval)
-        return WorkerSetup(self._recipe, self.goal.seed, train, held_out, run_logs(folder), self._sharing())
+        return WorkerSetup(self._recipe, self.goal.seed, train, held_out, folder / LOGS, self._sharing())
 
     def _sharing(self) -> SharingPlan | None:
         """Which preprocessing is shared; None where there is none, or where sharing would not pay."""

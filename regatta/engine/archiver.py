@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from regatta.errors import RegattaError
 from regatta.journal.journal_file import Record
-from regatta.paths import ARCHIVER_LOG, run_logs
+from regatta.paths import ARCHIVER_LOG, LOGS
 
 if TYPE_CHECKING:
     from regatta.store.states.state_archive import RawState
@@ -113,10 +113,10 @@ class Archiver:
         self._starts += 1
         idle = ["ionice", "-c3", "-t"] if shutil.which("ionice") else []
         arguments = [str(NICENESS), str(self._folder), str(self._store), self._token, *sys.path]
-        run_logs(self._folder).mkdir(exist_ok=True)
+        (self._folder / LOGS).mkdir(exist_ok=True)
         read, write = os.pipe()
         try:
-            with (run_logs(self._folder) / ARCHIVER_LOG).open("ab") as log:
+            with (self._folder / LOGS / ARCHIVER_LOG).open("ab") as log:
                 self._process = subprocess.Popen(
                     [*idle, sys.executable, "-P", "-c", _BOOT, *arguments],
                     stdin=read,

@@ -11,7 +11,7 @@ from regatta.errors import ConflictError, CorruptError
 from regatta.journal.journal_file import read_journal
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import find_journals
-from regatta.paths import run_journal, writable_folder
+from regatta.paths import JOURNAL, writable_folder
 from regatta.run import Run, read_run
 
 
@@ -44,7 +44,7 @@ def new_folder(runs: Path, name: str | None, stem: str) -> Path:
 
 def _is_empty(folder: Path) -> bool:
     """Whether a run's controller was killed before its first record, so that its folder can be used again."""
-    journal = run_journal(folder)
+    journal = folder / JOURNAL
     return folder.is_dir() and not is_live(folder) and not (journal.exists() and b"\n" in journal.read_bytes()[:65536])
 
 

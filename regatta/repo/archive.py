@@ -7,7 +7,7 @@ a version starts where its parents end.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 from regatta.errors import UsageError, nearest
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import find_journals
-from regatta.paths import runs_folder, store_exists, store_folder
+from regatta.paths import RUNS, STORE
 from regatta.repo.catalog.records import SnapshotRecord, Version
 from regatta.repo.commit import PREFIX
 from regatta.repo.repo import Repo
@@ -96,8 +96,7 @@ def archive(
         "budget": budget, "scheme": scheme, "algorithm": algorithm, "progressive": progressive, "dry_run": dry_run,
     }  # fmt: skip
     trial = _trial(repo, options) if dry_run and 0 < size <= MAX_TRIAL_BYTES else None
-    has_store = store_exists(store_folder(repo.folder))
-    report = archive_store(repo.store, bases(repo), **options) if has_store else None
+    report = archive_store(repo.store, bases(repo), **options) if repo.has_store else None
     return ArchiveResult(states, size, live, lessened, report, trial)
 
 
@@ -125,9 +124,9 @@ def _move_states(repo: Repo, dry_run: bool) -> tuple[int, int, tuple[str, ...]]:
     count, size, past = 0, 0, _past_runs(repo)
     for run in past:
         sizes = [state.path.stat().st_size for state in finished_states(run)]
-        count += len(sizes) if dry_run else archive_run(run, store_folder(repo.folder))
+        count += len(sizes) if dry_run else archive_run(run, repo.folder / STORE)
         size += sum(sizes)
-    live = [journal.parent.name for journal in find_journals(runs_folder(repo.folder)) if journal.parent not in past]
+    live = [journal.parent.name for journal in find_journals(repo.folder / RUNS) if journal.parent not in past]
     return count, size, tuple(live)
 
 
@@ -141,7 +140,7 @@ def _trial(repo: Repo, options: Mapping[str, Any]) -> ArchiveReport:
 
 
 def _past_runs(repo: Repo) -> list[Path]:
-    return [journal.parent for journal in find_journals(runs_folder(repo.folder)) if not is_live(journal.parent)]
+    return [journal.parent for journal in find_journals(repo.folder / RUNS) if not is_live(journal.parent)]
 
 
 def _lossy(name: str) -> Encoding:
@@ -172,8 +171,13 @@ def _drop_bits(repo: Repo, version: Version, scheme: Encoding, dry_run: bool) ->
             name = f"{PREFIX}{version.id}/{snapshot.position:06d}-{scheme.name}"
             stored = repo.store.put(tensors, metadata={"lossy": scheme.name}, reference=name, scheme=scheme.name)
             replaced.append(SnapshotRecord(snapshot.position, snapshot.epoch, "weights", name, stored))
-    if replaced:
-        _replace(repo, version, chosen, replaced)
+    if replaced:  # the version refers to the new snapshots before the old names are released; gc frees the old weights
+        names = {snapshot.reference for snapshot in chosen} - {snapshot.reference for snapshot in replaced}
+        with repo.committing():
+            with repo.catalog.transaction():
+                repo.catalog.replace_snapshots(version.key, replaced)
+            for name in names & repo.store.references().keys():
+                repo.store.release(name)
     return LossyChange(version.reference, len(chosen), before, after, change)
 
 
@@ -181,16 +185,6 @@ def _replaceable(repo: Repo, version: Version) -> list[SnapshotRecord]:
     """All snapshots but the newest state of a run's configuration, from which the run would continue."""
     found = repo.catalog.snapshots(version)
     return [each for each in found if each.kind == "weights" or each is not found[-1]]
-
-
-def _replace(repo: Repo, version: Version, old: Iterable[SnapshotRecord], new: Sequence[SnapshotRecord]) -> None:
-    """Make the version refer to the new snapshots, then release the old names; gc frees the old weights."""
-    with repo.committing():
-        names = {snapshot.reference for snapshot in old} - {snapshot.reference for snapshot in new}
-        with repo.catalog.transaction():
-            repo.catalog.replace_snapshots(version.key, new)
-        for name in names & repo.store.references().keys():
-            repo.store.release(name)
 
 
 def _is_float(tensor: RawTensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +18,10 @@ from regatta.paths import writable_folder
 from regatta.repo.catalog.records import Description, Version
 from regatta.repo.file_store import FileEntry, write_inside
 from regatta.repo.snapshots import choose_snapshot, state_file, stored_id
+from regatta.repo.weights import Weights
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
-    from regatta.repo.weights import Weights
 
 WEIGHTS, METADATA = "weights.safetensors", "version.json"
 
@@ -65,10 +67,6 @@ def _checked_weights(repo: Repo, version: Version, wanted: int | str | None) -> 
     return repo.weights(version, wanted)
 
 
-def _write_safetensors(weights: Weights, target: Path, origin: dict[str, str]) -> None:
-    weights.to_safetensors(target, origin)
-
-
 def _write_npz(weights: Weights, target: Path, origin: dict[str, str]) -> None:
     """A file for np.load; types that NumPy lacks are refused."""
     import numpy as np
@@ -94,8 +92,8 @@ def _write_torch(weights: Weights, target: Path, origin: dict[str, str]) -> None
     write_state_dict(target, weights.read())
 
 
-_WRITERS = {
-    ".safetensors": _write_safetensors, ".npz": _write_npz, ".pt": _write_torch, ".pth": _write_torch,
+_WRITERS: dict[str, Callable[[Weights, Path, dict[str, str]], None]] = {
+    ".safetensors": Weights.to_safetensors, ".npz": _write_npz, ".pt": _write_torch, ".pth": _write_torch,
 }  # fmt: skip
 
 
@@ -104,20 +102,14 @@ def version_json(description: Description) -> dict[str, Any]:
     version = description.version
     return {
         "format": 1,
-        "id": version.id,
-        "name": version.name,
-        "number": version.number,
-        "created": version.created,
-        "message": version.message,
-        "hyperparameters": version.hyperparameters,
-        "metadata": version.metadata,
-        "git": version.git,
+        **version.fields("id", "name", "number", "created", "message", "hyperparameters", "metadata", "git"),
         "run": description.run.name if description.run else None,
         "config": version.config,
         "network": description.network,
         "tags": list(description.tags),
         "parents": [{"id": link.base, "kind": link.kind, "epoch": link.epoch} for link in description.parents],
-        "metrics": [[point.name, point.step, _json_number(point.value)] for point in description.metrics],
+        # JSON has neither NaN nor infinities: their text stands for them.
+        "metrics": [[p.name, p.step, p.value if isfinite(p.value) else str(p.value)] for p in description.metrics],
         "files": [{"path": file.path, "hash": file.hash, "bytes": file.bytes} for file in description.files],
     }
 
@@ -125,8 +117,3 @@ def version_json(description: Description) -> dict[str, Any]:
 def _origin(version: Version) -> dict[str, str]:
     """The metadata of a weights file: where the weights come from."""
     return {"regatta.version": version.id, "regatta.name": version.name}
-
-
-def _json_number(value: float) -> float | str:
-    """The number, or its text for NaN and infinities, which JSON lacks."""
-    return value if abs(value) < float("inf") else str(value)

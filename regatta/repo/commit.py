@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,7 @@ def commit(
         message=_checked_message(message),
         network=None if network is None else network_rows(network),
         metadata=_json_values(metadata, "metadata"),
-        git=_git_state() if git else None,
+        git=git_state(Path.cwd()) if git else None,
         hyperparameters=_json_values(hyperparameters, "hyperparameters"),
         metrics=metric_points(metrics),
         parents=[Link(base.id, "", "derived", None, message) for base in bases],
@@ -81,7 +81,7 @@ def copy(repo: Repo, base: Version, name: str, *, message: str, snapshot: int | 
         message=text,
         network=None if network is None else network_rows(network),
         metadata=base.metadata,
-        git=_git_state(),
+        git=git_state(Path.cwd()),
         hyperparameters=base.hyperparameters,
         parents=[Link(base.id, "", "copy", chosen.epoch if chosen else None, text)],
         parameters=base.parameters,
@@ -131,11 +131,6 @@ def _store_snapshots(repo: Repo, version: str, snapshots: Sequence[NewWeights | 
         SnapshotRecord(position, each.epoch, "weights", name, stored[name])
         for position, (name, each) in enumerate(names.items())
     ]
-
-
-def _git_state() -> dict[str, Any] | None:
-    found = git_state(Path.cwd())
-    return None if found is None else asdict(found)
 
 
 def _checked_message(message: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from regatta.errors import CorruptError, NotFoundError
 from regatta.journal.run_record import ConfigRecord, RunRecord
-from regatta.paths import CATALOG, run_journal, state_path, store_exists, store_folder
+from regatta.paths import CATALOG, JOURNAL, state_path
 from regatta.repo.catalog.catalog import NewVersion
 from regatta.repo.catalog.names import ID_DIGITS
 from regatta.repo.catalog.networks import NetworkRows, network_rows
@@ -35,9 +35,9 @@ def commit_run(
     `record` is its record, if the caller has read the journal already; `networks` are by id of configuration.
     """
     folder = Path(run_folder).absolute()
-    if not run_journal(folder).is_file():
+    if not (folder / JOURNAL).is_file():
         raise NotFoundError("There is no journal of a run.", place=str(folder))
-    run = _RunCommit(repo, folder, record or RunRecord.read(run_journal(folder)))
+    run = _RunCommit(repo, folder, record or RunRecord.read(folder / JOURNAL))
     with repo.committing():
         wanted = run.versions(networks or {})
         with repo.catalog.transaction():
@@ -76,16 +76,6 @@ def _enter(repo: Repo, new: NewVersion) -> None:
         repo.catalog.set_metadata(known, new.metadata)
 
 
-@dataclass(frozen=True)
-class _EpochState:
-    """The state at the end of an epoch: its name and id in the store (None while it is a file), and its digest."""
-
-    epoch: int
-    reference: str
-    id: str | None
-    digest: str | None
-
-
 class _RunCommit:
     """A run, with the states of it that are in the store, and its existing versions."""
 
@@ -94,10 +84,9 @@ class _RunCommit:
 
         series = series_of(folder)
         if series is None:
-            raise CorruptError("The journal does not say which run it is.", place=str(run_journal(folder)))
+            raise CorruptError("The journal does not say which run it is.", place=str(folder / JOURNAL))
         self.repo, self.folder, self.record, self.series = repo, folder, record, series
-        has_store = store_exists(store_folder(repo.folder))
-        self.stored = repo.store.references(f"{STATE_REFERENCES}{series}/") if has_store else {}
+        self.stored = repo.store.references(f"{STATE_REFERENCES}{series}/") if repo.has_store else {}
         self.known = {version.id: version for version in repo.catalog.versions(Filters(run=series))}
         self.clones = {
             request["clone"]: request["config"]
@@ -147,14 +136,10 @@ class _RunCommit:
             bytes=size[1],
         )
 
-    def _snapshots(self, known: Version | None, states: list[_EpochState]) -> list[SnapshotRecord]:
+    def _snapshots(self, known: Version | None, states: list[SnapshotRecord]) -> list[SnapshotRecord]:
         """The snapshots in the order of epochs; snapshots with lossy weights are kept as they are."""
-        found = {
-            state.epoch: SnapshotRecord(0, state.epoch, "state", state.reference, state.id, state.digest)
-            for state in states
-        }
         replaced = [each for each in self.repo.snapshots(known) if each.kind == "weights"] if known else []
-        merged = found | {each.epoch: each for each in replaced if each.epoch is not None}
+        merged = {each.epoch: each for each in (*states, *replaced) if each.epoch is not None}
         return [replace(merged[epoch], position=position) for position, epoch in enumerate(sorted(merged))]
 
     def _metadata(self, config: ConfigRecord) -> dict[str, Any]:
@@ -170,7 +155,7 @@ class _RunCommit:
         }
         return {name: value for name, value in known.items() if value is not None}
 
-    def _states(self, config: ConfigRecord) -> list[_EpochState]:
+    def _states(self, config: ConfigRecord) -> list[SnapshotRecord]:
         """The states at the ends of reported epochs, if they are in the store or a file."""
         from regatta.store.states.state_archive import reference_of
 
@@ -180,7 +165,8 @@ class _RunCommit:
             path = self.folder / str(last[epoch].state)
             reference = reference_of(self.series, config.id, path)
             if reference in self.stored or path.is_file():
-                found.append(_EpochState(epoch, reference, self.stored.get(reference), last[epoch].hash))
+                stored, digest = self.stored.get(reference), last[epoch].hash
+                found.append(SnapshotRecord(0, epoch, "state", reference, stored, digest))
         return found
 
     def _parents(self, config: ConfigRecord) -> list[Link]:
@@ -191,7 +177,7 @@ class _RunCommit:
         kind = "clone" if config.id in self.clones else "child"  # requested by a user, or by the search
         return [Link(version_id(self.series, parent), "", kind, config.parent_epoch, f"{kind} of {parent}{warm}")]
 
-    def _size(self, config: ConfigRecord, states: list[_EpochState]) -> tuple[int | None, int | None]:
+    def _size(self, config: ConfigRecord, states: list[SnapshotRecord]) -> tuple[int | None, int | None]:
         """Parameters and bytes of the newest weights."""
         if not states:
             return None, None

@@ -19,7 +19,7 @@ from typing import Literal
 from regatta.errors import RegattaError
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import RunRecord, find_journals
-from regatta.paths import CATALOG, FOLDER, find_repository, runs_folder, store_exists, store_folder
+from regatta.paths import CATALOG, FOLDER, RUNS, STORE, find_repository, store_exists
 from regatta.repo.intake.staging import staged
 from regatta.repo.repo import Repo
 from regatta.store.sqlite import sqlite3
@@ -155,7 +155,7 @@ def _catalog(folder: Path) -> Iterator[Finding]:
 
 def _store(folder: Path) -> Iterator[Finding]:
     """Whether the parameter store can be opened; fsck checks its content."""
-    if not store_exists(store_folder(folder)):
+    if not store_exists(folder / STORE):
         return
     try:
         with Repo.open(folder) as repo:
@@ -169,7 +169,7 @@ def _store(folder: Path) -> Iterator[Finding]:
 def _runs(folder: Path) -> Iterator[Finding]:
     """Runs that were interrupted or are damaged, and the size of their state files."""
     loose, done, going = 0, 0, 0
-    for journal in find_journals(runs_folder(folder)):
+    for journal in find_journals(folder / RUNS):
         name = journal.parent.name
         try:
             record = RunRecord.read(journal)

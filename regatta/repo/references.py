@@ -43,22 +43,14 @@ class ResolvedReference:
 
 def resolve_reference(repo: Repo, reference: str | Version, snapshot: int | str | None = None) -> ResolvedReference:
     """The version of a reference, and its snapshot: `snapshot`, or the one that the reference names, or the last."""
-    if isinstance(reference, Version):
-        return _at(repo, reference, snapshot)
-    if snapshot is not None:
-        return _at(repo, repo.version(reference), snapshot)
     try:
-        return _at(repo, repo.version(reference), None)
+        version = repo.resolve(reference)
     except NotFoundError:
-        match = _SNAPSHOT.fullmatch(reference)
+        match = _SNAPSHOT.fullmatch(reference) if isinstance(reference, str) and snapshot is None else None
         if match is None:
             raise
-    moment = match[2]
-    version = repo.version(match[1])
-    return _at(repo, version, int(moment) if re.fullmatch(r"-?[0-9]{1,15}", moment) else moment)
-
-
-def _at(repo: Repo, version: Version, snapshot: int | str | None) -> ResolvedReference:
+        version, moment = repo.version(match[1]), match[2]
+        snapshot = int(moment) if re.fullmatch(r"-?[0-9]{1,15}", moment) else moment
     if not version.snapshots and snapshot is None:
         return ResolvedReference(version, None)
     return ResolvedReference(version, choose_snapshot(repo, version, snapshot), snapshot is not None)

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from regatta.durable import FileLock
@@ -28,10 +27,10 @@ from regatta.paths import (
     FOLDER,
     INDEX,
     JOURNAL,
+    RUNS,
+    STORE,
     find_repository,
-    runs_folder,
     store_exists,
-    store_folder,
     writable_folder,
 )
 from regatta.repo.catalog.catalog import Catalog
@@ -98,13 +97,13 @@ class Repo:
         if self._store is None:
             from regatta.store.store import ParameterStore
 
-            self._store = ParameterStore.open(store_folder(self.folder), read_only=self.read_only, clock=self.clock)
+            self._store = ParameterStore.open(self.folder / STORE, read_only=self.read_only, clock=self.clock)
         return self._store
 
     @property
     def has_store(self) -> bool:
         """Whether any weights were ever stored. Using `store` would create one."""
-        return store_exists(store_folder(self.folder))
+        return store_exists(self.folder / STORE)
 
     def close(self) -> None:
         """Close the catalog and the store."""
@@ -116,9 +115,7 @@ class Repo:
     def __enter__(self) -> Repo:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -408,5 +405,5 @@ class Repo:
 
 def _is_repository(folder: Path) -> bool:
     """Whether this is a repository's own folder, whatever its name."""
-    marks = (folder / CATALOG, store_folder(folder) / INDEX, *runs_folder(folder).glob(f"*/{JOURNAL}"))
+    marks = (folder / CATALOG, folder / STORE / INDEX, *(folder / RUNS).glob(f"*/{JOURNAL}"))
     return any(mark.is_file() for mark in marks) or (folder.name == FOLDER and folder.is_dir())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from regatta.journal.journal_file import Journal, Record, read_journal
 from regatta.journal.run_record import Listener, RunRecord
-from regatta.paths import run_journal
+from regatta.paths import JOURNAL
 from regatta.sinks.base import Sink, SinkInput, usable_sinks
 
 CLOSE_TIMEOUT_S = 60.0  # for the sinks, at the end of a run
@@ -61,9 +61,9 @@ class Feed:
 
     def _lines(self) -> Iterator[Record]:
         self._wake.wait()  # the first record creates the file
-        if self._closing and not run_journal(self._folder).exists():
+        if self._closing and not (self._folder / JOURNAL).exists():
             return
-        with run_journal(self._folder).open("rb") as file:
+        with (self._folder / JOURNAL).open("rb") as file:
             while True:
                 last = self._closing  # read before the file, so that all lines before `close` are sent
                 self._wake.clear()
@@ -91,7 +91,7 @@ def send(lines: Iterable[Record], sink: Sink, folder: Path) -> str:
 def export(folder: Path, sink: SinkInput) -> str:
     """Send the journal of a run, in progress or past, to a sink, and return where users find the output."""
     (usable,) = usable_sinks([sink])
-    return send(read_journal(run_journal(folder)), usable, folder)
+    return send(read_journal(folder / JOURNAL), usable, folder)
 
 
 @contextmanager
@@ -135,8 +135,8 @@ class _FeedListener:
             feed.close(deadline)
             if feed.failure is not None:
                 self._report_failure(feed)
-        if self._notes and run_journal(self._folder).exists():
-            journal = Journal(run_journal(self._folder))
+        if self._notes and (self._folder / JOURNAL).exists():
+            journal = Journal(self._folder / JOURNAL)
             for text in self._notes:
                 journal.append("note", level="warning", text=text)
             journal.close()

@@ -25,22 +25,11 @@ _MISSING = object()
 def version_entry(version: Version) -> dict[str, Any]:
     """A version as JSON; the keys are stable."""
     return {
-        "reference": version.reference,
-        "id": version.id,
-        "name": version.name,
-        "number": version.number,
-        "created": version.created,
-        "message": version.message,
-        "hyperparameters": version.hyperparameters,
+        **version.fields("reference", "id", "name", "number", "created", "message", "hyperparameters"),
         "metrics": {name: asdict(found) for name, found in version.metrics.items()},
-        "metadata": version.metadata,
-        "git": version.git,
+        **version.fields("metadata", "git"),
         "run": run_name(version),
-        "config": version.config,
-        "network": version.network,
-        "snapshots": version.snapshots,
-        "parameters": version.parameters,
-        "bytes": version.bytes,
+        **version.fields("config", "network", "snapshots", "parameters", "bytes"),
     }
 
 

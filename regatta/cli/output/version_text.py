@@ -49,9 +49,8 @@ def as_json(found: Portrait) -> dict[str, Any]:
     known, version = found.description, found.description.version
     return {
         "version": {
-            **{key: getattr(version, key) for key in ("reference", "id", "name", "number", "created", "message")},
-            **{key: getattr(version, key) for key in ("metadata", "git", "hyperparameters", "config")},
-            **{key: getattr(version, key) for key in ("snapshots", "parameters", "bytes")},
+            **version.fields("reference", "id", "name", "number", "created", "message", "metadata", "git"),
+            **version.fields("hyperparameters", "config", "snapshots", "parameters", "bytes"),
             "stored_bytes": found.stored_bytes,
             "run": known.run.name if known.run else None,
             "tags": list(known.tags),

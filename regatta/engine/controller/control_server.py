@@ -28,7 +28,7 @@ from regatta.engine.workers.base import refuse
 from regatta.errors import NotFoundError
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import RunRecord
-from regatta.paths import CONTROL_ADDRESS, run_journal
+from regatta.paths import CONTROL_ADDRESS, JOURNAL
 
 Socket: TypeAlias = "Connection[Any, Any]"
 HELLO_TIMEOUT_S = 5.0  # for a new connection to say what it wants
@@ -129,7 +129,7 @@ def ask(folder: Path, verb: str, config: str, **arguments: Any) -> dict[str, Any
     """Write a request and wait for the answer; where no controller is running, the request waits for one."""
     folder = folder.absolute()
     if not is_live(folder):
-        find_config(RunRecord.read(run_journal(folder)), config)  # an error now is better than one on resuming
+        find_config(RunRecord.read(folder / JOURNAL), config)  # an error now is better than one on resuming
     request_id = write_request(folder, {"verb": verb, "config": config, **arguments})
     with contextlib.suppress(OSError, EOFError, NotFoundError), connect(folder) as connection:
         connection.send_bytes(b'{"kind": "request"}')

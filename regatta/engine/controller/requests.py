@@ -18,7 +18,7 @@ from regatta.configuration import check_configuration, config_id
 from regatta.durable import replacing
 from regatta.errors import NotFoundError, RegattaError, UsageError, nearest
 from regatta.journal.run_record import ConfigRecord, RunRecord
-from regatta.paths import ANSWER_SUFFIX, run_requests
+from regatta.paths import ANSWER_SUFFIX, REQUESTS
 
 UserRequest: TypeAlias = dict[str, Any]
 Answer: TypeAlias = dict[str, Any]
@@ -29,15 +29,15 @@ MAX_EPOCHS = 100_000  # that a request may ask for
 def write_request(folder: Path, request: UserRequest) -> str:
     """Write a request into the folder of a run; returns its id. Later requests have larger ids."""
     name = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
-    run_requests(folder).mkdir(exist_ok=True)
-    with replacing(run_requests(folder) / f"{name}.json") as path:
+    (folder / REQUESTS).mkdir(exist_ok=True)
+    with replacing(folder / REQUESTS / f"{name}.json") as path:
         path.write_text(json.dumps(request))
     return name
 
 
 def read_requests(folder: Path) -> list[UserRequest]:
     """The requests to a run that have no answer yet, oldest first."""
-    paths = sorted(run_requests(folder).glob("*.json"))
+    paths = sorted((folder / REQUESTS).glob("*.json"))
     requests = [path for path in paths if not path.name.endswith(ANSWER_SUFFIX)]
     return [_read_request(path) for path in requests if not _answer_path(folder, path.stem).exists()]
 
@@ -65,7 +65,7 @@ def read_answer(folder: Path, request_id: str) -> Answer | None:
 
 
 def _answer_path(folder: Path, request_id: str) -> Path:
-    return run_requests(folder) / f"{request_id}{ANSWER_SUFFIX}"
+    return folder / REQUESTS / f"{request_id}{ANSWER_SUFFIX}"
 
 
 def find_config(record: RunRecord, prefix: object) -> ConfigRecord:

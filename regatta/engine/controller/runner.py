@@ -29,7 +29,7 @@ from regatta.engine.profiling.session import RunProfiler
 from regatta.journal.journal_file import Journal, Record, read_lines
 from regatta.journal.lock import run_lock
 from regatta.journal.run_record import RunRecord
-from regatta.paths import LOGS, MEETINGS, run_journal
+from regatta.paths import JOURNAL, LOGS, MEETINGS
 from regatta.search.predict import forecast
 
 MAX_PREDICTED_REPORTS = 2_000  # played to a search, to see which trials it will want
@@ -63,7 +63,7 @@ class Runner:
             with run_lock(self._settings.folder), interruptible(self._on_signal):
                 # Opening the journal makes all names in the run's folder durable, so this one comes first.
                 self._state_files.states.folder.mkdir(exist_ok=True)
-                path = run_journal(self._settings.folder)
+                path = self._settings.folder / JOURNAL
                 history = list(read_lines(path)) if path.exists() else []
                 with Journal(path) as journal:
                     self._run_log.journal = journal

@@ -23,6 +23,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class PlainRow:
+    """A record whose row in a table has all its fields."""
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class MetricRange:
     """The extremes and the last value of a metric; NaN if it never was a number."""
 
@@ -103,6 +111,10 @@ class Version:
             for name, (low, high, last, *steps) in json.loads(self._metrics).items()
         }
 
+    def fields(self, *names: str) -> dict[str, Any]:
+        """The values of these attributes by name, for JSON."""
+        return {name: getattr(self, name) for name in names}
+
     def row(self) -> dict[str, Any]:
         """Flat, for a table: hyperparameters under their names, and the last value of each metric."""
         head = {"id": self.id, "name": self.name, "number": self.number, "created": self.when, "message": self.message}
@@ -116,7 +128,7 @@ class Version:
 
 
 @dataclass(frozen=True)
-class SnapshotRecord:
+class SnapshotRecord(PlainRow):
     """One snapshot of a version. `id` is its id in the parameter store; None while it is a file of its run."""
 
     position: int
@@ -126,22 +138,16 @@ class SnapshotRecord:
     id: str | None
     digest: str | None = None
 
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class MetricPoint:
+class MetricPoint(PlainRow):
     name: str
     step: int
     value: float
 
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Link:
+class Link(PlainRow):
     """`derived` is a child of `base` (both are ids) after that epoch; `commit` is the message."""
 
     base: str
@@ -149,9 +155,6 @@ class Link:
     kind: str
     epoch: int | None
     commit: str
-
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -169,13 +172,10 @@ class RunEntry:
 
 
 @dataclass(frozen=True)
-class Tag:
+class Tag(PlainRow):
     name: str
     version: str
     created: float
-
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Records(list[T]):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regatta.repo.catalog.records import Records, table_html
+from regatta.repo.catalog.records import PlainRow, Records, table_html
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(PlainRow):
     """One step of an evaluation: what it read, all bytes so far, and the number of inputs that became certain.
 
     `intervals` of them by intervals alone, `backward` by the bound that goes back through the network, `computed` by
@@ -29,9 +29,6 @@ class Stage:
     @property
     def certified(self) -> int:
         return self.intervals + self.backward + self.computed
-
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

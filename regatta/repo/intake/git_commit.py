@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _TIMEOUT_S = 5.0  # a commit does not wait longer for git
 
 
-@dataclass(frozen=True)
-class GitState:
-    """Where a working tree stood; `dirty` when tracked files differed from the commit."""
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """The state of the git working tree around the folder; None without one, without a commit or without git.
 
-    commit: str
-    branch: str | None
-    dirty: bool
-
-
-def git_state(folder: Path) -> GitState | None:
-    """The state of the git working tree around the folder; None without one, without a commit or without git."""
+    It is "dirty" if tracked files differ from the commit.
+    """
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, timeout=_TIMEOUT_S, check=False)
@@ -33,4 +27,4 @@ def git_state(folder: Path) -> GitState | None:
     if commit == "(initial)":
         return None
     changed = any(not line.startswith("#") for line in lines)
-    return GitState(commit, None if branch == "(detached)" else branch, changed)
+    return {"commit": commit, "branch": None if branch == "(detached)" else branch, "dirty": changed}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from regatta.durable import FileLock
 from regatta.journal.journal_file import Record, read_journal
-from regatta.paths import ARCHIVER_LOCK, run_journal
+from regatta.paths import ARCHIVER_LOCK, JOURNAL
 from regatta.store.states.state_archive import RawState, series_of, store_states
 from regatta.store.store import ParameterStore
 
@@ -49,9 +49,9 @@ def finished_states(run: Path) -> list[RawState]:
     For each configuration this is the last state of each reported epoch. The newest epoch is left out, because the
     configuration may go on from it, unless the run is done. States of an epoch without a report are left out, too.
     """
-    if not run_journal(run).exists():
+    if not (run / JOURNAL).exists():
         return []
-    trials, done = _read_trials(read_journal(run_journal(run)))
+    trials, done = _read_trials(read_journal(run / JOURNAL))
     found = []
     for config, trial in trials.items():
         epochs = sorted(trial.reported) if done else sorted(trial.reported)[:-1]

@@ -27,7 +27,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from regatta.errors import CorruptError, NotFoundError, RegattaError
-from regatta.paths import STATES, run_journal, store_beside, store_exists
+from regatta.paths import JOURNAL, STATES, store_beside, store_exists
 from regatta.safetensors_io import LENGTH_BYTES, Header, HeaderError, parse_header, split_header
 from regatta.store.commit import NewSnapshot
 from regatta.store.format.dtypes import dtype_named, floats_of
@@ -59,7 +59,7 @@ class StoredStates(NamedTuple):
 def series_of(run: Path) -> str | None:
     """The series of a run's states in a store; None if the run has no journal with a first record."""
     try:
-        with run_journal(run).open("rb") as file:
+        with (run / JOURNAL).open("rb") as file:
             line = file.readline(2**24)
         name = json.loads(line)["name"] if line.endswith(b"\n") else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
