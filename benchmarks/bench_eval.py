@@ -94,7 +94,7 @@ def papers_test(bounded: BoundedNetwork, x: Any) -> int:
 
 def certified(repo: Repo, version: str, x: Any, labels: Any, name: str, accuracy: float) -> list[list[Any]]:
     """What is certain from two bytes of each weight, and then with the third byte of the first layer."""
-    graph = evaluated_network(repo, repo.version(version)).network
+    graph = evaluated_network(repo, repo.version(version))
     reading = ProgressiveWeights(repo.weights(version), repo.store, graph)
     reading.deepen(reading.names, 2)
     first = next(p.name for id in graph.order for p in graph.by_id[id].parameters)

@@ -25,6 +25,7 @@ from regatta.repo.catalog.queries import Filters
 from regatta.repo.catalog.records import Link, RunEntry, SnapshotRecord, Version, Versions
 from regatta.repo.repo import Repo
 from regatta.repo.weights import state_file_weights, stored_weights
+from regatta.store.states.state_archive import STATE_REFERENCES, reference_of, series_of
 
 
 def commit_run(
@@ -54,8 +55,6 @@ def version_id(series: str, config: str) -> str:
 
 def version_of(run_folder: Path, config: str) -> str | None:
     """The reference of the version of a run's configuration; None if it was not committed."""
-    from regatta.store.states.state_archive import series_of
-
     series, folder = series_of(run_folder), run_folder.absolute().parents[1]
     if series is None or not (folder / CATALOG).is_file():
         return None
@@ -80,8 +79,6 @@ class _RunCommit:
     """A run, with the states of it that are in the store, and its existing versions."""
 
     def __init__(self, repo: Repo, folder: Path, record: RunRecord) -> None:
-        from regatta.store.states.state_archive import STATE_REFERENCES, series_of
-
         series = series_of(folder)
         if series is None:
             raise CorruptError("The journal does not say which run it is.", place=str(folder / JOURNAL))
@@ -157,8 +154,6 @@ class _RunCommit:
 
     def _states(self, config: ConfigRecord) -> list[SnapshotRecord]:
         """The states at the ends of reported epochs, if they are in the store or a file."""
-        from regatta.store.states.state_archive import reference_of
-
         last = {unit.epoch: unit for unit in config.units if unit.kind == "train" and unit.state is not None}
         found = []
         for epoch in sorted(last.keys() & config.reports.keys()):

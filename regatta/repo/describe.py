@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from regatta.errors import UsageError
 from regatta.repo.catalog.records import Description, Records, Version, table_html
 from regatta.repo.inspect.distributions import Distribution, describe_tensor
@@ -14,13 +17,11 @@ from regatta.repo.inspect.layers import NetworkLayer, expression_of, layers_of, 
 from regatta.repo.inspect.parameters import distributions
 from regatta.repo.references import ResolvedReference, resolve_reference
 from regatta.repo.snapshots import weights_of
+from regatta.store.format.tensor_id import as_tensor
+from regatta.store.slices import PartialTensor
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from regatta.repo.repo import Repo
-    from regatta.store.slices import PartialTensor
 
 MAX_CHANNELS, MAX_EDGE, MAX_STRIP = 8, 32, 256  # shown of an activation; the strip is for one without channels
 
@@ -171,27 +172,15 @@ def _ordered_inputs(wanted: Any, given: Mapping[str, Any]) -> list[Any]:
 
 
 def _activation(layer: str, value: NDArray[Any]) -> Activation:
-    import numpy as np
-
     numbers = np.ascontiguousarray(value)
-    return Activation(
-        layer, describe_tensor(layer, _as_partial(numbers)), float(np.mean(numbers == 0)) if numbers.size else 0.0,
-        tuple(_maps(numbers)),
-    )  # fmt: skip
-
-
-def _as_partial(value: NDArray[Any]) -> PartialTensor:
-    from regatta.store.format.tensor_id import as_tensor
-    from regatta.store.slices import PartialTensor
-
-    tensor = as_tensor("activation", value)
-    return PartialTensor(tensor.dtype, tensor.shape, tensor.dtype.planes, tensor.words)
+    tensor = as_tensor("activation", numbers)
+    whole = PartialTensor(tensor.dtype, tensor.shape, tensor.dtype.planes, tensor.words)
+    zeros = float(np.mean(numbers == 0)) if numbers.size else 0.0
+    return Activation(layer, describe_tensor(layer, whole), zeros, tuple(_maps(numbers)))
 
 
 def _maps(value: NDArray[Any]) -> list[NDArray[np.float32]]:
     """Images of the first sample: channels of an image, else rows of a matrix or one row."""
-    import numpy as np
-
     sample = np.asarray(value[0] if value.ndim > 1 else value, np.float32)
     if not sample.size:
         return []

@@ -6,7 +6,7 @@ shown to people leaves them out by default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -49,9 +49,6 @@ class Difference:
     @property
     def same(self) -> bool:
         return all(_equal(value, self.values[0]) for value in self.values[1:])
-
-    def row(self) -> dict[str, Any]:
-        return {"name": self.name, **{str(number): value for number, value in enumerate(self.values, 1)}}
 
 
 class Differences(Records[Difference]):
@@ -132,11 +129,11 @@ class Diff:
         return verdict + "".join(parts)
 
 
-def compare(repo: Repo, references: Sequence[str | Version | ResolvedReference], exact: bool = False) -> Diff:
+def compare(repo: Repo, references: Sequence[str | Version], exact: bool = False) -> Diff:
     """Compare two or more versions, or snapshots of them, with the first."""
     if len(references) < 2:
         raise UsageError(f"It takes two versions to differ, and {len(references)} are given.")
-    resolved = [each if isinstance(each, ResolvedReference) else resolve_reference(repo, each) for each in references]
+    resolved = [resolve_reference(repo, reference) for reference in references]
     versions = [each.version for each in resolved]
     labels = [each.label for each in resolved]
     with repo.catalog.reading():
@@ -148,18 +145,17 @@ def compare(repo: Repo, references: Sequence[str | Version | ResolvedReference],
         }
         networks = [repo.catalog.network(version.network) for version in versions]
     weights = [None if each.snapshot is None else weights_of(repo, each.version, each.snapshot) for each in resolved]
-    metadata, hyperparameters, metrics, files = (Differences(_differences(sections[n]), labels) for n in FIELDS)
+    fields = {}
+    for section, known in sections.items():
+        names = dict.fromkeys(name for values in known for name in values)
+        found = [Difference(name, tuple(values.get(name, ABSENT) for values in known)) for name in names]
+        fields[section] = Differences(found, labels)
     comparisons = []
     for n in range(1, len(resolved)):
         network = compare_networks(networks[0], networks[n])
         tensors = compare_weights(weights[0], weights[n], network.parameters, exact)
         comparisons.append(Comparison(network, tensors, layers_of(networks[n])))
-    return Diff(tuple(resolved), metadata, hyperparameters, metrics, files, tuple(comparisons))
-
-
-def _differences(known: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:
-    for name in dict.fromkeys(name for values in known for name in values):
-        yield Difference(name, tuple(values.get(name, ABSENT) for values in known))
+    return Diff(tuple(resolved), **fields, comparisons=tuple(comparisons))
 
 
 def _metadata(repo: Repo, version: Version) -> dict[str, Any]:

@@ -51,7 +51,10 @@ def examine(folder: str | Path | None = None) -> list[Finding]:
     found = Path(os.path.abspath(folder)) if folder is not None else find_repository()
     if found is not None and not (found / CATALOG).exists() and (found / FOLDER).is_dir():
         found = found / FOLDER
-    return [*_environment(), *(_repository(found) if found is not None else [_no_repository()])]
+    if found is not None:
+        return [*_environment(), *_repository(found)]
+    remedy = "regatta init creates one, and so does a run"
+    return [*_environment(), Finding("note", "repository", "there is none here or above", remedy)]
 
 
 def _environment() -> Iterator[Finding]:
@@ -72,7 +75,8 @@ def _environment() -> Iterator[Finding]:
         )
     if sqlite3.sqlite_version_info < (3, 35):
         yield Finding("error", "sqlite", sqlite3.sqlite_version, "Python's SQLite must be 3.35 or newer")
-    yield _cores()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("ok", "processors", f"{usable} usable of {os.cpu_count()}")
     yield _device()
 
 
@@ -88,11 +92,6 @@ def _version(package: str) -> str | None:
     return "of unknown version"
 
 
-def _cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Finding("ok", "processors", f"{usable} usable of {os.cpu_count()}")
-
-
 def _device() -> Finding:
     """The devices by nvidia-smi; asking a framework would take seconds."""
     tool = shutil.which("nvidia-smi")
@@ -106,10 +105,6 @@ def _device() -> Finding:
     if done.returncode:
         return Finding("warning", "devices", done.stdout.strip()[:200] or "nvidia-smi failed", "Check the driver.")
     return Finding("ok", "devices", "; ".join(done.stdout.strip().splitlines()))
-
-
-def _no_repository() -> Finding:
-    return Finding("note", "repository", "there is none here or above", "regatta init creates one, and so does a run")
 
 
 def _repository(folder: Path) -> Iterator[Finding]:

@@ -60,7 +60,10 @@ class FileFolder:
         Files that are stored already may be given as their entries.
         """
         if known := [file for file in files if isinstance(file, FileEntry)]:
-            return self._known(known)
+            for file in known:
+                if (reason := self.problem_of(file.hash, file.bytes, whole=False)) is not None:
+                    raise CorruptError(f"The file {file.path!r:.200} cannot be used: {reason}.", place=str(self.folder))
+            return sorted(known, key=lambda file: file.path)
         named = dict(named_files(cast(Files, files)))
         if not named:
             return []
@@ -70,12 +73,6 @@ class FileFolder:
             fsync_path(folder)
         fsync_path(self.folder)
         return found
-
-    def _known(self, files: Sequence[FileEntry]) -> list[FileEntry]:
-        for file in files:
-            if (reason := self.problem_of(file.hash, file.bytes, whole=False)) is not None:
-                raise CorruptError(f"The file {file.path!r:.200} cannot be used: {reason}.", place=str(self.folder))
-        return sorted(files, key=lambda file: file.path)
 
     def open(self, digest: str) -> BinaryIO:
         try:

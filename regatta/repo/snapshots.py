@@ -71,17 +71,10 @@ def weights_of(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Weight
 
 def add_reference(repo: Repo, name: str, version: Version, snapshot: SnapshotRecord) -> SnapshotRecord:
     """Give a snapshot of a version a second name, for use by another version."""
-    stored = stored_id(repo, snapshot) or _store_state_file(repo, version, snapshot)
-    repo.store.reference(name, stored)
-    return SnapshotRecord(0, snapshot.epoch, snapshot.kind, name, stored)
-
-
-def _store_state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> str:
-    """Put a state file into the store, under the name that the archiver would use."""
     from regatta.store.states.state_archive import RawState, store_states
 
-    path = state_file(repo, version, snapshot)
-    if path is not None:
+    if stored_id(repo, snapshot) is None and (path := state_file(repo, version, snapshot)) is not None:
+        # Put the file into the store under the name that the archiver would use.
         state = RawState(path, str(version.config), str(snapshot.digest))
         left = store_states(repo.store, str(version.run), [state]).failed
         if path in left:
@@ -89,7 +82,8 @@ def _store_state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) ->
     stored = stored_id(repo, snapshot)
     if stored is None:
         raise _not_found(repo, version, snapshot)
-    return stored
+    repo.store.reference(name, stored)
+    return SnapshotRecord(0, snapshot.epoch, snapshot.kind, name, stored)
 
 
 def _not_found(repo: Repo, version: Version, snapshot: SnapshotRecord) -> NotFoundError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from regatta.errors import CorruptError, DataError, NotFoundError, UsageError, nearest
+from regatta.repo.intake.zip_weights import read_npz
 from regatta.store.export import write_safetensors
 from regatta.store.format.manifest import Manifest, ManifestEntry
 from regatta.store.format.planes import leading
@@ -93,26 +94,18 @@ def from_file(path: Path, epoch: int | None) -> NewWeights:
             hint="Load it with its framework, and pass its tensors by name.",
         )
     try:
-        return _from_npz(path, epoch) if path.suffix == ".npz" else _from_safetensors(path, epoch)
+        if path.suffix == ".npz":
+            return NewWeights(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
+        header, tensors = parse_tensors(map_file(path), str(path))
     except FileNotFoundError as error:
         raise NotFoundError("There is no such file.", place=str(path)) from error
     except CorruptError as error:
         raise DataError(error.message, place=str(path)) from error
     except IsADirectoryError as error:
         raise DataError("This is a folder, not a file.", place=str(path)) from error
-
-
-def _from_safetensors(path: Path, epoch: int | None) -> NewWeights:
-    header, tensors = parse_tensors(map_file(path), str(path))
     if not isinstance(header.metadata, dict):
         raise DataError("The metadata in the header is not an object.", place=str(path))
     return NewWeights(epoch, tensors, header.metadata)
-
-
-def _from_npz(path: Path, epoch: int | None) -> NewWeights:
-    from regatta.repo.intake.zip_weights import read_npz
-
-    return NewWeights(epoch, {name: as_tensor(name, value) for name, value in read_npz(path).items()}, {})
 
 
 class Weights(Mapping[str, Any]):

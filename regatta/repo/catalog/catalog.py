@@ -136,7 +136,7 @@ class Catalog(Database):
             f"SELECT {VERSION} FROM line JOIN model_version v USING (key) ORDER BY created DESC, key DESC"
         )
         found = self._versions(query, version.key)
-        return Versions(found, self._links("derived", [each.key for each in found]))
+        return Versions(found, self.links([each.key for each in found]))
 
     def parents(self, version: Version) -> Versions:
         return self._neighbours(version, "derived", "base")
@@ -149,13 +149,10 @@ class Catalog(Database):
             f"SELECT {VERSION} FROM parent JOIN model_version v ON v.key = parent.{theirs} "
             f"WHERE parent.{mine} = ? ORDER BY v.created, v.key"
         )
-        return Versions(self._versions(query, version.key), self._links(mine, [version.key]))
+        return Versions(self._versions(query, version.key), self.links([version.key], mine))
 
-    def links(self, keys: Sequence[int] | None = None) -> tuple[Link, ...]:
-        """The links to parents: of these versions, or of all."""
-        return self._links("derived", keys)
-
-    def _links(self, side: str, keys: Sequence[int] | None) -> tuple[Link, ...]:
+    def links(self, keys: Sequence[int] | None = None, side: str = "derived") -> tuple[Link, ...]:
+        """The links to parents: all, or those that have these versions on one side."""
         chosen = "" if keys is None else f"WHERE p.{side} IN (SELECT value FROM json_each(?)) "
         query = (
             'SELECT b.id, d.id, p.kind, p.epoch, p."commit" FROM parent p JOIN model_version b ON b.key = p.base '
@@ -239,12 +236,20 @@ class Catalog(Database):
             canonical_json(dict(new.hyperparameters), "hyperparameters"), new.name,
         )  # fmt: skip
         key = int(self._all("SELECT key FROM model_version WHERE id = ?", new.id)[0][0])
-        self._add_hyperparameters(key, new.hyperparameters)
+        values = [
+            (key, name, canonical_json(value, f"value of {name!r}"), _as_number(value))
+            for name, value in new.hyperparameters.items()
+        ]
+        self._many("INSERT INTO hyperparameter VALUES (?, ?, ?, ?)", values)
         self._many(
             "INSERT INTO file VALUES (?, ?, ?, ?, ?)", [(key, f.path, f.hash, f.bytes, f.executable) for f in new.files]
         )
         self.extend(key, new)
-        self._add_words(key, new)
+        self._run(
+            "INSERT INTO words (rowid, name, message, hyperparameters, files) VALUES (?, ?, ?, ?, ?)",
+            key, new.name, new.message, " ".join(f"{name} {value}" for name, value in new.hyperparameters.items()),
+            " ".join(file.path for file in new.files),
+        )  # fmt: skip
         return self.of_id(new.id)
 
     def extend(self, key: int, new: NewVersion) -> None:
@@ -312,13 +317,6 @@ class Catalog(Database):
         self._many("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?)", [(network.hash, *node) for node in network.nodes])
         self._many("INSERT INTO edge VALUES (?, ?, ?, ?)", [(network.hash, *edge) for edge in network.edges])
 
-    def _add_hyperparameters(self, key: int, values: Mapping[str, Any]) -> None:
-        rows = [
-            (key, name, canonical_json(value, f"value of {name!r}"), _as_number(value))
-            for name, value in values.items()
-        ]
-        self._many("INSERT INTO hyperparameter VALUES (?, ?, ?, ?)", rows)
-
     def _add_metrics(self, key: int, metrics: Metrics) -> None:
         """Enter values, and derive the ranges of the metrics that got some."""
         if not metrics:
@@ -335,18 +333,6 @@ class Catalog(Database):
         self._many("INSERT OR REPLACE INTO metric_range VALUES (?, ?, ?, ?, ?)", values)
         text = canonical_json({name: _listed(found) for name, found in ranges.items()}, "metrics")
         self._run("UPDATE model_version SET metrics = ? WHERE key = ?", text, key)
-
-    def _add_words(self, key: int, new: NewVersion) -> None:
-        values = " ".join(f"{name} {value}" for name, value in new.hyperparameters.items())
-        files = " ".join(file.path for file in new.files)
-        self._run(
-            "INSERT INTO words (rowid, name, message, hyperparameters, files) VALUES (?, ?, ?, ?, ?)",
-            key,
-            new.name,
-            new.message,
-            values,
-            files,
-        )
 
     def _versions(self, query: str, *values: Any) -> list[Version]:
         return Version.from_rows(self._all(query, *values))

@@ -74,7 +74,9 @@ class Filters:
     def _conditions(self) -> list[list[Any]]:
         found: list[list[Any]] = []
         if self.name is not None:
-            found.append(["v.name GLOB ?" if set(self.name) & set("*?") else "v.name = ?", _pattern(self.name)])
+            is_pattern = set(self.name) & set("*?")
+            escaped = self.name.replace("[", "[[]")  # names may contain brackets
+            found.append(["v.name GLOB ?", escaped] if is_pattern else ["v.name = ?", self.name])
         if self.search is not None:
             found.append(["v.key IN (SELECT rowid FROM words WHERE words MATCH ?)", search_words(self.search)])
         if self.run is not None:
@@ -92,11 +94,6 @@ def search_words(text: str) -> str:
     if not words:
         raise UsageError("The search has no words.")
     return " AND ".join(words)
-
-
-def _pattern(name: str) -> str:
-    """Escape brackets, which names may contain."""
-    return name.replace("[", "[[]") if set(name) & set("*?") else name
 
 
 def _where(name: str, value: Any) -> list[Any]:

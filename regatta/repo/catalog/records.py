@@ -41,9 +41,6 @@ class MetricRange:
     highest_step: int | None = None
     last_step: int | None = None
 
-    def best(self, mode: str) -> float:
-        return self.lowest if mode == "min" else self.highest
-
 
 @dataclass(frozen=True)
 class Version:

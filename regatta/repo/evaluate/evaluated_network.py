@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,19 +18,8 @@ if TYPE_CHECKING:
     from regatta.repo.repo import Repo
 
 
-@dataclass(frozen=True)
-class EvaluatedNetwork:
-    """A network with one input and one output, and whether the input consists of integers."""
-
-    network: Network
-    takes_integers: bool
-
-    @property
-    def input(self) -> Node:
-        return self.network.inputs[0]
-
-
-def evaluated_network(repo: Repo, version: Version) -> EvaluatedNetwork:
+def evaluated_network(repo: Repo, version: Version) -> Network:
+    """The network with one input and one output, without a softmax at its end."""
     stored = repo.network(version)
     if stored is None:
         run = None if version.run is None else version.run.rpartition(".")[0]
@@ -55,7 +44,7 @@ def evaluated_network(repo: Repo, version: Version) -> EvaluatedNetwork:
             f"The network of {version.reference} has {len(network.inputs)} inputs and {len(outputs)} outputs.",
             hint="Networks with one input and one output can be evaluated.",
         )
-    return EvaluatedNetwork(_without_softmax(network, outputs[0]), _takes_integers(network))
+    return _without_softmax(network, outputs[0])
 
 
 def _takes_integers(network: Network) -> bool:
@@ -76,18 +65,18 @@ def _without_softmax(network: Network, output: Node) -> Network:
     return replace(network, nodes=nodes, edges=(*kept, Edge(before, output.id)))
 
 
-def inputs_for(subject: EvaluatedNetwork, x: Any, wide: bool) -> NDArray[Any]:
+def inputs_for(network: Network, x: Any, wide: bool) -> NDArray[Any]:
     """The inputs as the network takes them: integers, float32, or float64 if its weights are float64."""
     values = np.asarray(x)
     if values.dtype.kind not in "fiub" or values.ndim < 1:
         raise DataError(f"x is {values.dtype} of the shape {values.shape}; rows of numbers are expected.")
-    if subject.takes_integers:
+    if _takes_integers(network):
         if values.dtype.kind == "f" and not (values == np.floor(values)).all():
             raise DataError("The network takes whole numbers, and x has fractions.")
         values = values.astype(np.int64)
     else:
         values = values.astype(np.float64 if wide else np.float32)
-    return np.ascontiguousarray(_fit_shape(subject.input, values))
+    return np.ascontiguousarray(_fit_shape(network.inputs[0], values))
 
 
 def _fit_shape(given: Node, values: NDArray[Any]) -> NDArray[Any]:

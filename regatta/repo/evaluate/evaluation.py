@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
+from regatta.network.graph import Network
 from regatta.repo.catalog.records import Records
-from regatta.repo.evaluate.evaluated_network import EvaluatedNetwork, evaluated_network, inputs_for, targets_for
+from regatta.repo.evaluate.evaluated_network import evaluated_network, inputs_for, targets_for
 from regatta.repo.evaluate.progress import Answers, ahead, progress
 from regatta.repo.evaluate.progressive_weights import ProgressiveWeights
 from regatta.repo.evaluate.result import Evaluation, Stage
@@ -35,13 +36,13 @@ def evaluate(
     """See `Repo.evaluate`."""
     wanted = _checked_precision(precision)
     _check_numbers(top_k, budget)
-    subject = evaluated_network(repo, version)
+    network = evaluated_network(repo, version)
     weights = repo.weights(version, snapshot)
     stored = any(member.id for member in weights.members.values())
-    weights_read = ProgressiveWeights(weights, repo.store if stored else None, subject.network)
-    inputs = inputs_for(subject, x, weights_read.is_wide)
+    weights_read = ProgressiveWeights(weights, repo.store if stored else None, network)
+    inputs = inputs_for(network, x, weights_read.is_wide)
     targets = targets_for(y, len(inputs))
-    answers, fallback = _answers(subject, weights_read, inputs, wanted, top_k, budget)
+    answers, fallback = _answers(network, weights_read, inputs, wanted, top_k, budget)
     certain = answers.stage >= 0
     return Evaluation(
         version=version.reference,
@@ -59,7 +60,7 @@ def evaluate(
 
 
 def _answers(
-    subject: EvaluatedNetwork,
+    network: Network,
     weights_read: ProgressiveWeights,
     x: NDArray[Any],
     precision: str | int,
@@ -68,24 +69,22 @@ def _answers(
 ) -> tuple[Answers, str | None]:
     if precision == "full":
         answers = Answers(np.zeros((len(x), top_k), np.int64), np.full(len(x), -1, np.int64))
-        _compute(subject, weights_read, x, top_k, answers)
+        _compute(network, weights_read, x, top_k, answers)
         return answers, None
     planes = precision if isinstance(precision, int) else None
-    answers, reason = progress(subject.network, weights_read, x, top_k, planes, budget)
+    answers, reason = progress(network, weights_read, x, top_k, planes, budget)
     exact = not weights_read.unread  # all planes have been read
     if len(answers.open) and (reason is not None or exact or (planes is None and budget is None)):
-        _compute(subject, weights_read, x, top_k, answers)
+        _compute(network, weights_read, x, top_k, answers)
     return answers, reason
 
 
-def _compute(
-    subject: EvaluatedNetwork, weights_read: ProgressiveWeights, x: NDArray[Any], top_k: int, answers: Answers
-) -> None:
+def _compute(network: Network, weights_read: ProgressiveWeights, x: NDArray[Any], top_k: int, answers: Answers) -> None:
     """Compute the labels that are still open with the model and all its weights."""
     from regatta.network.torch.to_torch import outputs
 
     left = answers.open
-    values = outputs(subject.network, weights_read.values(), x[left])
+    values = outputs(network, weights_read.values(), x[left])
     answers.labels[left] = ahead(values, top_k) if len(left) else answers.labels[left]
     answers.stage[left] = len(answers.stages)
     answers.stages.append(Stage("all planes", weights_read.bytes_read, len(left), computed=len(left)))

@@ -18,7 +18,10 @@ def read_data(path: str | Path, x: str | None = None, y: str | None = None) -> t
     if not place.is_file():
         raise NotFoundError("There is no such file.", place=str(place))
     if place.suffix.lower() == ".npy":
-        return _npy(place), None
+        try:
+            return np.asarray(np.load(place, mmap_mode="r", allow_pickle=False)), None
+        except (ValueError, EOFError, OSError) as error:
+            raise DataError(f"The file cannot be read: {error}.", place=str(place)) from error
     known = find_format(place)
     if known is None:
         raise DataError(
@@ -42,10 +45,3 @@ def _named(arrays: dict[str, Any], wanted: str | None, usual: str, place: Path) 
             hint="Name the arrays: --x NAME --y NAME.",
         )
     return np.asarray(arrays[name])
-
-
-def _npy(place: Path) -> NDArray[Any]:
-    try:
-        return np.asarray(np.load(place, mmap_mode="r", allow_pickle=False))
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"The file cannot be read: {error}.", place=str(place)) from error

@@ -7,8 +7,7 @@ stored in planes are read in full.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +27,7 @@ if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
 LEADING = 2
-
-
-@dataclass(frozen=True)
-class Streams:
-    """The bytes of a tensor's streams, by tensor and number, in the order in which planes need them."""
-
-    by_planes: tuple[Mapping[tuple[str, int], int], ...]
-
-    def needed(self, planes: int) -> Mapping[tuple[str, int], int]:
-        return self.by_planes[min(planes, len(self.by_planes)) - 1]
+Streams: TypeAlias = Mapping[tuple[str, int], int]
 
 
 class ProgressiveWeights:
@@ -63,7 +53,7 @@ class ProgressiveWeights:
 
     @property
     def bytes_full(self) -> int:
-        return sum({k: v for name in self.names for k, v in self.streams[name].needed(99).items()}.values())
+        return sum({k: v for name in self.names for k, v in self.streams[name][-1].items()}.values())
 
     @property
     def unread(self) -> list[str]:
@@ -71,7 +61,7 @@ class ProgressiveWeights:
 
     def cost(self, name: str) -> int:
         """The bytes of the next plane of a tensor."""
-        needed = self.streams[name].needed(self.planes[name] + 1)
+        needed = self.streams[name][min(self.planes[name], len(self.streams[name]) - 1)]
         return sum(size for key, size in needed.items() if key not in self._read)
 
     def deepen(self, names: Iterable[str], planes: int | None = None) -> None:
@@ -83,7 +73,7 @@ class ProgressiveWeights:
                 wanted.setdefault(target, []).append(name)
         for target, together in wanted.items():
             for name, value in self.weights.read(together, target).items():
-                self._read.update(self.streams[name].needed(target))
+                self._read.update(self.streams[name][target - 1])
                 self.planes[name] = value.planes
                 self.boxes[name] = _box(value)
 
@@ -91,7 +81,7 @@ class ProgressiveWeights:
         """All weights in full, in the type in which the model computes."""
         made = {}
         for name, value in self.weights.read(self.names).items():
-            self._read.update(self.streams[name].needed(99))
+            self._read.update(self.streams[name][-1])
             self.planes[name] = self.dtypes[name].planes
             made[name] = _numbers(value, self.dtypes[name], self.is_wide)
         return made
@@ -119,15 +109,16 @@ def _checked_names(weights: Weights, network: Network) -> list[str]:
     return list(network.parameters)
 
 
-def _streams(member: ManifestEntry, store: ParameterStore | None) -> Streams:
+def _streams(member: ManifestEntry, store: ParameterStore | None) -> tuple[Streams, ...]:
+    """The bytes of a tensor's streams, by tensor and number: for the first plane, for the first two, and so on."""
     dtype = dtype_named(member.dtype)
     if store is None or not member.id:  # a state file of a run: its planes are contiguous
         words = word_count(dtype, member.shape)
         key = member.id or f"file {id(member)}"
-        return Streams(tuple({(key, n): words for n in range(k)} for k in range(1, dtype.planes + 1)))
+        return tuple({(key, n): words for n in range(k)} for k in range(1, dtype.planes + 1))
     with store.index.reading():
         chain = store.index.chain(member.id)
-    return Streams(tuple(_needed(chain, planes, dtype) for planes in range(1, dtype.planes + 1)))
+    return tuple(_needed(chain, planes, dtype) for planes in range(1, dtype.planes + 1))
 
 
 def _needed(chain: Iterable[StoredTensor], planes: int, dtype: DType) -> dict[tuple[str, int], int]:

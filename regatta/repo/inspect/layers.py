@@ -103,9 +103,10 @@ def expression_of(network: Mapping[str, Any] | None) -> str | None:
 def compare_networks(left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> NetworkDifference:
     """The differences, in the order of the left network."""
     if left == right:
-        same = [LayerDifference("same", layer.kind, layer.id, layer.id) for layer in layers_of(left)]
-        found = expression_of(left)
-        return NetworkDifference(Records(same), found, found, _same_names(left))
+        layers, found = layers_of(left), expression_of(left)
+        same = [LayerDifference("same", layer.kind, layer.id, layer.id) for layer in layers]
+        names = {name: name for layer in layers for _, name, _ in layer.parameters}
+        return NetworkDifference(Records(same), found, found, names)
     mine, other = read_network(left), read_network(right)
     if mine is None or other is None:
         return NetworkDifference(Records(_by_id(layers_of(left), layers_of(right))))
@@ -138,10 +139,6 @@ def _parameters(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         and isinstance(p.get("name"), str)
         and isinstance(p.get("shape"), list | tuple)
     ]
-
-
-def _same_names(network: Mapping[str, Any] | None) -> dict[str, str]:
-    return {name: name for layer in layers_of(network) for _, name, _ in layer.parameters}
 
 
 def _by_id(left: Records[NetworkLayer], right: Records[NetworkLayer]) -> Iterator[LayerDifference]:

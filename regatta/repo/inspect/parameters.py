@@ -172,14 +172,14 @@ def _batches(members: Mapping[str, ManifestEntry], names: Iterable[str]) -> Iter
 def _read(weights: Weights, names: Iterable[str], exact: bool) -> dict[str, PartialTensor]:
     """The leading planes of large floats; small tensors and integers are read in full."""
     wanted = list(dict.fromkeys(names))
-    partly = {name for name in wanted if not exact and _is_large(weights.members[name])}
+    partly = set()
+    for name in wanted if not exact else ():
+        member = weights.members[name]
+        if dtype_named(member.dtype).kind == "float" and math.prod(member.shape) > SMALL_ELEMENTS:
+            partly.add(name)
     rest = [name for name in wanted if name not in partly]
     leading = weights.read(sorted(partly), PLANES) if partly else {}
     return {**leading, **(weights.read(rest, ALL_PLANES) if rest else {})}
-
-
-def _is_large(member: ManifestEntry) -> bool:
-    return dtype_named(member.dtype).kind == "float" and math.prod(member.shape) > SMALL_ELEMENTS
 
 
 def _stored(store: ParameterStore | None, member: ManifestEntry) -> dict[str, Any]:

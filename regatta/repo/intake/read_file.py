@@ -54,13 +54,13 @@ def recognize(path: Path, wanted: Kind | None = None, suffix: str | None = None)
     suffix = (path.suffix if suffix is None else suffix).lower()
     reader = _BY_SUFFIX.get(suffix)
     if wanted == "file" or (wanted is None and reader is None):
-        return plain_file(path)
+        return plain_file()
     if wanted is None and reader is not None:
         return reader(path, suffix)
     return _as_wanted(path, suffix, wanted or "file")
 
 
-def plain_file(path: Path, *notes: str) -> RecognizedFile:
+def plain_file(*notes: str) -> RecognizedFile:
     return RecognizedFile("file", "kept as it is", notes=notes)
 
 
@@ -130,9 +130,11 @@ def _from_tensor_file(path: Path, suffix: str) -> RecognizedFile:
 def _from_torch(path: Path, suffix: str) -> RecognizedFile:
     from regatta.frameworks.torch.files import read_state_dict
 
-    if _begins(path) != b"PK":
+    with path.open("rb") as file:
+        is_archive = file.read(2) == b"PK"
+    if not is_archive:
         if suffix in (".bin", ".ckpt"):  # others write files of that name too
-            return plain_file(path, "not read as weights: it is not an archive of PyTorch")
+            return plain_file("not read as weights: it is not an archive of PyTorch")
         raise DataError(
             "This is not an archive as PyTorch has written them since 1.6; older files are pickles, and not read.",
             place=str(path),
@@ -150,11 +152,6 @@ def _from_torch(path: Path, suffix: str) -> RecognizedFile:
     return _weights(taken, tuple(notes))
 
 
-def _begins(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(2)
-
-
 def _from_exported(path: Path, suffix: str) -> RecognizedFile:
     tensors = {name: as_tensor(name, value) for name, value in zip_weights.read_exported(path).items()}
     found = _weights(NewWeights(epoch_in(path), tensors, {}), ("its graph is not read; the file is kept as well",))
@@ -166,21 +163,18 @@ def _from_onnx(path: Path, suffix: str) -> RecognizedFile:
 
     network, tensors = read_onnx(path)
     taken = NewWeights(epoch_in(path), {name: as_tensor(name, value) for name, value in tensors.items()}, {})
-    return replace(_weights(taken), kind="network", network=network, says=_network_words(network, taken))
-
-
-def _network_words(network: Any, taken: NewWeights) -> str:
-    return f"{len(network.nodes):,} layers, {len(taken.tensors):,} tensors, {taken.parameters:,} parameters"
+    says = f"{len(network.nodes):,} layers, {len(taken.tensors):,} tensors, {taken.parameters:,} parameters"
+    return replace(_weights(taken), kind="network", network=network, says=says)
 
 
 def _from_log(path: Path, suffix: str) -> RecognizedFile:
     try:
         rows = training_logs.log_rows(path, suffix)
         if not rows or not training_logs.looks_like_log(path, rows[0]):
-            return plain_file(path)
+            return plain_file()
         return _metrics(training_logs.log_points(rows, path))
     except DataError as error:
-        return plain_file(path, f"not read as a log: {error.message}")
+        return plain_file(f"not read as a log: {error.message}")
 
 
 def _from_settings(path: Path, suffix: str) -> RecognizedFile:
@@ -189,7 +183,7 @@ def _from_settings(path: Path, suffix: str) -> RecognizedFile:
         points = training_logs.points_of_json(content, path)
         return _metrics(points) if points is not None else _settings(training_logs.hyperparameters(content, path))
     except DataError as error:
-        return plain_file(path, f"not read as settings: {error.message}")
+        return plain_file(f"not read as settings: {error.message}")
 
 
 def _metrics(points: training_logs.Points) -> RecognizedFile:

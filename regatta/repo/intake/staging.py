@@ -128,13 +128,15 @@ def commit_staged(
             raise UsageError("Nothing is staged.", place=str(repo.folder), hint="Add something: regatta add FILE ...")
         ident = new_id()
         values, network, points = _meanings(repo, area.items)
+        last_step = max((step for series in points.values() for step in series), default=0)
+        points |= {key: {last_step: value} for key, value in (metrics or {}).items()}
         _write(repo, replace(area, committing=ident))
         made = repo.commit(
             name,
             _snapshots(area.items),
             network=network,
             hyperparameters={**values, **(hyperparameters or {})},
-            metrics={**points, **{key: {_last_step(points): value} for key, value in (metrics or {}).items()}},
+            metrics=points,
             files=[item.file for item in area.items if item.file is not None],
             parents=parents,
             message=message,
@@ -206,24 +208,17 @@ def _meanings(repo: Repo, items: Sequence[Staged]) -> tuple[dict[str, Any], Any,
         if item.metrics:
             for name, series in (_again(repo, item).metrics or {}).items():
                 points.setdefault(name, {}).update(series)
-    return values, _network(repo, networks[0]) if networks else None, points
-
-
-def _network(repo: Repo, item: Staged) -> str:
+    if not networks:
+        return values, None, points
     from regatta.network import to_json
 
-    return to_json(_again(repo, item).network)
+    return values, to_json(_again(repo, networks[0]).network), points
 
 
 def _again(repo: Repo, item: Staged) -> RecognizedFile:
     """Recognize a staged file again, from the file store, where it has another name."""
     assert item.file is not None
     return recognize(repo.files.path(item.file.hash), item.kind, Path(item.name).suffix)
-
-
-def _last_step(points: Mapping[str, Mapping[int, float]]) -> int:
-    """The last step of all metrics: a single value is recorded at that step."""
-    return max((step for series in points.values() for step in series), default=0)
 
 
 def _matching(name: str, known: Mapping[str, Staged]) -> str:

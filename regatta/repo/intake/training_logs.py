@@ -46,7 +46,9 @@ def log_rows(path: Path, suffix: str) -> list[Mapping[str, Any]]:
     if suffix in (".csv", ".tsv"):
         return _table(text, suffix, path)
     rows = [_json(line, f"{path}:{number}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    return _objects(rows, path)
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError("Each line of a log holds values by name.", place=str(path))
+    return rows
 
 
 def log_points(rows: Sequence[Mapping[str, Any]], path: Path) -> Points:
@@ -129,12 +131,6 @@ def _table(text: str, suffix: str, path: Path) -> list[Mapping[str, Any]]:
     except csv.Error as error:
         raise DataError(f"The table cannot be read: {error}.", place=str(path)) from error
     return [{name.strip(): value for name, value in row.items() if name} for row in rows]
-
-
-def _objects(rows: list[Any], path: Path) -> list[Mapping[str, Any]]:
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise DataError("Each line of a log holds values by name.", place=str(path))
-    return rows
 
 
 def _json(text: str, place: str) -> Any:

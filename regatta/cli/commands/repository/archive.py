@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
+from regatta.cli.output.table import Cell, Table, left, right
 from regatta.errors import UsageError
+from regatta.format import count, seconds, share, size
 
 if TYPE_CHECKING:
-    from regatta.cli.output.table import Table
     from regatta.repo.archive import ArchiveReport, ArchiveResult
 
 SCHEMES, ALGORITHMS = ("independent", "parallel"), ("pas-mt", "pas-pt", "last", "mst", "spt")
@@ -85,9 +86,6 @@ def _report(report: ArchiveReport | None) -> dict[str, Any] | None:
 
 
 def _table(found: ArchiveResult, dry_run: bool) -> Table:
-    from regatta.cli.output.table import Cell, Table, left, right
-    from regatta.format import count, size
-
     rows: list[list[Cell]] = []
     if found.states:
         where = "would go into the store" if dry_run else "went into the store"
@@ -108,8 +106,6 @@ def _table(found: ArchiveResult, dry_run: bool) -> Table:
 
 
 def _report_rows(report: ArchiveReport) -> Iterator[list[Any]]:
-    from regatta.format import count, seconds, share, size
-
     after = report.bytes_planned if report.bytes_after is None else report.bytes_after
     saved = f"{report.saved:.0%} less" if report.saved > 0 else "nothing saved"
     moved = f"{count(report.moved, 'tensor')} of {report.tensors:,} encoded in another way"

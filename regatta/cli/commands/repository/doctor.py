@@ -8,6 +8,7 @@ from dataclasses import asdict
 from regatta import __version__
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json
+from regatta.cli.output.table import Cell, Table, left
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 NAME, HELP = "doctor", "check this environment and repository, with a remedy for each problem"
@@ -19,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.cli.output.table import Cell, Table, left
     from regatta.repo.doctor import examine, worst
 
     found = examine(args.repo)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
+from regatta.format import count
 
 if TYPE_CHECKING:
     from regatta.repo.fsck import RepoFsckResult
@@ -40,8 +41,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(found: RepoFsckResult, depth: str) -> None:
-    from regatta.format import count
-
     for problem in found.problems:
         ui.write(problem)
     for text in found.store.repaired:

@@ -6,6 +6,7 @@ import argparse
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, duration, opened_repo
+from regatta.format import count, size
 
 NAME, HELP = "gc", "delete what no version uses any more"
 DESCRIPTION = "Delete weights and files that no version, run or staged file uses and that are old enough."
@@ -19,8 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.format import count, size
-
     with opened_repo(args) as repo:
         gone = repo.gc(grace=args.grace)
     if args.json:

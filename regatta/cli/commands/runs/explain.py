@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from regatta.cli import ui
 from regatta.cli.arguments import FILE_HELP, add_repo_and_json
+from regatta.cli.output.table import Table, left, right
+from regatta.errors import UsageError
+from regatta.format import seconds, size
 
 if TYPE_CHECKING:
-    from regatta.cli.output.table import Table
     from regatta.journal.analysis import Analysis, AnalysisRow
 
 NAME, HELP = "explain", "print the plan of a sweep before training, or compare it with the run"
@@ -25,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.load_sweep import load_sweep, looks_like_file
-    from regatta.errors import UsageError
 
     if not looks_like_file(args.target):
         return _explain_run(args)
@@ -56,9 +57,6 @@ def _explain_run(args: argparse.Namespace) -> int:
 
 
 def _table(found: Analysis) -> Table:
-    from regatta.cli.output.table import Table, left, right
-    from regatta.format import seconds
-
     columns = [
         left(""),
         *(right(name) for name in ("estimated", "actual", "actual/estimated")),
@@ -75,8 +73,6 @@ def _table(found: Analysis) -> Table:
 
 
 def _figures(row: AnalysisRow) -> list[str]:
-    from regatta.format import seconds, size
-
     formats: dict[str, Callable[[float], str]] = {
         "seconds": seconds,
         "share": "{:.0%}".format,

@@ -6,6 +6,7 @@ import argparse
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, add_run, chosen_run
+from regatta.format import count
 
 SHOWN = 10
 NAME, HELP = "replay", "train a run again and compare every state, bit for bit"
@@ -18,8 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.format import count
-
     chosen = chosen_run(args)
     training = sum(unit.kind == "train" for unit in chosen.record.units)
     ui.message(f"Replaying {count(training, 'training unit')} of {chosen.name}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import FILE_HELP, add_repo_and_json
-
-if TYPE_CHECKING:
-    from regatta.cli.output.table import Table
-
+from regatta.cli.output.table import Table, left, right
+from regatta.errors import UsageError
+from regatta.format import seconds
 
 MAX_WORKERS = 10_000
 FROM_PROFILES = "with hops alone: packs, groups and sharing are not simulated"
@@ -56,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
     if args.suite is not None:
         return _run_suite(args)
     from regatta.cli.load_sweep import load_sweep, looks_like_file
-    from regatta.errors import UsageError
     from regatta.run import open_run
 
     of_suites = [f"--{name}" for name in ("policies", "node", "draws") if getattr(args, name) is not None]
@@ -75,8 +73,6 @@ def run(args: argparse.Namespace) -> int:
 def _run_suite(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from regatta.cli.output.table import Table, left, right
-    from regatta.format import seconds
     from regatta.plan.papers.suites import run_suite
 
     node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
@@ -95,9 +91,6 @@ def _run_suite(args: argparse.Namespace) -> int:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
-    from regatta.cli.output.table import Table, left, right
-    from regatta.format import seconds
-
     names = ("workers", "expected", "at least", "ratio", "speed-up", "busy")
     cells = [
         [

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
+from regatta.cli.output.table import Cell, Table, left, right
+from regatta.format import count, size
 
 if TYPE_CHECKING:
-    from regatta.cli.output.table import Table
     from regatta.repo.intake.staging import Staged
 
 KINDS = ("weights", "network", "metrics", "hyperparameters", "file")
@@ -69,7 +70,6 @@ class Status:
         add_repo_and_json(parser)
 
     def run(self, args: argparse.Namespace) -> int:
-        from regatta.format import count
         from regatta.repo.intake.staging import staged
 
         with opened_repo(args) as repo:
@@ -100,9 +100,6 @@ def _print_items(items: Sequence[Staged], as_json: bool, what: str) -> None:
 
 
 def _table(items: Sequence[Staged]) -> Table:
-    from regatta.cli.output.table import Cell, Table, left, right
-    from regatta.format import size
-
     columns = [left("staged as"), left("file"), right("size"), left("")]
     rows: list[list[Cell]] = []
     for item in items:

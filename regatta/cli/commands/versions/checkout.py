@@ -8,6 +8,7 @@ import os
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
 from regatta.errors import ConflictError
+from regatta.format import size
 
 NAME, HELP = "checkout", "write the weights of a version to a file, or the version to a folder"
 DESCRIPTION = (
@@ -29,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from regatta.format import size
-
     with opened_repo(args) as repo:
         version = repo.version(args.version)
         snapshot = wanted_snapshot(args.snapshot)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, assignments, command, opened_repo
 from regatta.errors import UsageError
+from regatta.format import count
 
 if TYPE_CHECKING:
     from regatta.repo import Repo
@@ -73,8 +74,6 @@ def _commit(repo: Repo, args: argparse.Namespace) -> int:
 
 def _contents(repo: Repo, reference: str) -> str:
     """The content of a version in a few words."""
-    from regatta.format import count
-
     found = repo.describe(reference)
     parts = [
         (len(found.snapshots), "snapshot"),
@@ -89,7 +88,6 @@ def _contents(repo: Repo, reference: str) -> str:
 
 def _commit_run(repo: Repo, args: argparse.Namespace) -> int:
     from regatta.cli.output.version_tables import version_entry
-    from regatta.format import count
     from regatta.repo.commit_run import commit_run
     from regatta.run import open_run
 

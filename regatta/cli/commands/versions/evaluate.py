@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from regatta import format as fmt
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
+from regatta.cli.output.table import Cell, Table, TableColumn
 from regatta.errors import UsageError
 
 if TYPE_CHECKING:
-    from regatta.cli.output.table import Cell, Table
     from regatta.repo.evaluate import Evaluation
 
 NAME, HELP = "eval", "label inputs, and compute accuracy, from the leading bytes of the weights"
@@ -80,9 +81,6 @@ def _write_labels(found: Evaluation, path: Path) -> None:
 
 
 def _table(found: Evaluation) -> Table:
-    from regatta import format as fmt
-    from regatta.cli.output.table import Table, TableColumn
-
     names = ("stage", "read", "bytes", "of full", "open", "certain by intervals", "by backward bound", "computed")
     columns = [TableColumn(name, right=name not in ("read",)) for name in names]
     rows: list[list[Cell]] = [
@@ -96,16 +94,12 @@ def _table(found: Evaluation) -> Table:
 
 
 def _heading(found: Evaluation) -> tuple[str, ...]:
-    from regatta import format as fmt
-
     accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4f}"
     best = "" if found.top_k == 1 else f" ({found.top_k} best classes)"
     return (f"{found.version}: {fmt.count(len(found.labels), 'input')}{best}{accuracy}",)
 
 
 def _below(found: Evaluation) -> tuple[str, ...]:
-    from regatta import format as fmt
-
     certain = int(found.certain.sum())
     lines = [
         f"{fmt.size(found.bytes_read)} of {fmt.size(found.bytes_full)} read ({found.share:.1%}); "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, assignments, command, moment, opened_repo
 from regatta.errors import NotFoundError, UsageError, nearest
+from regatta.format import count
 
 if TYPE_CHECKING:
     from regatta.repo import Repo, Versions
@@ -95,7 +96,6 @@ def _show_names(found: Versions, as_json: bool) -> None:
 
 def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
     from regatta.cli.output.version_tables import tags_by_version, version_table
-    from regatta.format import count
 
     total = repo.catalog.count()
     if not found:

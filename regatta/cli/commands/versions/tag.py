@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
+from regatta.cli.output.table import Cell, Table, left
 from regatta.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ def _delete(repo: Repo, args: argparse.Namespace) -> None:
 
 
 def _list(repo: Repo, as_json: bool) -> None:
-    from regatta.cli.output.table import Cell, Table, left
-
     found = [(tag, repo.catalog.of_id(tag.version)) for tag in repo.tags()]
     if as_json:
         ui.write_json(tags=[_entry(tag.name, version, tag.created) for tag, version in found])
