@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta import format as fmt
 from regatta.cli.output.table import Cell, Table, left, right
+from regatta.cli.output.version_tables import SHORT
 from regatta.cli.output.version_text import shape_text, value_text
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from regatta.repo.inspect.layers import LayerDifference
     from regatta.repo.inspect.parameters import ParameterDifference
 
-SHORT = 10
 BINS = 10  # of a histogram
 MAX_CELL_LENGTH = 48  # characters of a value
 STYLES = {"added": "green", "removed": "red", "changed": "yellow", "reshaped": "yellow", "rewired": "yellow"}
@@ -69,10 +69,8 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
 
 
 def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, everything: bool) -> Table:
-    columns = [
-        left(""), left("tensor"), left("shape"), right("distance"), right("relative"),
-        right("moved"), left("distributions"),
-    ]  # fmt: skip
+    numbers = (right(name) for name in ("distance", "relative", "moved"))
+    columns = [left(""), left("tensor"), left("shape"), *numbers, left("distributions")]
     same = sum(tensor.what == "same" for tensor in each.parameters)
     notes = [f"{fmt.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []
     partly = [tensor for tensor in tensors if 0 < tensor.planes < 4 and tensor.distance and not tensor.distance.exact]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regatta.cli.output.run_tables import last_value
-
-if TYPE_CHECKING:
-    from regatta.journal.run_record import ConfigRecord, RunRecord
+from regatta.journal.run_record import ConfigRecord, RunRecord
 
 
 def run_summary(record: RunRecord) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -21,9 +21,7 @@ from regatta import format as fmt
 from regatta.cli.arguments import command
 from regatta.cli.output.live_frame import UnitRate, frame
 from regatta.cli.output.run_tables import remark
-
-if TYPE_CHECKING:
-    from regatta.journal.run_record import Listener, RunRecord
+from regatta.journal.run_record import Listener, RunRecord
 
 LINE_INTERVAL_S = 2.0  # between lines of progress without a terminal
 FRAME_INTERVAL_S = 0.2  # between frames on a terminal

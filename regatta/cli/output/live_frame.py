@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from regatta import format as fmt
-from regatta.cli.output.run_tables import last_value, split_values, status_cell
-
-if TYPE_CHECKING:
-    from regatta.journal.run_record import ConfigRecord, RunRecord, WorkerRecord
+from regatta.cli.output.run_tables import last_value, status_cell
+from regatta.cli.output.table import split_values
+from regatta.journal.run_record import ConfigRecord, RunRecord, WorkerRecord
 
 DOING = {"train": "trains", "eval": "evaluates", "pilot": "tries"}
 RATE_WINDOW_UNITS = 256
@@ -117,7 +116,7 @@ def _doing(worker: WorkerRecord, now: float) -> tuple[Text, ...]:
 
 def _configurations(record: RunRecord, room: int, width: int) -> list[RenderableType]:
     shown = choose_configs(record, room if len(record.configs) <= room else room - 1)
-    varying, _ = split_values(record.configs.values())
+    varying, _ = split_values(config.values for config in record.configs.values())
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     fitting = varying[: max(1, (width - 60) // 10)]
     for name in ("configuration", *fitting, "epoch", record.metric, "", "status"):

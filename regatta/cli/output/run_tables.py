@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from regatta import format as fmt
-from regatta.cli.output.table import Cell, Table, TableColumn, left, right
-
-if TYPE_CHECKING:
-    from regatta.journal.accounting import Resources
-    from regatta.journal.run_record import ConfigRecord, RunRecord
+from regatta.cli.output.table import Cell, Table, left, right, shared_lines, split_values, values_column
+from regatta.journal.run_record import ConfigRecord, RunRecord
 
 STYLES = {
     "done": "green",
@@ -29,29 +26,16 @@ def status_cell(status: str) -> Cell:
     return status, STYLES.get(status, "")
 
 
-def split_values(configs: Iterable[ConfigRecord]) -> tuple[list[str], dict[str, object]]:
-    """The names whose values differ between configurations, and the values that all configurations share."""
-    all_values = [config.values for config in configs]
-    names = list(dict.fromkeys(name for values in all_values for name in values))
-    missing = object()
-    shared: dict[str, object] = {
-        name: all_values[0][name]
-        for name in names
-        if len({(type(v), v) for v in (values.get(name, missing) for values in all_values)}) == 1
-    }
-    return [name for name in names if name not in shared], shared
-
-
 def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
     """Configurations by their best value, best first. Failed ones are shown beyond the limit, with their error."""
     ranked = record.leaderboard()
     shown = _within(ranked, limit)
-    varying, shared = split_values(ranked)
+    varying, shared = split_values(config.values for config in ranked)
     remarks = [remark(config, record.metric) for config in shown]
     columns = [
         right("#"),
         left("configuration"),
-        *(TableColumn(name, right=_numeric(name, ranked)) for name in varying),
+        *(values_column(name, [config.values.get(name) for config in ranked]) for name in varying),
         right(f"best {record.metric}"),
         right("at epoch"),
         right("last"),
@@ -64,7 +48,7 @@ def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
         rows = [[*row, text] for row, text in zip(rows, remarks, strict=True)]
     left_out = len(ranked) - len(shown)
     more = (f"and {fmt.count(left_out, 'more configuration')}",) if left_out else ()
-    return Table(columns, rows, above=(*_heading(record), *_shared_line(shared)), below=more)
+    return Table(columns, rows, above=(*_heading(record), *shared_lines(shared)), below=more)
 
 
 def remark(config: ConfigRecord, metric: str) -> str:
@@ -87,32 +71,24 @@ def resources(record: RunRecord) -> Table:
     """Where the time of the workers went, and how many bytes hopped."""
     used = record.resources()
     workers = record.most_workers() or len({unit.worker for unit in record.units})
-    total = used.workers
-    training = sum(unit.kind == "train" for unit in record.units)
-    evaluating = sum(unit.kind == "eval" for unit in record.units)
-    rows: list[list[Cell]] = [
-        ["wall", fmt.seconds(used.wall), "", fmt.count(workers, "worker")],
-        ["training", fmt.seconds(used.train), fmt.share(used.train, total), _units(training)],
-        ["evaluation", fmt.seconds(used.eval), fmt.share(used.eval, total), _units(evaluating)],
-        ["pilot", fmt.seconds(used.pilot), fmt.share(used.pilot, total), "to estimate unit times"],
-        ["idle", fmt.seconds(used.idle), fmt.share(used.idle, total), ""],
-        ["in units: hops", fmt.seconds(used.hop), fmt.share(used.hop, total), _hops(used)],
-        ["in units: saving", fmt.seconds(used.save), fmt.share(used.save, total), ""],
-        [
-            "in units: loading",
-            fmt.seconds(used.load),
-            fmt.share(used.load, total),
-            "data, once per worker",
-        ],
-        ["until units count", fmt.seconds(used.journal), "", _journal(used)],
+    units = Counter(unit.kind for unit in record.units)
+    each = f", {fmt.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
+    hops = f"{fmt.count(used.hops, 'hop')}, {fmt.size(used.bytes_hopped)}{each}"
+    journal = f"to write states, and records to a journal of {fmt.size(used.journal_bytes)}"
+    parts = [
+        ("training", used.train, fmt.count(units["train"], "unit")),
+        ("evaluation", used.eval, fmt.count(units["eval"], "unit")),
+        ("pilot", used.pilot, "to estimate unit times"),
+        ("idle", used.idle, ""),
+        ("in units: hops", used.hop, hops),
+        ("in units: saving", used.save, ""),
+        ("in units: loading", used.load, "data, once per worker"),
     ]
-    columns = [
-        left("resources"),
-        right("time"),
-        right("of workers"),
-        left(""),
-    ]
-    return Table(columns, rows)
+    rows: list[list[Cell]] = [["wall", fmt.seconds(used.wall), "", fmt.count(workers, "worker")]]
+    for name, spent, remark in parts:
+        rows.append([name, fmt.seconds(spent), fmt.share(spent, used.workers), remark])
+    rows.append(["until units count", fmt.seconds(used.journal), "", journal])
+    return Table([left("resources"), right("time"), right("of workers"), left("")], rows)
 
 
 def accounts(record: RunRecord) -> Table:
@@ -130,27 +106,15 @@ def accounts(record: RunRecord) -> Table:
 
 def run_list(records: Sequence[RunRecord]) -> Table:
     """A row for each run, newest last."""
-    columns = [
-        left("run"),
-        left("started"),
-        left("status"),
-        right("configurations"),
-        right("units"),
-        right("wall"),
-        right("best"),
-        left("metric"),
-    ]
+    numbers = (right(name) for name in ("configurations", "units", "wall", "best"))
+    columns = [left("run"), left("started"), left("status"), *numbers, left("metric")]
     return Table(columns, [_run_row(record) for record in records])
 
 
 def configuration(record: RunRecord, config: ConfigRecord) -> Table:
     """One configuration: its metrics after each epoch, and the order of its visits to partitions."""
     names = list(dict.fromkeys(name for metrics in config.reports.values() for name in metrics))
-    columns = [
-        right("epoch"),
-        *(right(name) for name in names),
-        left("visits"),
-    ]
+    columns = [right("epoch"), *(right(name) for name in names), left("visits")]
     rows: list[list[Cell]] = [
         [
             str(epoch),
@@ -189,35 +153,11 @@ def _number_cell(value: float | None) -> Cell:
     return (fmt.metric(value), "red") if value is not None and math.isnan(value) else fmt.metric(value)
 
 
-def _numeric(name: str, configs: Iterable[ConfigRecord]) -> bool:
-    values = [config.values.get(name) for config in configs]
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-
-
 def _heading(record: RunRecord) -> tuple[str, ...]:
     better = "lower" if record.mode == "min" else "higher"
     configs = fmt.count(len(record.configs), "configuration")
     line = f"{record.name}: {record.status}, {configs}, {record.metric} ({better} is better)"
     return (line, record.error.strip().splitlines()[0]) if record.error else (line,)
-
-
-def _shared_line(shared: dict[str, object]) -> tuple[str, ...]:
-    if not shared:
-        return ()
-    return ("in all: " + ", ".join(f"{name}={fmt.scalar(value)}" for name, value in shared.items()),)
-
-
-def _units(number: int) -> str:
-    return fmt.count(number, "unit")
-
-
-def _hops(used: Resources) -> str:
-    each = f", {fmt.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
-    return f"{fmt.count(used.hops, 'hop')}, {fmt.size(used.bytes_hopped)}{each}"
-
-
-def _journal(used: Resources) -> str:
-    return f"to write states, and records to a journal of {fmt.size(used.journal_bytes)}"
 
 
 def _run_row(record: RunRecord) -> list[Cell]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta import format as fmt
 from regatta.cli.output.lineage_graph import DrawnNode, children_first, draw, strokes
-from regatta.cli.output.table import Cell, Table, TableColumn, left
+from regatta.cli.output.table import Cell, Table, TableColumn, left, shared_lines, split_values, values_column
 
 if TYPE_CHECKING:
     from regatta.repo import Version, Versions
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 SHORT = 10  # digits of an id that are shown
 MAX_HYPERPARAMETERS, MAX_METRICS = 6, 2  # columns of a table without --all
 MIN_MESSAGE_WIDTH = 16  # characters; longer messages are wrapped
-_MISSING = object()
 
 
 def version_entry(version: Version) -> dict[str, Any]:
@@ -100,7 +100,9 @@ def version_table(
 
     If the table is wider than `room` characters, the least important columns are left out, and named below.
     """
-    shared, varying = _split([version.hyperparameters for version in versions])
+    varying, shared = split_values(version.hyperparameters for version in versions)
+    if len(versions) < 2:
+        varying, shared = [*shared, *varying], {}
     nodes = drawn(versions, versions.links) if graph else []
     names = varying if wide else varying[:MAX_HYPERPARAMETERS]
     columns = _columns(versions, names, _metrics(versions, metric, wide), tags, mode, room is None)
@@ -110,7 +112,9 @@ def version_table(
     rows = _beside(nodes, cells) if graph else list(cells.values())
     shown = [each.column for each in columns]
     left_out = [name for name in varying if all(column.name != name for column in shown)]
-    return Table([*([left("")] if graph else []), *shown], rows, _in_all(shared), _left_out(left_out))
+    listed = f"{', '.join(left_out[:8])}{' ...' if len(left_out) > 8 else ''}"
+    below = (f"not shown: {listed} (--all)",) if left_out else ()
+    return Table([*([left("")] if graph else []), *shown], rows, shared_lines(shared), below)
 
 
 def _columns(
@@ -128,15 +132,17 @@ def _columns(
             TableColumn(name, right), {version.id: cell(version) for version in versions}, rank, shrinks
         )
 
+    def hyperparameter(name: str, rank: int) -> _TableColumnCells:
+        values = {v.id: v.hyperparameters[name] for v in versions if name in v.hyperparameters}
+        cells = {v.id: fmt.scalar(values[v.id]) if v.id in values else "-" for v in versions}
+        return _TableColumnCells(values_column(name, values.values()), cells, rank)
+
     epochs = "epochs" if all(version.config for version in versions) else "snapshots"
     found = [
         column("version", lambda v: (v.reference, "bold"), 0),
         column("id", lambda v: (v.id[:SHORT], "dim"), 90),
         column("created", lambda v: _when(v.created, dates), 70),
-        *(
-            column(name, lambda v, name=name: _value(v, name), 10 + min(place, 40), _numeric(name, versions))  # type: ignore[misc]
-            for place, name in enumerate(names)
-        ),
+        *(hyperparameter(name, 10 + min(place, 40)) for place, name in enumerate(names)),
         *(
             column(name, lambda v, name=name: _metric_cell(v, name, mode), 1 if not place else 60, True)  # type: ignore[misc]
             for place, name in enumerate(metrics)
@@ -172,7 +178,8 @@ def log_lines(version: Version, links: Iterable[Link], names: Mapping[str, str])
     when = datetime.fromtimestamp(version.created).strftime("%Y-%m-%d %H:%M:%S")
     kept = fmt.count(version.snapshots, "snapshot") if version.snapshots else "no weights"
     weights = f", {version.parameters:,} parameters" if version.parameters else ""
-    lines = [f"{when}  {kept}{weights}{_git(version)}"]
+    git = "" if version.git is None else f"  git {git_text(version.git, 'changed')}"
+    lines = [f"{when}  {kept}{weights}{git}"]
     lines += [_link_text(link, names) for link in links]
     if version.hyperparameters:
         lines.append(", ".join(f"{name}={fmt.scalar(value)}" for name, value in version.hyperparameters.items()))
@@ -184,11 +191,9 @@ def heading(version: Version, tags: Sequence[str]) -> str:
     return f"{version.reference}  {version.id[:SHORT]}{_tagged(tags)}"
 
 
-def _git(version: Version) -> str:
-    if version.git is None:
-        return ""
-    branch = f" on {version.git['branch']}" if version.git.get("branch") else ""
-    return f"  git {version.git['commit'][:SHORT]}{branch}{', changed' if version.git.get('dirty') else ''}"
+def git_text(git: Mapping[str, Any], changed: str) -> str:
+    branch = f" on {git['branch']}" if git.get("branch") else ""
+    return f"{git['commit'][:SHORT]}{branch}{f', {changed}' if git.get('dirty') else ''}"
 
 
 def _link_text(link: Link, names: Mapping[str, str]) -> str:
@@ -216,32 +221,12 @@ def _remark(version: Version, tags: Sequence[str]) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _split(values: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """The hyperparameters that all versions share, and the names of those that differ."""
-    names = list(dict.fromkeys(name for row in values for name in row))
-    if len(values) < 2:
-        return {}, names
-    shared = {}
-    for name in names:
-        found = [row.get(name, _MISSING) for row in values]
-        if all(type(value) is type(found[0]) and value == found[0] for value in found):
-            shared[name] = found[0]
-    return shared, [name for name in names if name not in shared]
-
-
 def _metrics(versions: Sequence[Version], wanted: str | None, wide: bool) -> list[str]:
     """The most common metrics, with the wanted one first."""
-    counts: dict[str, int] = {}
-    for version in versions:
-        for name in version.metrics:
-            counts[name] = counts.get(name, 0) + 1
-    common = sorted(counts, key=lambda name: -counts[name])
+    counts = Counter(name for version in versions for name in version.metrics)
+    common = [name for name, _ in counts.most_common()]
     chosen = [name for name in dict.fromkeys([*([wanted] if wanted else []), *common]) if name in counts]
     return chosen if wide else chosen[:MAX_METRICS]
-
-
-def _value(version: Version, name: str) -> str:
-    return fmt.scalar(version.hyperparameters[name]) if name in version.hyperparameters else "-"
 
 
 def _when(created: float, dates: bool) -> str:
@@ -265,17 +250,3 @@ def _beside(nodes: Sequence[DrawnNode], cells: Mapping[str, list[Cell]]) -> list
         rows.append([node.prefix, *cells[node.id]])
         rows += [[line, *[""] * width] for line in node.below]
     return rows
-
-
-def _numeric(name: str, versions: Sequence[Version]) -> bool:
-    found = [version.hyperparameters[name] for version in versions if name in version.hyperparameters]
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in found)
-
-
-def _in_all(shared: Mapping[str, Any]) -> tuple[str, ...]:
-    text = ", ".join(f"{name}={fmt.scalar(value)}" for name, value in shared.items())
-    return (f"in all: {text}",) if text else ()
-
-
-def _left_out(hidden: Sequence[str]) -> tuple[str, ...]:
-    return (f"not shown: {', '.join(hidden[:8])}{' ...' if len(hidden) > 8 else ''} (--all)",) if hidden else ()

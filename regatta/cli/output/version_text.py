@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta import format as fmt
 from regatta.cli.output.table import Cell, Table, left, right
+from regatta.cli.output.version_tables import SHORT, git_text, heading
 
 if TYPE_CHECKING:
     from regatta.repo.catalog.records import Link
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from regatta.repo.inspect.distributions import Distribution
     from regatta.repo.inspect.layers import NetworkLayer
 
-SHORT = 10
 MAX_ROWS, MAX_FILES = 40, 20  # of layers or tensors, and of files, without --all
 BINS = 16
 IMPLIED = ("dims",)  # attributes that follow from shapes
@@ -26,9 +27,8 @@ IMPLIED = ("dims",)  # attributes that follow from shapes
 
 def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     """The parts of a description; empty parts are left out."""
-    most = None if everything else MAX_ROWS
-    yield Table([left(""), left("")], _facts(found), above=(_title(found),))
-    version = found.description.version
+    most, version = (None if everything else MAX_ROWS), found.description.version
+    yield Table([left(""), left("")], _facts(found), above=(heading(version, found.description.tags),))
     if version.hyperparameters:
         yield Table([left(""), left("")], _named(version.hyperparameters), above=("Hyperparameters",))
     if version.metrics:
@@ -71,12 +71,6 @@ def as_json(found: Portrait) -> dict[str, Any]:
     }
 
 
-def _title(found: Portrait) -> str:
-    version = found.description.version
-    tags = f"  [{', '.join(found.description.tags)}]" if found.description.tags else ""
-    return f"{version.reference}  {version.id[:SHORT]}{tags}"
-
-
 def _facts(found: Portrait) -> list[list[Cell]]:
     known, version = found.description, found.description.version
     facts: dict[str, Any] = {
@@ -87,7 +81,7 @@ def _facts(found: Portrait) -> list[list[Cell]]:
         "size": _sizes(found),
         "snapshots": _snapshots(found),
         "run": "" if known.run is None else f"{known.run.name} ({known.run.status}), configuration {version.config}",
-        "git": _git(version.git),
+        "git": "" if version.git is None else git_text(version.git, "with changes"),
         "parents": _related(found, known.parents, "base"),
         "children": _related(found, known.children, "derived"),
         **version.metadata,
@@ -113,13 +107,6 @@ def _snapshots(found: Portrait) -> str:
     return f"{len(snapshots)}{of}{chosen}"
 
 
-def _git(git: Mapping[str, Any] | None) -> str:
-    if git is None:
-        return ""
-    branch = f" on {git['branch']}" if git.get("branch") else ""
-    return f"{git['commit'][:SHORT]}{branch}{', with changes' if git.get('dirty') else ''}"
-
-
 def _related(found: Portrait, links: Sequence[Link], end: str) -> str:
     texts = []
     for link in links[:8]:
@@ -134,11 +121,7 @@ def _named(values: Mapping[str, Any]) -> list[list[Cell]]:
 
 
 def _metrics(found: Portrait) -> Table:
-    columns = [
-        left("metric"),
-        *(right(name) for name in ("lowest", "at", "highest", "at", "last")),
-        left(""),
-    ]
+    columns = [left("metric"), *(right(name) for name in ("lowest", "at", "highest", "at", "last")), left("")]
     series = {
         name: [point.value for point in points]
         for name, points in groupby(found.description.metrics, key=lambda point: point.name)
@@ -158,13 +141,7 @@ def _step(step: int | None) -> str:
 
 
 def _network(found: Portrait, most: int | None) -> Table:
-    columns = [
-        left("layer"),
-        left("kind"),
-        right("parameters"),
-        left("shape"),
-        left(""),
-    ]
+    columns = [left("layer"), left("kind"), right("parameters"), left("shape"), left("")]
     rows: list[list[Cell]] = [
         [
             layer.name or layer.id, layer.kind, _weights_of(layer), shape_text(layer.shape),
@@ -176,12 +153,7 @@ def _network(found: Portrait, most: int | None) -> Table:
 
 
 def _weights_of(layer: NetworkLayer) -> str:
-    count = 0
-    for _, _, shape in layer.parameters:
-        size = 1
-        for length in shape:
-            size *= length or 1
-        count += size
+    count = sum(math.prod(length or 1 for length in shape) for _, _, shape in layer.parameters)
     return f"{count:,}" if count else ""
 
 
@@ -197,10 +169,8 @@ def value_text(value: Any) -> str:
 
 
 def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
-    columns = [
-        left("tensor"), left("shape"), right("stored"), right("mean"), right("deviation"),
-        left("distribution"),
-    ]  # fmt: skip
+    numbers = (right(name) for name in ("stored", "mean", "deviation"))
+    columns = [left("tensor"), left("shape"), *numbers, left("distribution")]
     read = [tensor for tensor in tensors if not tensor.exact]
     note = (
         f"{read[0].planes} of {read[0].all_planes} bytes of each weight of large tensors were read: ± is the largest "

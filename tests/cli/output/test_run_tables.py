@@ -7,6 +7,7 @@ from fake_run import START, FakeRun
 
 from regatta.cli import ui
 from regatta.cli.output import run_tables
+from regatta.cli.output.table import split_values
 from regatta.journal.run_record import RunRecord
 
 
@@ -45,7 +46,7 @@ def test_one_and_true_are_different_values() -> None:
     run = FakeRun(configs=2).record()
     first, second = run.configs.values()
     first.values["flag"], second.values["flag"] = 1, True
-    varying, _ = run_tables.split_values(run.configs.values())
+    varying, _ = split_values(config.values for config in run.configs.values())
     assert "flag" in varying
 
 
