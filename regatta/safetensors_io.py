@@ -81,7 +81,6 @@ def split_header(content: memoryview) -> Header:
 
 
 def parse_header(text: bytes) -> Header:
-    """The header with this JSON."""
     try:
         content = json.loads(text.decode())
     except (ValueError, RecursionError) as error:

@@ -96,15 +96,11 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
         added.set_defaults(run=verb.run)
         added.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         by_name[verb.NAME] = added
-    parser.groups = _grouped({action.dest: action for action in verbs._choices_actions})
-    return parser, by_name
-
-
-def _grouped(shown: Mapping[str, argparse.Action]) -> dict[str, list[argparse.Action]]:
-    """The help lines of the verbs by group; verbs without a group come last."""
+    shown = {action.dest: action for action in verbs._choices_actions}
     groups = {title: [shown[name] for name in names if name in shown] for title, names in GROUPS.items()}
     rest = [shown[name] for name in shown if all(name not in names for names in GROUPS.values())]
-    return {**groups, "more": rest} if rest else groups
+    parser.groups = {**groups, "more": rest} if rest else groups
+    return parser, by_name
 
 
 def _dispatch(argv: list[str]) -> int:

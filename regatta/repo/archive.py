@@ -82,7 +82,6 @@ def archive(
     progressive: bool,
     dry_run: bool,
 ) -> ArchiveResult:
-    """See Repo.archive."""
     if not dry_run:
         repo.check_writable()
     chosen = _lossy(lossy) if lossy is not None else None

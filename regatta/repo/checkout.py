@@ -27,7 +27,6 @@ WEIGHTS, METADATA = "weights.safetensors", "version.json"
 
 
 def check_out(repo: Repo, version: Version, target: Path, snapshot: int | str | None, overwrite: bool) -> Path:
-    """See Repo.checkout."""
     write = _WRITERS.get(target.suffix.lower())
     occupied = target.exists() and (write is not None or not target.is_dir() or any(target.iterdir()))
     if occupied and not overwrite:

@@ -46,7 +46,6 @@ def commit(
     git: bool,
     ident: str | None,
 ) -> Version:
-    """See Repo.commit."""
     snapshots = new_weights(weights)
     bases = [repo.resolve(parent) for parent in parents]
     new = NewVersion(
@@ -70,7 +69,6 @@ def commit(
 
 
 def copy(repo: Repo, base: Version, name: str, *, message: str, snapshot: int | str | None) -> Version:
-    """See Repo.copy."""
     chosen = choose_snapshot(repo, base, snapshot) if base.snapshots else None
     text = _checked_message(message) or f"copy of {base.reference}"
     network = repo.catalog.network(base.network)
@@ -95,7 +93,6 @@ def copy(repo: Repo, base: Version, name: str, *, message: str, snapshot: int | 
 
 
 def delete(repo: Repo, version: Version, force: bool) -> None:
-    """See Repo.delete."""
     with repo.committing():
         with repo.catalog.transaction():
             tags, children = repo.catalog.tags(version), repo.catalog.children(version)

@@ -173,7 +173,6 @@ class _RunCommit:
         return [Link(version_id(self.series, parent), "", kind, config.parent_epoch, f"{kind} of {parent}{warm}")]
 
     def _size(self, config: ConfigRecord, states: list[SnapshotRecord]) -> tuple[int | None, int | None]:
-        """Parameters and bytes of the newest weights."""
         if not states:
             return None, None
         path = state_path(self.folder, config.id, states[-1].reference.rpartition("/")[2])

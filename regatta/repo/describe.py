@@ -86,7 +86,6 @@ def _collapsible(title: str, rows: Sequence[Sequence[tuple[str, Any]]]) -> str:
 
 
 def describe(repo: Repo, version: Version) -> Description:
-    """See Repo.describe."""
     catalog = repo.catalog
     with catalog.reading():
         return Description(

@@ -185,6 +185,5 @@ def _runs(folder: Path) -> Iterator[Finding]:
 
 
 def worst(findings: list[Finding]) -> str:
-    """The worst state of all findings."""
     order = ("ok", "note", "warning", "error")
     return max((finding.state for finding in findings), key=order.index, default="ok")

@@ -34,7 +34,6 @@ class RepoFsckResult:
 
 
 def check_repo(repo: Repo, depth: store_fsck.Depth, repair: bool) -> RepoFsckResult:
-    """See Repo.fsck."""
     if repo.read_only:
         raise UsageError("A repository that is not writable cannot be checked.", hint="Copy it, and check the copy.")
     catalog = repo.catalog

@@ -37,7 +37,6 @@ class RepoGcResult:
 
 
 def collect_garbage(repo: Repo, grace: float | None) -> RepoGcResult:
-    """See Repo.gc."""
     seconds = GC_GRACE_S if grace is None else grace
     repo.check_writable()
     release_unused(repo)

@@ -86,7 +86,6 @@ def _one_snapshot(weights: Any, epoch: int | None) -> NewWeights | StoredWeights
 
 
 def from_file(path: Path, epoch: int | None) -> NewWeights:
-    """A snapshot in a safetensors or npz file."""
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"Weights come from {' and '.join(SUFFIXES)} files, not from {path.suffix or 'one without a suffix'!r}.",
@@ -179,7 +178,6 @@ def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
 
 
 def state_file_weights(path: Path) -> Weights:
-    """The weights in a state file."""
     header, tensors = parse_tensors(map_file(path), str(path))
     names = header_names(header, tensors, str(path))
     members = {

@@ -1,11 +1,5 @@
 """Sends the results of a run to other tools: reads a journal, and writes files and records of these tools.
 
-    base.py          the protocols Sink and Writer, and sinks by name
-    feed.py          a sink follows a run in progress, or gets the journal of a past run
-    tables.py        csv, parquet: a row for each report, and the final table
-    tensorboard.py   event files: a folder for each configuration
-    mlflow.py        a run for the sweep, with a nested run for each configuration
-
 A sink reads only the journal. It may be slow, fail, or be added later, without an effect on the run. A sink writes the
 same output whenever it gets the same journal, so a second export changes nothing. The packages of other tools are
 imported when a sink is opened.

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from regatta.errors import MissingExtraError, UsageError, nearest
-
-if TYPE_CHECKING:
-    from regatta.journal.journal_file import Record
-    from regatta.journal.run_record import RunRecord
+from regatta.journal.journal_file import Record
+from regatta.journal.run_record import RunRecord
 
 KINDS = ("csv", "mlflow", "parquet", "tensorboard")
 
@@ -46,8 +44,13 @@ def usable_sinks(given: SinkInput | Iterable[SinkInput] | None) -> tuple[Sink, .
     if given is None:
         return ()
     listed = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    sinks = tuple(sink_named(one) if isinstance(one, str) else _checked_kind(one) for one in listed)
+    sinks = tuple(sink_named(one) if isinstance(one, str) else one for one in listed)
     for sink in sinks:
+        if not (callable(getattr(sink, "check", None)) and callable(getattr(sink, "open", None))):
+            raise UsageError(
+                f"sinks has {sink!r}, which is not a sink.",
+                hint='Use sinks=["tensorboard"], or regatta.sinks.csv("out.csv").',
+            )
         sink.check()
     return sinks
 
@@ -71,12 +74,3 @@ def require_package(package: str, extra: str, needed_for: str) -> None:
     """Raise MissingExtraError if the package is not installed; it is not imported."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(package, extra, needed_for)
-
-
-def _checked_kind(sink: Sink) -> Sink:
-    if not (callable(getattr(sink, "check", None)) and callable(getattr(sink, "open", None))):
-        raise UsageError(
-            f"sinks has {sink!r}, which is not a sink.",
-            hint='Use sinks=["tensorboard"], or regatta.sinks.csv("out.csv").',
-        )
-    return sink

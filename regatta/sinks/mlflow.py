@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regatta.errors import NotFoundError, UsageError
+from regatta.journal.journal_file import Record
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.paths import MLFLOW_ARTIFACTS, MLFLOW_DATABASE
 from regatta.sinks.base import require_package
-
-if TYPE_CHECKING:
-    from regatta.journal.journal_file import Record
-    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 PARENT = "mlflow.parentRunId"  # the tag by which MLflow nests runs
 RUN, CONFIG, STATUS = "regatta.run", "regatta.config", "regatta.status"
@@ -145,19 +143,15 @@ class _MLflowWriter:
 
     def _best(self, record: RunRecord) -> None:
         """Record the best configuration in the run of the sweep, and its state as an artifact of its own run."""
-        for config in record.leaderboard()[:1]:
-            best = config.best(record.metric, record.mode)
-            if best is None or config.id not in self._runs:
-                continue
-            epoch, value = best
-            time = _milliseconds(record.now)
-            self._client.log_metric(self._parent, _key(f"best_{record.metric}"), value, timestamp=time, step=epoch)
-            self._client.set_tag(self._parent, "regatta.best", config.id)
-            self._add_state(config.id, epoch)
-
-    def _add_state(self, config: str, epoch: int) -> None:
         from regatta.store.states.state_archive import RunStates
 
+        ranked = record.leaderboard()
+        best = ranked[0].best(record.metric, record.mode) if ranked else None
+        if best is None or ranked[0].id not in self._runs:
+            return
+        config, (epoch, value), time = ranked[0].id, best, _milliseconds(record.now)
+        self._client.log_metric(self._parent, _key(f"best_{record.metric}"), value, timestamp=time, step=epoch)
+        self._client.set_tag(self._parent, "regatta.best", config)
         with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=self._folder) as folder:  # on the disk of the states
             target = Path(folder) / f"{config}-epoch-{epoch}.safetensors"
             try:

@@ -12,16 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from regatta.durable import replacing
 from regatta.errors import UsageError
+from regatta.journal.journal_file import Record
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.paths import RESULTS_CSV, RESULTS_PARQUET
 from regatta.sinks.base import require_package
-
-if TYPE_CHECKING:
-    from regatta.journal.journal_file import Record
-    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 Row = dict[str, Any]
 FIRST = ("run", "config")  # the first columns of every file that this sink writes

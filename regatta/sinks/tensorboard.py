@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regatta.errors import UsageError
+from regatta.journal.journal_file import Record
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.paths import TENSORBOARD
 from regatta.sinks.base import require_package
-
-if TYPE_CHECKING:
-    from regatta.journal.journal_file import Record
-    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 
 def tensorboard(folder: str | Path | None = None) -> TensorBoard:

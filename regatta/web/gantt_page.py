@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regatta.journal.run_record import ConfigRecord, RunRecord
+from regatta.run import Run
 from regatta.web.page_base import fill, rounded
-
-if TYPE_CHECKING:
-    from regatta.journal.run_record import ConfigRecord, RunRecord
-    from regatta.run import Run
 
 STYLES = ("page.css", "gantt.css")
 SCRIPTS = ("page.js", "timeline.js", "curves.js", "gantt.js")
@@ -30,27 +28,22 @@ def page_data(run: Run) -> dict[str, Any]:
     efficiency = run.efficiency()
     return {
         "version": VERSION,
-        "run": _header(record),
+        "run": {
+            "name": record.name,
+            "status": record.status,
+            "error": record.error,
+            "started": record.started,
+            "metric": record.metric,
+            "mode": record.mode,
+            "seed": record.header.get("seed"),
+            "rule": record.header.get("rule"),
+            "partitions": len(record.header.get("dataset", {}).get("train", [])),
+        },
         "resources": asdict(record.resources()),
         "efficiency": {**asdict(efficiency), "ratio": efficiency.ratio},
         "workers": workers,
         "configs": [_config(record, config) for config in ranked],
         "units": _columns(record, [config.id for config in ranked], workers, origin),
-    }
-
-
-def _header(record: RunRecord) -> dict[str, Any]:
-    dataset = record.header.get("dataset", {})
-    return {
-        "name": record.name,
-        "status": record.status,
-        "error": record.error,
-        "started": record.started,
-        "metric": record.metric,
-        "mode": record.mode,
-        "seed": record.header.get("seed"),
-        "rule": record.header.get("rule"),
-        "partitions": len(dataset.get("train", [])),
     }
 
 

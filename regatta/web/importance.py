@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from regatta.format import count
+from regatta.journal.run_record import ConfigRecord, RunRecord
 from regatta.web.scales import Axis
 
 if TYPE_CHECKING:
     import optuna
-
-    from regatta.journal.run_record import ConfigRecord, RunRecord
 
 MIN_CONFIGS = 8  # with fewer, shares would be noise
 NEARLY_ALL = 0.9
@@ -53,10 +54,8 @@ def importance(record: RunRecord, axes: Sequence[Axis]) -> Importance:
         return Importance(sample)
     if importlib.util.find_spec("optuna") is not None:
         step = math.ceil(len(sample.rows) / MAX_FANOVA_CONFIGS)
-        method, shares = (
-            FANOVA + (f" of one in {step} of them, from best to worst" if step > 1 else ""),
-            _by_fanova(sample, step),
-        )
+        method = FANOVA + (f" of one in {step} of them, from best to worst" if step > 1 else "")
+        shares = _by_fanova(sample, step)
     else:
         method, shares = FOREST, _by_forest(sample)
     whole = sum(shares.values())
@@ -115,8 +114,6 @@ def _value(record: RunRecord, config: ConfigRecord, epoch: int) -> float | None:
 
 def _without_outliers(values: list[float], mode: str) -> tuple[list[float], int]:
     """Clip values far on the bad side: otherwise one model that diverged would be all that there is to explain."""
-    import numpy as np
-
     low, high = (float(q) for q in np.quantile(values, [0.25, 0.75]))
     far = 3 * (high - low)
     clipped = [min(value, high + far) if mode == "min" else max(value, low - far) for value in values]
@@ -148,7 +145,7 @@ def _trial(sample: _Sample, row: int) -> optuna.trial.FrozenTrial:
     for number, (axis, value) in enumerate(zip(sample.axes, sample.rows[row], strict=True)):
         if axis.kind == "words":
             ranges[str(number)] = optuna.distributions.CategoricalDistribution(tuple(range(len(axis.words))))
-            params[str(number)] = axis.words.index(axis.word(value))
+            params[str(number)] = axis.words.index(str(value))
         else:
             log = axis.kind == "log"
             ranges[str(number)] = optuna.distributions.FloatDistribution(axis.low, axis.high, log=log)
@@ -157,7 +154,6 @@ def _trial(sample: _Sample, row: int) -> optuna.trial.FrozenTrial:
 
 
 def _by_forest(sample: _Sample) -> dict[str, float]:
-    import numpy as np
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
 

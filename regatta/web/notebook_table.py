@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from regatta.journal.run_record import ConfigRecord, RunRecord
+from regatta.journal.run_record import ConfigRecord, RunRecord
 
 MAX_ROWS = 20
 
@@ -16,7 +14,8 @@ def table_html(name: str, record: RunRecord) -> str:
     if not record.header:
         return f"<p><b>{escape(name)}</b>: not started</p>"
     board = record.leaderboard()
-    varying = [key for key in _names(board) if len({str(c.values.get(key)) for c in board}) > 1]
+    names = dict.fromkeys(key for config in board for key in config.values)
+    varying = [key for key in names if len({str(c.values.get(key)) for c in board}) > 1]
     titles = ("", "configuration", *varying, f"best {record.metric}", "epoch", "status")
     head = "".join(f"<th>{escape(text)}</th>" for text in titles)
     rows = "".join(_row(rank, config, record, varying) for rank, config in enumerate(board[:MAX_ROWS], 1))
@@ -26,10 +25,6 @@ def table_html(name: str, record: RunRecord) -> str:
         f"<p><b>{escape(name)}</b>: {record.status}, {done} of {wanted} units</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
     )
-
-
-def _names(board: list[ConfigRecord]) -> list[str]:
-    return list(dict.fromkeys(key for config in board for key in config.values))
 
 
 def _row(rank: int, config: ConfigRecord, record: RunRecord, varying: list[str]) -> str:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from regatta.journal.run_record import ConfigRecord, RunRecord
+from regatta.run import Run
 from regatta.web.importance import importance
 from regatta.web.page_base import fill, rounded
 from regatta.web.scales import Axis, axes_of
-
-if TYPE_CHECKING:
-    from regatta.journal.run_record import ConfigRecord, RunRecord
-    from regatta.run import Run
 
 STYLES = ("page.css", "report.css")
 SCRIPTS = ("page.js", "plots.js", "learning.js", "parallel.js", "budget.js", "report.js")
@@ -41,6 +39,7 @@ def page_data(run: Run) -> dict[str, Any]:
     shown = ranked[:MAX_CONFIGS]
     axes = axes_of(ranked, without=("member",) if _search(record).get("kind") == "pbt" else ())
     metrics = _metrics(record)
+    points = max(MIN_POINTS, MAX_VALUES // max(1, len(shown) * len(metrics)))
     efficiency = run.efficiency()
     return {
         "version": VERSION,
@@ -50,7 +49,7 @@ def page_data(run: Run) -> dict[str, Any]:
         "shared": _shared(ranked, axes),
         "configs": _configs(record, shown, axes),
         "metrics": metrics,
-        "curves": {metric: _curves(shown, metric, record, _points(shown, metrics)) for metric in metrics},
+        "curves": {metric: _curves(shown, metric, record, points) for metric in metrics},
         "importance": asdict(importance(record, axes)),
         "rungs": _rungs(shown),
         "time": _time(record),
@@ -127,10 +126,6 @@ def _births(record: RunRecord) -> dict[str, int]:
     for config in record.configs.values():  # a parent comes before its children
         born[config.id] = born.get(config.parent, 0) + (config.parent_epoch or 0) if config.parent is not None else 0
     return born
-
-
-def _points(shown: Sequence[ConfigRecord], metrics: Sequence[str]) -> int:
-    return max(MIN_POINTS, MAX_VALUES // max(1, len(shown) * len(metrics)))
 
 
 def _curves(shown: Sequence[ConfigRecord], metric: str, record: RunRecord, points: int) -> list[Any]:

@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from regatta.journal.run_record import ConfigRecord
+from regatta.journal.run_record import ConfigRecord
 
 LOG_RATIO = 10  # of the largest to the smallest value; below it, a linear scale shows as much
 CROWDED = 0.2  # if half of the values lie in this share of the range, they are crowded
@@ -27,13 +26,10 @@ class Axis:
     words: tuple[str, ...] = ()
     values: tuple[float, ...] = ()  # all numbers, if they are few
 
-    def word(self, value: Any) -> str:
-        return _word(value)
-
     def place(self, value: Any) -> float:
         """The position of a value on the axis."""
         if self.kind == "words":
-            return float(self.words.index(_word(value)))
+            return float(self.words.index(str(value)))
         return math.log(value) if self.kind == "log" else float(value)
 
 
@@ -43,7 +39,7 @@ def axes_of(configs: Sequence[ConfigRecord], without: Sequence[str] = ()) -> lis
     axes = []
     for name in names:
         present = [config.values[name] for config in configs if name in config.values]
-        if len({_word(value) for value in present}) > 1 or len(present) < len(configs):
+        if len({str(value) for value in present}) > 1 or len(present) < len(configs):
             axes.append(_axis(name, present))
     return axes
 
@@ -51,7 +47,7 @@ def axes_of(configs: Sequence[ConfigRecord], without: Sequence[str] = ()) -> lis
 def _axis(name: str, values: Sequence[Any]) -> Axis:
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values)
     if not numeric:
-        return Axis(name, "words", words=tuple(sorted({_word(value) for value in values})))
+        return Axis(name, "words", words=tuple(sorted({str(value) for value in values})))
     distinct = sorted({float(value) for value in values})
     low, high = distinct[0], distinct[-1]
     kind: Literal["log", "linear"] = "log" if low > 0 and _is_logarithmic(distinct) else "linear"
@@ -65,7 +61,3 @@ def _is_logarithmic(values: Sequence[float]) -> bool:
         return True
     factors = [b / a for a, b in pairwise(values)]
     return len(factors) >= 2 and max(factors) <= 1.01 * min(factors) and factors[0] >= 1.5
-
-
-def _word(value: Any) -> str:
-    return str(value)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from regatta.web.graph_layout import HEIGHT, arrange, fold
 from regatta.web.page_base import fill, rounded
 
 if TYPE_CHECKING:
-    from regatta.repo.catalog.records import Link, MetricPoint
-    from regatta.repo.describe import Activation, Portrait
+    from regatta.repo.catalog.records import MetricPoint
+    from regatta.repo.describe import Portrait
     from regatta.repo.inspect.distributions import Distribution, Histogram, Interval
     from regatta.repo.inspect.layers import NetworkLayer
 
@@ -32,7 +34,6 @@ def page(found: Portrait) -> str:
 
 
 def page_data(found: Portrait) -> dict[str, Any]:
-    """The data of the page."""
     known, version = found.description, found.description.version
     return {
         "version": VERSION,
@@ -48,7 +49,10 @@ def page_data(found: Portrait) -> dict[str, Any]:
         "network": network_data(found.layers),
         "tensors": [tensor_data(tensor) for tensor in found.distributions[:MAX_TENSORS]],
         "tensors_left": max(0, len(found.distributions) - MAX_TENSORS),
-        "activations": {layer: _activation(each) for layer, each in found.activations.items()},
+        "activations": {
+            layer: {**tensor_data(each.distribution), "zeros": rounded(each.zeros), "maps": _pictures(each.maps)}
+            for layer, each in found.activations.items()
+        },
         "snapshots": [snapshot.row() for snapshot in known.snapshots],
         "shown": None if found.reference.snapshot is None else found.reference.snapshot.position,
         "files": [{"path": file.path, "bytes": file.bytes, "hash": file.hash} for file in known.files],
@@ -67,8 +71,9 @@ def network_data(layers: Sequence[NetworkLayer]) -> dict[str, Any] | None:
     kinds, sources = {layer.id: layer.kind for layer in layers}, {layer.id: layer.sources for layer in layers}
     widths = {id: 0.0 for id in nodes}
     for first, *rest in fold(kinds, sources):
-        behind = "".join(f" · {kinds[id]}" for id in rest)
-        widths[first] = _width(titles[first], (nodes[first]["name"] or first) + behind)
+        name = (nodes[first]["name"] or first) + "".join(f" · {kinds[id]}" for id in rest)
+        letters = max(len(titles[first]), 0.9 * len(name))
+        widths[first] = min(WIDEST, max(NARROWEST, MARGIN + LETTER * letters))
     drawing = arrange(kinds, sources, widths)
     boxes = [
         {
@@ -90,7 +95,8 @@ def title(layer: NetworkLayer) -> str:
     known = layer.attributes
     words = [short(known[name]) for name in SIZES if name in known]
     if "kernel" in known:
-        words.append(_square(known["kernel"]))
+        kernel = known["kernel"]
+        words.append("×".join(map(str, kernel)) if isinstance(kernel, list | tuple) else str(kernel))
     if "stride" in known and short(known["stride"]) not in ("1", ""):
         words.append(f"/{short(known['stride'])}")
     return " ".join([layer.kind, *words])
@@ -104,10 +110,7 @@ def short(value: Any) -> str:
 
 
 def histogram_data(found: Histogram | None) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    return {"width": found.width, "first": found.first, "counts": list(found.counts), "below": found.below,
-            "above": found.above}  # fmt: skip
+    return None if found is None else asdict(found)
 
 
 def interval_data(found: Interval | None) -> list[float | None] | None:
@@ -124,14 +127,6 @@ def tensor_data(tensor: Distribution) -> dict[str, Any]:
         "all_planes": tensor.all_planes, "nonfinite": tensor.nonfinite, **intervals,
         "histogram": histogram_data(tensor.histogram),
     }  # fmt: skip
-
-
-def _square(kernel: Any) -> str:
-    return "×".join(map(str, kernel)) if isinstance(kernel, list | tuple) else str(kernel)
-
-
-def _width(title: str, name: str) -> float:
-    return min(WIDEST, max(NARROWEST, MARGIN + LETTER * max(len(title), 0.9 * len(name))))
 
 
 def _facts(found: Portrait) -> dict[str, Any]:
@@ -158,15 +153,8 @@ def _metrics(points: Sequence[MetricPoint]) -> dict[str, Any]:
     return found
 
 
-def _activation(each: Activation) -> dict[str, Any]:
-    data = tensor_data(each.distribution)
-    return {**data, "zeros": rounded(each.zeros), "maps": _pictures(each.maps)}
-
-
 def _pictures(maps: Sequence[Any]) -> list[dict[str, Any]]:
     """Numbers as bytes, scaled from the lowest to the highest of all maps of the layer."""
-    import numpy as np
-
     if not maps:
         return []
     flat = np.concatenate([each.ravel() for each in maps])
@@ -182,14 +170,10 @@ def _pictures(maps: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _lineage(found: Portrait) -> list[dict[str, Any]]:
-    def entries(links: Sequence[Link], end: str, what: str) -> list[Mapping[str, Any]]:
-        return [
-            {"what": what, "name": found.names.get(getattr(link, end), getattr(link, end)[:10]), "kind": link.kind,
-             "epoch": link.epoch}
-            for link in links
-        ]  # fmt: skip
-
     known = found.description
+    related = [("parent", link.base, link) for link in known.parents]
+    related += [("child", link.derived, link) for link in known.children]
     return [
-        dict(each) for each in entries(known.parents, "base", "parent") + entries(known.children, "derived", "child")
+        {"what": what, "name": found.names.get(id, id[:10]), "kind": link.kind, "epoch": link.epoch}
+        for what, id, link in related
     ]

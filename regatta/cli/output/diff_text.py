@@ -10,9 +10,9 @@ from regatta import format as fmt
 from regatta.cli.output.table import Cell, Table, left, right
 from regatta.cli.output.version_tables import SHORT
 from regatta.cli.output.version_text import shape_text, value_text
+from regatta.repo.diff import ABSENT, FIELDS, Comparison, Diff
 
 if TYPE_CHECKING:
-    from regatta.repo.diff import Comparison, Diff
     from regatta.repo.inspect.layers import LayerDifference
     from regatta.repo.inspect.parameters import ParameterDifference
 
@@ -25,7 +25,7 @@ SIGNS = {"added": "+", "removed": "-", "changed": "~", "reshaped": "~", "rewired
 def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
     """A heading, then a table for each part that differs."""
     yield _heading(found)
-    for name in ("metadata", "hyperparameters", "metrics", "files"):
+    for name in FIELDS:
         shown = found.fields(name) if everything else found.fields(name).apart()
         if shown:
             columns = [left(""), *(left(label) for label in found.labels)]
@@ -115,8 +115,6 @@ def _distance(tensor: ParameterDifference) -> str:
 
 
 def _cell(value: Any, section: str) -> str:
-    from regatta.repo.diff import ABSENT
-
     if value is ABSENT:
         return "-"
     if section == "files":

@@ -45,7 +45,6 @@ def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
 
 
 def as_json(found: Portrait) -> dict[str, Any]:
-    """The description as plain values."""
     known, version = found.description, found.description.version
     return {
         "version": {

@@ -33,7 +33,6 @@ def evaluate(
     snapshot: int | str | None = None,
     budget: float | None = None,
 ) -> Evaluation:
-    """See `Repo.evaluate`."""
     wanted = _checked_precision(precision)
     _check_numbers(top_k, budget)
     network = evaluated_network(repo, version)

@@ -70,7 +70,6 @@ class StagingArea:
 
 
 def staged(repo: Repo) -> tuple[Staged, ...]:
-    """The staged files."""
     return _read(repo).items
 
 
@@ -249,7 +248,6 @@ def release_unused(repo: Repo) -> int:
 
 @contextmanager
 def _changing(repo: Repo) -> Iterator[StagingArea]:
-    """Hold the lock of the staging area."""
     repo.check_writable()
     with exclusive(repo.folder / STAGING_LOCK, "staging"):
         yield _read(repo)

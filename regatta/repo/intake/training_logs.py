@@ -76,7 +76,6 @@ def points_of_json(content: object, path: Path) -> Points | None:
 
 
 def settings(path: Path, suffix: str) -> object:
-    """The content of a file of settings."""
     text = text_of(path)
     if suffix == ".json":
         return _json(text, str(path))

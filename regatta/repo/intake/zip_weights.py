@@ -62,7 +62,6 @@ def _check(archive: zipfile.ZipFile, path: Path, stored: bool) -> None:
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays of an npz file, by name."""
     with opened(path) as archive:
         names = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
         return {entry.filename.removesuffix(".npy"): _array(archive, entry, path) for entry in names}

@@ -32,12 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="FACTOR", type=float,
         help="a snapshot may take at most FACTOR times its shortest reading time, for example 2 (default: no limit)",
     )  # fmt: skip
-    parser.add_argument(
-        "--scheme",
-        choices=SCHEMES,
-        default="independent",
-        help="how tensors of a snapshot are read",
-    )
+    parser.add_argument("--scheme", choices=SCHEMES, default="independent", help="how tensors of a snapshot are read")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="pas-mt", help="the planner (default: pas-mt)")
     parser.add_argument(
         "--progressive", action="store_true", help="keep the leading bytes of weights readable on their own, for eval"
@@ -96,12 +91,7 @@ def _table(found: ArchiveResult, dry_run: bool) -> Table:
         rows.append([each.version, size(each.bytes_before), size(each.bytes_after), change])
     if found.report is not None:
         rows += _report_rows(found.report)
-    columns = [
-        left("archive"),
-        right("before"),
-        right("after"),
-        left(""),
-    ]
+    columns = [left("archive"), right("before"), right("after"), left("")]
     return Table(columns, rows)
 
 
@@ -111,12 +101,7 @@ def _report_rows(report: ArchiveReport) -> Iterator[list[Any]]:
     moved = f"{count(report.moved, 'tensor')} of {report.tensors:,} encoded in another way"
     yield ["in the store", size(report.bytes_before), (size(after), "bold"), f"{saved}; {moved}"]
     raw = size(report.bytes_raw)
-    yield [
-        "of the raw weights",
-        share(report.bytes_before, report.bytes_raw),
-        share(after, report.bytes_raw),
-        raw,
-    ]
+    yield ["of the raw weights", share(report.bytes_before, report.bytes_raw), share(after, report.bytes_raw), raw]
     costs = list(report.snapshots.values())
     if costs:
         times = [seconds(statistics.median(getattr(cost, when) for cost in costs)) for when in ("before", "planned")]

@@ -37,7 +37,13 @@ def run(args: argparse.Namespace) -> int:
     chosen = chosen_run(args)
     written = _write_files(chosen, args)
     if args.config is not None:
-        _show_config(chosen, args)
+        from regatta.cli.output import json_documents, run_tables
+
+        config = chosen.find(args.config)
+        if args.json:
+            ui.write_json(run=chosen.name, configuration=json_documents.configuration(chosen.record, config))
+        else:
+            ui.write_table(run_tables.configuration(chosen.record, config))
     elif args.json:
         from regatta.cli.output.json_documents import run_document
 
@@ -75,13 +81,3 @@ def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
     for level, text in record.notes:
         if level != "info":
             ui.message(f"{level}: {text}")
-
-
-def _show_config(chosen: Run, args: argparse.Namespace) -> None:
-    from regatta.cli.output import json_documents, run_tables
-
-    config = chosen.find(args.config)
-    if args.json:
-        ui.write_json(run=chosen.name, configuration=json_documents.configuration(chosen.record, config))
-    else:
-        ui.write_table(run_tables.configuration(chosen.record, config))

@@ -80,11 +80,7 @@ def _run_suite(args: argparse.Namespace) -> int:
     if args.json:
         ui.write_json(suite=args.suite, rows=[asdict(row) for row in rows])
         return 0
-    columns = [
-        left("case"),
-        left("policy"),
-        *(right(name) for name in ("takes", "ratio", "speed-up")),
-    ]
+    columns = [left("case"), left("policy"), *(right(name) for name in ("takes", "ratio", "speed-up"))]
     cells = [[row.case, row.policy, seconds(row.seconds), f"{row.ratio:.3f}", f"{row.speedup:.2f}"] for row in rows]
     ui.write_table(Table(columns, cells))
     return 0

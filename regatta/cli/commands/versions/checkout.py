@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_version(parser)
     parser.add_argument("path", metavar="PATH", help="the file or folder to write")
     parser.add_argument(
-        "--snapshot",
-        metavar="N",
-        help="an epoch, a position if there are no epochs, or the beginning of an id",
+        "--snapshot", metavar="N", help="an epoch, a position if there are no epochs, or the beginning of an id"
     )
     parser.add_argument("--force", action="store_true", help="overwrite existing files")
     add_repo_and_json(parser)

@@ -28,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tag", metavar="TAG", action="append", default=[], help="a tag for the version; moved if it exists"
     )
     parser.add_argument(
-        "--param",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="a hyperparameter, besides staged files",
+        "--param", metavar="NAME=VALUE", action="append", default=[], help="a hyperparameter, besides staged files"
     )
     parser.add_argument("--metric", metavar="NAME=NUMBER", action="append", default=[], help="a metric")
     parser.add_argument(
@@ -73,7 +69,6 @@ def _commit(repo: Repo, args: argparse.Namespace) -> int:
 
 
 def _contents(repo: Repo, reference: str) -> str:
-    """The content of a version in a few words."""
     found = repo.describe(reference)
     parts = [
         (len(found.snapshots), "snapshot"),

@@ -90,21 +90,14 @@ def _table(found: Evaluation) -> Table:
         ]
         for number, stage in enumerate(found.stages, 1)
     ]  # fmt: skip
-    return Table(columns, rows, above=_heading(found), below=_below(found))
-
-
-def _heading(found: Evaluation) -> tuple[str, ...]:
     accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.4f}"
     best = "" if found.top_k == 1 else f" ({found.top_k} best classes)"
-    return (f"{found.version}: {fmt.count(len(found.labels), 'input')}{best}{accuracy}",)
-
-
-def _below(found: Evaluation) -> tuple[str, ...]:
+    heading = f"{found.version}: {fmt.count(len(found.labels), 'input')}{best}{accuracy}"
     certain = int(found.certain.sum())
-    lines = [
+    below = [
         f"{fmt.size(found.bytes_read)} of {fmt.size(found.bytes_full)} read ({found.share:.1%}); "
         f"a single input needs {found.mean_share:.1%} on average"
     ]
     if certain < len(found.labels):
-        lines.append(f"{len(found.labels) - certain:,} labels are not certain to be those of full precision")
-    return tuple(lines)
+        below.append(f"{len(found.labels) - certain:,} labels are not certain to be those of full precision")
+    return Table(columns, rows, above=(heading,), below=tuple(below))
