@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import cloudpickle
 from blake3 import blake3
@@ -29,11 +29,15 @@ from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.data import Dataset
 from regatta.data.order import permutation
 from regatta.data.sharing import Sharing, sharing_of
+from regatta.engine import workers as worker_pools
 from regatta.engine.archiver import Archiver
 from regatta.engine.controller.runner import Runner
 from regatta.engine.controller.settings import RunSettings
 from regatta.engine.messages import Recipe, SharingPlan, Task, WorkerSetup, unpickle_recipe
-from regatta.engine.planning.planner import Planner, PlanOptions
+from regatta.engine.planning.planner import Planner, PlanOptions, RunStrategy, available_workers
+from regatta.engine.profiling.cache import ProfileCache, profile_key
+from regatta.engine.profiling.models import ProfilingRequest, ProfilingResults
+from regatta.engine.profiling.session import ProfilingSession
 from regatta.engine.run_folders import find_unfinished, new_folder
 from regatta.engine.workers.start_process import expect_workers as expect_workers
 from regatta.errors import UsageError, nearest
@@ -53,16 +57,12 @@ from regatta.paths import (
     store_beside,
 )
 from regatta.plan.schedule.hopper import check_rule
+from regatta.plan.strategy.plan_tree import PackNode, Plan
+from regatta.plan.strategy.what_if import HopWorkload, what_if
 from regatta.run import RUN_NAME, Run
 from regatta.search.base import Goal, Search, Train
 from regatta.search.predict import describe_forecast_limits, forecast
 from regatta.sinks import Sink, following, usable_sinks
-
-if TYPE_CHECKING:
-    from regatta.engine.planning.planner import RunStrategy
-    from regatta.engine.profiling.cache import ProfileCache
-    from regatta.engine.profiling.models import ProfilingResults
-    from regatta.plan.strategy.plan_tree import Plan
 
 NETWORKS_S, NETWORKS_SHARE = 0.25, 0.01  # reading networks at the end of a run may take this long, or this share of it
 COMPILER_LOAD_S = 3.0  # PyTorch takes this long to load its compiler
@@ -236,8 +236,6 @@ class Sweep:
         return replace(strategy.plan, notes=tuple(self._notes(found, strategy.plan)))
 
     def _notes(self, found: ProfilingResults, plan: Plan) -> Iterator[str]:
-        from regatta.plan.strategy.plan_tree import PackNode
-
         outcome = found.models
         if outcome.failed:
             first = next(iter(outcome.failed.values()))
@@ -262,8 +260,6 @@ class Sweep:
 
     def what_if(self, workers: Sequence[int]) -> list[dict[str, Any]]:
         """The time that the sweep would take by hops on other numbers of workers: a row for each number."""
-        from regatta.plan.strategy.what_if import HopWorkload, what_if
-
         found, _ = self._profile()
         wanted = forecast(self.search, self.goal).items()
         epochs = {config: asked.epochs for config, asked in wanted if config not in found.models.failed}
@@ -272,18 +268,13 @@ class Sweep:
 
     def _profile(self, progress: bool = False) -> tuple[ProfilingResults, RunStrategy]:
         """Profile the configurations, and choose a strategy from the results."""
-        from regatta.engine.planning.planner import available_workers
-        from regatta.engine.profiling.models import ProfilingRequest
-        from regatta.engine.profiling.session import ProfilingSession
-        from regatta.engine.workers import open_pool
-
         cluster, planner, configs = self.cluster.sized(len(self.dataset.train)), self._planner(), self.configs()
         wanted = forecast(self.search, self.goal)
         request = ProfilingRequest(self.dataset, self.goal, configs, self._profiles(cluster))
         session = ProfilingSession(request, wanted, planner, cluster)
         with tempfile.TemporaryDirectory(prefix="regatta-profiling-") as folder:
             setup = self._setup(Path(folder))
-            pool = open_pool(cluster, setup)
+            pool = worker_pools.open_pool(cluster, setup)
             found = session.cached_results(pool)
             if found is None:
                 if progress:
@@ -298,8 +289,6 @@ class Sweep:
 
     def _profiles(self, cluster: Cluster) -> ProfileCache | None:
         """The profiles of the same functions, data and devices in the repository, if there is one."""
-        from regatta.engine.profiling.cache import ProfileCache, profile_key
-
         repository = find_repository() if self.repo is None else Path(self.repo)
         if repository is None or not repository.is_dir() or isinstance(self._recipe, bytes):
             return None  # a resumed run needs no profiles
@@ -321,8 +310,6 @@ class Sweep:
         began: Callable[[Runner], None] = lambda runner: None,
     ) -> RunRecord:
         """Train into an existing folder: `launch` and `replay` use it."""
-        from regatta.engine.workers import open_pool
-
         cluster = self.cluster.sized(len(self.dataset.train))
         settings = RunSettings(
             folder=folder,
@@ -330,7 +317,7 @@ class Sweep:
             dataset=self.dataset,
             search=self.search,
             goal=self.goal,
-            pool=open_pool(cluster, self._setup(folder), **({} if widths is None else {"widths": widths})),
+            pool=worker_pools.open_pool(cluster, self._setup(folder), **({} if widths is None else {"widths": widths})),
             rule=self.rule,
             orders=self._visits if orders is None else lambda config, epochs: orders.get(config),
             unit_limit_s=self.unit_limit,

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,16 +25,13 @@ from regatta.repo.snapshots import weights_of
 from regatta.store.archive.archive import ArchiveReport
 from regatta.store.archive.archive import archive as archive_store
 from regatta.store.archive.candidates import lineage
+from regatta.store.archive.storage_graph import Scheme
 from regatta.store.format.dtypes import floats_of
 from regatta.store.format.encodings import ENCODINGS, Encoding, encoding_named
 from regatta.store.format.tensor_id import RawTensor, as_tensor
 from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import series_bases, series_of, store_states
 from regatta.store.store import ParameterStore
-
-if TYPE_CHECKING:
-    from regatta.store.archive.storage_graph import Scheme
-
 
 MAX_TRIAL_BYTES = 2**31  # of state files that a dry run encodes
 __all__ = ["ArchiveReport", "ArchiveResult", "LossyChange", "archive", "bases", "lossy_schemes"]

@@ -8,8 +8,9 @@ import zipfile
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from blake3 import blake3
 
 from regatta.durable import replacing
@@ -17,11 +18,9 @@ from regatta.errors import ConflictError, CorruptError, UsageError
 from regatta.paths import writable_folder
 from regatta.repo.catalog.records import Description, Version
 from regatta.repo.file_store import FileEntry, write_inside
+from regatta.repo.repo import Repo
 from regatta.repo.snapshots import choose_snapshot, state_file, stored_id
 from regatta.repo.weights import Weights
-
-if TYPE_CHECKING:
-    from regatta.repo.repo import Repo
 
 WEIGHTS, METADATA = "weights.safetensors", "version.json"
 
@@ -68,8 +67,6 @@ def _checked_weights(repo: Repo, version: Version, wanted: int | str | None) -> 
 
 def _write_npz(weights: Weights, target: Path, origin: dict[str, str]) -> None:
     """A file for np.load; types that NumPy lacks are refused."""
-    import numpy as np
-
     with (
         replacing(target, durable=False, durable_name=False) as written,
         zipfile.ZipFile(written, "w", allowZip64=True) as archive,

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regatta.errors import ConflictError, UsageError
 from regatta.repo.catalog.catalog import NewVersion
@@ -20,13 +20,10 @@ from regatta.repo.catalog.records import Link, SnapshotRecord, Version
 from regatta.repo.file_store import FileEntry, Files
 from regatta.repo.intake.git_commit import git_state
 from regatta.repo.intake.metrics import metric_points
+from regatta.repo.repo import Repo
 from regatta.repo.snapshots import add_reference, choose_snapshot
-from regatta.repo.weights import NewWeights, StoredWeights, new_weights
+from regatta.repo.weights import NewWeights, StoredWeights, WeightsInput, new_weights
 from regatta.store.commit import NewSnapshot
-
-if TYPE_CHECKING:
-    from regatta.repo.repo import Repo
-    from regatta.repo.weights import WeightsInput
 
 PREFIX = "versions/"  # of the names that keep snapshots of versions in the parameter store
 

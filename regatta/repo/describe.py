@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,10 @@ from regatta.repo.inspect.distributions import Distribution, describe_tensor
 from regatta.repo.inspect.layers import NetworkLayer, expression_of, layers_of, read_network
 from regatta.repo.inspect.parameters import distributions
 from regatta.repo.references import ResolvedReference, resolve_reference
+from regatta.repo.repo import Repo
 from regatta.repo.snapshots import weights_of
 from regatta.store.format.tensor_id import as_tensor
 from regatta.store.slices import PartialTensor
-
-if TYPE_CHECKING:
-    from regatta.repo.repo import Repo
 
 MAX_CHANNELS, MAX_EDGE, MAX_STRIP = 8, 32, 256  # shown of an activation; the strip is for one without channels
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
@@ -11,11 +10,9 @@ from regatta.errors import UsageError
 from regatta.repo.catalog.records import SnapshotRecord
 from regatta.repo.gc import LOST_CATALOG, unused_names
 from regatta.repo.intake.staging import staged_files
+from regatta.repo.repo import Repo
 from regatta.repo.snapshots import state_file
 from regatta.store.maintenance import fsck as store_fsck
-
-if TYPE_CHECKING:
-    from regatta.repo.repo import Repo
 
 
 @dataclass(frozen=True)

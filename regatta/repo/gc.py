@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from regatta.durable import exclusive
 from regatta.errors import CorruptError
 from regatta.paths import CATALOG, COMMIT_LOCK
 from regatta.repo.commit import PREFIX
 from regatta.repo.intake.staging import release_unused, staged_files
+from regatta.repo.repo import Repo
+from regatta.store.maintenance.gc import StoreGcResult
 from regatta.store.store import GC_GRACE_S
-
-if TYPE_CHECKING:
-    from regatta.repo.repo import Repo
-    from regatta.store.maintenance.gc import StoreGcResult
 
 LOST_CATALOG = (
     "The catalog never had a version, but the store has weights of {} snapshots of versions: this is not their catalog."

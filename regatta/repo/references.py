@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from regatta.errors import NotFoundError
 from regatta.repo.catalog.records import SnapshotRecord, Version
+from regatta.repo.repo import Repo
 from regatta.repo.snapshots import choose_snapshot
-
-if TYPE_CHECKING:
-    from regatta.repo.repo import Repo
 
 _SNAPSHOT = re.compile(r"(.+):(-?[0-9]{1,15}|[0-9a-f]{4,64})", re.DOTALL | re.IGNORECASE)
 

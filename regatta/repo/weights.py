@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from regatta.store.format.planes import leading
 from regatta.store.format.tensor_id import RawTensor, as_tensor
 from regatta.store.slices import PartialTensor
 from regatta.store.states.state_archive import header_names, map_file, parse_tensors, stored_names
-
-if TYPE_CHECKING:
-    from regatta.store.store import ParameterStore
+from regatta.store.store import ParameterStore
 
 SnapshotInput: TypeAlias = "Mapping[str, Any] | str | Path | StoredWeights"
 WeightsInput: TypeAlias = "SnapshotInput | Mapping[int, SnapshotInput] | Sequence[SnapshotInput]"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regatta.repo.diff import FIELDS, Comparison, Diff, Differences
+from regatta.repo.inspect.parameters import ParameterDifference
 from regatta.web.page_base import fill
 from regatta.web.version_page import histogram_data, interval_data, network_data
-
-if TYPE_CHECKING:
-    from regatta.repo.inspect.parameters import ParameterDifference
 
 STYLES = ("page.css", "report.css", "version.css")
 SCRIPTS = ("page.js", "plots.js", "histograms.js", "graph.js", "differences.js")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from regatta import format as fmt
 from regatta.cli.output.table import Cell, Table, left, right
 from regatta.cli.output.version_tables import SHORT
 from regatta.cli.output.version_text import shape_text, value_text
 from regatta.repo.diff import ABSENT, FIELDS, Comparison, Diff
-
-if TYPE_CHECKING:
-    from regatta.repo.inspect.layers import LayerDifference
-    from regatta.repo.inspect.parameters import ParameterDifference
+from regatta.repo.inspect.layers import LayerDifference
+from regatta.repo.inspect.parameters import ParameterDifference
 
 BINS = 10  # of a histogram
 MAX_CELL_LENGTH = 48  # characters of a value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,8 @@ from regatta.errors import DataError, UsageError
 from regatta.network.graph import Edge, Network, Node
 from regatta.network.json_form import from_json
 from regatta.repo.catalog.networks import canonical_json
-
-if TYPE_CHECKING:
-    from regatta.repo.catalog.records import Version
-    from regatta.repo.repo import Repo
+from regatta.repo.catalog.records import Version
+from regatta.repo.repo import Repo
 
 
 def evaluated_network(repo: Repo, version: Version) -> Network:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
 from regatta.network.graph import Network
-from regatta.repo.catalog.records import Records
+from regatta.network.torch.to_torch import outputs
+from regatta.repo.catalog.records import Records, Version
 from regatta.repo.evaluate.evaluated_network import evaluated_network, inputs_for, targets_for
 from regatta.repo.evaluate.progress import Answers, ahead, progress
 from regatta.repo.evaluate.progressive_weights import ProgressiveWeights
 from regatta.repo.evaluate.result import Evaluation, Stage
-
-if TYPE_CHECKING:
-    from regatta.repo.catalog.records import Version
-    from regatta.repo.repo import Repo
+from regatta.repo.repo import Repo
 
 MAX_PLANES = 8
 
@@ -80,8 +78,6 @@ def _answers(
 
 def _compute(network: Network, weights_read: ProgressiveWeights, x: NDArray[Any], top_k: int, answers: Answers) -> None:
     """Compute the labels that are still open with the model and all its weights."""
-    from regatta.network.torch.to_torch import outputs
-
     left = answers.open
     values = outputs(network, weights_read.values(), x[left])
     answers.labels[left] = ahead(values, top_k) if len(left) else answers.labels[left]

@@ -7,24 +7,22 @@ stored in planes are read in full.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import DataError, nearest
 from regatta.network.bounds import Ball, between, exactly
+from regatta.network.graph import Network
+from regatta.repo.weights import Weights
 from regatta.store.format.dtypes import DType, dtype_named, floats_of
 from regatta.store.format.encodings import ENCODINGS
 from regatta.store.format.manifest import ManifestEntry
 from regatta.store.format.tensor_id import Bits, word_count
+from regatta.store.index import StoredTensor
 from regatta.store.slices import PartialTensor
-
-if TYPE_CHECKING:
-    from regatta.network.graph import Network
-    from regatta.repo.weights import Weights
-    from regatta.store.index import StoredTensor
-    from regatta.store.store import ParameterStore
+from regatta.store.store import ParameterStore
 
 LEADING = 2
 Streams: TypeAlias = Mapping[tuple[str, int], int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from regatta.cli import ui
@@ -71,8 +72,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_suite(args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from regatta.plan.papers.suites import run_suite
 
     node, draws = (4 if args.node is None else args.node), (3 if args.draws is None else args.draws)
