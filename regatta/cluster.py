@@ -27,7 +27,7 @@ class Cluster:
     group: int | None = None  # workers that train a model together; None: the plan decides
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads"):
+        for name in ("workers", "threads", "group"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):
                 raise UsageError(f"Cluster: {name} is {value!r}; it must be a whole number from 1, or None.")
@@ -44,8 +44,6 @@ class Cluster:
     def _check_group(self) -> None:
         if self.group is None:
             return
-        if not is_whole(self.group):
-            raise UsageError(f"Cluster: group is {self.group!r}; it must be a whole number from 1, or None.")
         if self.group > 1 and self.kind == "inline":
             raise UsageError(
                 f"Cluster: group={self.group} on inline workers, which take turns and cannot train together.",

@@ -19,9 +19,8 @@ from regatta.format import json_value
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
-    from regatta.cli.output.table import Cell, Table
+    from regatta.cli.output.table import Table
 
 JSON_VERSION = 1  # keys stay the same within a version
 RED, DIM, BOLD = "1;31", "2", "1"
@@ -137,16 +136,10 @@ def _draw(table: Table, console: Console) -> None:
             grid.add_column(Text(column.name), justify="right" if column.right else "left", no_wrap=True)
         grid.columns[-1].no_wrap = False  # the last column holds sentences
         for row in table.rows:
-            grid.add_row(*(_text(cell) for cell in row))
+            grid.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
         console.print(grid)
     for line in table.below:
         console.print(Text(line, style="dim"))
-
-
-def _text(cell: Cell) -> Text:
-    from rich.text import Text
-
-    return Text(cell) if isinstance(cell, str) else Text(*cell)
 
 
 def _paint(text: str, code: str, stream: TextIO) -> str:

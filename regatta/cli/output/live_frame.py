@@ -131,14 +131,13 @@ def _configurations(record: RunRecord, room: int, width: int) -> list[Renderable
 
 
 def _row(record: RunRecord, config: ConfigRecord, names: Sequence[str]) -> list[Text]:
-    status = status_cell(config.status)
     return [
         Text(config.id, style="bold" if config.running else ""),
         *(Text(fmt.scalar(config.values.get(name, "-"))) for name in names),
         Text(f"{config.epoch}/{config.epochs}"),
         Text(fmt.metric(last_value(config, record.metric))),
         Text(fmt.sparkline(config.series(record.metric)), style="cyan"),
-        Text(status) if isinstance(status, str) else Text(*status),
+        Text(*status_cell(config.status)),
     ]
 
 

@@ -22,7 +22,7 @@ STYLES = {
 }
 
 
-def status_cell(status: str) -> Cell:
+def status_cell(status: str) -> tuple[str, str]:
     return status, STYLES.get(status, "")
 
 

@@ -180,19 +180,18 @@ def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
     dtypes = Counter(tensor.dtype for tensor in tensors)
     usual = max(dtypes, key=lambda dtype: dtypes[dtype])
     title = f"Weights: {fmt.count(len(tensors), 'tensor')} of {usual}{' and others' if len(dtypes) > 1 else ''}"
-    rows = [_tensor(tensor, usual) for tensor in tensors]
-    return _cut(Table(columns, rows, above=(title,), below=(note,) if note else ()), most)
-
-
-def _tensor(tensor: Distribution, usual: str) -> list[Cell]:
-    return [
-        tensor.name,
-        shape_text(tensor.shape) + ("" if tensor.dtype == usual else f" {tensor.dtype}"),
-        "" if tensor.stored_bytes is None else fmt.size(tensor.stored_bytes),
-        str(tensor.mean),
-        str(tensor.deviation),
-        _distribution(tensor),
+    rows: list[list[Cell]] = [
+        [
+            tensor.name,
+            shape_text(tensor.shape) + ("" if tensor.dtype == usual else f" {tensor.dtype}"),
+            "" if tensor.stored_bytes is None else fmt.size(tensor.stored_bytes),
+            str(tensor.mean),
+            str(tensor.deviation),
+            _distribution(tensor),
+        ]
+        for tensor in tensors
     ]
+    return _cut(Table(columns, rows, above=(title,), below=(note,) if note else ()), most)
 
 
 def _distribution(tensor: Distribution) -> str:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
 from regatta.format import count
-
-if TYPE_CHECKING:
-    from regatta.repo.fsck import RepoFsckResult
 
 DEPTHS = ("structure", "checksums", "deep")
 NAME, HELP = "fsck", "check that nothing is lost or damaged"
@@ -35,12 +31,7 @@ def run(args: argparse.Namespace) -> int:
         stored = {"tensors": found.store.tensors, "packs": found.store.packs, "leftovers": found.leftovers}
         said = {"problems": found.problems, "repaired": found.store.repaired, "lost": found.store.lost}
         ui.write_json(clean=found.clean, depth=args.depth, **counts, **stored, **said)
-    else:
-        _show(found, args.depth)
-    return 0 if found.clean else 1
-
-
-def _show(found: RepoFsckResult, depth: str) -> None:
+        return 0 if found.clean else 1
     for problem in found.problems:
         ui.write(problem)
     for text in found.store.repaired:
@@ -50,11 +41,12 @@ def _show(found: RepoFsckResult, depth: str) -> None:
     seen = [(found.versions, "version"), (found.store.snapshots, "snapshot"), (found.store.tensors, "tensor")]
     checked = ", ".join(count(number, what) for number, what in [*seen, (found.files, "file")])
     if found.clean:
-        ui.write(f"clean: {checked} ({depth})")
-        if depth != "deep":
+        ui.write(f"clean: {checked} ({args.depth})")
+        if args.depth != "deep":
             ui.message(f"To check every bit: {command()} fsck --depth deep")
     else:
-        ui.write(f"{count(len(found.problems), 'problem')} in {checked} ({depth})")
+        ui.write(f"{count(len(found.problems), 'problem')} in {checked} ({args.depth})")
         ui.message(f"To repair what can be repaired: {command()} fsck --repair")
     if found.leftovers:
         ui.message(f"{count(found.leftovers, 'item')} that no version uses; to free the space: {command()} gc")
+    return 0 if found.clean else 1

@@ -33,12 +33,8 @@ def run(args: argparse.Namespace) -> int:
     present(finished)
     page = ui.write_file(finished.folder / GANTT_PAGE, gantt_page.page(finished))
     ui.message(f"What ran where: {os.path.relpath(page)} (open it in a browser)\n")
-    ui.steps("Try next:", _next(command(), finished.name))
-    return 0 if finished.record.status == "done" else 1
-
-
-def _next(regatta: str, name: str) -> dict[str, str]:
-    return {
+    regatta, name = command(), finished.name
+    steps = {
         f"{regatta} show {name}": "this leaderboard again; --json for programs",
         f"{regatta} show {name} --gantt gantt.html": "the chart: a row for each worker, a colour for each model",
         f"{regatta} replay {name}": "train everything again, and compare every state bit for bit",
@@ -46,3 +42,5 @@ def _next(regatta: str, name: str) -> dict[str, str]:
         f"{regatta} explain digits.py": "the plan before training: units, times, bytes to hop",
         f"{regatta} run digits.py": "train your own version of it",
     }
+    ui.steps("Try next:", steps)
+    return 0 if finished.record.status == "done" else 1

@@ -59,7 +59,13 @@ def run(args: argparse.Namespace) -> int:
             args.version, x, y, precision=args.precision, top_k=args.top_k, snapshot=snapshot, budget=args.budget
         )
     if args.labels is not None:
-        _write_labels(found, args.labels)
+        import numpy as np
+
+        try:
+            np.save(args.labels, found.labels)
+        except OSError as error:
+            raise UsageError(f"Cannot write {str(args.labels)!r}: {error.strerror}.") from error
+        ui.message(f"Wrote {args.labels}")
     if args.json:
         certain = found.certain.tolist()
         ui.write_json(evaluation={**found.summary(), "labels": found.labels.tolist(), "is_certain": certain})
@@ -68,16 +74,6 @@ def run(args: argparse.Namespace) -> int:
     if found.fallback is not None:
         ui.message(f"All weights were read: {found.fallback}.")
     return 0
-
-
-def _write_labels(found: Evaluation, path: Path) -> None:
-    import numpy as np
-
-    try:
-        np.save(path, found.labels)
-    except OSError as error:
-        raise UsageError(f"Cannot write {str(path)!r}: {error.strerror}.") from error
-    ui.message(f"Wrote {path}")
 
 
 def _table(found: Evaluation) -> Table:
