@@ -453,16 +453,17 @@ def launch(
     *,
     wait: bool = True,
     progress: bool = True,
+    resume: bool = True,
     **options: Any,
 ) -> Run:
-    """Train all configurations of a search: `Sweep(dataset, search, model_fn, **options).launch()`."""
+    """Train all configurations of a search: `Sweep(dataset, search, model_fn, **options).launch(wait, ...)`."""
     known = [name for name, p in inspect.signature(Sweep).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for name in options:
         if name not in known:
             raise UsageError(
-                f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress"])
+                f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress", "resume"])
             )
-    return Sweep(dataset, search, model_fn, **options).launch(wait=wait, progress=progress)
+    return Sweep(dataset, search, model_fn, **options).launch(wait, progress, resume)
 
 
 def _version(package: str) -> str:

@@ -327,6 +327,15 @@ def test_a_name_that_is_taken_is_refused(run: Run, data: Dataset) -> None:
     assert open_run("first", repo).record.status == "done"
 
 
+def test_launch_passes_on_whether_to_wait_and_to_resume(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, ...]] = []
+    monkeypatch.setattr(regatta.Sweep, "launch", lambda sweep, *arguments: seen.append(arguments))
+    launch(data, tmp_path, wait=True, resume=False)
+    assert seen == [(True, False, False)]
+
+
 def test_runs_without_a_name_are_numbered(data: Dataset, tmp_path: Path) -> None:
     small = search.grid(lr=[0.1], batch_size=[64])
     names = [launch(data, tmp_path, small).name for _ in range(2)]
