@@ -1,6 +1,6 @@
 """Workers on two Ray nodes of this machine, and beside them worker processes doing the same.
 
-    REGATTA_BENCH_DATA=folder/with/mnist.npz python benchmarks/bench_ray.py    (Ray: pip install 'regatta[ray]')
+    REGATTA_BENCH_DATA=folder/with/mnist.npz python benchmarks/bench_ray.py    (Ray: pip install '.[ray]')
 
 - hop: a state of 40 MB goes to and fro between two workers, as in bench_hop.py: from the end of the optimizer's last
   step on one to the first call of the loss function on the other, the receiver waiting, building the model not counted.

@@ -1,6 +1,6 @@
 """The same sweep of 32 small models on two cores, by Regatta and by Ray Tune.
 
-    python benchmarks/bench_ray_tune.py        (Ray comes with: pip install regatta[bench])
+    python benchmarks/bench_ray_tune.py        (Ray comes with: pip install '.[bench]')
 
 Both train the same 32 configurations of a small network on scikit-learn's digits for the same epochs: the same rows in
 batches of the same sizes, one thread per model, two models at a time, the loss on the same held-out rows after every
@@ -82,7 +82,7 @@ def main() -> None:
         print(json.dumps(vars(_measure(options.measure, options.epochs))))
         return
     if importlib.util.find_spec("ray") is None:
-        sys.exit("Ray is not installed here; this comparison needs it: pip install 'regatta[bench]'")
+        sys.exit("Ray is not installed here; this comparison needs it: pip install '.[bench]'")
     found = {(epochs, way): list[Outcome]() for epochs in EPOCHS for way in WAYS}
     for _ in range(options.repeats):
         for (epochs, way), outcomes in found.items():

@@ -56,7 +56,7 @@ class MissingExtraError(UsageError):
     def __init__(self, package: str, extra: str, needed_for: str) -> None:
         super().__init__(
             f"{needed_for} needs the package {package!r}, which is not installed.",
-            hint=f"Install it with: pip install 'regatta[{extra}]'",
+            hint=f"Install it in the clone of Regatta: pip install '.[{extra}]'",
         )
 
 

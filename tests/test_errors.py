@@ -60,7 +60,7 @@ def test_data_and_extras_are_usage_errors() -> None:
     error = MissingExtraError("pyarrow", "parquet", "Reading Parquet")
     assert isinstance(error, UsageError)
     assert "Reading Parquet needs the package 'pyarrow'" in str(error)
-    assert "pip install 'regatta[parquet]'" in str(error)
+    assert "pip install '.[parquet]'" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def _environment() -> Iterator[Finding]:
     yield Finding("ok", "extras", ", ".join(having) or "none")
     if missing:
         yield Finding(
-            "note", "not installed", ", ".join(missing), f"pip install 'regatta[{missing[0]}]', if you want it"
+            "note", "not installed", ", ".join(missing), f"pip install '.[{missing[0]}]' in the clone, if you want it"
         )
     if sqlite3.sqlite_version_info < (3, 35):
         yield Finding("error", "sqlite", sqlite3.sqlite_version, "Python's SQLite must be 3.35 or newer")

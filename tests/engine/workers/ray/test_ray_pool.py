@@ -222,4 +222,4 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"Cluster\.ray needs the package 'ray'") as caught:
         open_pool(Cluster.ray(), write_setup(tmp_path))
-    assert "pip install 'regatta[ray]'" in str(caught.value)
+    assert "pip install '.[ray]'" in str(caught.value)
