@@ -49,17 +49,19 @@ bench: $(VENV)/.bench
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing regatta into $(VENV) (the first time takes a minute or two)"
+	@echo "installing regatta and PyTorch into $(VENV) (the first time takes a minute or two)"
 	@$(PIP) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
+	@echo "installing what the tests need: TensorFlow, JAX, Ray and more (several minutes the first time)"
 	@$(PIP) -e ".[dev]"
 	@# networks that nobody here wrote, for the tests; what would run them is large, and not needed
 	@$(PIP) --no-deps "rapidocr-onnxruntime; python_version < '3.13'"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
+	@echo "installing what the benchmarks compare with (the first time takes minutes)"
 	@$(PIP) -e ".[bench]"
 	@touch $@
 
