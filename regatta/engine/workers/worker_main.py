@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,26 +42,11 @@ class WorkerArguments:
     preprocess: bytes | None = None  # the setup of preprocess workers, where there may be some
 
 
-class _Connection:
-    """The worker's side of the stream, shared by its threads."""
-
-    def __init__(self, socket: Socket) -> None:
-        self._socket = socket
-        self._lock = threading.Lock()
-
-    def send(self, event: Event) -> None:
-        with self._lock:
-            self._socket.send(event)
-
-    def receive(self) -> Any:
-        return self._socket.recv()
-
-
 def serve(file: int, blocks: int | None = None) -> None:
     """Be a worker until the controller is gone; `blocks` is the socket to whoever has prepared data to share."""
     die_with_parent()
-    controller = _Connection(Connection(file))
-    arguments: WorkerArguments = controller.receive()  # before the imports: a controller that sends much waits for it
+    controller: Socket = Connection(file)
+    arguments: WorkerArguments = controller.recv()  # before the imports: a controller that sends much waits for it
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
     from regatta.engine.workers.training.device_memory import keep_freed_memory
     from regatta.engine.workers.training.trainer import Trainer, choose_device, memory_of, warm_up
@@ -83,24 +69,30 @@ def serve(file: int, blocks: int | None = None) -> None:
         from regatta.engine.sharing.connections import SocketChannel
 
         trainer.partition_cache.reader = BlockReader(SocketChannel(socket.socket(fileno=blocks)))
+    sending = threading.Lock()  # two threads send
+
+    def send(event: Event) -> None:
+        with sending:
+            controller.send(event)
+
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=exit_on_error, args=(_listen, controller, trainer, tasks), daemon=True).start()
-    threading.Thread(target=exit_on_error, args=(_keep, controller, trainer.worker, fresh), daemon=True).start()
+    threading.Thread(target=exit_on_error, args=(_keep, send, trainer.worker, fresh), daemon=True).start()
     info = {"pid": os.getpid(), "device": trainer.device, "threads": arguments.threads}
     info |= {"memory": memory_of(trainer.device, arguments.device, arguments.workers), **start_seconds}
-    controller.send(WorkerReady(arguments.worker, info))
+    send(WorkerReady(arguments.worker, info))
     while True:
         done = trainer.run(tasks.get())
-        controller.send(done)
+        send(done)
         for path in published(done):
             fresh.put(path)
 
 
-def _listen(controller: _Connection, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
+def _listen(controller: Socket, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
     while True:
         try:
-            message = controller.receive()
+            message = controller.recv()
         except (EOFError, ConnectionResetError):
             os.killpg(os.getpid(), signal.SIGKILL)  # the controller is gone, and with it the reason to go on
         if isinstance(message, Task):
@@ -109,12 +101,12 @@ def _listen(controller: _Connection, trainer: Any, tasks: queue.SimpleQueue[Task
             trainer.prefetch(message)
 
 
-def _keep(controller: _Connection, worker: str, fresh: queue.SimpleQueue[Path]) -> None:
+def _keep(send: Callable[[Event], None], worker: str, fresh: queue.SimpleQueue[Path]) -> None:
     from regatta.store.states.state_files import make_durable
 
     while True:
         path = fresh.get()
-        controller.send(StateDurable(worker, path, *make_durable(path)))
+        send(StateDurable(worker, path, *make_durable(path)))
 
 
 def main(file: int, blocks: int | None = None) -> None:
