@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
-    archiver.MAX_START_ATTEMPTS = 0  # nobody archives states beside the runs
+    archiver.MAX_START_ATTEMPTS = 0  # states are not archived beside the runs
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         apart, differ = _exactness(place, args.device)

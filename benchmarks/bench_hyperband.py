@@ -4,7 +4,7 @@
 
 R=81, eta=3: 128 configurations, 1404 epochs of them in all, 81 of the longest. One epoch of one model on one worker is
 the unit of time; a worker has one partition; the real search and the real scheduler decide, workers only pretend. The
-bound is max(work / workers, longest model): nobody can be faster, with whichever order.
+bound is max(work / workers, longest model): no order can be faster.
 
 The first rows are for models that are all alike; in the last ones their speeds differ, by a factor of 4 between the
 5th and the 95th percentile. Next to them, what the scheduler would make of the same search without knowing how far

@@ -1,7 +1,7 @@
 """What it costs to load or free a member of a pack of sixteen that is training: until the next step is on its way.
 
 A newcomer takes its first steps alone, is captured and compared with itself; the graphs of the others stay. Beside it,
-what capturing all sixteen anew takes, which a single joint graph would need each time.
+what capturing all sixteen again takes, which a single joint graph would need each time.
 
     python benchmarks/bench_pack_load.py
 """

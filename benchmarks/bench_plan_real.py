@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--forced", action="store_true")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    archiver.MAX_START_ATTEMPTS = 0  # nobody archives states beside the runs
+    archiver.MAX_START_ATTEMPTS = 0  # states are not archived beside the runs
     cases = [case for case in CASES if args.only in (None, case.number)]
     if args.quick:
         cases = [case.shortened() for case in cases]

@@ -8,9 +8,9 @@ The bounds that they give are compared with every weight. "Least" is the share t
 byte, goes below: their entropy. Where a model's last bits are zeros, as in MiniLM, which was made of float16, the
 leading planes are a larger share of what is stored, and 40% is out of reach.
 
-Kills: the drill of tests/helpers/kill_drill.py. Four processes write, one archives, stores anew as random deltas and
-collects; it and one to four writers get SIGKILL at random moments. After each, fsck recreates every tensor, and every
-snapshot that was acknowledged is compared bit for bit, while the survivors go on.
+Kills: the drill of tests/helpers/kill_drill.py. Four processes write. One archives, re-encodes tensors as random deltas
+and runs gc. It and one to four writers get SIGKILL at random moments. Then fsck recreates every tensor, and every
+snapshot that was acknowledged is compared bit for bit, while the survivors continue.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a model_fn of two arguments": ({"model_fn": three}, ("model_fn is called as model_fn(config)", "'b'")),
     "an eval_fn of two arguments": ({"eval_fn": three}, ("eval_fn is called as eval_fn(data, model, config)",)),
     "an input_fn of two arguments": ({"input_fn": three}, ("input_fn is called as input_fn(path)",)),
-    "a loss_fn that is no function": ({"loss_fn": 0.5}, ("loss_fn is 0.5, which cannot be called",)),
+    "a loss_fn that is not a function": ({"loss_fn": 0.5}, ("loss_fn is 0.5, which cannot be called",)),
     "a name of two folders": ({"name": "../elsewhere"}, ("cannot be named '../elsewhere'", "letters, digits")),
     "an empty name": ({"name": ""}, ("cannot be named ''",)),
-    "a name that is no text": ({"name": 5}, ("cannot be named 5",)),
+    "a name that is not a text": ({"name": 5}, ("cannot be named 5",)),
     "a cluster that is none": ({"cluster": 4}, ("cluster is 4", "Cluster.local(")),
 }  # fmt: skip
 
@@ -194,7 +194,7 @@ def a_class(config: Any) -> Any:
     return Net
 
 
-def stranger(config: Any) -> Any:
+def other_module(config: Any) -> Any:
     return Net(4), torch.optim.Adam(Net(4).parameters())
 
 
@@ -226,7 +226,7 @@ def text_eval(data: Any, model: Any, config: Any) -> Any:
 TRIED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "None": ({"model_fn": none}, ("model_fn returned None (is a `return` missing?)",)),
     "a class": ({"model_fn": a_class}, ("model_fn returned the class Net, not one of its objects",)),
-    "an optimizer of another": ({"model_fn": stranger}, ("the module beside it lacks",)),
+    "an optimizer of another module": ({"model_fn": other_module}, ("the module beside it lacks",)),
     "four things": ({"model_fn": four_things}, ("model_fn returned 4 things",)),
     "no optimizer": ({"model_fn": no_optimizer}, ("model_fn returned none", "Return (module, optimizer)")),
     "another framework": ({"framework": "numpy"}, ("where a dict of arrays belongs",)),

@@ -321,8 +321,8 @@ def test_doctor_reports_the_environment(versions: Path, shell: Shell) -> None:
     (versions / ".regatta" / "runs" / "cut" / "journal.jsonl").write_text("nonsense\n")
     assert shell.json("doctor", code=1)["state"] == "error"
     assert main(["doctor"]) == 1
-    told = shell.capsys.readouterr().out
-    assert "1 files wait for a commit" in told and "run cut" in told and "-> " in told
+    printed = shell.capsys.readouterr().out
+    assert "1 files wait for a commit" in printed and "run cut" in printed and "-> " in printed
 
 
 def test_dlv_is_the_same_command(versions: Path) -> None:

@@ -64,7 +64,7 @@ class Unsaved(nn.Module):
 
 
 class Extra(nn.Module):
-    """State that is no tensor of the module: a get_extra_state with a nested tree."""
+    """State that is not a tensor of the module: a get_extra_state with a nested tree."""
 
     def __init__(self) -> None:
         super().__init__()

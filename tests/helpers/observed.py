@@ -309,9 +309,9 @@ COUNTED_WITH_PILOTS = ("pilot", "workers", "idle", "wall", "units")
 def without_time_of_groups(seen: Json) -> tuple[Json, Json]:
     """Split off the figures that change when `groups` records count as pilot time."""
     whole = json.loads(json.dumps(seen))
-    told = whole["show"]["document"]
-    figures = {name: told["resources"].pop(name) for name in COUNTED_WITH_PILOTS}
-    figures |= {"run.units": told["run"].pop("units"), "run.seconds": told["run"].pop("seconds")}
+    document = whole["show"]["document"]
+    figures = {name: document["resources"].pop(name) for name in COUNTED_WITH_PILOTS}
+    figures |= {"run.units": document["run"].pop("units"), "run.seconds": document["run"].pop("seconds")}
     return whole, {**figures, "efficiency": whole.pop("efficiency")}
 
 
@@ -538,7 +538,7 @@ def unpickled(project: Path, name: str) -> regatta.Sweep:
     return regatta.open_run(run.name, run.parents[1]).sweep()
 
 
-def told(sweep: regatta.Sweep) -> dict[str, Json]:
+def describe_sweep(sweep: regatta.Sweep) -> dict[str, Json]:
     """The first configurations of a sweep by id, its identity and its descriptions."""
     known = {"configs": sweep.configs(), "identity": sweep.identity(), "text": repr(sweep)}
     return {**known, "search": sweep.search.describe(), "cluster": sweep.cluster.describe(), "share": repr(sweep.share)}

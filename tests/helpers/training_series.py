@@ -1,4 +1,4 @@
-"""Made-up training: weights that take steps, fine-tuned copies of them, and strangers of the same shape."""
+"""Made-up training: weights that take steps, fine-tuned copies of them, and unrelated weights of the same shape."""
 
 from __future__ import annotations
 

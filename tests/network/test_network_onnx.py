@@ -121,7 +121,7 @@ def test_custom_operators_are_kept_as_other(tmp_path: Path) -> None:
     assert (other.kind, dict(other.attributes)) == ("OTHER", {"type": "Sparkle", "power": 3, "note": "hi"})
 
 
-def strangers() -> list[Path]:
+def third_party_models() -> list[Path]:
     found = importlib.util.find_spec("rapidocr_onnxruntime")
     if found is None or found.origin is None:
         return []
@@ -139,8 +139,8 @@ STRANGERS = {
 }  # fmt: skip
 
 
-@pytest.mark.skipif(not strangers(), reason="needs the package rapidocr-onnxruntime")
-@pytest.mark.parametrize("path", strangers(), ids=lambda path: path.stem)
+@pytest.mark.skipif(not third_party_models(), reason="needs the package rapidocr-onnxruntime")
+@pytest.mark.parametrize("path", third_party_models(), ids=lambda path: path.stem)
 def test_third_party_networks_are_read_completely_and_run(path: Path) -> None:
     network = from_onnx(path)
     said, shape = STRANGERS[path.stem]

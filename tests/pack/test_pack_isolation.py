@@ -245,7 +245,7 @@ def test_a_group_that_would_not_fit_is_split_before_it_runs() -> None:
 
 
 class Counting(nn.Module):
-    """Computes with a number that is no tensor."""
+    """Computes with a number that is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()

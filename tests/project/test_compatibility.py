@@ -123,7 +123,7 @@ def test_damage_is_found(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def journals_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return o.lay_out(tmp_path_factory.mktemp("journals"))
 
 
@@ -133,27 +133,27 @@ def test_the_journals_have_every_kind_of_record() -> None:
 
 
 @pytest.mark.parametrize("name", JOURNALS)
-def test_a_journal_tells_the_same(told: Path, name: str) -> None:
-    seen = o.seen_run(told, name)
-    if o.tried_groups(journal_of(told, name)):
+def test_a_journal_gives_the_same_run(journals_folder: Path, name: str) -> None:
+    seen = o.seen_run(journals_folder, name)
+    if o.tried_groups(journal_of(journals_folder, name)):
         seen, _ = o.without_time_of_groups(seen)
     assert o.differences(o.read_expected(f"journals/{name}"), o.clean(seen)) == []
 
 
 @pytest.mark.parametrize("name", JOURNALS)
-def test_the_trace_is_that_of_the_journal(told: Path, name: str) -> None:
-    journal = journal_of(told, name)
+def test_the_trace_is_that_of_the_journal(journals_folder: Path, name: str) -> None:
+    journal = journal_of(journals_folder, name)
     groups = {line["start"] for line in o.json_lines(journal) if line["event"] == "groups" and "start" in line}
-    with contextlib.chdir(told):
+    with contextlib.chdir(journals_folder):
         found = [row for row in regatta.open_run(name).trace() if row["start"] not in groups]
     assert o.differences(o.trace_of(journal), found) == []
 
 
 @pytest.mark.parametrize("name", o.read_expected("time_of_tried_groups"))
-def test_time_of_tried_groups_is_left_out_or_pilot_time(told: Path, name: str) -> None:
+def test_time_of_tried_groups_is_left_out_or_pilot_time(journals_folder: Path, name: str) -> None:
     """The old code does not count `groups` records; later code counts them as pilot time."""
-    _, found = o.without_time_of_groups(o.seen_run(told, name))
-    before, tried = o.read_expected("time_of_tried_groups")[name], o.tried_groups(journal_of(told, name))
+    _, found = o.without_time_of_groups(o.seen_run(journals_folder, name))
+    before, tried = o.read_expected("time_of_tried_groups")[name], o.tried_groups(journal_of(journals_folder, name))
     assert before["pilot"] <= found["pilot"] <= before["pilot"] + 2 * tried + o.NEAR
     assert found["wall"] == pytest.approx(before["wall"], rel=o.NEAR)
 
@@ -281,7 +281,7 @@ def test_partitions_have_the_same_bytes(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_pickled_sweep_can_be_loaded(project: Path, tmp_path: Path, name: str) -> None:
-    expected, found = o.read_expected("pickles")[name], o.clean(o.told(o.unpickled(tmp_path, name)))
+    expected, found = o.read_expected("pickles")[name], o.clean(o.describe_sweep(o.unpickled(tmp_path, name)))
     if not same_versions("python"):  # the identity depends on bytecode
         del expected["identity"], found["identity"]
     assert o.differences(expected, found) == []

@@ -104,7 +104,7 @@ def test_commits_survive_random_kills(memory: Path) -> None:
         time.sleep(luck.uniform(0.05, 0.5))
         for child in children:
             os.kill(child, signal.SIGKILL)
-        assert all(os.WIFSIGNALED(os.waitpid(child, 0)[1]) for child in children), "nobody ended by itself"
+        assert all(os.WIFSIGNALED(os.waitpid(child, 0)[1]) for child in children), "a process ended by itself"
     with Repo.at(memory / "repo") as repo:
         assert repo.fsck("deep").clean
         promised = [(writer, *note) for writer in (0, 1) for note in read_log(memory / f"notes-{writer}")]

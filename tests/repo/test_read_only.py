@@ -42,12 +42,12 @@ def as_reader(look: Callable[[], None]) -> None:
                 os.setgid(NOBODY)
                 os.setuid(NOBODY)
             look()
-        except BaseException:  # noqa: BLE001 (told to the parent)
+        except BaseException:  # noqa: BLE001 (sent to the parent)
             os.write(write, traceback.format_exc().encode()[-4000:])
         os._exit(0)
     os.close(write)
-    with os.fdopen(read) as told:
-        error = told.read()
+    with os.fdopen(read) as pipe:
+        error = pipe.read()
     os.waitpid(child, 0)
     assert error == ""
 

@@ -206,7 +206,7 @@ def test_lineage_follows_parents(repo: Repo) -> None:
     root = commit(repo, "root")
     left, right = commit(repo, "left", parents=["root"], message="to the left"), commit(repo, "right", parents=[root])
     merged = commit(repo, "merged", parents=["left", "right"])
-    commit(repo, "stranger")
+    commit(repo, "unrelated")
     assert [v.name for v in repo.log("merged")] == ["merged", "right", "left", "root"]
     links = {(link.base, link.derived, link.commit) for link in repo.log("merged").links}
     assert (root.id, left.id, "to the left") in links and len(links) == 4

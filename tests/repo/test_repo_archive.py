@@ -59,8 +59,8 @@ def test_a_run_succeeds_when_its_versions_cannot_be_committed(
     again = open_run("r", folder)
     again.go_on(progress=False)
     assert again.record.status == "done"
-    told = capsys.readouterr().err
-    assert "not yet as versions" in told and "regatta commit --run r" in told
+    printed = capsys.readouterr().err
+    assert "not yet as versions" in printed and "regatta commit --run r" in printed
     (folder / "catalog.sqlite").unlink()
     assert again.leave_versions() is None
     with Repo.open(folder) as repo:

@@ -212,7 +212,7 @@ def test_whole_numbers_stay_whole_and_ranges_are_kept(value: int, factor: float,
         (search.factor(10.0), 0.5, Uniform(0.0, 1.0), 1.0),
         (search.factor(10.0, high=2.0), 0.5, Uniform(0.0, 1.0), 2.0),  # the rule's bound, where it has one
         (search.factor(0.5, low=0), 0.0, Uniform(0.0, 1.0), 0.0),
-        (search.factor(1e300), 1e300, Choice((1.0,)), 1e300),  # nothing that is no number
+        (search.factor(1e300), 1e300, Choice((1.0,)), 1e300),  # never a value that is not a number
     ],
 )
 def test_bounds_of_mutations(rule: Any, value: Scalar, axis: Space, expected: Scalar) -> None:

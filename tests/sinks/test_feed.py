@@ -92,19 +92,19 @@ def test_a_sink_that_hangs_is_abandoned(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_raises_is_switched_off_with_one_note(tmp_path: Path) -> None:
-    broken, whole, told = Heard(breaks_at="report"), Heard(), []
+    broken, whole, notes = Heard(breaks_at="report"), Heard(), []
     home = tmp_path / "made"
     home.mkdir()
-    with following([broken, whole], home, [lambda record, line: told.append(line["text"])]) as listeners:
+    with following([broken, whole], home, [lambda record, line: notes.append(line["text"])]) as listeners:
         play(home, FakeRun().records, listeners)
     assert not broken.closed
     assert len(whole.lines) == len(FakeRun().records)
     read = RunRecord.read(home / "journal.jsonl")
     assert read.status == "done"
     assert [level for level, _ in read.notes] == ["warning"]
-    assert told == [text for _, text in read.notes]
-    assert "failed with OSError: no such; the run continues" in told[0]
-    assert "regatta show made --export" in told[0]
+    assert notes == [text for _, text in read.notes]
+    assert "failed with OSError: no such; the run continues" in notes[0]
+    assert "regatta show made --export" in notes[0]
 
 
 def test_an_interrupted_run_still_reaches_the_sinks(tmp_path: Path) -> None:

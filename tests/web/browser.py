@@ -15,7 +15,7 @@ BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
 def probed(text: str, probe: str, folder: Path, width: int = 1280) -> dict[str, Any]:
-    """What a probe puts into `out` once the page is there; an error that nobody caught is in `out.errors`."""
+    """What a probe puts into `out` once the page is there; uncaught errors are in `out.errors`."""
     early = "<script>window.errors = []; addEventListener('error', (e) => errors.push(e.message));</script>"
     last = "out.errors = errors; document.title = JSON.stringify(out);"
     late = f"<script type='module'>const out = {{}};{probe}\n{last}</script>"

@@ -50,7 +50,7 @@ out.titles = [...document.querySelectorAll("h2")].map((h) => h.textContent);
 out.cards = document.querySelectorAll("#comparisons .card").length;
 out.lines = document.querySelectorAll(".bars.second").length;
 out.boxes = [...document.querySelectorAll(".box")].map((box) => box.getAttribute("class").split(" ")[2]);
-out.told = document.querySelector("aside")?.textContent;
+out.description = document.querySelector("aside")?.textContent;
 """
 
 
@@ -170,4 +170,4 @@ def test_layers_that_differ_are_framed(repo: Repo, tmp_path: Path) -> None:
     found = probed(diff_page.page(repo.diff("net", "pooled")), DIFF_PROBE, tmp_path)
     assert found["errors"] == []
     assert found["boxes"] == ["same", "same", "added", "changed", "same"]
-    assert found["told"].startswith("POOL") and "added" in found["told"]
+    assert found["description"].startswith("POOL") and "added" in found["description"]

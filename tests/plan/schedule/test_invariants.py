@@ -39,7 +39,7 @@ def test_no_sequence_of_events_breaks_an_invariant(rule: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("rule", [name for name in RULES if name != "milp"])  # a time limit is no exact limit
+@pytest.mark.parametrize("rule", [name for name in RULES if name != "milp"])  # a time limit is not exact
 def test_the_same_events_give_the_same_assignments(rule: str) -> None:
     program = bytes(range(5, 255, 5))
     first, second = (play(rule, (4, 2, 3, 2), program) for _ in range(2))

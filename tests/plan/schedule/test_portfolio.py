@@ -87,7 +87,7 @@ def test_repeated_planning_stays_within_its_share_of_the_run() -> None:
         hopper.assign()
         hopper.add_model(f"m{model}", 1)
     total = sum(range(1, 60))  # seconds of every worker
-    assert hopper._spent <= 100 * total  # decisions, of which a second has room for a hundred
+    assert hopper._spent <= 100 * total  # a second has room for a hundred decisions
 
 
 def test_an_old_plan_is_kept_where_there_is_no_effort_for_another() -> None:
@@ -100,7 +100,7 @@ def test_an_old_plan_is_kept_where_there_is_no_effort_for_another() -> None:
 
 
 def test_workers_that_finish_almost_together_do_not_spoil_the_schedule() -> None:
-    """As many models as workers, alike but for one percent: matching needs equal times, a plan does not."""
+    """As many models as workers, alike up to one percent: matching needs equal times, a plan does not."""
     random = np.random.default_rng(0)
     times = [[10.0] * 12 for _ in range(12)]
     real = (np.array(times) * np.exp(0.01 * random.standard_normal((12, 12)))).tolist()

@@ -291,7 +291,7 @@ def test_errors_name_the_problem(repo: Repo, digits: Any) -> None:
         repo.evaluate(reference, x.reshape(-1, 64))
     assert np.array_equal(
         repo.evaluate(reference, x[:9, 0]).labels, full(net, x[:9])
-    )  # an axis of length 1 is no matter
+    )  # an axis of length 1 may be left out
     with pytest.raises(DataError, match="396"):
         repo.evaluate(reference, x[1:], y)
     with pytest.raises(DataError, match="class numbers"):

@@ -81,7 +81,7 @@ def check(net: nn.Module, x: torch.Tensor, seed: int = 0, planes: int = 2) -> Bo
 @pytest.mark.parametrize("planes", [1, 2, 3])
 def test_activations_stay_between_their_lines(name: str, planes: int) -> None:
     if planes == 1 and name not in ("relu", "tanh", "gelu", "hard swish", "elu steep"):
-        return  # one byte is the exponent alone: wide intervals, of which these are enough
+        return  # one byte is the exponent alone: these wide intervals are enough
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 8), ACTIVATIONS[name](), nn.Linear(8, 8), ACTIVATIONS[name](), nn.Linear(8, 3))
     check(net, 3 * torch.randn(5, 6), planes=planes)
@@ -324,7 +324,7 @@ def test_max_pooling_bounds_allow_any_element_to_be_the_maximum() -> None:
 
 
 def boxes_of_leading_planes(module: nn.Module, planes: int) -> dict[str, Any]:
-    """Boxes of float32 weights of which so many leading bytes are known."""
+    """Boxes of float32 weights whose leading bytes are known, as many as `planes`."""
     unknown = np.uint32(2 ** (8 * (4 - planes)) - 1)
     boxes = {}
     for name, tensor in module.state_dict().items():

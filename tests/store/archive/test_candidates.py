@@ -1,4 +1,4 @@
-"""Candidate edges: whom a tensor may be a delta to, and what that would cost."""
+"""Candidate edges: which tensors a tensor may be a delta to, and what that would cost."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ class TestLineage:
 
 class TestSketches:
     def test_sketches_find_related_tensors(self) -> None:
-        arrays = {f"stranger{seed}": start(seed)["hidden.weight"] for seed in range(6)}
-        arrays["child"] = step({"w": arrays["stranger3"]}, 99)["w"]
+        arrays = {f"unrelated{seed}": start(seed)["hidden.weight"] for seed in range(6)}
+        arrays["child"] = step({"w": arrays["unrelated3"]}, 99)["w"]
         shelf = Shelf(**arrays)
         found = near_pairs(shelf.matrices, shelf.samples, [])
-        assert ("stranger3", "child") in found or ("child", "stranger3") in found
+        assert ("unrelated3", "child") in found or ("child", "unrelated3") in found
 
     def test_a_known_pair_that_is_as_near_is_enough(self) -> None:
         chain = series(1, 4)

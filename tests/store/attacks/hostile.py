@@ -159,7 +159,7 @@ ATTACKS: dict[str, Pack] = {
     "a size of 2^63": pack(plain(shape=(2**63,)), named="2\\^44"),
     "sizes whose product overflows": pack(plain(shape=(2**33, 2**33)), named="2\\^44"),
     "an unknown type": pack(plain(dtype=b"F99"), named="F99"),
-    "a type that is no text": pack(plain(dtype=b"\xff\xfe"), named="element type"),
+    "a type that is not a text": pack(plain(dtype=b"\xff\xfe"), named="element type"),
     "an unknown encoding": pack(plain(encoding=60_000), named="holds tensor"),
     "the second stream only": pack(plain(first=1), named="holds tensor"),
     "a raw stream that is too short": pack(tensor([[b"12"]], tensor=A), named="41414141"),
@@ -194,7 +194,7 @@ ATTACKS: dict[str, Pack] = {
     ),
     "gigabytes of zeros": pack(bomb(4000), manifest(snapshot_text({"w": A}, shape=f"[{4000 * BIG}]")), named="4141"),
     "a manifest that claims 2^60 bytes": pack(manifest(b"x", body=huge_frame()), named="claims"),
-    "a manifest that is no zstd": pack(manifest(b"x", body=b"garbage"), named="decoded"),
+    "a manifest that is not zstd": pack(manifest(b"x", body=b"garbage"), named="decoded"),
     "a manifest of another snapshot": pack(
         manifest(b"x", body=zstandard.ZstdCompressor().compress(b"y")), named="not the one that its id names"
     ),

@@ -175,7 +175,7 @@ def test_a_pack_file_truncated_while_it_is_mapped(folder: PackFolder, pack: str)
 def test_temporary_files_of_live_writers_stay(folder: PackFolder) -> None:
     with folder.packing() as packing:
         fill(packing)
-        (folder.tmp / "left.pack").write_bytes(b"by somebody who died")
+        (folder.tmp / "left.pack").write_bytes(b"left by a killed process")
         assert folder.sweep_tmp(before=2e9 * 10) == 1
         packing.seal()
         assert folder.sweep_tmp(before=2e9 * 10) == 0

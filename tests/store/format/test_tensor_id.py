@@ -102,7 +102,7 @@ HOSTILE = {
     "absolute": GOOD.text().replace(b'"w"', b'"/etc/passwd"'),
     "no id": GOOD.text().replace(b"ab" * 32, b"../../../x"),
     "no type": GOOD.text().replace(b"F32", b"F31"),
-    "a type that is no text": GOOD.text().replace(b'"F32"', b"[]"),
+    "a type that is not a text": GOOD.text().replace(b'"F32"', b"[]"),
     "negative": GOOD.text().replace(b"[2,3]", b"[2,-3]"),
     "huge": GOOD.text().replace(b"[2,3]", b"[1" + b"0" * 40 + b"]"),
     "digits without end": GOOD.text().replace(b"[2,3]", b"[1" + b"0" * 5000 + b"]"),

@@ -337,7 +337,7 @@ def test_no_rebuild_while_another_process_has_the_store_open(store: ParameterSto
 
 
 def test_unlisted_packs_are_not_a_problem(store: ParameterStore) -> None:
-    store.folder.path("ab" * 32).write_bytes(b"left by somebody who was killed")
+    store.folder.path("ab" * 32).write_bytes(b"left by a killed process")
     (store.folder.tmp / "1-left.pack").write_bytes(b"also")
     assert store.fsck("deep").clean
 

@@ -152,7 +152,7 @@ def test_old_files_that_were_never_listed_are_deleted(store: ParameterStore, clo
     kept = store.put({"w": weights(1)}, reference="kept")
     orphan, half = store.folder.path("ab" * 32), store.folder.tmp / "1-left.pack"
     for path in (orphan, half):
-        path.write_bytes(b"left by somebody who was killed")
+        path.write_bytes(b"left by a killed process")
         os.utime(path, (clock.now - 5, clock.now - 5))
     strange = store.folder.packs / "README"
     strange.write_bytes(b"not ours")

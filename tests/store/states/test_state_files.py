@@ -128,8 +128,8 @@ ATTACKS = {
         66, b'{"w":{"dtype":"F32","shape":[999999999],"data_offsets":[0,3999999996]}}'[:66].ljust(66)
     ),
     "no metadata of ours": lying({}),
-    "metadata that is no JSON": lying({"regatta": "{"}),
-    "metadata that is no object": lying({"regatta": "[1]"}),
+    "metadata that is not JSON": lying({"regatta": "{"}),
+    "metadata that is not an object": lying({"regatta": "[1]"}),
     "another version": lying({"regatta": '{"version": 2}'}),
     "no framework and no tree": lying({"regatta": '{"version": 1}'}),
     "names of the wrong kind": lying({"regatta": '{"version": 1, "framework": "torch", "tree": 3}'}),
