@@ -10,3 +10,9 @@ html_title = "Regatta"
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
+MADE_BY_FUNCTIONS = ("regatta.Cluster", "regatta.Dataset", "regatta.Repo", "regatta.Run")  # not by their constructors
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", lambda *found: ("", "") if found[2] in MADE_BY_FUNCTIONS else None)

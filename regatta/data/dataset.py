@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
 from regatta.data.arrays import Array, named_arrays
 from regatta.data.availability import Workers, place_partitions
@@ -40,9 +40,9 @@ class Dataset:
     @classmethod
     def from_arrays(
         cls,
-        x: npt.ArrayLike,
-        y: npt.ArrayLike,
-        *more: npt.ArrayLike,
+        x: ArrayLike,
+        y: ArrayLike,
+        *more: ArrayLike,
         partitions: int,
         eval_fraction: float = 0.2,
         eval_partitions: int | None = None,
