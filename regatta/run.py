@@ -64,7 +64,7 @@ class Run:
         self._halt = runner.interrupt
 
     def halt(self) -> None:
-        """Stop training in this process, once the states of finished units are durable; `resume` continues."""
+        """Stop training in this process, once the states of finished units are durable; `go_on` resumes it."""
         if self._halt is not None:
             self._halt()
             self._ended.wait()
@@ -210,11 +210,11 @@ class Run:
         return self._ask("clone", config, values=dict(changes), warm=warm, epochs=epochs)
 
     def resume(self, config: str | Mapping[str, Scalar]) -> dict[str, Any]:
-        """Continue a configuration that was stopped."""
+        """Resume a configuration that was stopped."""
         return self._ask("resume", config)
 
     def go_on(self, sweep: Sweep | None = None, *, wait: bool = True, progress: bool = True) -> Run:
-        """Continue, in this process, a run that was interrupted or that has new requests.
+        """Resume, in this process, a run that was interrupted or that has new requests.
 
         It executes the sweep that was saved when it began, or the one that is given.
         """

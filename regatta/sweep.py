@@ -195,7 +195,7 @@ class Sweep:
         return {config_id(a.config): a.config for a in self.search.start(self.goal) if isinstance(a, Train)}
 
     def launch(self, wait: bool = True, progress: bool = True, resume: bool = True) -> Run:
-        """Train. Without `wait` the run continues in the background, and the `Run` is its future.
+        """Train. Without `wait` it trains in the background, and the `Run` is its future.
 
         A run of the same sweep that was interrupted or killed is resumed, unless `resume` is False.
         """
@@ -456,7 +456,7 @@ def launch(
     resume: bool = True,
     **options: Any,
 ) -> Run:
-    """Train all configurations of a search: `Sweep(dataset, search, model_fn, **options).launch(wait, ...)`."""
+    """Train all configurations of a search: `Sweep(dataset, search, model_fn, **options).launch(...)`."""
     known = [name for name, p in inspect.signature(Sweep).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for name in options:
         if name not in known:
