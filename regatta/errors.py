@@ -18,6 +18,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LEAST_SIMILARITY = 0.55  # of a name that is suggested, from 0 to 1
+SIMILARITY_GAP = 0.2  # names that are less similar than the best one by this much are not suggested
+
 
 class RegattaError(Exception):
     """What went wrong, where, and what to do: the base of every deliberate error."""
@@ -83,5 +86,6 @@ class NewerVersionError(CorruptError):
 def nearest(name: str, known: Iterable[str], count: int = 3) -> tuple[str, ...]:
     """The known names that are most similar to a misspelt one, best first."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    found = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.5)
-    return tuple(by_folded[match] for match in found)
+    found = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=LEAST_SIMILARITY)
+    similarity = {match: difflib.SequenceMatcher(None, match, name.casefold()).ratio() for match in found}
+    return tuple(by_folded[match] for match in found if similarity[match] > similarity[found[0]] - SIMILARITY_GAP)

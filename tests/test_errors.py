@@ -68,7 +68,11 @@ def test_data_and_extras_are_usage_errors() -> None:
     [
         ("acuracy", ["accuracy", "loss", "train_loss"], ("accuracy",)),
         ("ACCURACY", ["accuracy", "loss"], ("accuracy",)),
-        ("Loss", ["loss", "train_loss"], ("loss", "train_loss")),
+        ("Loss", ["loss", "train_loss"], ("loss",)),
+        ("loss", ["train_loss", "accuracy"], ("train_loss",)),
+        ("n_epochs", ["epochs", "repo", "numerics"], ("epochs",)),
+        ("--metrc", ["--metric", "--search", "--mode"], ("--metric",)),
+        ("train", ["tag", "run", "explain"], ()),
         ("zebra", ["accuracy", "loss"], ()),
         ("anything", [], ()),
         ("", ["loss"], ()),
