@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import ParamSpec
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError, nearest
+
+P = ParamSpec("P")
 
 
 def is_whole(value: object, least: int = 1) -> bool:
@@ -26,9 +30,36 @@ def is_number(value: object) -> bool:
         return False
 
 
-def check_argument(name: str, value: object, valid: bool, wanted: str) -> None:
+def type_name(value: object) -> str:
+    """The type of a value with its article: "a tuple", "an ndarray"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def check_argument(name: str, value: object, valid: bool, wanted: str, hint: str | None = None) -> None:
     if not valid:
-        raise UsageError(f"{name} is {value!r}; it must be {wanted}.")
+        shown = repr(value) if isinstance(value, Scalar) else type_name(value)  # arrays have long texts
+        raise UsageError(f"{name} is {shown}; it must be {wanted}.", hint=hint)
+
+
+def check_names(function: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise a UsageError if a function does not have an argument of one of these names."""
+    for name in names:
+        if name not in known:
+            hint = f"Its arguments are {', '.join(known)}."
+            raise UsageError(f"{function} has no argument {name!r}.", candidates=nearest(name, known), hint=hint)
+
+
+def refuses_unknown_names(init: Callable[P, None]) -> Callable[P, None]:
+    """An `__init__` that suggests the nearest names for an unknown one."""
+    known = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(*arguments: P.args, **named: P.kwargs) -> None:
+        check_names(init.__qualname__.partition(".")[0], named, known)
+        init(*arguments, **named)
+
+    return checked
 
 
 def check_signature(name: str, function: object, arguments: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
@@ -42,7 +73,11 @@ def check_signature(name: str, function: object, arguments: tuple[str, ...], opt
     try:
         signature.bind(*arguments, **{extra: None for extra in optional if extra in signature.parameters})
     except TypeError as error:
-        raise UsageError(f"{name} is called as {name}({', '.join(arguments)}), but {error}.") from error
+        parameters = [
+            parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()
+        ]
+        yours = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+        raise UsageError(f"Regatta calls {name}({', '.join(arguments)}); yours takes {yours}.") from error
 
 
 def check_solver_import(rule: str) -> None:

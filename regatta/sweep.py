@@ -22,7 +22,15 @@ from typing import Any, Literal
 import cloudpickle
 from blake3 import blake3
 
-from regatta.checks import check_argument, check_batch_size, check_signature, check_solver_import, is_whole
+from regatta.checks import (
+    check_argument,
+    check_batch_size,
+    check_names,
+    check_signature,
+    check_solver_import,
+    is_whole,
+    refuses_unknown_names,
+)
 from regatta.cluster import Cluster
 from regatta.code_identity import describe_code
 from regatta.configuration import Scalar, config_id, derive_seed
@@ -101,6 +109,7 @@ class Sweep:
     - `sinks` say where else results go: `["tensorboard", "mlflow", "csv:results.csv"]`, or objects of `regatta.sinks`.
     """
 
+    @refuses_unknown_names
     def __init__(
         self,
         dataset: Dataset,
@@ -128,8 +137,11 @@ class Sweep:
         numerics: Literal["exact", "fast"] = "exact",
         sinks: str | Sink | Iterable[str | Sink] = (),
     ) -> None:
-        check_argument("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset")
-        check_argument("search", search, hasattr(search, "hear"), "a search, such as regatta.search.grid(...)")
+        hint = "Make one: regatta.Dataset.from_arrays(x, y, partitions=4)"
+        check_argument("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset", hint)
+        kind = "grid" if isinstance(search, Mapping) else "configs"
+        hint = f"Pass it to regatta.search.{kind}(...)" if isinstance(search, Mapping | list) else None
+        check_argument("search", search, hasattr(search, "hear"), "a search, such as regatta.search.grid(...)", hint)
         check_argument("epochs", epochs, is_whole(epochs), "a whole number from 1")
         check_argument("seed", seed, isinstance(seed, int), "a whole number")
         check_argument(
@@ -457,12 +469,7 @@ def launch(
     **options: Any,
 ) -> Run:
     """Train all configurations of a search: `Sweep(dataset, search, model_fn, **options).launch(...)`."""
-    known = [name for name, p in inspect.signature(Sweep).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise UsageError(
-                f"launch has no argument {name!r}.", candidates=nearest(name, [*known, "wait", "progress", "resume"])
-            )
+    check_names("launch", options, [*inspect.signature(Sweep).parameters, "wait", "progress", "resume"])
     return Sweep(dataset, search, model_fn, **options).launch(wait, progress, resume)
 
 

@@ -79,7 +79,7 @@ class Nothing:
         return []
 
 
-def three(a: Any, b: Any) -> None: ...
+def two(a: Any, b: Any) -> None: ...
 
 
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
@@ -90,7 +90,9 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "batch_size '32'": ({"space": search.grid(batch_size=["32"])}, ("batch_size is '32'", "a whole number from 1")),
     "batch_size True": ({"space": search.grid(batch_size=[True])}, ("batch_size is True",)),
     "batch_size 2.5": ({"space": search.grid(batch_size=[2.5])}, ("batch_size is 2.5",)),
-    "a search that is none": ({"space": {"lr": [0.1]}}, ("search is {'lr': [0.1]}", "regatta.search.grid(...)")),
+    "a search that is none": ({"space": 3}, ("search is 3", "regatta.search.grid(...)")),
+    "a dict as search": ({"space": {"lr": [0.1]}}, ("search is a dict", "Pass it to regatta.search.grid(...)")),
+    "a list as search": ({"space": [{"lr": 0.1}]}, ("search is a list", "Pass it to regatta.search.configs(...)")),
     "epochs 0": ({"epochs": 0}, ("epochs is 0; it must be a whole number from 1",)),
     "epochs 1.5": ({"epochs": 1.5}, ("epochs is 1.5",)),
     "epochs True": ({"epochs": True}, ("epochs is True",)),
@@ -104,10 +106,10 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {"loss_fn": None, "framework": "torch"},
         ("Give either loss_fn or train_fn.", "loss_fn(model, batch, config)", 'framework="keras"'),
     ),
-    "a loss_fn of two arguments": ({"loss_fn": three}, ("loss_fn is called as loss_fn(model, batch, config)",)),
-    "a model_fn of two arguments": ({"model_fn": three}, ("model_fn is called as model_fn(config)", "'b'")),
-    "an eval_fn of two arguments": ({"eval_fn": three}, ("eval_fn is called as eval_fn(data, model, config)",)),
-    "an input_fn of two arguments": ({"input_fn": three}, ("input_fn is called as input_fn(path)",)),
+    "a loss_fn of two arguments": ({"loss_fn": two}, ("Regatta calls loss_fn(model, batch, config); yours ",)),
+    "a model_fn of two arguments": ({"model_fn": two}, ("Regatta calls model_fn(config); yours takes (a, b).",)),
+    "an eval_fn of two arguments": ({"eval_fn": two}, ("Regatta calls eval_fn(data, model, config)",)),
+    "an input_fn of two arguments": ({"input_fn": two}, ("Regatta calls input_fn(path)",)),
     "a loss_fn that is not a function": ({"loss_fn": 0.5}, ("loss_fn is 0.5, which cannot be called",)),
     "a name of two folders": ({"name": "../elsewhere"}, ("cannot be named '../elsewhere'", "letters, digits")),
     "an empty name": ({"name": ""}, ("cannot be named ''",)),
@@ -124,6 +126,25 @@ def test_a_wrong_sweep_is_refused(data: Dataset, tmp_path: Path, name: str) -> N
 
 def test_a_data_set_of_another_type_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, UsageError, ("dataset is 'digits'", "a regatta.Dataset"), lambda: launch("digits", tmp_path))  # type: ignore[arg-type]
+
+
+def test_arrays_instead_of_a_data_set_are_not_printed(tmp_path: Path) -> None:
+    arrays: Any = (np.zeros((100, 4)), np.zeros(100))
+    with pytest.raises(UsageError) as caught:
+        launch(arrays, tmp_path)
+    first = "dataset is a tuple; it must be a regatta.Dataset."
+    assert str(caught.value) == f"{first}\nMake one: regatta.Dataset.from_arrays(x, y, partitions=4)"
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [("n_epochs", "Did you mean epochs?"), ("space", "Its arguments are dataset, search, model_fn, loss_fn, ")],
+)
+def test_a_sweep_refuses_an_unknown_argument(data: Dataset, option: str, text: str) -> None:
+    unknown: dict[str, Any] = {option: 3}
+    with pytest.raises(UsageError, match=f"Sweep has no argument '{option}'") as caught:
+        Sweep(data, search.grid(batch_size=[5]), model_fn, **unknown)
+    assert text in str(caught.value)
 
 
 # -- data --------------------------------------------------------------------------------------------------

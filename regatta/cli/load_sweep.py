@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
+from regatta.checks import type_name
 from regatta.errors import RegattaError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -122,15 +123,12 @@ def _pick(names: Mapping[str, object], name: str, path: Path) -> Sweep:
         return found
     sweeps = [known for known, value in names.items() if isinstance(value, Sweep)]
     if name in names:
-        problem = f"{name!r} is a {type(found).__name__}, not a regatta.Sweep."
+        problem = f"{name!r} is {type_name(found)}, not a regatta.Sweep."
     else:
-        problem = f"There is no sweep named {name!r}."
-    raise UsageError(problem, place=str(path), hint=_hint(names, sweeps, path))
-
-
-def _hint(names: Mapping[str, object], sweeps: list[str], path: Path) -> str:
+        defined = [n for n, value in names.items() if not n.startswith("_") and not isinstance(value, ModuleType)]
+        problem = f"There is no sweep named {name!r}. The file defines {', '.join(defined) or 'nothing'}."
     if sweeps:
-        return "The file defines these sweeps; choose one: " + ", ".join(f"{path}:{name}" for name in sweeps)
-    defined = [n for n, value in names.items() if not n.startswith("_") and not isinstance(value, ModuleType)]
-    listed = f"The file defines {', '.join(defined)}, but no sweep." if defined else "The file defines nothing."
-    return f"{listed}\nAdd a line such as: sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn)"
+        hint = "The file defines these sweeps; choose one: " + ", ".join(f"{path}:{name}" for name in sweeps)
+    else:
+        hint = "Add a line such as: sweep = regatta.Sweep(data, space, model_fn, loss_fn=loss_fn)"
+    raise UsageError(problem, place=str(path), hint=hint)

@@ -181,7 +181,11 @@ def _describe_partitions(
 
 def _inspect_all(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:
     if isinstance(paths, str | os.PathLike):
-        raise UsageError(f"{what} is {str(paths)!r}; give a list of paths, one per partition.")
+        example = os.path.join(paths, "*.npz") if os.path.isdir(paths) else os.fspath(paths)
+        raise UsageError(
+            f"{what} is {str(paths)!r}; give a list of paths, one per partition.",
+            hint=f"For example: {what}=sorted(glob.glob({example!r}))",
+        )
     parts = tuple(inspect(path) for path in paths)
     if not parts and what == "train":
         raise DataError("There are no training partitions: the list of paths is empty.")

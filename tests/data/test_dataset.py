@@ -352,8 +352,10 @@ def test_invalid_lists_of_paths_are_refused(tmp_path: Path) -> None:
     path = savez(tmp_path / "a.npz")
     with pytest.raises(DataError, match="list of paths is empty"):
         Dataset.from_paths([])
-    with pytest.raises(UsageError, match="give a list of paths"):
+    with pytest.raises(UsageError, match=r"give a list of paths.*\n.*train=sorted\(glob.glob\(.*a.npz'\)\)"):
         Dataset.from_paths(str(path))
+    with pytest.raises(UsageError, match=r"sorted\(glob.glob\('.*/\*.npz'\)\)"):
+        Dataset.from_paths(str(tmp_path))
     with pytest.raises(DataError, match="more than once"):
         Dataset.from_paths([path, tmp_path / "." / "a.npz"])
     with pytest.raises(DataError, match="does not exist"):

@@ -436,7 +436,7 @@ def test_limits_are_whole_numbers(wrong: dict[str, Any], said: str) -> None:
 
 
 def test_a_transform_is_called_with_rows_and_their_seed(data: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"transform_fn is called as transform_fn\(batch, seed\)"):
+    with pytest.raises(UsageError, match=r"Regatta calls transform_fn\(batch, seed\)"):
         sweep(data, tmp_path, True, lambda batch: batch)
     with pytest.raises(UsageError, match="transform_fn is 3, which cannot be called"):
         sweep(data, tmp_path, True, 3)
