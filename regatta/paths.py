@@ -84,6 +84,9 @@ def store_beside(run: Path) -> Path:
     return run.absolute().parent.parent / STORE
 
 
+NO_REPOSITORY_HINT = "Go to your project's folder, or use --repo. `regatta init` makes one, and so does `regatta demo`."
+
+
 def find_repository(start: str | Path | None = None) -> Path | None:
     """The `.regatta` of this folder or of the nearest one above it."""
     here = Path(os.path.abspath(start if start is not None else Path.cwd()))
@@ -96,7 +99,7 @@ def repository(path: str | Path | None = None) -> Path:
     if folder is None or not folder.is_dir():
         raise NotFoundError(
             f"There is no repository {'here or above' if path is None else f'at {path}'}.",
-            hint="The first run makes one: `regatta demo`, or regatta.launch(...).",
+            hint=NO_REPOSITORY_HINT,
         )
     return folder
 

@@ -187,6 +187,7 @@ class Run:
                 if found
                 else f"Run {self.name} has no configuration {config!r}.",
                 candidates=nearest(wanted, self.record.configs),
+                hint=f"`regatta show {self.name}` lists them.",
             )
         return found[0]
 

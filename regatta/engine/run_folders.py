@@ -27,7 +27,8 @@ def new_folder(runs: Path, name: str | None, stem: str) -> Path:
             raise ConflictError(
                 f"There is a run named {name!r} already.",
                 place=str(runs),
-                hint=f"Choose another name, or none. If it was interrupted, `regatta resume {name}` continues it.",
+                hint=f"Choose another name, or none. If it was interrupted, resume it: regatta resume {name}\n"
+                f"To train it again under this name, delete its folder: {runs / name}",
             ) from None
         return runs / name
     numbers = [int(entry.name.rpartition("-")[2]) for entry in os.scandir(runs) if re.search(r"-\d+$", entry.name)]

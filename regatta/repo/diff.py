@@ -132,7 +132,7 @@ class Diff:
 def compare(repo: Repo, references: Sequence[str | Version], exact: bool = False) -> Diff:
     """Compare two or more versions, or snapshots of them, with the first."""
     if len(references) < 2:
-        raise UsageError(f"It takes two versions to differ, and {len(references)} are given.")
+        raise UsageError("Give two versions or more, such as: regatta diff A B")
     resolved = [resolve_reference(repo, reference) for reference in references]
     versions = [each.version for each in resolved]
     labels = [each.label for each in resolved]

@@ -27,6 +27,7 @@ from regatta.paths import (
     FOLDER,
     INDEX,
     JOURNAL,
+    NO_REPOSITORY_HINT,
     RUNS,
     STORE,
     find_repository,
@@ -77,9 +78,7 @@ class Repo:
         start = Path(os.path.abspath(path if path is not None else Path.cwd()))
         folder = start if _is_repository(start) else find_repository(start)
         if folder is None:
-            raise NotFoundError(
-                "There is no repository here or above.", place=str(start), hint="`regatta init` makes one."
-            )
+            raise NotFoundError("There is no repository here or above.", place=str(start), hint=NO_REPOSITORY_HINT)
         if read_only or not os.access(folder, os.W_OK | os.X_OK):
             if not (folder / CATALOG).is_file():
                 raise NotFoundError("The repository has no versions, and is not writable.", place=str(folder))

@@ -216,7 +216,7 @@ def test_values_are_compared_as_json_has_them() -> None:
 
 
 def test_diff_needs_two_versions(repo: Repo) -> None:
-    with pytest.raises(UsageError, match="takes two"):
+    with pytest.raises(UsageError, match="Give two versions or more"):
         repo.diff("m")
     with pytest.raises(NotFoundError):
         repo.diff("m", "n")

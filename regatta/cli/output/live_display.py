@@ -179,7 +179,7 @@ def closing(record: RunRecord) -> Text:
     if record.error:
         text += f": {record.error.strip().splitlines()[0]}"
     if record.status == "interrupted":
-        text += f"; finished work is kept, and `{command()} resume {record.name}` continues it"
+        text += f"; finished work is kept; to resume: {command()} resume {record.name}"
     return Text(text, style={"done": "green", "interrupted": "yellow"}.get(record.status, "red"))
 
 

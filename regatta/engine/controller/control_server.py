@@ -137,9 +137,8 @@ def ask(folder: Path, verb: str, config: str, **arguments: Any) -> dict[str, Any
     answer = read_answer(folder, request_id)
     if answer is not None:
         return answer
-    live = is_live(folder)
-    why = "is getting ready" if live else f"is not being trained now; `regatta resume {folder.name}` goes on with it"
-    return {"done": False, "waits": True, "text": f"This waits: run {folder.name} {why}"}
+    when = "starts to train" if is_live(folder) else f"is resumed: regatta resume {folder.name}"
+    return {"done": False, "waits": True, "text": f"Saved. It will be done when the run {when}"}
 
 
 def count_waiting(folder: Path) -> int:
@@ -165,5 +164,5 @@ def read_address(folder: Path) -> dict[str, Any]:
 
 
 def _no_controller(folder: Path) -> NotFoundError:
-    hint = f"`regatta resume {folder.name}` goes on with it."
-    return NotFoundError(f"No controller of run {folder.name} is at work on this machine.", hint=hint)
+    hint = f"Resume it: regatta resume {folder.name}"
+    return NotFoundError(f"Run {folder.name} is not running on this machine.", hint=hint)

@@ -76,6 +76,7 @@ def find_config(record: RunRecord, prefix: object) -> ConfigRecord:
         raise NotFoundError(
             f"Run {record.name} has {what} whose id starts with {prefix!r}.",
             candidates=nearest(str(prefix), record.configs),
+            hint=f"`regatta show {record.name}` lists them.",
         )
     return found[0]
 
@@ -84,7 +85,7 @@ def check_request(request: UserRequest, record: RunRecord, ending: bool) -> tupl
     """The request with everything that doing it takes, and the answer: done, or why it cannot be done."""
     try:
         if ending:
-            raise UsageError("The run is coming to a halt.", hint="Ask again once it goes on.")
+            raise UsageError("The run is coming to a halt.", hint="Ask again once it is resumed.")
         if request.get("verb") not in VERBS:
             raise UsageError(f"There is no request {request.get('verb')!r}; there are {', '.join(VERBS)}.")
         config = find_config(record, request.get("config"))
@@ -105,14 +106,14 @@ def _check_stop(request: UserRequest, config: ConfigRecord, record: RunRecord) -
 def _check_resume(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:
     if config.status != "stopped":
         raise UsageError(f"{config.id} was not stopped; it is {config.status}.")
-    return {"epochs": config.epochs}, f"{config.id} goes on to epoch {config.epochs}"
+    return {"epochs": config.epochs}, f"{config.id} resumes, up to epoch {config.epochs}"
 
 
 def _check_extend(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:
     if config.status == "failed":
         raise UsageError(f"{config.id} failed: {config.error}", hint="Clone it with other values.")
     epochs = config.epochs + _check_epochs(request)
-    return {"epochs": epochs}, f"{config.id} goes on to epoch {epochs}"
+    return {"epochs": epochs}, f"{config.id} trains up to epoch {epochs}"
 
 
 def _check_clone(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:

@@ -135,7 +135,7 @@ class Runner:
         if history:
             self._run_log.write("resume", pid=os.getpid())
             done, all_units = self.record.progress()
-            text = f"Going on with {self.record.name}: {done} of {all_units} training units count already."
+            text = f"Resuming {self.record.name}: {done} of {all_units} units are done."
             self._run_log.note("info", text)
         for trial in self._trials:
             self._run_log.declare(trial)

@@ -121,7 +121,7 @@ class DiskPause:
             self._pauses += 1
             if self._pauses > MAX_PAUSES:  # the disk says that it has room, and then has none
                 raise DiskError(error)
-            text = f"Paused, and going on by itself once the disk takes {self.state_bytes} bytes: {error}"
+            text = f"Paused; training resumes by itself once the disk takes {self.state_bytes} bytes: {error}"
             self._show("warning", text)
 
     def on_state_written(self) -> None:

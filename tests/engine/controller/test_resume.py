@@ -111,7 +111,7 @@ def test_launching_the_same_sweep_again_resumes_it(tmp_path: Path, undisturbed: 
     assert {c.status for c in interrupted.record.configs.values()} <= {"interrupted", "done"}
     again = plain_sweep(tmp_path, name=None).launch(progress=False)
     assert again.name == interrupted.name
-    assert any("Going on with" in text for _, text in again.record.notes)
+    assert any("Resuming " in text for _, text in again.record.notes)
     assert hashes(again) == hashes(undisturbed)
     check_counted_once(again)
     assert len(again.record.sessions) == 2

@@ -48,7 +48,7 @@ def _add_clone(parser: argparse.ArgumentParser) -> None:
 stop = Control(
     "stop",
     "stop a configuration of a run",
-    "Stop a configuration after its current unit. `regatta resume RUN CONFIG` continues it.",
+    "Stop a configuration after its current unit. To resume it: regatta resume RUN CONFIG",
     lambda parser: None,
     lambda chosen, args: chosen.stop(args.config),
 )

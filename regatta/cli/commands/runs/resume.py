@@ -1,4 +1,4 @@
-"""`regatta resume RUN [CONFIG]`: continues an interrupted run, or a configuration that was stopped."""
+"""`regatta resume RUN [CONFIG]`: resumes an interrupted run, or a configuration that was stopped."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from regatta.cli.arguments import add_repo_and_json, add_run, chosen_run
 from regatta.cli.commands.runs.control import print_answer
 from regatta.cli.commands.runs.run import conclude
 
-NAME, HELP = "resume", "continue a run that was interrupted or killed"
+NAME, HELP = "resume", "resume a run that was interrupted or killed"
 DESCRIPTION = (
-    "Continue a run where it was interrupted, with the requests since then. Finished units are not "
-    "trained again. With CONFIG: continue that configuration, which was stopped, wherever the run is in training."
+    "Resume a run where it was interrupted, with the requests since then. Finished units are not trained "
+    "again. With CONFIG: resume that configuration, which was stopped, in whichever process the run is trained."
 )
 
 
