@@ -137,8 +137,8 @@ class Sweep:
         numerics: Literal["exact", "fast"] = "exact",
         sinks: str | Sink | Iterable[str | Sink] = (),
     ) -> None:
-        hint = "Make one: regatta.Dataset.from_arrays(x, y, partitions=4)"
-        check_argument("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset", hint)
+        remedy = "Make one: regatta.Dataset.from_arrays(x, y, partitions=4)"
+        check_argument("dataset", dataset, isinstance(dataset, Dataset), "a regatta.Dataset", remedy)
         kind = "grid" if isinstance(search, Mapping) else "configs"
         hint = f"Pass it to regatta.search.{kind}(...)" if isinstance(search, Mapping | list) else None
         check_argument("search", search, hasattr(search, "hear"), "a search, such as regatta.search.grid(...)", hint)
