@@ -11,6 +11,7 @@ from typing import ParamSpec
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError, nearest
+from regatta.format import type_name
 
 P = ParamSpec("P")
 
@@ -28,12 +29,6 @@ def is_number(value: object) -> bool:
         return math.isfinite(value)
     except OverflowError:  # a whole number beyond the range of floats
         return False
-
-
-def type_name(value: object) -> str:
-    """The type of a value with its article: "a tuple", "an ndarray"."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def check_argument(name: str, value: object, valid: bool, wanted: str, hint: str | None = None) -> None:

@@ -53,6 +53,12 @@ def scalar(value: object) -> str:
     return str(value)
 
 
+def type_name(value: object) -> str:
+    """The type of a value with its article: "a tuple", "an ndarray"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
 def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole > 0 else "-"
 

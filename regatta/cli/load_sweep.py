@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
-from regatta.checks import type_name
 from regatta.errors import RegattaError, UsageError, nearest
+from regatta.format import type_name
 
 if TYPE_CHECKING:
     from regatta.sweep import Sweep
