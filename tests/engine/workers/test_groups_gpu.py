@@ -3,7 +3,7 @@
 NCCL refuses two processes with one GPU unless it takes them to be on two machines, which a name of its own for each
 process's machine makes it do; they then exchange through sockets.
 
-Needs PyTorch, NumPy and what regatta imports: `PYTHONPATH=tests pytest --noconftest -m gpu tests/engine`.
+Needs PyTorch, NumPy and what regatta imports: `pytest --noconftest -m gpu tests/engine`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import nn
 from regatta import Cluster, Dataset, Run, Sweep, search
 from regatta.engine import archiver
 from regatta.engine.messages import Task, TaskDone, WorkerReady
-from regatta.engine.workers import open_pool
+from regatta.engine.workers import fork_client, open_pool
 from regatta.engine.workers.groups import _WorkerGroup
 from regatta.journal.journal_file import read_journal
 
@@ -41,11 +41,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture(autouse=True)
 def two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NCCL sees it; groups would choose gloo by themselves."""
+    """As NCCL sees it; groups would choose gloo by themselves. Forked workers would all have one name."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(APART)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(fork_client, "is_supported", lambda: False)
     monkeypatch.setattr(_WorkerGroup, "backend", lambda self: "nccl")
     monkeypatch.setattr(archiver, "MAX_START_ATTEMPTS", 0)
 
