@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -37,9 +38,10 @@ def write(text: str) -> None:
 
 
 def write_json(**content: Any) -> None:
-    """Print a document of the current version; NaN and infinity become null."""
+    """Print a document of the current version; NaN and infinity become null. Lists of numbers are on one line."""
     document = {"version": JSON_VERSION, **{key: json_value(value) for key, value in content.items()}}
-    print(json.dumps(document, indent=2, allow_nan=False))
+    text = json.dumps(document, indent=2, allow_nan=False)
+    print(re.sub(r'(?<=\[)\n\s+([^\[\]{}"]+?)\n\s+(?=\])', lambda numbers: " ".join(numbers[1].split()), text))
 
 
 def write_file(path: Path, text: str, suffixes: tuple[str, ...] = (".html", ".htm")) -> str:
