@@ -344,4 +344,4 @@ def list_runs(repo: str | Path | None = None) -> list[RunRecord]:
             header = {"metric": "-", "mode": "min", "dataset": {"train": [], "eval": []}}
             failed = RunRecord(path.parent.name, header, "failed", str(error), started=path.stat().st_mtime)
             records.append(failed)
-    return records
+    return sorted(records, key=lambda record: record.started)

@@ -362,6 +362,9 @@ def test_runs_without_a_name_are_numbered(data: Dataset, tmp_path: Path) -> None
     names = [launch(data, tmp_path, small).name for _ in range(2)]
     assert names == ["small-1", "small-2"]
     assert [record.name for record in list_runs(tmp_path)] == names
+    with open(tmp_path / "runs" / "small-1" / "journal.jsonl", "ab"):
+        os.utime(tmp_path / "runs" / "small-1" / "journal.jsonl")  # it was changed later, as by `regatta resume`
+    assert [record.name for record in list_runs(tmp_path)] == names
 
 
 def test_the_best_is_an_epoch_of_a_configuration(run: Run) -> None:
