@@ -376,8 +376,12 @@ class Sweep:
 
     def _commit_versions(self, run: Run) -> None:
         """Every configuration becomes a version. If that fails, the run is still complete."""
-        seconds = self._seconds_for_networks(run)
-        reason = run.leave_versions(self.networks(run.record, seconds) if seconds else None)
+        try:
+            seconds = self._seconds_for_networks(run)
+            networks = self.networks(run.record, seconds) if seconds else None
+        except Exception:  # noqa: BLE001 (the functions of a resumed run may only load in its workers)
+            networks = None
+        reason = run.leave_versions(networks)
         if reason is not None:
             from regatta.cli import ui
 
@@ -396,11 +400,11 @@ class Sweep:
         return outlines(self.recipe.model_fn, configs, seconds=seconds, example=example)
 
     def _seconds_for_networks(self, run: Run) -> float:
-        """How long reading networks may take when a run ends; 0 where the functions are not loaded.
+        """How long reading networks may take when a run ends.
 
         The first optimizer in a process makes PyTorch load its compiler, which takes seconds. Only long runs wait.
         """
-        if isinstance(self._recipe, bytes) or not run.record.units or not (run.folder / JOURNAL).exists():
+        if not run.record.units or not (run.folder / JOURNAL).exists():
             return 0.0
         share = NETWORKS_SHARE * run.record.resources().wall
         if "torch._dynamo" in sys.modules:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch._dynamo
 from fake_run import FakeRun
-from recipes import plain_fn, plain_loss, small_data
+from recipes import loss_fn, model_fn, plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Run, Sweep, open_run, search
 from regatta.errors import NotFoundError
@@ -110,6 +112,29 @@ def test_a_version_of_a_run_has_its_values_metrics_and_status(copied: Run) -> No
         )
         best = repo.best(copied.record.metric, copied.record.mode, run="pbt")  # type: ignore[arg-type]
         assert best is not None and copied.best is not None and best.config == copied.best["config"]
+
+
+def test_a_run_is_not_a_version(copied: Run) -> None:
+    with Repo.open(copied.folder.parents[1]) as repo:
+        commit_run(repo, copied.folder)
+        assert copied.best is not None
+        with pytest.raises(NotFoundError, match="'pbt' is a run, not a version") as caught:
+            repo.version("pbt")
+        assert f"Its best version is {copied.best['version']};" in str(caught.value)
+        assert not caught.value.candidates
+
+
+def test_a_resumed_run_records_its_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = search.grid(lr=[0.01], batch_size=[9])
+    options = {"cluster": Cluster.inline(1), "repo": tmp_path, "name": "torch"}
+    with monkeypatch.context() as early:
+        early.setattr(Sweep, "_seconds_for_networks", lambda sweep, run: 0.0)
+        run = Sweep(small_data(tmp_path / "data"), space, model_fn, loss_fn=loss_fn, **options).launch(progress=False)
+    run.extend(next(iter(run.record.configs)), 1)
+    monkeypatch.setitem(sys.modules, "torch._dynamo", torch._dynamo)  # as after minutes of training
+    open_run("torch", tmp_path).go_on(progress=False)
+    with Repo.open(tmp_path) as repo:
+        assert all(version.network is not None for version in repo.versions())
 
 
 def test_committing_again_adds_only_what_is_new(copied: Run) -> None:

@@ -345,6 +345,14 @@ class Catalog(Database):
                 raise self._translate(error) from error
 
     def _unknown(self, reference: object) -> NotFoundError:
+        runs = self._all("SELECT series, metric, mode FROM run WHERE name = ? ORDER BY started DESC LIMIT 1", reference)
+        if runs:
+            series, metric, mode = runs[0]
+            best = self.versions(Filters(run=series, metric=metric, mode=mode, order="best", limit=1))
+            hint = f"Its best version is {best[0].reference}" if best else "None of its models has finished an epoch"
+            return NotFoundError(
+                f"{reference!r:.200} is a run, not a version.", hint=f"{hint}; list all: regatta list --run {reference}"
+            )
         known = [*self.names(), *(tag.name for tag in self.tags())]
         return NotFoundError(
             f"There is no version {reference!r:.200}.",
