@@ -49,9 +49,11 @@ def add_repo_and_json(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def add_version(parser: argparse.ArgumentParser, name: str = "version", optional: bool = False) -> None:
-    text = "a tag, a name (its newest version), name@number, or the beginning of an id"
-    parser.add_argument(name, metavar=name.upper(), nargs="?" if optional else None, help=text)
+VERSION_HELP = "a tag, a name (its newest version), name@number, or the beginning of an id"
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", metavar="VERSION", help=f"{VERSION_HELP}; VERSION:EPOCH for a snapshot")
 
 
 def opened_repo(args: argparse.Namespace) -> Repo:

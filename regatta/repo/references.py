@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from regatta.errors import NotFoundError
 from regatta.repo.catalog.records import SnapshotRecord, Version
-from regatta.repo.repo import Repo
 from regatta.repo.snapshots import choose_snapshot
+
+if TYPE_CHECKING:
+    from regatta.repo.repo import Repo
 
 _SNAPSHOT = re.compile(r"(.+):(-?[0-9]{1,15}|[0-9a-f]{4,64})", re.DOTALL | re.IGNORECASE)
 
@@ -38,16 +41,22 @@ class ResolvedReference:
         return self.snapshot.epoch if self.chosen and self.snapshot is not None else None
 
 
-def resolve_reference(repo: Repo, reference: str | Version, snapshot: int | str | None = None) -> ResolvedReference:
-    """The version of a reference, and its snapshot: `snapshot`, or the one that the reference names, or the last."""
+def split_reference(
+    repo: Repo, reference: str | Version, snapshot: int | str | None = None
+) -> tuple[Version, int | str | None]:
+    """The version of a reference, and the snapshot to choose: `snapshot`, the one that the reference names, or None."""
     try:
-        version = repo.resolve(reference)
+        return repo.resolve(reference), snapshot
     except NotFoundError:
         match = _SNAPSHOT.fullmatch(reference) if isinstance(reference, str) and snapshot is None else None
         if match is None:
             raise
-        version, moment = repo.version(match[1]), match[2]
-        snapshot = int(moment) if re.fullmatch(r"-?[0-9]{1,15}", moment) else moment
+        return repo.version(match[1]), int(match[2]) if re.fullmatch(r"-?[0-9]{1,15}", match[2]) else match[2]
+
+
+def resolve_reference(repo: Repo, reference: str | Version, snapshot: int | str | None = None) -> ResolvedReference:
+    """The version of a reference, and its snapshot: `snapshot`, or the one that the reference names, or the last."""
+    version, snapshot = split_reference(repo, reference, snapshot)
     if not version.snapshots and snapshot is None:
         return ResolvedReference(version, None)
     return ResolvedReference(version, choose_snapshot(repo, version, snapshot), snapshot is not None)

@@ -6,7 +6,7 @@
     runs/            runs of sweeps; commit_run.py makes versions of them
 
 Each method delegates to the module of its verb. Methods take a version, or a reference to one: a tag, a name (its
-newest version), name@number, or the beginning of an id.
+newest version), name@number, or the beginning of an id. Where weights are read, `name@3:7` means after epoch 7.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from regatta.repo.catalog.names import check_name
 from regatta.repo.catalog.queries import Filters
 from regatta.repo.catalog.records import Description, Link, MetricPoint, Records, SnapshotRecord, Tag, Version, Versions
 from regatta.repo.file_store import FileEntry, FileFolder, Files
+from regatta.repo.references import resolve_reference, split_reference
 from regatta.repo.snapshots import choose_snapshot, weights_of
 
 if TYPE_CHECKING:
@@ -157,7 +158,8 @@ class Repo:
         """Start a new model from a version: its network, weights, hyperparameters and files, but not its history."""
         from regatta.repo.commit import copy
 
-        return copy(self, self.resolve(reference), name, message=message, snapshot=snapshot)
+        version, snapshot = split_reference(self, reference, snapshot)
+        return copy(self, version, name, message=message, snapshot=snapshot)
 
     def tag(self, reference: str | Version, name: str, *, move: bool = False) -> Tag:
         """Tag a version. With `move`, a tag that another version has is moved to this one."""
@@ -261,7 +263,7 @@ class Repo:
         `snapshot` is an epoch, a position if no snapshot has an epoch, or the beginning of an id. The default is the
         last snapshot.
         """
-        version = self.resolve(reference)
+        version, snapshot = split_reference(self, reference, snapshot)
         return weights_of(self, version, choose_snapshot(self, version, snapshot))
 
     def load(
@@ -288,7 +290,6 @@ class Repo:
         Only the leading planes are read, unless `exact`. Histograms are exact either way; means and norms have bounds.
         """
         from regatta.repo.inspect.parameters import distributions
-        from regatta.repo.references import resolve_reference
 
         found = resolve_reference(self, reference, snapshot)
         if found.snapshot is None:
@@ -331,7 +332,7 @@ class Repo:
         """
         from regatta.repo.evaluate import evaluate
 
-        version = self.resolve(reference)
+        version, snapshot = split_reference(self, reference, snapshot)
         return evaluate(self, version, x, y, precision=precision, top_k=top_k, snapshot=snapshot, budget=budget)
 
     def checkout(
@@ -343,7 +344,8 @@ class Repo:
         """
         from regatta.repo.checkout import check_out
 
-        return check_out(self, self.resolve(reference), Path(os.path.abspath(path)), snapshot, overwrite)
+        version, snapshot = split_reference(self, reference, snapshot)
+        return check_out(self, version, Path(os.path.abspath(path)), snapshot, overwrite)
 
     # Maintenance
 

@@ -97,6 +97,19 @@ def test_a_fallback_is_reported(here: Any, capsys: pytest.CaptureFixture[str]) -
     assert "All weights were read: layer '0' (PRELU)" in capsys.readouterr().err.replace('"', "'")
 
 
+def test_eval_takes_a_version_after_an_epoch(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert document(capsys, "model@1:1", "--data", "x.npy")["labels"] == here.tolist()
+    assert main(["eval", "model:7", "--data", "x.npy"]) == 3
+    assert "has no snapshot 7" in capsys.readouterr().err
+
+
+def test_lists_of_numbers_are_on_one_line(here: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "model", "--data", "x.npy", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert f'"labels": {here.tolist()},\n' in out
+    assert len(out.splitlines()) < 60
+
+
 def test_labels_are_written_to_a_file(here: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "model", "--data", "x.npy", "--labels", str(tmp_path / "labels.npy")]) == 0
     assert np.load(tmp_path / "labels.npy").tolist() == here.tolist()

@@ -256,6 +256,15 @@ def test_checkout_writes_a_whole_version_as_a_folder(versions: Path, shell: Shel
     assert "has no snapshot 7" in shell("checkout", "tuned", "other", "--snapshot", "7", code=3)
 
 
+def test_checkout_and_copy_take_a_version_after_an_epoch(versions: Path, shell: Shell) -> None:
+    assert shell.json("checkout", "tuned@1:2", "out.npz")["reference"] == "tuned@1"
+    assert shell.json("copy", "tuned:2", "half")["base"] == "tuned@1"
+    assert "has no snapshot 7" in shell("checkout", "tuned:7", "other", code=3)
+    with Repo.open() as repo, np.load("out.npz") as written:
+        assert written["fc.weight"][0, 0] == repo.load("half")["fc.weight"][0, 0] == 2
+        assert repo.load("tuned:2")["fc.weight"][0, 0] == 2
+
+
 def test_a_checked_out_copy_can_be_committed_as_the_next_version(versions: Path, shell: Shell) -> None:
     document = shell.json("copy", "tuned", "deeper", "--out", "work")
     assert document["base"] == "tuned@1" and document["copied"]["hyperparameters"]["lr"] == 0.01

@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from regatta.repo.references import split_reference
+
     with opened_repo(args) as repo:
-        version = repo.version(args.version)
-        snapshot = wanted_snapshot(args.snapshot)
+        version, snapshot = split_reference(repo, args.version, wanted_snapshot(args.snapshot))
         try:
             path = repo.checkout(version, args.path, snapshot=snapshot, overwrite=args.force)
         except ConflictError as error:

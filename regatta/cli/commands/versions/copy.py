@@ -27,10 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.output.version_tables import version_entry
+    from regatta.repo.references import split_reference
 
     with opened_repo(args) as repo:
-        base = repo.version(args.version)
-        made = repo.copy(base, args.name, message=args.message, snapshot=wanted_snapshot(args.snapshot))
+        base, snapshot = split_reference(repo, args.version, wanted_snapshot(args.snapshot))
+        made = repo.copy(base, args.name, message=args.message, snapshot=snapshot)
         out = repo.checkout(made, args.out) if args.out is not None else None
     if args.json:
         ui.write_json(copied=version_entry(made), base=base.reference, path=out)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import add_repo_and_json, opened_repo
+from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
 from regatta.errors import DataError, NotFoundError, UsageError
 
 NAME, HELP = "desc", "describe a version: network, parameters, metrics, weight distributions"
@@ -15,7 +15,7 @@ DESCRIPTION = "Describe a version. Only the leading bytes of weights are read; h
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("version", metavar="VERSION", help="name, name@number, tag or id; VERSION:EPOCH for a snapshot")
+    add_version(parser)
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="write a page with histograms, curves and the network"
     )

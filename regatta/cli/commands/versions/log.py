@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from regatta.cli import ui
-from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
+from regatta.cli.arguments import VERSION_HELP, add_repo_and_json, opened_repo
 
 if TYPE_CHECKING:
     from regatta.repo import Repo, Versions
@@ -16,7 +16,7 @@ DESCRIPTION = "Show a version and its ancestors, newest first. Without VERSION: 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_version(parser, optional=True)
+    parser.add_argument("version", metavar="VERSION", nargs="?", help=VERSION_HELP)
     parser.add_argument("-n", "--last", metavar="N", type=int, help="at most N versions")
     parser.add_argument("--oneline", action="store_true", help="one line for each version")
     add_repo_and_json(parser)
