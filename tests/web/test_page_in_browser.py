@@ -66,7 +66,7 @@ def test_everything_is_drawn(seen: dict[str, Any]) -> None:
 def test_hovering_describes_a_unit_and_highlights_its_model(seen: dict[str, Any]) -> None:
     hovered = seen["hovered"]
     assert not hovered["hidden"]
-    assert "pilot" in hovered["tip"]
+    assert "profiling" in hovered["tip"]
     assert "hidden32" in hovered["tip"]
     assert hovered["lit"][0] in hovered["tip"]
     assert hovered["dim"] == 7
@@ -75,7 +75,7 @@ def test_hovering_describes_a_unit_and_highlights_its_model(seen: dict[str, Any]
 
 def test_keys_move_from_unit_to_unit(seen: dict[str, Any]) -> None:
     first, second, below = seen["walked"]
-    assert "pilot" in first and "worker w0" in first
+    assert "profiling" in first and "worker w0" in first
     assert "training" in second and "epoch 1" in second and "worker w0" in second
     assert "worker w1" in below
     assert seen["escaped"]

@@ -151,7 +151,8 @@ def announcement(record: RunRecord, line: dict[str, Any]) -> Text | None:
     event = line["event"]
     if event == "failed":
         lines = str(line["error"]).strip().splitlines()
-        return Text(f"failed: {line['config']}: {lines[-1] if lines else 'no message'}", style="red")
+        more = f"see: {command()} show {record.name} {line['config']}"
+        return Text(f"failed: {line['config']}: {lines[-1] if lines else 'no message'}; {more}", style="red")
     if event == "note":
         return Text(f"{line['level']}: {line['text']}", style=STYLES.get(line["level"], ""))
     if event == "worker" and line["state"] == "down" and line.get("reason"):
@@ -164,11 +165,11 @@ def announcement(record: RunRecord, line: dict[str, Any]) -> Text | None:
 
 
 def closing(record: RunRecord) -> Text:
-    """The last line: how the run ended, and its best configuration."""
+    """The last line: how the run ended, and its best configuration. An error is raised, so it is not in the line."""
     text = f"{record.name}: {record.status}"
     if record.units:
-        used = record.resources()
-        text += f", {fmt.count(used.units, 'unit')} in {fmt.seconds(used.wall)}"
+        trained = sum(unit.kind == "train" for unit in record.units)
+        text += f", {fmt.count(trained, 'unit')} in {fmt.seconds(record.resources().wall)}"
     ranked = record.leaderboard() if record.header else []
     best = ranked[0].best(record.metric, record.mode) if ranked else None
     if best:
@@ -176,8 +177,6 @@ def closing(record: RunRecord) -> Text:
     failed = sum(config.status == "failed" for config in record.configs.values())
     if failed:
         text += f", {fmt.count(failed, 'configuration')} failed"
-    if record.error:
-        text += f": {record.error.strip().splitlines()[0]}"
     if record.status == "interrupted":
         text += f"; finished work is kept; to resume: {command()} resume {record.name}"
     return Text(text, style={"done": "green", "interrupted": "yellow"}.get(record.status, "red"))

@@ -73,21 +73,21 @@ def resources(record: RunRecord) -> Table:
     workers = record.most_workers() or len({unit.worker for unit in record.units})
     units = Counter(unit.kind for unit in record.units)
     each = f", {fmt.size(used.bytes_hopped / used.hops)} each" if used.hops else ""
-    hops = f"{fmt.count(used.hops, 'hop')}, {fmt.size(used.bytes_hopped)}{each}"
-    journal = f"to write states, and records to a journal of {fmt.size(used.journal_bytes)}"
+    hops = f"part of the above: {fmt.count(used.hops, 'hop')}, {fmt.size(used.bytes_hopped)}{each}"
+    journal = f"after units, until states and records are on the disk; the journal has {fmt.size(used.journal_bytes)}"
     parts = [
         ("training", used.train, fmt.count(units["train"], "unit")),
-        ("evaluation", used.eval, fmt.count(units["eval"], "unit")),
-        ("pilot", used.pilot, "to estimate unit times"),
+        ("evaluation", used.eval, fmt.count(units["eval"], "evaluation")),
+        ("profiling", used.pilot, "a few batches, to estimate times"),
         ("idle", used.idle, ""),
-        ("in units: hops", used.hop, hops),
-        ("in units: saving", used.save, ""),
-        ("in units: loading", used.load, "data, once per worker"),
+        ("hops", used.hop, hops),
+        ("saving", used.save, "part of the above: states"),
+        ("loading", used.load, "part of the above: data, once per worker"),
     ]
     rows: list[list[Cell]] = [["wall", fmt.seconds(used.wall), "", fmt.count(workers, "worker")]]
     for name, spent, remark in parts:
         rows.append([name, fmt.seconds(spent), fmt.share(spent, used.workers), remark])
-    rows.append(["until units count", fmt.seconds(used.journal), "", journal])
+    rows.append(["journal", fmt.seconds(used.journal), "", journal])
     return Table([left("resources"), right("time"), right("of workers"), left("")], rows)
 
 
@@ -168,7 +168,7 @@ def _run_row(record: RunRecord) -> list[Cell]:
         datetime.fromtimestamp(record.started).strftime("%Y-%m-%d %H:%M"),
         status_cell(record.status),
         str(len(record.configs)),
-        str(len(record.units)),
+        str(sum(unit.kind == "train" for unit in record.units)),
         fmt.seconds(record.resources().wall),
         fmt.metric(best[1] if best else None),
         record.metric,

@@ -70,8 +70,10 @@ def test_a_run_continues_when_its_output_is_closed(terminal: bool, monkeypatch: 
 def test_without_a_terminal_start_failures_and_end_are_printed() -> None:
     said = lines_of(FakeRun(fails=(3,)))
     assert said[:2] == ["made: starting", "made: 8 configurations, 4 partitions, 3 epochs on 2 workers"]
-    assert any(line.startswith("failed: ") and line.endswith("ValueError: bad luck") for line in said)
-    assert said[-1].startswith("made: done, ")
+    (failed,) = (line for line in said if line.startswith("failed: "))
+    config = failed.split()[1].rstrip(":")
+    assert failed.endswith(f"ValueError: bad luck; see: regatta show made {config}")
+    assert said[-1].startswith("made: done, 88 units in ")  # those of training, as `show` counts them
     assert said[-1].endswith("1 configuration failed")
 
 

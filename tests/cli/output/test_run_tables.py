@@ -77,9 +77,9 @@ def test_resources_add_up(made: RunRecord) -> None:
     table = run_tables.resources(made)
     by_name = {words(row[0]): [words(cell) for cell in row[1:]] for row in table.rows}
     assert by_name["wall"][2] == "2 workers"
-    shares = [by_name[name][1] for name in ("training", "evaluation", "pilot", "idle")]
+    shares = [by_name[name][1] for name in ("training", "evaluation", "profiling", "idle")]
     assert sum(int(share.rstrip("%")) for share in shares) == pytest.approx(100, abs=2)
-    assert by_name["in units: hops"][2] == "88 hops, 1.8 MB, 20 kB each"
+    assert by_name["hops"][2] == "part of the above: 88 hops, 1.8 MB, 20 kB each"
 
 
 def test_tables_in_a_pipe_are_complete_and_have_no_colour(made: RunRecord, capsys: pytest.CaptureFixture[str]) -> None:

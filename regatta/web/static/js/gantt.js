@@ -115,7 +115,7 @@ function pin(number) {
 function describe(unit) {
   const units = data.units;
   const config = data.configs[units.config[unit]];
-  const what = { train: "training", eval: "evaluation", pilot: "pilot" }[units.kind[unit]] ?? units.kind[unit];
+  const what = { train: "training", eval: "evaluation", pilot: "profiling" }[units.kind[unit]] ?? units.kind[unit];
   const rows = varying.map((name) => [name, name in config.values ? word(config.values[name]) : "-"]);
   if (units.kind[unit] !== "pilot") rows.push(["epoch", units.epoch[unit]], ["partition", units.partition[unit]]);
   rows.push(["worker", data.workers[units.worker[unit]]], ["time", seconds(units.end[unit] - units.start[unit])],

@@ -2,7 +2,7 @@
 
 const data = JSON.parse($("data").textContent);
 const FIRST_ROWS = 100;
-const PART_NAMES = { train: "training", eval: "evaluation", pilot: "pilots", hop: "hops (fetching)", load: "loading data", save: "saving states", idle: "idle" };
+const PART_NAMES = { train: "training", eval: "evaluation", pilot: "profiling", hop: "hops (fetching)", load: "loading data", save: "saving states", idle: "idle" };
 const colours = tones(data.configs);
 let pinned = null;
 let pictures = [];
