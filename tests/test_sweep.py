@@ -265,6 +265,12 @@ def test_errors_that_only_profiling_finds(data: Dataset, tmp_path: Path, name: s
     refused(tmp_path, UsageError, texts, lambda: launch(data, tmp_path, **options))
 
 
+def test_data_of_float64_get_a_hint(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(60, WIDTH))
+    data = Dataset.from_arrays(x, np.zeros(60, "int64"), partitions=2, directory=tmp_path / "data")
+    refused(tmp_path, UsageError, ("pass x.astype('float32')",), lambda: launch(data, tmp_path))
+
+
 def test_an_unknown_metric(data: Dataset, tmp_path: Path) -> None:
     texts = ("No model reports the metric 'acuracy'", "accuracy, loss, train_loss", "Did you mean accuracy?")
     refused(tmp_path, UsageError, texts, lambda: launch(data, tmp_path, eval_fn=eval_fn, metric="acuracy"))

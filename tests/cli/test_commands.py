@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_run import FakeRun
 
 from regatta.cli.main import main
 from regatta.run import open_run
@@ -67,6 +68,24 @@ def test_run_as_json_leaves_stdout_to_the_document(here: Path, capsys: pytest.Ca
     document = json.loads(capsys.readouterr().out)
     assert document["run"]["status"] == "done"
     assert document["progress"] == {"done": 16, "wanted": 16}
+
+
+def test_an_error_of_all_configurations_is_printed_once(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "line.py").write_text(PROGRAM.replace("lr=[0.1, 0.01]", "lr=[0, 0.0]"))
+    assert main(["run", "line.py"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("No configuration can be trained") == 1
+    assert shown.count("ValueError: a learning rate of nought") == 1
+    assert "UsageError" not in shown
+    assert "line-1: failed\n" in shown
+
+
+def test_list_says_why_a_run_has_no_versions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = here / ".regatta" / "runs" / "made" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text(json.dumps(FakeRun().records[0]) + "\n")
+    assert main(["list"]) == 0
+    assert "A run leaves versions when it ends" in capsys.readouterr().err
 
 
 def test_one_configuration_that_raises_does_not_fail_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,10 +96,13 @@ def _show_names(found: Versions, as_json: bool) -> None:
 
 def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
     from regatta.cli.output.version_tables import tags_by_version, version_table
+    from regatta.run import list_runs
 
     total = repo.catalog.count()
     if not found:
         start = f"Try {command()} demo; or {command()} add FILE, then {command()} commit NAME"
+        if list_runs(repo.folder):
+            start = f"A run leaves versions when it ends, or is interrupted after its first unit. See: {command()} runs"
         ui.message(f"None of the {total:,} versions matches." if total else f"There is no version yet. {start}")
         return
     shown = {version.id for version in found}
