@@ -63,6 +63,12 @@ def test_run_prints_its_progress_and_the_leaderboard(here: Path, capsys: pytest.
     assert "regatta show line-1 --gantt" in shown.err
 
 
+def test_run_takes_a_number_of_workers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "line.py", "--workers", "3"]) == 0
+    assert "2 epochs on 3 workers" in capsys.readouterr().err
+    assert main(["run", "line.py", "--workers", "0"]) == 2
+
+
 def test_run_as_json_leaves_stdout_to_the_document(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "line.py", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,17 @@ DESCRIPTION = "Train the sweep that a Python file defines; the leaderboard goes 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help=FILE_HELP)
+    parser.add_argument("--workers", type=int, metavar="N", help="the number of workers (default: as the file says)")
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from regatta.cli.load_sweep import load_sweep
 
-    return conclude(load_sweep(args.file).launch(), args.json)
+    sweep = load_sweep(args.file)
+    if args.workers is not None:
+        sweep.cluster = dataclasses.replace(sweep.cluster, workers=args.workers)
+    return conclude(sweep.launch(), args.json)
 
 
 def conclude(finished: Run, as_json: bool) -> int:
