@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_run import FakeRun
 
 from regatta.cli.commands.repository.completion import INSTALL, completion_script
 from regatta.cli.main import main
@@ -15,12 +16,14 @@ from regatta.cli.main import main
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder below a project with two runs, and a `regatta` that lists two versions."""
+    """A folder below a project with two runs, and a `regatta` that lists two versions and a tag."""
     for run in ("digits-1", "digits-2"):
-        (tmp_path / ".regatta" / "runs" / run).mkdir(parents=True)
+        FakeRun(configs=2, name=run).write(tmp_path / ".regatta" / "runs")
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "regatta"
-    program.write_text("#!/bin/sh\n[ \"$*\" = 'list --names' ] && printf 'resnet\\nmlp\\n'\n")
+    program.write_text(
+        "#!/bin/sh\n[ \"$*\" = 'list --names' ] && printf 'resnet\\nmlp\\n'\n[ \"$*\" = 'tag --names' ] && echo best\n"
+    )
     program.chmod(0o755)
     (tmp_path / "src").mkdir()
     return tmp_path
@@ -65,7 +68,8 @@ def fish_completes(words: list[str], project: Path) -> list[str]:
         (["regatta", "show", "dig"], {"digits-1", "digits-2"}),
         (["regatta", "list", "--run", "digits-2"], {"digits-2"}),
         (["regatta", "desc", "res"], {"resnet"}),
-        (["regatta", "checkout", ""], {"resnet", "mlp"}),
+        (["regatta", "checkout", ""], {"resnet", "mlp", "best"}),
+        (["regatta", "show", "digits-1", ""], set(FakeRun(configs=2).record().configs)),
     ],
 )
 def test_each_shell_completes_words(

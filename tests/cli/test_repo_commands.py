@@ -231,6 +231,7 @@ def test_tags_can_be_moved_and_deleted(versions: Path, shell: Shell) -> None:
     assert "Move it: --move" in shell("tag", "production", "base", code=4)
     assert shell("tag", "production", "base", "--move") == "production is base@1\n"
     assert shell.json("tag")["tags"][0]["version"] == "base@1" and "base@1" in shell("tag")
+    assert shell("tag", "--names") == "production\n"
     assert shell.json("tag", "--delete", "production") == {"deleted": "production"}
     assert shell.json("tag")["tags"] == []
     assert "cannot have the same name" in shell("tag", "base", "tuned", code=4)

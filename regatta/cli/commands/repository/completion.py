@@ -1,46 +1,62 @@
-"""`regatta completion bash|zsh|fish`: a script that completes commands, options, and names of runs and versions."""
+"""`regatta completion bash|zsh|fish`: completes commands, options, and names of runs, configurations and versions."""
 
 from __future__ import annotations
 
 import argparse
 
 from regatta.cli import ui
+from regatta.paths import JOURNAL
 
 INSTALL = {
     "bash": 'eval "$(regatta completion bash)" in ~/.bashrc',
     "zsh": 'eval "$(regatta completion zsh)" in ~/.zshrc, after compinit',
     "fish": "regatta completion fish > ~/.config/fish/completions/regatta.fish",
 }
-# A shell lists the folders of runs by itself. Names of versions are in the catalog, which takes a call of regatta.
-RUNS = """dir=$PWD
-  while [ ! -d "$dir/.regatta/runs" ] && [ -n "$dir" ]; do dir=${dir%/*}; done
-  [ -d "$dir/.regatta/runs" ] && command ls "$dir/.regatta/runs" 2>/dev/null"""
-VERSIONS = "command regatta list --names 2>/dev/null"
-PREAMBLE = {
-    "bash": f"""
-_regatta_run_names() {{
-  local dir
-  {RUNS}
+# A shell lists runs by itself, and the configurations of the runs that the command line names. Names and tags of
+# versions are in the catalog, which takes calls of regatta.
+CONFIGS = 's/^{"event": *"config",[^{]*"config": *"\\([^"]*\\)".*/\\1/p'
+RUNS = f"""
+_regatta_runs_folder() {{
+  local dir=$PWD
+  while [ ! -d "$dir/.regatta/runs" ] && [ -n "$dir" ]; do dir=${{dir%/*}}; done
+  printf '%s' "$dir/.regatta/runs"
 }}
+_regatta_run_names() {{ command ls "$(_regatta_runs_folder)" 2>/dev/null; }}
+_regatta_config_names() {{
+  local run
+  for run in "$@"; do
+    [ -n "$run" ] && command sed -n '{CONFIGS}' "$(_regatta_runs_folder)/$run/{JOURNAL}" 2>/dev/null
+  done
+}}
+"""
+VERSIONS = "command regatta list --names 2>/dev/null; command regatta tag --names 2>/dev/null"
+PREAMBLE = {
+    "bash": f"""{RUNS}
 _regatta_runs() {{ compgen -W "$(_regatta_run_names)" -- "$1"; }}
+_regatta_configs() {{ compgen -W "$(_regatta_config_names "${{COMP_WORDS[@]}}")" -- "$1"; }}
 _regatta_versions() {{ compgen -W "$({VERSIONS})" -- "$1"; }}
 complete -o filenames -F _shtab_regatta dlv
 """,
-    "zsh": f"""
-_regatta_run_names() {{
-  local dir
-  {RUNS}
-}}
+    "zsh": f"""{RUNS}
 _regatta_runs() {{ compadd -- ${{(f)"$(_regatta_run_names)"}} }}
+_regatta_configs() {{ compadd -- ${{(f)"$(_regatta_config_names $words)"}} }}
 _regatta_versions() {{ compadd -- ${{(f)"$({VERSIONS})"}} }}
 """,
     "fish": f"""
-function _regatta_runs
+function _regatta_runs_folder
   set -l dir $PWD
   while test ! -d "$dir/.regatta/runs"; and test -n "$dir"
     set dir (string replace -r '/[^/]*$' '' -- $dir)
   end
-  test -d "$dir/.regatta/runs"; and command ls "$dir/.regatta/runs" 2>/dev/null
+  echo "$dir/.regatta/runs"
+end
+function _regatta_runs
+  command ls (_regatta_runs_folder) 2>/dev/null
+end
+function _regatta_configs
+  for run in (commandline -opc)
+    command sed -n '{CONFIGS}' (_regatta_runs_folder)/$run/{JOURNAL} 2>/dev/null
+  end
 end
 function _regatta_versions
   {VERSIONS}
@@ -72,6 +88,7 @@ def completion_script(shell: str) -> str:
     parser, verbs = build_parser()
     by_metavar = {
         "RUN": _function("_regatta_runs"),
+        "CONFIG": _function("_regatta_configs"),
         "VERSION": _function("_regatta_versions"),
         "FILE": shtab.FILE,
         "FILE|RUN": shtab.FILE,

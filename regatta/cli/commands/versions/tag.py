@@ -25,13 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--move", action="store_true", help="move the tag from the version that has it")
     parser.add_argument("--delete", action="store_true", help="remove the tag; the version stays")
+    parser.add_argument("--names", action="store_true", help="print only the names of all tags, one per line")
     add_repo_and_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     with opened_repo(args) as repo:
         if args.name is None:
-            _list(repo, args.json)
+            _list(repo, args)
         elif args.delete:
             _delete(repo, args)
         else:
@@ -66,9 +67,12 @@ def _delete(repo: Repo, args: argparse.Namespace) -> None:
         ui.write(f"{args.name} is not a tag any more")
 
 
-def _list(repo: Repo, as_json: bool) -> None:
+def _list(repo: Repo, args: argparse.Namespace) -> None:
     found = [(tag, repo.catalog.of_id(tag.version)) for tag in repo.tags()]
-    if as_json:
+    if args.names:
+        for tag, _ in found:
+            ui.write(tag.name)
+    elif args.json:
         ui.write_json(tags=[_entry(tag.name, version, tag.created) for tag, version in found])
     elif found:
         rows: list[list[Cell]] = []
