@@ -11,6 +11,7 @@ from typing import Any
 from regatta.cluster import Cluster
 from regatta.data import Dataset
 from regatta.engine.profiling.models import ModelProfiles, ProfilingResults
+from regatta.engine.profiling.packs import has_long_steps
 from regatta.engine.workers.base import WorkerPool
 from regatta.errors import RegattaError
 from regatta.journal.journal_file import Record
@@ -208,7 +209,14 @@ class Planner:
         slower = math.exp(self._drift[True].mean - self._drift[False].mean)
         rates = {build: replace(rate, gain=max(rate.gain / slower, 1e-3)) for build, rate in results.pack_rates.items()}
         sharable = bool(self.options.share) or not any(p.unsharable for p in results.models.profiles.values())
-        return SweepProfile(models, rates, communication, packs_forced=bool(self.options.pack), sharable=sharable)
+        long_steps = all(
+            has_long_steps(results.models.profiles[name], asked.config)
+            for name, asked in wanted.items()
+            if name in results.models.profiles
+        )
+        return SweepProfile(
+            models, rates, communication, bool(self.options.pack), sharable=sharable, long_steps=long_steps
+        )
 
     def _costs(self, results: ProfilingResults, name: str, width: int) -> ModelCosts | None:
         profile = results.models.profiles.get(name)

@@ -5,10 +5,11 @@ A few models of each build are tried together on every worker, where a pack may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
+from regatta.configuration import Scalar
 from regatta.engine.messages import ModelProfile, PackProfile, Task, TaskDone, TaskFailed, WorkerLost, WorkerReady
 from regatta.engine.profiling.cache import CachedPackRate
 from regatta.engine.profiling.models import NO_HOOKS, Configs, ModelProfiles, ProfilingHooks, ProfilingRequest
@@ -107,8 +108,7 @@ def _size_to_try(
     rows = sum(part.rows or profiles[0].train_rows for part in partitions)
     per_row = sum(profile.train_seconds_per_row for profile in profiles) / len(profiles)
     fixed = sum(profile.fixed_seconds for profile in profiles) / len(profiles)
-    size = request.configs[members[0]].get("batch_size", 1)
-    step = per_row * (size if isinstance(size, int) else 1)
+    step = _step_seconds(per_row, request.configs[members[0]])
     if step > MAX_STEP_SECONDS and profiles[0].build != ANY_CUDA_BUILD:
         return 0
     predicted = len(members) * request.goal.epochs * (per_row * rows + fixed * len(partitions))
@@ -116,6 +116,17 @@ def _size_to_try(
     per_worker = min(-(-len(members) // workers), MAX_MEMBERS)
     sizes = [size for size in (per_worker, *MEMBERS) if 2 <= size <= max(per_worker, 2)]
     return next((size for size in sizes if size * cost_of_member <= MAX_COST_SHARE * predicted), 0)
+
+
+def _step_seconds(seconds_per_row: float, values: Mapping[str, Scalar]) -> float:
+    size = values.get("batch_size", 1)
+    return seconds_per_row * (size if isinstance(size, int) else 1)
+
+
+def has_long_steps(profile: ModelProfile, values: Mapping[str, Scalar]) -> bool:
+    """Whether a step keeps a processor busy by itself, so that packs are not tried."""
+    step = _step_seconds(profile.train_seconds_per_row, values)
+    return step > MAX_STEP_SECONDS and profile.build != ANY_CUDA_BUILD
 
 
 def _await_profiles(

@@ -261,10 +261,8 @@ def _explain(
     hopping = estimates.get(Strategy())
     if chosen != Strategy() and hopping:
         why = f"{hopping.seconds / found.seconds:.2f} times as fast as plain hopping"
-    elif len(estimates) == 1:
-        why = "as simple as it gets, and nothing else was possible"
     else:
-        why = "as simple as it gets, and nothing is faster"
+        why = "the simplest strategy; no possible alternative is clearly faster"
     busy = min(load_and_chain(work, cluster, chosen)[0] / found.seconds, 1.0)
     return Plan(chosen.name, why, _root(work, cluster, chosen, found), bound, bound_by, busy, rejected)
 

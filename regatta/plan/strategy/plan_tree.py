@@ -154,7 +154,8 @@ class Plan:
 
     def _figures(self) -> Iterator[str]:
         estimate = self.estimate
-        yield f"at least  {seconds(self.bound)}, bound by {self.bound_by}"
+        limit = "the number of workers" if self.bound_by == "all workers" else self.bound_by
+        yield f"at least  {seconds(self.bound)}, limited by {limit}"
         yield f"expected  {seconds(estimate.seconds)}, workers busy {self.utilisation:.0%} of the time"
         if estimate.memory:
             yield f"memory    {size(estimate.memory)} per device"

@@ -66,6 +66,7 @@ class SweepProfile:
     packs_forced: bool = False  # then packs may be slower than single models
     largest_packs: Mapping[str, int] | None = None  # by build, where packs can only become smaller
     sharable: bool = True
+    long_steps: bool = False  # a step of any model keeps a processor busy by itself, so no packs were tried
 
     def known(self) -> bool:
         """Whether any model was profiled."""
@@ -142,11 +143,13 @@ class SweepProfile:
             return None
         if self.rates:
             best = max(self.rates.values(), key=lambda rate: rate.gain)
-            why = f"{best.members} models together are {best.gain:.1f} times as fast as one after another"
-            return RejectedStrategy(f"packs of {best.members}", why)
+            faster = "no faster than" if best.gain < 1.05 else f"{best.gain:.1f} times as fast as"
+            return RejectedStrategy(
+                f"packs of {best.members}", f"{best.members} models together are {faster} one after another"
+            )
         several = any(len(members) > 1 and self.models[members[0]].build for members in self.alike())
-        untried = "not tried: too little to train, or each model fills its device"
-        return RejectedStrategy("packs", untried) if several else None
+        why = "one model keeps its processor busy" if self.long_steps else "too little to train for a trial to pay"
+        return RejectedStrategy("packs", f"not tried: {why}") if several else None
 
     def why_not_shared(self) -> RejectedStrategy | None:
         """Why sharing is not offered; None where it is."""

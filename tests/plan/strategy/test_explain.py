@@ -58,6 +58,21 @@ def test_the_reason_is_below_a_long_name() -> None:
     assert lines[-2:] == [f"  {name}", " " * 38 + "too slow"]
 
 
+@pytest.mark.parametrize(
+    ("rates", "long_steps", "why"),
+    [
+        ({"b": PackRate(2, 1.0)}, False, "2 models together are no faster than one after another"),
+        ({"b": PackRate(2, 1.1)}, False, "2 models together are 1.1 times as fast as one after another"),
+        ({}, False, "not tried: too little to train for a trial to pay"),
+        ({}, True, "not tried: one model keeps its processor busy"),
+    ],
+)
+def test_the_plan_says_why_nothing_is_packed(rates: dict[str, PackRate], long_steps: bool, why: str) -> None:
+    models = {name: ProfiledModel(2, {"name": name}, ModelCosts(1.0, build="b"), "b") for name in "ab"}
+    rejected = SweepProfile(models, rates, long_steps=long_steps).why_not_packed()
+    assert rejected is not None and rejected.why == why
+
+
 def test_models_of_one_build_that_take_much_longer_are_another_kind() -> None:
     """Otherwise a plan would promise less than the slowest of them takes."""
     seconds = {"a": 1.0, "b": 1.4, "c": 1.1, "slow": 9.0, "slower": 15.0}
