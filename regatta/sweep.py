@@ -226,7 +226,10 @@ class Sweep:
     def train(self, run: Run, wait: bool = True, progress: bool = True) -> Run:
         """Start a run in its new folder, or resume one."""
         if wait:
-            self._train(run, progress)
+            try:
+                self._train(run, progress)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt from None  # the frames of the controller say nothing to the user
         else:
             run.begin(lambda: self._train(run, progress))
         return run

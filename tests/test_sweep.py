@@ -373,6 +373,16 @@ def test_runs_without_a_name_are_numbered(data: Dataset, tmp_path: Path) -> None
     assert [record.name for record in list_runs(tmp_path)] == names
 
 
+def test_ctrl_c_ends_in_a_short_traceback(data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(runner: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regatta.engine.controller.runner.Runner.run", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Sweep(data, search.grid(**SPACE), model_fn, loss_fn=loss_fn, repo=tmp_path).launch(progress=False)
+    assert [frame.name for frame in caught.traceback][1:] == ["launch", "train"]
+
+
 def test_the_best_is_an_epoch_of_a_configuration(run: Run) -> None:
     best = run.best
     assert best is not None

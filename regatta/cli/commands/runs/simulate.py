@@ -99,4 +99,4 @@ def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
         ]
         for row in rows
     ]
-    return Table([*(right(name) for name in names), left("bound by")], cells, below=(below,))
+    return Table([*(right(name) for name in names), left("limited by")], cells, below=(below,))
