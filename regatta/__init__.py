@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,11 +47,19 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Import public names when they are first used: `import regatta` alone loads nothing heavy."""
+    if name in ("Cluster", "Dataset") and "torch" in sys.modules and _is_program(sys._getframe(1).f_globals):
+        # It will soon launch a sweep. The process that forks workers can import PyTorch while data are prepared.
+        importlib.import_module("regatta.engine.workers.start_process").expect_workers(b"torch")
     if name in ("search", "sinks"):
         return importlib.import_module(f"regatta.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
     raise AttributeError(f"module 'regatta' has no attribute {name!r}")
+
+
+def _is_program(names: dict[str, Any]) -> bool:
+    """Whether these are the global names of the program itself, not of a library, a test or a worker."""
+    return names is vars(sys.modules["__main__"])
 
 
 def __dir__() -> list[str]:

@@ -268,6 +268,24 @@ def test_a_program_that_ends_leaves_no_template_and_does_not_wait_for_it(tmp_pat
     assert not any(is_running(int(pid)) for pid in done.stdout.split())
 
 
+@pytest.mark.parametrize(
+    ("text", "starts"),
+    [
+        ("import torch, regatta\nregatta.Dataset", True),
+        ("import torch\nfrom regatta import Cluster", True),
+        ("import torch, regatta\nregatta.Repo", False),
+        ("import regatta\nregatta.Dataset", False),
+        ("import torch, regatta\nexec('regatta.Dataset', {'regatta': regatta})", False),
+    ],
+    ids=["program", "program, from import", "another name", "without PyTorch", "library"],
+)
+def test_a_program_that_is_about_to_train_starts_the_template(text: str, starts: bool) -> None:
+    text += f"\nimport os, sys\nsys.path.insert(0, {str(Path(__file__).parents[2] / 'helpers')!r})\n"
+    text += "from processes import fork_servers\nprint(len(fork_servers(os.getpid())))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, check=True)
+    assert int(done.stdout) == starts
+
+
 def test_expecting_workers_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGATTA_PROBE", "yet another template")
     begin = time.monotonic()
