@@ -264,5 +264,5 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_without_optuna_the_extra_is_named(absent: None) -> None:
-    with pytest.raises(MissingExtraError, match=r"pip install 'regatta\[optuna\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[optuna\]'"):
         search.optuna(n=2, lr=[0.1, 0.2])

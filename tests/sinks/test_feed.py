@@ -161,5 +161,5 @@ def test_wrong_sinks_are_refused_early() -> None:
         usable_sinks(["tensorbord"])
     with pytest.raises(UsageError, match="which is not a sink"):
         usable_sinks([3])  # type: ignore[list-item]
-    with pytest.raises(MissingExtraError, match=r"regatta\[mlflow\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[mlflow\]"):
         require_package("no_such_package_at_all", "mlflow", "The sink mlflow")

@@ -89,7 +89,7 @@ def test_wrong_sinks_fail_before_training(data: Dataset, tmp_path: Path, monkeyp
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "mlflow" else found(name, *more)
     )
-    with pytest.raises(MissingExtraError, match=r"pip install 'regatta\[mlflow\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[mlflow\]'"):
         sweep(data, tmp_path, sinks="mlflow")
     assert not (tmp_path / "runs").exists()
 
