@@ -414,7 +414,7 @@ def test_parquet_without_rows_or_columns(tmp_path: Path, columns: dict[str, Any]
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_parquet(tmp_path / "a.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"regatta\[parquet\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[parquet\]"):
         read_partition(tmp_path / "a.parquet")
 
 

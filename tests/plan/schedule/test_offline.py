@@ -164,7 +164,7 @@ def test_a_solver_that_finds_nothing_gives_way_to_the_dispatch_rule() -> None:
 
 def test_cpsat_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools", None)
-    with pytest.raises(MissingExtraError, match=r"regatta\[cpsat\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[cpsat\]"):
         Hopper(1, estimates=known([[1.0]]), rule="cpsat")
 
 
