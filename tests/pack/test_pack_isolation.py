@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from torch import nn
 
 from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.pack import Pack, Rates
+from regatta.pack.memory import MEMORY_SLACK, split_into_waves
 from regatta.pack.rates import PackTiming
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -229,8 +231,6 @@ def test_out_of_memory_splits_a_group_and_continues() -> None:
 
 
 def test_a_group_that_would_not_fit_is_split_before_it_runs() -> None:
-    from dataclasses import replace
-
     graphs = FakeGraphs()
     pack = graph_pack(graphs, memory_limit=250)
     members = [pack.load(*sgd(mlp(i, width=8 + i)), loss_fn, 10) for i in range(4)]
@@ -360,3 +360,12 @@ def test_a_loss_that_is_none_is_the_members_own_error() -> None:
     member = pack.load(*sgd(mlp(0)), lambda model, batch: model(batch[0]), 16)
     pack.train(data(), steps=2)
     assert isinstance(member.error, UsageError) and "one number" in str(member.error)
+
+
+def test_waves_fill_the_room() -> None:
+    pack = Pack("cpu")
+    members = [pack.load(*adam(mlp(i)), loss_fn, 10) for i in range(5)]
+    for member, size in zip(members, (100, 100, 100, 900, 50), strict=True):
+        member.figures = replace(member.figures, peak_bytes=size)
+    waves = split_into_waves(members, int(250 * MEMORY_SLACK))
+    assert [[member.figures.peak_bytes for member in wave] for wave in waves] == [[100, 100], [100], [900], [50]]

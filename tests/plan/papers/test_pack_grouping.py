@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regatta.pack.memory import split_into_waves
 from regatta.plan.papers.pack_grouping import (
     PackingCandidate,
     at_random,
@@ -86,10 +85,6 @@ def test_rates_decide_the_size_of_groups() -> None:
 @pytest.mark.parametrize(("n", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.0), (6, 4.0)])
 def test_times_between_and_beyond_measured_sizes(n: int, seconds: float) -> None:
     assert measured_seconds({("a", 1): 1.0, ("a", 3): 2.0, ("b", 1): 9.0})("a", n) == pytest.approx(seconds)
-
-
-def test_waves_fill_the_room() -> None:
-    assert split_into_waves([100, 100, 100, 900, 50], lambda size: size, 250) == [[100, 100], [100], [900], [50]]
 
 
 def test_grouping_imports_no_framework() -> None:
