@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PARALLEL := -n auto --dist loadscope --no-loadscope-reorder
+# One process more than there are cores: many tests wait for processes that they started.
+PARALLEL := -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)") --dist loadscope --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo quick test lint types unit docs hooks test-slow test-gpu fuzz bench clean

@@ -78,7 +78,7 @@ def _start_head() -> Any:
         "num_cpus": 0,
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE_BYTES,
-        "_system_config": HEALTH_CHECKS,
+        "_system_config": {**HEALTH_CHECKS, "prestart_worker_first_driver": False},
     }
     for _ in range(MAX_START_ATTEMPTS - 1):
         try:
