@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/regatta demo
 
 quick: $(VENV)/.dev
-	$(BIN)/pytest --quick $(PARALLEL)
+	$(BIN)/pytest --quick $(PARALLEL) -n auto
 
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory -j4 lint types docs unit
