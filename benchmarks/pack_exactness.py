@@ -74,7 +74,7 @@ def order(number: int) -> Callable[[int, int], list[np.ndarray]]:
 
 
 def parts(number: int, device: str) -> dict[str, Any]:
-    """The arguments of `Pack.load`, made anew."""
+    """The arguments of `Pack.load`, with a new model."""
     kind = KINDS[number]
     torch.manual_seed(number)
     model = net(kind.net, kind.width).to(device)

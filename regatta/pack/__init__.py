@@ -6,6 +6,8 @@
     randomness.py    each member's own random streams
     member_state.py  all tensors that a step may change: copied, written back, compared bit for bit
     fingerprint.py   which members have the same structure
+    checks.py        which later steps are compared with the step alone
+    hyperparameters.py   what parameter groups hold, and what schedules make of it
     rates.py         measured times, kept by fingerprint
     memory.py        what a member needs on the device, and what fits
 

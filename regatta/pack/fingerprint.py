@@ -10,11 +10,14 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules import module as global_modules
+from torch.optim import optimizer as global_optimizers
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
 
-_MODULE_INTERNALS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_IN_STRUCTURE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_MODULE_INTERNALS = vars(torch.nn.Module()).keys() - {"training"}  # such as hooks, which are mostly empty
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -26,7 +29,35 @@ def fingerprint(member: Member) -> tuple[Any, ...]:
         member.clip_norm is not None,
         member.scaler is not None,
         member.schedule is not None,
+        first_hook(member),
     )
+
+
+_MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OPTIMIZER_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_GLOBAL_HOOKS = (
+    *(getattr(global_modules, f"_global{name}") for name in _MODULE_HOOKS),
+    global_optimizers._global_optimizer_pre_hooks,
+    global_optimizers._global_optimizer_post_hooks,
+)
+
+
+def first_hook(member: Member) -> str | None:
+    """Where a member has a hook, or None. A hook is code of the host that runs at each step of a plain loop."""
+    if any(getattr(member.optimizer, name, None) for name in _OPTIMIZER_HOOKS):
+        return "the optimizer"
+    replaced = vars(member.optimizer).get("step")  # PyTorch's schedules wrap it, to warn of a wrong order of calls
+    if replaced is not None and not hasattr(replaced, "_wrapped_by_lr_sched"):
+        return "the optimizer, in place of its step"
+    if any(_GLOBAL_HOOKS):
+        return "the process"
+    for place, module in member.model.named_modules():
+        if any(getattr(module, name, None) for name in _MODULE_HOOKS):
+            return f"the module {place or type(module).__name__}"
+    for name, parameter in member.model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            return f"the parameter {name}"
+    return None
 
 
 def step_signature(member: Member) -> tuple[Any, ...]:
@@ -38,7 +69,11 @@ def step_signature(member: Member) -> tuple[Any, ...]:
 def structure(module: torch.nn.Module) -> tuple[Any, ...]:
     """The structure of a module: classes, attributes, shapes."""
     kind = type(module)
-    own = {name: value for name, value in vars(module).items() if name not in _MODULE_INTERNALS}
+    own = {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _IN_STRUCTURE and (name not in _MODULE_INTERNALS or value)
+    }
     return (
         f"{kind.__module__}.{kind.__qualname__}",
         id(kind),

@@ -21,8 +21,7 @@ def train_alone(member: Member, device_data: DeviceData, batches: Sequence[Indic
         for rows in batches:
             indices = torch.from_numpy(rows).to(device_data.device)
             loss = take_step(member, take_rows(device_data.data, indices))
-            if member.schedule is not None:
-                member.schedule.step()
+            member.advance_schedule()
             member.add_losses(loss.double().reshape(1), [len(rows)])
             member.advance(device_data.rows, 1)
 

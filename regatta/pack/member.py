@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from regatta.frameworks.torch.framework import needs_closure
 from regatta.pack.fingerprint import step_signature, structure
 from regatta.pack.randomness import Randomness
 
@@ -70,6 +72,7 @@ class Member:
     reason: str = "not trained yet"
     error: BaseException | None = None
     figures: Figures = field(default_factory=Figures)
+    notes: list[str] = field(default_factory=list)  # why it was put back to an earlier step, if it was
 
     _log: list[tuple[torch.Tensor, list[int]]] = field(default_factory=list)
     _since: int = 0  # where the last call of `train` begins in the log
@@ -87,10 +90,15 @@ class Member:
     def architecture(self) -> Hashable:
         return structure(self.model)
 
+    @functools.cached_property
+    def evaluates_loss(self) -> bool:
+        """Whether its optimizer evaluates the loss by itself."""
+        return needs_closure(self.optimizer)
+
     @property
     def done(self) -> bool:
-        """Whether it takes no further steps, because it failed or has reached its limit."""
-        return self._done_after(0)
+        """Whether it takes no further steps, because it failed, diverged or has reached its limit."""
+        return self._done_after(0) or self.diverged
 
     def _done_after(self, steps: int) -> bool:
         return self.error is not None or (self.limit is not None and self.taken + steps >= self.limit)
@@ -113,8 +121,8 @@ class Member:
 
     @property
     def diverged(self) -> bool:
-        """Whether any loss so far was not finite; waits for the device."""
-        return not bool(np.isfinite(self.losses).all())
+        """Whether its last loss was not finite; waits for the device."""
+        return bool(self._log) and not math.isfinite(float(self._log[-1][0][-1]))
 
     def start_again(self, seed: int) -> None:
         """Begin a unit: reset its random streams, the order of its batches and its losses."""
@@ -127,9 +135,21 @@ class Member:
         self._since = len(self._log)
         self.model.train()
 
+    def advance_schedule(self) -> None:
+        if self.schedule is not None:
+            self.schedule.step()
+
     def add_losses(self, losses: torch.Tensor, sizes: list[int]) -> None:
         """Keep the losses of some steps, as a tensor that the device may still be computing."""
         self._log.append((losses, sizes))
+
+    def position(self) -> tuple[int, int, int, int]:
+        """Where it is in the data and in its losses, to go back to."""
+        return self.epoch, self.batch, self.taken, len(self._log)
+
+    def go_back(self, position: tuple[int, int, int, int]) -> None:
+        self.epoch, self.batch, self.taken, length = position
+        del self._log[length:]
 
     def upcoming(self, rows: int, amount: Amount) -> list[Indices]:
         """The next batches, without taking them."""
@@ -165,6 +185,9 @@ class Member:
         while self.batch >= len(self._batches(rows, self.epoch)):
             self.batch -= len(self._batches(rows, self.epoch))
             self.epoch += 1
+
+    def epoch_steps(self, rows: int) -> int:
+        return len(self._batches(rows, self.epoch))
 
     def _batches(self, rows: int, epoch: int) -> list[Indices]:
         if self._epoch_batches is None or self._epoch_batches[:2] != (rows, epoch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from regatta.frameworks.torch.state import copy_tree, unsaved_buffers
+from regatta.pack.hyperparameters import copy_hyperparameters, put_back
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
@@ -67,19 +69,35 @@ def first_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
     return next((name for name in ours if not same_bits(ours[name], theirs[name])), None)
 
 
-def plain_values(model: torch.nn.Module) -> dict[str, Any]:
-    """Numbers and strings in the attributes of modules, directly or in lists, sets and dicts."""
-    return {
-        f"{prefix}.{name}".lstrip("."): _freeze(value)
-        for prefix, module in model.named_modules()
-        for name, value in vars(module).items()
-        if _is_plain(value)
-    }
+_INTERNALS = vars(torch.nn.Module()).keys() - {"training"}  # of every module, such as its hooks
 
 
-def first_change(model: torch.nn.Module, before: dict[str, Any]) -> str | None:
-    """The name of a plain value that has changed, or None."""
-    return next((name for name, value in plain_values(model).items() if before.get(name) != value), None)
+class PlainAttributes:
+    """Numbers and strings in the attributes of modules, directly or in lists, sets and dicts, as they are now."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._held = [
+            (place, vars(module), {name: copy.copy(value) for name, value in _plain(vars(module))})
+            for place, module in model.named_modules()
+        ]
+
+    def first_change(self) -> str | None:
+        """The name of an attribute that has changed since, or None."""
+        for place, present, before in self._held:
+            for name, value in _plain(present):
+                if name not in before or before[name] != value:
+                    return f"{place}.{name}".lstrip(".")
+        return None
+
+    def put_back(self) -> None:
+        for _, present, before in self._held:
+            for name in [name for name, _ in _plain(present) if name not in before]:
+                del present[name]
+            present.update({name: value for name, value in before.items() if present.get(name) != value})
+
+
+def _plain(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in attributes.items() if name not in _INTERNALS and _is_plain(value)]
 
 
 def _is_plain(value: Any) -> bool:
@@ -87,15 +105,39 @@ def _is_plain(value: Any) -> bool:
     return all(isinstance(part, bool | int | float | str) for part in parts)
 
 
-def _freeze(value: Any) -> Any:
-    """An immutable copy of a list, set or dict, because the module may change its own."""
-    if isinstance(value, dict):
-        return tuple(value.items())
-    return tuple(value) if isinstance(value, list | set) else value
+class HostState:
+    """What a step of a stack changes besides tensors: random streams, schedule, hyperparameters, position."""
+
+    def __init__(self, member: Member) -> None:
+        self._member, self._mark = member, member.randomness.mark()
+        self._hyperparameters = copy_hyperparameters(member.optimizer)
+        self._schedule = None if member.schedule is None else copy.deepcopy(member.schedule.state_dict())
+        self._position = member.position()
+
+    def put_back(self) -> None:
+        member = self._member
+        member.randomness.go_back(self._mark)
+        if self._schedule is not None:
+            member.schedule.load_state_dict(self._schedule)
+        put_back(member.optimizer, self._hyperparameters)
+        member.go_back(self._position)
+
+
+class SavedMember:
+    """The whole state of a member, to go back to. Its tensors are written back where they are."""
+
+    def __init__(self, member: Member) -> None:
+        self._member, self._tensors = member, copy_tensors(changing_tensors(member))
+        self._host, self._attributes = HostState(member), PlainAttributes(member.model)
+
+    def put_back(self) -> None:
+        write_back(changing_tensors(self._member), self._tensors)
+        self._host.put_back()
+        self._attributes.put_back()
 
 
 def export_member(member: Member) -> dict[str, Any]:
-    """The result of `free`: ordinary state_dicts with their own tensors, and the position in the data."""
+    """The result of `free`: state_dicts with their own tensors, the position in the data, and the random streams."""
     state: dict[str, Any] = {
         "model": copy_tree(member.model.state_dict()),
         "buffers": copy_tree(unsaved_buffers(member.model)),
@@ -103,6 +145,7 @@ def export_member(member: Member) -> dict[str, Any]:
         "epoch": member.epoch,
         "batch": member.batch,
         "steps": member.taken,
+        "random": member.randomness.state_dict(),
     }
     if member.schedule is not None:
         state["schedule"] = copy_tree(member.schedule.state_dict())
@@ -124,3 +167,5 @@ def restore_member(member: Member, state: dict[str, Any]) -> None:
     if member.scaler is not None:
         member.scaler.load_state_dict(state["scaler"])
     member.epoch, member.batch, member.taken = state["epoch"], state["batch"], state["steps"]
+    if "random" in state:
+        member.randomness.load_state_dict(state["random"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,12 +77,13 @@ class Pack:
         on_gpu = self.device.type == "cuda" and "graph" in tiers
         self.graphs = graphs if graphs is not None else CudaGraphs(self.device) if on_gpu else None
         self.members: list[Member] = []
-        self.graph_tier = GraphTier(self.device_data, self.rates, self.graphs, memory_limit)
+        self._default_names = (f"member-{number}" for number in itertools.count())
+        self.graph_tier = GraphTier(self.device_data, self.rates, self.graphs, memory_limit, seed)
         self.loop_tier = LoopTier(self.device_data, self.graph_tier.make_room)
         stackable = "fused" in tiers and (self.device.type != "cuda" or numerics == "fast")
         captures = self.graphs if self.device.type == "cuda" else None
         self.stacked_tier = StackedTier(
-            self.device_data, self.rates, self.loop_tier, numerics == "exact", captures, stackable
+            self.device_data, self.rates, self.loop_tier, numerics == "exact", captures, stackable, seed
         )
 
     def load(
@@ -111,8 +113,9 @@ class Pack:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}; it must be a whole number from 1.")
         _check_parts(model, optimizer)
-        name = name if name is not None else f"member-{len(self.members)}"
-        if any(member.name == name for member in self.members):
+        taken = {member.name for member in self.members}
+        name = name if name is not None else next(n for n in self._default_names if n not in taken)
+        if name in taken:
             raise ConflictError(
                 f"There is a member named {name!r} already.", hint="Free it first, or choose another name."
             )
@@ -150,16 +153,19 @@ class Pack:
         """Train each member for a number of steps, samples or epochs; `epochs=1` goes to the end of the current one.
 
         A number applies to all members. A mapping gives a number for each of its members, and the others do not train.
-        The call returns when all work has been submitted to the device; reading losses waits for it.
+        A member whose last loss is not finite has diverged: later calls do not train it.
         """
         amounts = self._amounts(steps=steps, samples=samples, epochs=epochs)
         self.device_data.place(data)
-        self.graph_tier.drop_outdated()
+        for member in amounts:
+            if member.error is None and member.diverged:
+                member.reason = f"stopped: its loss was {member.losses[-1]} at step {member.taken}"
         work: Work = {
             m: deque(m.upcoming(self.device_data.rows, amount)) for m, amount in amounts.items() if not m.done
         }
         for member in work:
             member.begin()
+        self.graph_tier.drop_outdated(work)
         with self._settings():
             self.loop_tier.take_first_steps(work)
             self.stacked_tier.run(work)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,14 +61,29 @@ class Randomness:
 
     def mark(self) -> tuple[Any, ...]:
         """The positions of all streams, to compare with or to go back to."""
-        offset = None if self.on_device is None else self.on_device.get_state().clone()
-        return self.python, self.numpy, self.host.get_state().clone(), offset
+        offset = None if self.on_device is None else self.on_device.get_state()
+        return self.python, self.numpy, self.host.get_state(), offset
 
     def go_back(self, mark: tuple[Any, ...]) -> None:
         self.python, self.numpy, host, offset = mark
         self.host.set_state(host)
         if self.on_device is not None:
             self.on_device.set_state(offset)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The positions of all streams, as numbers and tensors that `torch.save` can write."""
+        kind, words, *rest = self.numpy
+        found = {"python": self.python, "numpy": (kind, torch.from_numpy(words.astype(np.int64)), *rest)}
+        device = {} if self.on_device is None else {"device": self.on_device.get_state().clone()}
+        return {**found, "host": self.host.get_state().clone(), **device}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from there. A stream that the state does not have, as on another device, stays as it is."""
+        kind, words, *rest = state["numpy"]
+        self.python, self.numpy = state["python"], (kind, words.numpy().astype(np.uint32), *rest)
+        self.host.set_state(state["host"])
+        if self.on_device is not None and "device" in state:
+            self.on_device.set_state(state["device"])
 
     def drew_on_host(self, since: tuple[Any, ...]) -> bool:
         """Whether random numbers were drawn on the host since a mark: a captured step cannot draw them again."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from regatta.frameworks.torch.framework import check_loss, needs_closure
+from regatta.frameworks.torch.framework import check_loss
 
 if TYPE_CHECKING:
     from regatta.pack.member import Member
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def take_step(member: Member, batch: Any) -> torch.Tensor:
     """Forward, backward, clipping, update. Returns the detached loss. The caller advances the schedule."""
     optimizer = member.optimizer
-    if needs_closure(optimizer):
+    if member.evaluates_loss:
         found = optimizer.step(lambda: _gradients(member, batch))  # type: ignore[arg-type, return-value]
         return check_loss(found, needs_gradient=False).detach()
     loss = _gradients(member, batch)

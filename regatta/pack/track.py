@@ -7,6 +7,7 @@ need not wait between steps.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,14 +16,24 @@ import numpy as np
 import torch
 
 from regatta.pack.cuda_graphs.capture import CudaGraphs, Replay
-from regatta.pack.cuda_graphs.optimizers import RatePreview, host_counters, set_rate
+from regatta.pack.cuda_graphs.optimizers import host_counters
 from regatta.pack.device_data import DeviceData, take_rows
+from regatta.pack.fingerprint import first_hook, structure
+from regatta.pack.hyperparameters import (
+    Constants,
+    HyperparameterChanged,
+    HyperparameterPreview,
+    Numbers,
+    constants,
+    set_tensors,
+    tensor_numbers,
+)
 from regatta.pack.member import Indices, Member
 from regatta.pack.step import take_step
 
 LANE_STEPS = 256  # steps in a full lane
 
-Body = Callable[[Any, "torch.Tensor | None"], torch.Tensor]  # (batch, learning rates) -> losses, one per member
+Body = Callable[[Any, "torch.Tensor | None"], torch.Tensor]  # (batch, hyperparameters) -> losses, one per member
 
 
 class Lane:
@@ -34,35 +45,37 @@ class Lane:
         self.table = torch.zeros(LANE_STEPS, count * batch_size, dtype=torch.int64, device=device)
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self.losses = torch.zeros(LANE_STEPS, count, dtype=torch.float64, device=device)
-        self.rates: torch.Tensor | None = None
+        self.numbers: torch.Tensor | None = None
         self.replay: Replay | None = None
         self.runs = 0  # taken without a graph
         self.filled = self.done = self.replayed = 0
 
-    def fill(self, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None) -> None:
-        """Lay out the next steps: for each, the rows of every member."""
+    def fill(self, batches: Sequence[Sequence[Indices]], numbers: torch.Tensor | None) -> None:
+        """Lay out the next steps: for each, the rows and the hyperparameters of every member."""
         rows = torch.from_numpy(np.stack([np.concatenate(parts) for parts in batches]))
         self.table[: len(batches)].copy_(_pin(rows, self.table), non_blocking=True)
-        if rates is not None:
-            if self.rates is None:
-                self.rates = torch.zeros(LANE_STEPS, *rates.shape[1:], dtype=torch.float64, device=self.table.device)
-            self.rates[: len(batches)].copy_(_pin(rates, self.table), non_blocking=True)
+        if numbers is not None:
+            if self.numbers is None:
+                shape = LANE_STEPS, *numbers.shape[1:]
+                self.numbers = torch.zeros(shape, dtype=torch.float64, device=self.table.device)
+            self.numbers[: len(batches)].copy_(_pin(numbers, self.table), non_blocking=True)
         self.cursor.zero_()
         self.filled, self.done = len(batches), 0
 
     def step(self) -> None:
         """One step, at the cursor. Graphs capture this function."""
         rows = self.table.index_select(0, self.cursor).view(-1)
-        rates = None if self.rates is None else self.rates.index_select(0, self.cursor).squeeze(0)
-        losses = self.track.body(take_rows(self.track.device_data.data, rows), rates)
+        numbers = None if self.numbers is None else self.numbers.index_select(0, self.cursor).squeeze(0)
+        losses = self.track.body(take_rows(self.track.device_data.data, rows), numbers)
         self.losses.index_copy_(0, self.cursor, losses.detach().double().view(1, -1))
         self.cursor.add_(1)
 
     def step_here(self) -> None:
-        """The same without a graph: the host knows the position."""
-        rates = None if self.rates is None else self.rates[self.done]
-        losses = self.track.body(take_rows(self.track.device_data.data, self.table[self.done]), rates)
+        """The same without graphs: the host knows the position, and advances the schedules."""
+        losses = self.track.body(take_rows(self.track.device_data.data, self.table[self.done]), None)
         self.losses[self.done].copy_(losses.detach())
+        for member in self.track.members:
+            member.advance_schedule()
 
     def advance(self) -> None:
         """Take the next step, from the graph if there is one."""
@@ -111,21 +124,42 @@ class Track:
     """The steps of a member or a stack, one after another. The tracks of a pack advance concurrently."""
 
     def __init__(
-        self, members: Sequence[Member], device_data: DeviceData, graphs: CudaGraphs | None, body: Body | None = None
+        self,
+        members: Sequence[Member],
+        device_data: DeviceData,
+        graphs: CudaGraphs | None,
+        body: Body | None = None,
+        numbers: Numbers = tensor_numbers,
+        held: Constants = constants,
     ) -> None:
+        """`body` takes one step; its hyperparameters are `numbers`, which may change, and `held`, which may not."""
         self.members, self.device_data, self.graphs = list(members), device_data, graphs
         self.body: Body = body or self._alone
+        self._numbers, self._held = numbers, held
+        self.made_for = self._what_steps_hold()
         self.stream: Any = graphs.stream() if graphs is not None else None
         self.generation = device_data.generation
         self.draws = False  # whether its steps draw random numbers on the device
         self.work: deque[list[Indices]] = deque()
         self._lanes: dict[int, Lane] = {}
         self.current: Lane | None = None
-        self._previews: list[RatePreview] | None = None
+        self._previews: list[HyperparameterPreview] | None = None
 
     @property
     def batch_size(self) -> int:
         return self.members[0].batch_size
+
+    @property
+    def outdated(self) -> bool:
+        """Whether captured steps hold values that have changed: the data's address, hyperparameters, attributes."""
+        moved = self.graphs is not None and self.generation != self.device_data.generation
+        return moved or self.made_for != self._what_steps_hold()
+
+    def _what_steps_hold(self) -> object:
+        held = [self._held(member.optimizer.param_groups) for member in self.members]
+        if len(self.members) > 1:  # a stack is dissolved when the fingerprint of its members changes
+            return held
+        return held, structure(self.members[0].model), first_hook(self.members[0])
 
     def lane(self, batch_size: int) -> Lane:
         if batch_size not in self._lanes:
@@ -139,12 +173,16 @@ class Track:
             return lane
         if lane is not None:
             lane.flush_losses()
+            self.current = None
         size = len(self.work[0][0])
+        same = itertools.takewhile(lambda parts: len(parts[0]) == size, self.work)
+        run = list(itertools.islice(same, LANE_STEPS))
+        numbers = self._preview(len(run))
+        run = run if numbers is None else run[: len(numbers)]
         self.current = lane = self.lane(size)
-        run: list[list[Indices]] = []
-        while self.work and len(run) < LANE_STEPS and len(self.work[0][0]) == size:
-            run.append(self.work.popleft())
-        lane.fill(run, self._rates(len(run)))
+        lane.fill(run, numbers)
+        for _ in run:
+            self.work.popleft()
         return lane
 
     @property
@@ -158,7 +196,7 @@ class Track:
             self.ready().advance()
 
     def finish(self) -> None:
-        """After the last step: give the losses to the members, and set the learning rates of the next step."""
+        """After the last step: give the losses to the members, and set the hyperparameters of the next step."""
         if self.current is not None:
             self.current.flush_losses()
             self.current = None
@@ -189,19 +227,33 @@ class Track:
         self._lanes.clear()
         self.current = None
 
-    def _rates(self, steps: int) -> torch.Tensor | None:
-        """Learning rates by step, member and parameter group; None if no member has a schedule."""
-        if all(member.schedule is None for member in self.members):
+    def _preview(self, steps: int) -> torch.Tensor | None:
+        """Hyperparameters by step, member and number, for this many steps or fewer; None without a schedule."""
+        if self.graphs is None or all(member.schedule is None for member in self.members):
             return None
         if self._previews is None:
-            self._previews = [RatePreview(member.optimizer, member.schedule) for member in self.members]
-        return torch.stack([preview.next(steps) for preview in self._previews], dim=1)
+            self._previews = [
+                HyperparameterPreview(member.optimizer, member.schedule, self._numbers, self._held)
+                for member in self.members
+            ]
+        found: list[torch.Tensor] = []
+        try:
+            for preview in self._previews:
+                found.append(preview.next(steps))
+        except HyperparameterChanged:
+            for preview in self._previews[: len(found)]:
+                preview.rewind(0)
+            raise
+        fewest = min(map(len, found))
+        for preview, numbers in zip(self._previews, found, strict=True):
+            if len(numbers) > fewest:
+                preview.rewind(fewest)
+        return torch.stack([numbers[:fewest] for numbers in found], dim=1)
 
-    def _alone(self, batch: Any, rates: torch.Tensor | None) -> torch.Tensor:
+    def _alone(self, batch: Any, numbers: torch.Tensor | None) -> torch.Tensor:
         member = self.members[0]
-        if rates is not None:
-            for group, rate in zip(member.optimizer.param_groups, rates[0], strict=True):
-                set_rate(group, rate)
+        if numbers is not None:
+            set_tensors(member.optimizer.param_groups, numbers[0])
         return take_step(member, batch)
 
     def own_randomness(self) -> Any:

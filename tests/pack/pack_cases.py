@@ -129,5 +129,27 @@ class FakeGraphs:
         )
 
 
+class FreezingGraphs(FakeGraphs):
+    """As a real graph, a replayed step computes with the constants of its capture: all that is not a tensor."""
+
+    def capture(self, stream: object, step: Any) -> Any:
+        self.captured += 1
+        (member,) = step.__self__.track.members
+        places = [*member.optimizer.param_groups, *(vars(module) for module in member.model.modules())]
+        held = [{k: v for k, v in place.items() if isinstance(v, bool | int | float | str | tuple)} for place in places]
+
+        def replay() -> None:
+            present = [{name: place[name] for name in values} for place, values in zip(places, held, strict=True)]
+            for place, values in zip(places, held, strict=True):
+                place.update(values)
+            try:
+                step()
+            finally:
+                for place, values in zip(places, present, strict=True):
+                    place.update(values)
+
+        return Replayed(replay)
+
+
 def graph_pack(graphs: FakeGraphs | None = None, **options: Any) -> Pack:
     return Pack("cpu", tiers=("graph", "alone"), graphs=graphs or FakeGraphs(), **options)

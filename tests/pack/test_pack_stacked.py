@@ -118,9 +118,9 @@ def test_a_forced_stack_of_unlike_members_is_detected() -> None:
     pair = [pack.load(*adam(mlp(i, kind)), loss_fn, 16) for i, kind in enumerate((nn.ReLU, nn.Tanh))]
     pack.train(data(), steps=1)
     stack = Stack(pair)
-    batches = [[member.order(150, 0)[k] for member in pair] for k in (1, 2)]
-    equal, _, _ = stack.prove(pack.device_data, batches)
-    assert not equal
+    with stack.stepping():
+        found = stack.check(pack.device_data, [member.order(150, 0)[1] for member in pair], range(2))
+    assert found.difference is not None
 
 
 class Gate(nn.Module):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from regatta.pack import memory, ticks
+from regatta.pack.checks import check_steps, members_to_check, steps_to_compare
 from regatta.pack.cuda_graphs.capture import CudaGraphs
-from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, graph_track
+from regatta.pack.cuda_graphs.proof import PROOF_STEPS, CannotCapture, check_again, graph_track
 from regatta.pack.device_data import DeviceData
+from regatta.pack.hyperparameters import HyperparameterChanged
 from regatta.pack.loop_tier import mark_failed, stop_on_error
 from regatta.pack.member import Indices, Member, Work
+from regatta.pack.member_state import SavedMember
 from regatta.pack.rates import PackTiming, Rates
 from regatta.pack.track import Track
 
@@ -28,6 +34,7 @@ class GraphTier:
     rates: Rates
     graphs: CudaGraphs | None
     limit: int | None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self.tracks: dict[Member, Track] = {}
@@ -68,9 +75,11 @@ class GraphTier:
             self.remove_member(member)
             member.tier = "alone" if member.tier == "graph" else member.tier
 
-    def drop_outdated(self) -> None:
-        """Drop graphs that read the data from an outdated address."""
-        self.keep([m for m, track in self.tracks.items() if track.generation == self.device_data.generation])
+    def drop_outdated(self, work: Work) -> None:
+        """Drop graphs that hold an outdated address or value. Members that do not train now keep theirs."""
+        moved = self.device_data.generation
+        kept = [m for m, t in self.tracks.items() if t.generation == moved and (m not in work or not t.outdated)]
+        self.keep(kept)
 
     def make_room(self, but: Sequence[Member] = ()) -> bool:
         """Drop graphs and free their memory; returns whether there were any."""
@@ -86,6 +95,8 @@ class GraphTier:
             return bool(batches) and member.error is None
         ahead = [len(batches[k]) for k in range(min(len(batches), PROOF_STEPS + 1))]
         whole = len(ahead) > PROOF_STEPS and set(ahead) == {member.batch_size}
+        if member.notes:  # a later step differed
+            return False
         return member.error is None and member.tier == "alone" and whole and len(batches) >= MIN_STEPS_TO_CAPTURE
 
     def _capture_wave(self, wave: Sequence[Member], work: Work, graphs: CudaGraphs) -> bool:
@@ -116,20 +127,98 @@ class GraphTier:
                 batches.popleft()
 
     def _run_wave(self, wave: Sequence[Member], work: Work, graphs: CudaGraphs) -> None:
-        tracks = [self.tracks[m] for m in wave if m in self.tracks]
-        for track in tracks:
-            batches = work[track.members[0]]
-            track.work.extend([rows] for rows in batches)
-            batches.clear()
-        measured = ticks.run_tracks(tracks, graphs, self.rates, self._joints, self._failed)
+        """Run the tracks of a wave, and compare some steps of some members with the step alone.
+
+        All members pause where some are compared, so that they go on side by side.
+        """
+        members = [m for m in wave if m in self.tracks]
+        tracks = [self.tracks[m] for m in members]
+        if not tracks:
+            return
+        longest = max(members, key=lambda member: len(work[member]))
+        sizes = {m: [len(rows) for rows in work[m]] for m in members}
+        draw, steps = random.Random(f"{self.seed} {longest.taken}"), len(work[longest])
+        epoch_steps = longest.epoch_steps(self.device_data.rows)
+        stops = check_steps(sizes[longest], longest.batch_size, epoch_steps, draw)
+        chosen = [members_to_check(len(members), steps, draw) for _ in stops]
+        saved = self._save({members[k] for numbers in chosen for k in numbers})
+        done = dict.fromkeys(members, 0)
+        measured = None
+        for stop, numbers in zip(stops, chosen, strict=True):
+            compared: dict[Member, int] = {}  # how many of the next steps
+            for number, member in enumerate(members):
+                until = (stop + 1) * len(sizes[member]) // steps
+                count = until - done[member]
+                if member not in self.tracks or not count:
+                    continue
+                if number in numbers and member in saved:
+                    first = steps_to_compare(sizes[member], member.batch_size, until - 1)[0]
+                    compared[member] = until - max(first, done[member])
+                batches = [work[member].popleft() for _ in range(count - compared.get(member, 0))]
+                self.tracks[member].work.extend([rows] for rows in batches)
+                done[member] = until
+                if member in saved:
+                    saved[member].taken += batches
+            active = [self.tracks[m] for m in members if m in self.tracks]
+            found = ticks.run_tracks(active, graphs, self.rates, self._joints, partial(self._failed, work))
+            measured = found or measured
+            for member, count in compared.items():
+                for _ in range(count):
+                    if member in self.tracks:
+                        self._check(member, saved, work)
         if measured is not None:
             _explain(tracks, measured)
 
-    def _failed(self, track: Track, error: Exception) -> None:
-        track.drop()
-        for member in track.members:
+    def _save(self, members: Iterable[Member]) -> dict[Member, _Saved]:
+        """The states of members that will be compared, as far as they fit into memory."""
+        found: dict[Member, _Saved] = {}
+        with contextlib.suppress(torch.OutOfMemoryError):
+            for member in members:
+                found[member] = _Saved(member)
+        return found
+
+    def _check(self, member: Member, saved: dict[Member, _Saved], work: Work) -> None:
+        """Compare the next step of a member. If it differs, the member goes back and is trained alone."""
+        track, rows = self.tracks[member], work[member].popleft()
+        saved[member].taken.append(rows)
+        try:
+            different = check_again(track, rows)
+        except torch.OutOfMemoryError:
+            self._put_back(member, saved.pop(member), work, "there is no memory to compare its step")
+        except Exception as error:  # noqa: BLE001 (a member's own code may raise anything)
+            self._failed(work, track, error)
+        else:
+            if different is None:
+                saved |= self._save([member])
+                return
+            text = f"{different} differs between a captured step and the same step taken alone"
+            self._put_back(member, saved.pop(member), work, f"{text}, at a later step")
+            member.notes.append(f"{text}: trained alone from step {member.taken} on")
+
+    def _put_back(self, member: Member, saved: _Saved, work: Work, reason: str) -> None:
+        self.tracks[member].drop()
+        self.remove_member(member)
+        saved.state.put_back()
+        work[member].extendleft(reversed(saved.taken))
+        member.tier, member.reason = "held back", reason
+
+    def _failed(self, work: Work, track: Track, error: Exception) -> None:
+        (member,) = track.members
+        rest = track.drop()
+        self.remove_member(member)
+        if isinstance(error, HyperparameterChanged):
+            work[member].extendleft(reversed([rows for (rows,) in rest]))
+            member.tier, member.reason = "held back", str(error)
+        else:
             mark_failed(member, error)
-            self.remove_member(member)
+
+
+class _Saved:
+    """The last state of a member that was compared, and the batches that it has taken since."""
+
+    def __init__(self, member: Member) -> None:
+        self.state = SavedMember(member)
+        self.taken: list[Indices] = []
 
 
 def _explain(tracks: Sequence[Track], measured: PackTiming) -> None:
@@ -137,5 +226,5 @@ def _explain(tracks: Sequence[Track], measured: PackTiming) -> None:
     text = found if measured.pays else f"do not pack: {found}"
     for track in tracks:
         member = track.members[0]
-        if member.error is None:
+        if member.tier == "graph":
             member.reason = f"exact: a captured step equals the step alone; {text}"

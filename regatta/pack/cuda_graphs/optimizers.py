@@ -6,7 +6,6 @@ same form: packed equals alone for an optimizer that `capturable` has prepared.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -54,14 +53,12 @@ def _counters_to_device(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter]["step"] = step.to(parameter.device)
 
 
-def why_not_capturable(optimizer: torch.optim.Optimizer, schedule: bool) -> str | None:
+def why_not_capturable(optimizer: torch.optim.Optimizer) -> str | None:
     """Why an optimizer cannot be captured, judged by its settings; a test capture finds the other reasons."""
     for group in optimizer.param_groups:
         on_gpu = any(parameter.is_cuda for parameter in group["params"])
         if on_gpu and group.get("capturable") is False and not group.get("fused"):
             return f"{type(optimizer).__name__} without capturable=True counts its steps on the host"
-        if schedule and not isinstance(group.get("lr"), torch.Tensor):
-            return f"its schedule changes a learning rate of {type(optimizer).__name__} that cannot be on the device"
         if group.get("lr_decay"):
             return f"{type(optimizer).__name__} with lr_decay computes its learning rate on the host"
     return None
@@ -76,50 +73,3 @@ def host_counters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for value in state.values()
         if isinstance(value, torch.Tensor) and not value.is_cuda
     ]
-
-
-class RatePreview:
-    """The learning rates of the next steps: the schedule is advanced in advance, on the host.
-
-    A schedule computes with the numbers in the parameter groups. Single-precision arithmetic rounds the same on the
-    host and on the device, so a rate that is a tensor gives the same values from a copy on the host.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
-        self.groups = optimizer.param_groups
-        self.schedule = schedule
-        self.rates = [group["lr"] for group in self.groups]
-        self._host = [rate.cpu().clone() if isinstance(rate, torch.Tensor) else rate for rate in self.rates]
-
-    def next(self, steps: int) -> torch.Tensor:
-        """The rate of each group at each of the next steps."""
-        self._before = copy.deepcopy(self.schedule.state_dict()), copy.deepcopy(self._host)
-        for group, rate in zip(self.groups, self._host, strict=True):
-            group["lr"] = rate
-        found = []
-        for _ in range(steps):
-            found.append([float(group["lr"]) for group in self.groups])
-            self.schedule.step()
-        self._host = [group["lr"] for group in self.groups]
-        for group, rate in zip(self.groups, self.rates, strict=True):
-            group["lr"] = rate
-        return torch.tensor(found, dtype=torch.float64)
-
-    def rewind(self, taken: int) -> None:
-        """Go back: only `taken` of the last requested steps were taken."""
-        state, self._host = self._before
-        self.schedule.load_state_dict(state)
-        self.next(taken)
-
-    def finish(self) -> None:
-        """Leave each group with the rate of its next step."""
-        for group, host in zip(self.groups, self._host, strict=True):
-            set_rate(group, host)
-
-
-def set_rate(group: dict[str, Any], rate: Any) -> None:
-    """Set a learning rate; in place if it is a tensor, because a captured step reads it there."""
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].copy_(torch.as_tensor(rate))
-    else:
-        group["lr"] = rate

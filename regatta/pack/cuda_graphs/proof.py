@@ -10,22 +10,17 @@ from collections.abc import Sequence
 
 import torch
 
-from regatta.frameworks.torch.framework import needs_closure
 from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.cuda_graphs.optimizers import why_not_capturable
 from regatta.pack.device_data import DeviceData, take_rows
+from regatta.pack.fingerprint import first_hook
+from regatta.pack.hyperparameters import HyperparameterPreview, comparable, first_changed, hyperparameters
 from regatta.pack.member import Indices, Member
-from regatta.pack.member_state import (
-    changing_tensors,
-    copy_tensors,
-    first_change,
-    first_difference,
-    plain_values,
-    write_back,
-)
+from regatta.pack.member_state import PlainAttributes, changing_tensors, copy_tensors, first_difference, write_back
 from regatta.pack.step import take_step
 from regatta.pack.track import Track
 
+STEADY_STEPS = 8  # for fewer steps with the same constants, a graph does not pay
 PROOF_STEPS = 2  # steps that are taken both ways; a value that was wrongly made constant shows in the second
 
 
@@ -35,11 +30,16 @@ class CannotCapture(Exception):
 
 def graph_track(member: Member, device_data: DeviceData, graphs: CudaGraphs, batches: Sequence[Indices]) -> Track:
     """Capture a member's step and prove it on PROOF_STEPS + 1 steps, which all count. Raises CannotCapture."""
-    if needs_closure(member.optimizer):
+    if member.evaluates_loss:
         raise CannotCapture(f"{type(member.optimizer).__name__} evaluates the loss by itself")
-    reason = why_not_capturable(member.optimizer, member.schedule is not None)
+    hook = first_hook(member)
+    reason = f"a hook of {hook} runs on the host" if hook else why_not_capturable(member.optimizer)
     if reason is not None:
         raise CannotCapture(reason)
+    if member.schedule is not None:
+        changed = HyperparameterPreview(member.optimizer, member.schedule).change_within(STEADY_STEPS)
+        if changed is not None:
+            raise CannotCapture(f"its schedule changes {changed}, which a captured step holds as a constant")
     track = Track([member], device_data, graphs)
     graphs.fork([track.stream])  # the member's first step may still be running
     try:
@@ -62,19 +62,27 @@ def graph_track(member: Member, device_data: DeviceData, graphs: CudaGraphs, bat
 
 def _probe(track: Track, rows: Indices) -> None:
     """Take one step without a graph, and look for waits for the device and state on the host."""
-    member = track.members[0]
-    mark, plain = member.randomness.mark(), plain_values(member.model)
-    waits = _waits(member, track.device_data, rows)
+    member, device_data = track.members[0], track.device_data
+    mark, plain = member.randomness.mark(), PlainAttributes(member.model)
+    settings = comparable(hyperparameters(member.optimizer))
+    loss, waits = _watched_step(member, device_data, rows)
+    setting = first_changed(settings, comparable(hyperparameters(member.optimizer)))
+    member.advance_schedule()
+    member.add_losses(loss.double().reshape(1), [len(rows)])
+    member.advance(device_data.rows, 1)
     if waits:
         raise CannotCapture(f"its step waits for the device: {waits}")
     if member.randomness.drew_on_host(mark):
         raise CannotCapture("its step draws random numbers on the host")
-    changed = first_change(member.model, plain)
+    changed = plain.first_change()
     if changed is not None:
         raise CannotCapture(f"its step changes {changed} of the module, which is not a tensor")
+    if setting is not None:
+        raise CannotCapture(f"its step changes {setting} of the optimizer")
 
 
-def _waits(member: Member, device_data: DeviceData, rows: Indices) -> str:
+def _watched_step(member: Member, device_data: DeviceData, rows: Indices) -> tuple[torch.Tensor, str]:
+    """A step alone: its loss, and where it waited for the device."""
     indices = torch.from_numpy(rows).to(device_data.device)
     with member.randomness.active(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -85,17 +93,13 @@ def _waits(member: Member, device_data: DeviceData, rows: Indices) -> str:
         finally:
             if device_data.device.type == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
-    if member.schedule is not None:
-        member.schedule.step()
-    member.add_losses(loss.double().reshape(1), [len(rows)])
-    member.advance(device_data.rows, 1)
     found = [str(warning.message) for warning in caught if "called a synchroniz" in str(warning.message)]
-    return found[0].splitlines()[0] if found else ""
+    return loss, found[0].splitlines()[0] if found else ""
 
 
 def _prove(track: Track) -> str | None:
     """Replay steps, go back, and take them without a graph. Returns the name of a tensor that differs, or None."""
-    member, lane = track.members[0], track.ready()
+    lane = track.ready()
     try:
         lane.capture()
     except torch.OutOfMemoryError:
@@ -104,6 +108,31 @@ def _prove(track: Track) -> str | None:
         _take_without_graph(track)
         line = next(iter(str(error).splitlines()), type(error).__name__)
         raise CannotCapture(f"its step cannot be captured: {line}") from error
+    return _compare(track)
+
+
+def check_again(track: Track, rows: Indices) -> str | None:
+    """Take one more step both ways, and keep the step alone. Returns the name of a tensor that differs, or None.
+
+    A batch of a size that was not captured is taken alone in any case.
+    """
+    assert track.graphs is not None
+    track.graphs.fork([track.stream])
+    track.work.append([rows])
+    with track.graphs.on_stream(track.stream):
+        captured = track.ready().replay is not None
+        different = None
+        if captured:
+            different = _compare(track)
+        else:
+            track.advance(1)
+        track.finish()
+    track.graphs.join([track.stream])
+    return different
+
+
+def _compare(track: Track) -> str | None:
+    member, lane = track.members[0], track.ready()
     tensors, mark = changing_tensors(member), member.randomness.mark()
     before = copy_tensors(tensors)
     assert lane.replay is not None

@@ -10,15 +10,17 @@ import contextlib
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from regatta.frameworks.arrays import map_leaves
-from regatta.pack.cuda_graphs.optimizers import RatePreview, set_rate
 from regatta.pack.device_data import DeviceData, take_rows
+from regatta.pack.fingerprint import first_hook
+from regatta.pack.hyperparameters import comparable, first_changed, hyperparameters
 from regatta.pack.member import Indices, Member
-from regatta.pack.member_state import first_change, plain_values, same_bits
+from regatta.pack.member_state import HostState, PlainAttributes, same_bits
 from regatta.pack.stacked import updates
 from regatta.pack.stacked.tensors import NotStackable, drawing_masks, leaf, stacked, underlying, without_rules
 from regatta.pack.step import call_loss, take_step
@@ -75,8 +77,7 @@ class Stack:
         self.params = self._copy_to_rows([[p.data for p in m.model.parameters()] for m in self.members])
         self.states = {name: self._copy_to_rows(self._state(name)) for name in self._state_names()}
         self.pads = self._pads()
-        steps = [_steps_taken(member) for member in self.members]
-        self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states, steps)
+        self.update = updates.Update([m.optimizer for m in self.members], self.params, self.states)
         self._make_views()
         self.leaves = [leaf(self._cut(self.params, k)) for k in range(len(self.shapes))]
         self.model = _copy_with_tensors(first.model, dict(zip(first.model.parameters(), self.leaves, strict=True)), {})
@@ -88,9 +89,14 @@ class Stack:
         self._drawn: list[torch.Tensor] = []  # states of random streams before a step drew from them
         self.proven: dict[int, bool] = {}
 
-    def body(self, batch: Any, rates: torch.Tensor | None) -> torch.Tensor:
-        """One step of all members, on a batch that holds their rows one after another."""
+    def body(self, batch: Any, numbers: torch.Tensor | None) -> torch.Tensor:
+        """One step of all members, on a batch that holds their rows one after another.
+
+        `numbers` are the hyperparameters by member. Without them, the members' schedules are advanced after each step.
+        """
         count = len(self.members)
+        if numbers is None and self.members[0].schedule is not None:
+            self.update.refresh()
         apart = map_leaves(lambda part: stacked(part.view(count, -1, *part.shape[1:])), batch)
         with self._rewind_on_error(), drawing_masks(self._draw), self._check_config_reads(self.members[0]):
             losses = underlying(call_loss(self.members[0], self.model, apart))
@@ -101,7 +107,7 @@ class Stack:
         with torch.no_grad():
             if len(self.clip_norms):
                 self._clip(grads)
-            self.update.apply(grads, rates)
+            self.update.apply(grads, numbers)
         return losses
 
     @contextlib.contextmanager
@@ -111,12 +117,16 @@ class Stack:
         try:
             yield
         except Exception as error:
-            for member, state in zip(self.members, self._drawn, strict=False):
-                member.randomness.host.set_state(state)
+            self._rewind_streams()
             if isinstance(error, NotStackable):
                 raise
             line = next(iter(str(error).splitlines()), "")
             raise NotStackable(f"the stacked step raises {type(error).__name__}: {line}") from error
+
+    def _rewind_streams(self) -> None:
+        for member, state in zip(self.members, self._drawn, strict=False):
+            member.randomness.host.set_state(state)
+        self._drawn.clear()
 
     def _clip(self, grads: torch.Tensor) -> None:
         """On the CPU, clip member by member with the function that a step alone uses."""
@@ -134,66 +144,60 @@ class Stack:
             for parameter in parameters:
                 parameter.grad = None
 
-    def prove(
-        self, device_data: DeviceData, batches: Sequence[Sequence[Indices]]
-    ) -> tuple[bool, list[torch.Tensor], float]:
-        """Take steps as a stack, go back, and take them member by member, to see whether every bit agrees.
+    def check(self, device_data: DeviceData, parts: Sequence[Indices], numbers: Sequence[int]) -> StackCheck:
+        """Take a step as a stack, put some members back, and let them take it alone, to see whether every bit agrees.
 
-        The steps taken alone are kept. Returns also their losses by member, and the seconds of one of them.
+        The steps alone are kept. Raises NotStackable, and changes nothing, if the stack or a member cannot take it.
         """
-        self.sync()
-        tensors = [self.params, *self.states.values()]
-        before, marks = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
-        steps, shared = self.update.steps.clone(), self.update.shared_step
-        previews = [RatePreview(m.optimizer, m.schedule) for m in self.members if m.schedule is not None]
-        rates = torch.stack([p.next(len(batches)) for p in previews], 1).to(self.device) if previews else None
+        before, counts = [t.clone() for t in self._tensors()], self.update.counted()
+        plain = PlainAttributes(self.model)
+        found = StackCheck([])
+        hosts = {number: HostState(self.members[number]) for number in numbers}
         try:
-            together = self._together(device_data, batches, rates)
-        finally:  # also if it raised an error halfway
-            after, ends = [t.clone() for t in tensors], [m.randomness.mark() for m in self.members]
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-            for member, mark in zip(self.members, marks, strict=True):
-                member.randomness.go_back(mark)
-            self.update.steps, self.update.shared_step = steps, shared
-        self.update.count(len(batches))
-        alone, seconds = [], float("inf")
-        for number in range(len(self.members)):
-            start = time.perf_counter()
-            alone.append(self._alone(number, device_data, batches, rates))
-            seconds = min(seconds, (time.perf_counter() - start) / len(batches))  # other programs may delay some
-        for preview in previews:
-            preview.finish()
-        equal = all(same_bits(t, value) for t, value in zip(tensors, after, strict=True))
-        equal &= all(same_bits(one, other) for one, other in zip(alone, together, strict=True))
-        equal &= all(not m.randomness.differs(end) for m, end in zip(self.members, ends, strict=True))
-        self.proven[len(batches[0][0])] = equal
-        return equal, alone, seconds
-
-    def _together(
-        self, device_data: DeviceData, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
-    ) -> list[torch.Tensor]:
-        """The losses, one tensor per member; raises NotStackable if a module changes its own attributes."""
-        found, plain = [], plain_values(self.model)
-        for step, parts in enumerate(batches):
             rows = torch.cat([torch.from_numpy(part) for part in parts]).to(self.device)
-            found.append(self.body(take_rows(device_data.data, rows), None if rates is None else rates[step]).detach())
-        changed = first_change(self.model, plain)
-        if changed is not None:
-            raise NotStackable(f"a step changes {changed} of the module, which is not a tensor")
-        return list(torch.stack(found, 1).unbind())
+            found.losses += self.body(take_rows(device_data.data, rows), None).detach().clone().unbind()
+            changed = plain.first_change()
+            if changed is not None:
+                raise NotStackable(f"a step changes {changed} of the module, which is not a tensor")
+            for number, host in hosts.items():
+                member, ours = self.members[number], [t[number] for t in self._tensors()]
+                after, end = [row.clone() for row in ours], member.randomness.mark()
+                for row, value in zip(ours, before, strict=True):
+                    row.copy_(value[number])
+                _set_steps(member, counts[number])
+                host.put_back()
+                found.take_alone(number, member, device_data, parts[number])
+                if not all(map(same_bits, ours, after)) or member.randomness.differs(end):
+                    found.difference = found.difference or f"a stacked step of {member.name} differs from one alone"
+        except Exception as error:
+            for tensor, value in zip(self._tensors(), before, strict=True):
+                tensor.copy_(value)
+            self.update.recount(counts)
+            self._rewind_streams()
+            for host, attributes in zip(hosts.values(), found.attributes, strict=False):
+                host.put_back()
+                attributes.put_back()
+            if isinstance(error, NotStackable):
+                raise
+            raise NotStackable(f"a step alone raises {type(error).__name__}") from error
+        for member in self.members:
+            member.advance_schedule()
+        return found
 
-    def _alone(
-        self, number: int, device_data: DeviceData, batches: Sequence[Sequence[Indices]], rates: torch.Tensor | None
-    ) -> torch.Tensor:
-        member, losses = self.members[number], []
-        with member.randomness.active():
-            for step, parts in enumerate(batches):
-                if rates is not None:
-                    set_rate(member.optimizer.param_groups[0], float(rates[step, number, 0]))
-                rows = torch.from_numpy(parts[number]).to(self.device)
-                losses.append(take_step(member, take_rows(device_data.data, rows)))
-        return torch.stack(losses)
+    def _tensors(self) -> list[torch.Tensor]:
+        return [self.params, *self.states.values()]
+
+    def save(self) -> SavedStack:
+        """The state of all members, to go back to."""
+        tensors = [t.clone() for t in self._tensors()]
+        return SavedStack(tensors, self.update.counted(), [HostState(m) for m in self.members])
+
+    def go_back(self, saved: SavedStack) -> None:
+        for tensor, value in zip(self._tensors(), saved.tensors, strict=True):
+            tensor.copy_(value)
+        self.update.recount(saved.steps)
+        for host in saved.hosts:
+            host.put_back()
 
     @contextlib.contextmanager
     def _check_config_reads(self, first: Member) -> Iterator[None]:
@@ -220,16 +224,31 @@ class Stack:
             row.bernoulli_(keep, generator=member.randomness.host)
         return noise
 
-    def sync(self) -> None:
-        """Update the members' step counters on the host."""
-        for member, steps in zip(self.members, self.update.steps.view(-1).tolist(), strict=True):
-            for state in member.optimizer.state.values():
-                if "step" in state:
-                    state["step"].fill_(steps)
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Around steps of the stack: it counts the steps of its members, which may have taken some alone."""
+        self.update.refresh()
+        self.update.recount([_steps_taken(member) for member in self.members])
+        try:
+            yield
+        finally:
+            self.hand_over_steps()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside `stepping`: the members take steps alone."""
+        self.hand_over_steps()
+        try:
+            yield
+        finally:
+            self.update.recount([_steps_taken(member) for member in self.members])
+
+    def hand_over_steps(self) -> None:
+        for member, steps in zip(self.members, self.update.counted(), strict=True):
+            _set_steps(member, steps)
 
     def release(self) -> None:
         """Give every member its own memory again."""
-        self.sync()
         for member in self.members:
             for parameter in member.model.parameters():
                 parameter.data = parameter.data.clone()
@@ -293,12 +312,59 @@ def _layout(shapes: Sequence[torch.Size]) -> tuple[list[int], int]:
 
 
 def _steps_taken(member: Member) -> float:
-    found = [float(state["step"]) for state in member.optimizer.state.values() if "step" in state]
-    return found[0] if found else 0.0
+    found = [state["step"] for state in member.optimizer.state.values() if "step" in state]
+    return float(found[0]) if found else 0.0
+
+
+def _set_steps(member: Member, steps: float) -> None:
+    for state in member.optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(steps)
+
+
+@dataclass
+class StackCheck:
+    """What a step of a stack has shown: the losses, and where it differs from the same step alone."""
+
+    losses: list[torch.Tensor]
+    difference: str | None = None
+    seconds: float = float("inf")  # of a step alone
+    attributes: list[PlainAttributes] = field(default_factory=list)  # before the steps alone
+
+    def take_alone(self, number: int, member: Member, device_data: DeviceData, part: Indices) -> None:
+        """Take the step of one member alone; its loss is that of the step alone."""
+        settings, plain = comparable(hyperparameters(member.optimizer)), PlainAttributes(member.model)
+        self.attributes.append(plain)
+        rows = torch.from_numpy(part).to(device_data.device)
+        start = time.perf_counter()
+        with member.randomness.active():
+            loss = take_step(member, take_rows(device_data.data, rows))
+        self.seconds = min(self.seconds, time.perf_counter() - start)  # other programs may delay some
+        if not same_bits(loss, self.losses[number]):
+            self.difference = f"the loss of a stacked step of {member.name} differs from that of the step alone"
+        changed = plain.first_change()
+        if changed is not None:
+            self.difference = f"a step changes {changed} of the module, which is not a tensor"
+        setting = first_changed(settings, comparable(hyperparameters(member.optimizer)))
+        if setting is not None:
+            self.difference = f"a step changes {setting} of the optimizer"
+        self.losses[number] = loss
+
+
+@dataclass(frozen=True)
+class SavedStack:
+    """The state of a stack's members at one step."""
+
+    tensors: list[torch.Tensor]
+    steps: list[float]
+    hosts: list[HostState]
 
 
 def _why_not_stackable(members: Sequence[Member]) -> str | None:
     first = members[0]
+    hook = first_hook(first)
+    if hook is not None:
+        return f"a hook of {hook} has no stacked form"
     if first.scaler is not None:
         return "loss scaling has no stacked form"
     parameters = list(first.model.parameters())
@@ -311,4 +377,7 @@ def _why_not_stackable(members: Sequence[Member]) -> str | None:
     held = {id(p) for group in first.optimizer.param_groups for p in group["params"]}
     if held != {id(p) for p in parameters}:
         return "an optimizer that holds only some parameters has no stacked form"
+    counters = [{float(s["step"]) for s in m.optimizer.state.values() if "step" in s} for m in members]
+    if any(len(found) > 1 for found in counters):
+        return "parameters with different numbers of steps have no stacked form"
     return updates.why_not_stackable([m.optimizer for m in members])

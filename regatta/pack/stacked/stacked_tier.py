@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from regatta.pack import ticks
+from regatta.pack.checks import check_steps, members_to_check
 from regatta.pack.cuda_graphs.capture import CudaGraphs
 from regatta.pack.device_data import DeviceData
 from regatta.pack.fingerprint import fingerprint
+from regatta.pack.hyperparameters import HyperparameterChanged
 from regatta.pack.loop_tier import LoopTier, stop_on_error
 from regatta.pack.member import Indices, Member, Work
 from regatta.pack.rates import Rates
-from regatta.pack.stacked.stack import Stack
-from regatta.pack.stacked.tensors import NotStackable
+from regatta.pack.stacked import updates
+from regatta.pack.stacked.stack import SavedStack, Stack, StackCheck
+from regatta.pack.stacked.tensors import NotStackable, RoundsDifferently
 from regatta.pack.track import Track
 
 PROOF_STEPS = 2  # steps that are taken both ways; a value that was wrongly made constant shows in the second
@@ -24,12 +30,12 @@ MIN_MEMBERS_ON_GPU = 8  # with fewer members, concurrent graphs are as fast
 Batches = list[list[Indices]]  # by step, then by member
 
 
-def group_alike(members: Sequence[Member]) -> list[list[Member]]:
-    """Groups of two or more members whose structure allows one stack."""
+def group_alike(members: Sequence[Member]) -> dict[Any, list[Member]]:
+    """Groups of two or more members whose structure allows one stack, by their fingerprint."""
     groups: dict[Any, list[Member]] = {}
     for member in members:
         groups.setdefault(fingerprint(member), []).append(member)
-    return [group for group in groups.values() if len(group) > 1]
+    return {key: group for key, group in groups.items() if len(group) > 1}
 
 
 @dataclass
@@ -42,9 +48,11 @@ class StackedTier:
     exact: bool
     graphs: CudaGraphs | None
     allowed: bool
+    seed: int = 0
 
     def __post_init__(self) -> None:
         self.proven: dict[Stack, Track] = {}
+        self._fingerprints: dict[Stack, Any] = {}
         self._refused: dict[tuple[Member, ...], str] = {}
 
     def why_not(self, member: Member) -> str | None:
@@ -67,15 +75,14 @@ class StackedTier:
     def _form(self, work: Work) -> None:
         """Keep the stacks whose members did not change, and form new ones."""
         ready = [m for m, batches in work.items() if m.error is None and len(batches) > PROOF_STEPS and m.tier != "new"]
-        groups = group_alike(ready) if self.allowed else []
+        groups = group_alike(ready) if self.allowed else {}
         for stack, track in list(self.proven.items()):
-            moved = self.graphs is not None and track.generation != self.device_data.generation
-            if moved or stack.members not in groups:
+            if groups.get(self._fingerprints[stack]) != stack.members or track.outdated:
                 self._dissolve(stack)
         present = [stack.members for stack in self.proven]
-        for group in groups:
+        for key, group in groups.items():
             if group not in present and tuple(group) not in self._refused and self._small_enough(group):
-                reason = self._try(group, work)
+                reason = self._try(group, key, work)
                 if reason is not None:
                     self._refused[tuple(group)] = reason
 
@@ -85,7 +92,7 @@ class StackedTier:
         size = sum(parameter.numel() for parameter in group[0].model.parameters())
         return size <= MAX_STACKED_PARAMETERS and len(group) >= MIN_MEMBERS_ON_GPU
 
-    def _try(self, group: list[Member], work: Work) -> str | None:
+    def _try(self, group: list[Member], key: Any, work: Work) -> str | None:
         """Stack a group if that works and is exact, or need not be; otherwise return why not."""
         try:
             stack = Stack(group)
@@ -96,70 +103,125 @@ class StackedTier:
         equal = False
         if reason is None:
             try:
-                equal = self._prove(stack, batches)
+                with stack.stepping():
+                    reason = self._prove(stack, batches, work)
             except NotStackable as error:
                 reason = str(error)
-            else:
-                _consume(group, work, len(batches))
-                if self.exact and not equal:
-                    reason = "stacked steps round differently from those alone on this machine"
+            equal = reason is None
+            if not self.exact and stack.proven:
+                reason = None
         if reason is not None:
             stack.release()
             return reason
-        self.proven[stack] = Track(group, self.device_data, self.graphs, stack.body)
+        self._fingerprints[stack] = key
+        captured_numbers = self.graphs is not None and group[0].schedule is None
+        held = updates.all_held if captured_numbers else updates.held
+        self.proven[stack] = Track(group, self.device_data, self.graphs, stack.body, updates.numbers, held)
         for member in group:
             member.tier = "fused"
             member.reason = "exact: proven bit for bit" if equal else "fast: rounds differently from alone"
         return None
 
-    def _prove(self, stack: Stack, batches: Batches) -> bool:
-        """Whether a stack's steps equal those of its members alone. The members have taken the steps in any case."""
-        equal, losses, seconds = stack.prove(self.device_data, batches)
+    def _prove(self, stack: Stack, batches: Batches, work: Work) -> str | None:
+        """Compare steps of a stack with those of all members alone, which are kept. Returns what differs, or None."""
+        differences = []
+        for parts in batches:
+            found = stack.check(self.device_data, parts, range(len(stack.members)))
+            self._keep(stack, found, parts, work)
+            differences.append(found.difference)
+            for member in stack.members:
+                seconds = min(found.seconds, member.figures.alone_seconds)
+                member.figures = replace(member.figures, alone_seconds=seconds)
+        difference = next((text for text in differences if text is not None), None)
+        stack.proven[len(batches[0][0])] = difference is None
+        return difference
+
+    def _keep(self, stack: Stack, found: StackCheck, parts: Sequence[Indices], work: Work) -> None:
+        """Count a step that was taken in a comparison."""
+        losses = torch.stack(found.losses).double()
         for number, member in enumerate(stack.members):
-            member.add_losses(losses[number].double(), [len(parts[number]) for parts in batches])
-            member.advance(self.device_data.rows, len(batches))
-            member.figures = replace(member.figures, alone_seconds=seconds)
-        return equal
+            member.add_losses(losses[number : number + 1], [len(parts[number])])
+            member.advance(self.device_data.rows, 1)
+        _consume(stack.members, work, 1)
 
     def _run(self, stack: Stack, work: Work) -> None:
-        going = True
-        while going and (batches := _first_size(_common_batches(stack.members, work))):
-            try:
-                going = self._go_on(stack, batches, work)
-            except NotStackable as error:
-                self._give_up(stack, work, str(error))
-                return
-        stack.sync()
+        ahead = _common_batches(stack.members, work)
+        try:
+            with stack.stepping():
+                self._take(stack, ahead, work)
+        except (NotStackable, HyperparameterChanged) as error:
+            self._give_up(stack, work, str(error))
 
-    def _go_on(self, stack: Stack, batches: Batches, work: Work) -> bool:
-        """Take steps with batches of one size: prove a new size first; take steps alone where the bits differ."""
+    def _take(self, stack: Stack, ahead: Batches, work: Work) -> None:
+        """Take steps as a stack, and compare some with the step alone."""
+        first = stack.members[0]
+        draw = random.Random(f"{self.seed} {first.taken}")
+        sizes, epoch_steps = [len(parts[0]) for parts in ahead], first.epoch_steps(self.device_data.rows)
+        checks = check_steps(sizes, first.batch_size, epoch_steps, draw) if self.exact and ahead else []
+        position = proven = 0
+        saved = stack.save() if checks else None
+        while position < len(ahead):
+            until = next((step for step in checks if step >= position), len(ahead))
+            stays_exact = stack.proven.get(len(ahead[position][0]), False)
+            if saved is not None and until == position and stays_exact:
+                numbers = members_to_check(len(stack.members), len(ahead), draw)
+                found = stack.check(self.device_data, ahead[position], numbers)
+                if found.difference is not None:
+                    self._put_back(stack, found, saved, ahead[proven:position], work)
+                    return
+                self._keep(stack, found, ahead[position], work)
+                position = proven = position + 1
+                saved = stack.save() if position < len(ahead) else None
+            else:
+                taken = self._go_on(stack, _first_size(ahead[position : max(until, position + 1)]), work)
+                if not taken:
+                    return
+                position += taken
+
+    def _put_back(self, stack: Stack, found: StackCheck, saved: SavedStack, taken: Batches, work: Work) -> None:
+        """A later step of a stack differs from the step alone: its members go back to the last step that was equal."""
+        for attributes in found.attributes:
+            attributes.put_back()
+        stack.go_back(saved)
+        for parts in reversed(taken):
+            for member, rows in zip(stack.members, parts, strict=True):
+                work[member].appendleft(rows)
+        for member in stack.members:
+            member.notes.append(f"{found.difference}: trained alone from step {member.taken} on")
+        self._give_up(stack, work, f"{found.difference} at a later step")
+
+    def _go_on(self, stack: Stack, batches: Batches, work: Work) -> int:
+        """Take steps with batches of one size: prove a new size first; take steps alone where the bits differ.
+
+        Returns the number of steps taken, or 0 if the stack was dissolved.
+        """
         size = len(batches[0][0])
         if size not in stack.proven:
-            self._prove(stack, batches[:1])
-            _consume(stack.members, work, 1)
-        elif self.exact and not stack.proven[size]:
+            try:
+                self._prove(stack, batches[:1], work)
+            except RoundsDifferently:
+                stack.proven[size] = False
+                return self._step_alone(stack, work)
+            return 1
+        if self.exact and not stack.proven[size]:
             return self._step_alone(stack, work)
-        else:
-            _consume(stack.members, work, len(batches))
-            return self._together(stack, batches, work)
-        return True
+        _consume(stack.members, work, len(batches))
+        return len(batches) if self._together(stack, batches, work) else 0
 
-    def _step_alone(self, stack: Stack, work: Work) -> bool:
+    def _step_alone(self, stack: Stack, work: Work) -> int:
         """One step of each member alone, in the stack's memory. A failing member dissolves the stack."""
-        stack.sync()
-        for member in stack.members:
-            with stop_on_error(member):
-                self.loop_tier.take_steps(member, work[member], 1)
-        stack.update.count(1)
+        with stack.paused():
+            for member in stack.members:
+                with stop_on_error(member):
+                    self.loop_tier.take_steps(member, work[member], 1)
         failed = [member for member in stack.members if member.error is not None]
         if failed:
             self._dissolve(stack)
-        return not failed
+        return 0 if failed else 1
 
     def _together(self, stack: Stack, batches: Batches, work: Work) -> bool:
         """Take steps as a stack; dissolve it if it turns out not to pay."""
         track = self.proven[stack]
-        stack.update.refresh()
         track.work.extend(batches)
         measured = ticks.run_stack(track, self.rates)
         if measured is None:
@@ -182,6 +244,7 @@ class StackedTier:
     def _dissolve(self, stack: Stack) -> None:
         stack.release()
         self.proven.pop(stack).close()
+        del self._fingerprints[stack]
         for member in stack.members:
             member.tier = "alone" if member.error is None else member.tier
 

@@ -2,9 +2,12 @@
 
 To the code of a model, a `Stacked` looks like the tensor of one member: it has that member's shape. Underneath, the
 members lie along a first dimension, and an operation runs once for all of them. Only operations with a rule here are
-known to keep members apart. Any other operation raises `NotStackable`, and the members are trained in another way. A
-rule computes the same result as the operation alone, in the same order of roundings where that is known. Each group is
-tested for equal bits before its stack is used.
+known to keep members apart. Any other operation raises `NotStackable`, and the members are trained in another way.
+
+A rule computes the same result as the operation alone, in the same order of roundings. Kernels may round differently
+for a stack than for one member: at the end of a tensor that does not fill a register, or for small matrices. So each
+kernel is first tested on random numbers of the shape in question. A comparison of real steps alone would miss
+differences that only some values show.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ import torch.nn.functional as F
 
 class NotStackable(Exception):
     """A model's computation has no stacked form."""
+
+
+class RoundsDifferently(NotStackable):
+    """A kernel rounds differently for a stack than for one member, for tensors of this shape."""
 
 
 class Stacked(torch.Tensor):
@@ -90,6 +97,57 @@ class _Linear(torch.autograd.Function):
             torch.bmm(grad.transpose(1, 2), x) if needs_weight else None,
             grad.sum(1) if needs_bias else None,
         )
+
+
+TESTED = 64  # members with random numbers, for which a kernel must give the bits of one member
+
+
+@functools.cache
+def _products_round_alike(members: int, rows: int, inputs: int, outputs: int, bias: bool, threads: int) -> bool:
+    """Whether the products of `_Linear` equal those of each member alone, tested on random numbers."""
+    made = torch.Generator().manual_seed(rows)
+    for _ in range(-(-TESTED // members)):
+        x, grad = (torch.randn(members, rows, size, generator=made) for size in (inputs, outputs))
+        weight, shift = (torch.randn(members, *size, generator=made) for size in ((outputs, inputs), (outputs,)))
+        parts: list[torch.Tensor | None] = [x, weight, shift if bias else None]
+        if not _equals_in_parts(lambda a, b, c: _Linear.apply(a, b, c), F.linear, parts, grad):  # type: ignore[no-untyped-call]
+            return False
+    return True
+
+
+@functools.cache
+def _rounds_alike(function: Callable[..., torch.Tensor], options: tuple[Any, ...], shape: Any, threads: int) -> bool:
+    """Whether an operation on all members at once equals that on each, tested on random numbers."""
+    made = torch.Generator().manual_seed(len(shape))
+    x, grad = (3 * torch.randn(TESTED, *shape, generator=made) for _ in range(2))
+    names = dict(options[1])
+
+    def call(given: torch.Tensor) -> torch.Tensor:
+        return function(given, *options[0], **names)
+
+    return _equals_in_parts(call, call, [x], grad)
+
+
+def _equals_in_parts(
+    together: Callable[..., torch.Tensor],
+    alone: Callable[..., torch.Tensor],
+    given: Sequence[torch.Tensor | None],
+    grad: torch.Tensor,
+) -> bool:
+    """Whether results and gradients of all members at once have the bits of those of each member."""
+
+    def results(function: Any, tensors: Sequence[torch.Tensor | None], grad: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [None if t is None else t.clone().requires_grad_() for t in tensors]
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, [t for t in leaves if t is not None], grad.clone())]
+
+    whole = results(together, given, grad)
+    for number in range(len(grad)):
+        parts = results(alone, [None if t is None else t[number] for t in given], grad[number])
+        for one, other in zip(whole, parts, strict=True):
+            if not torch.equal(one[number].view(torch.uint8), other.view(torch.uint8)):
+                return False
+    return True
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -184,6 +242,9 @@ class _SquaredError(torch.autograd.Function):
 def _linear(x: Any, weight: Any, bias: Any = None) -> Stacked:
     if x.dim() < 3:
         raise NotStackable("a linear layer on single rows has no stacked form")
+    shape = len(x), x[0].numel() // max(1, x.shape[-1]), x.shape[-1], weight.shape[1]
+    if not x.is_cuda and not _products_round_alike(*shape, bias is not None, torch.get_num_threads()):
+        raise RoundsDifferently(f"stacked layers of {shape[2]} by {shape[3]} on {shape[1]} rows round differently here")
     if x.dim() == 3:
         return stacked(_Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
     out = _Linear.apply(x.reshape(x.shape[0], -1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
@@ -203,6 +264,8 @@ def _cross_entropy(
     plain = weight is None and size_average is None and reduce is None and reduction == "mean" and not label_smoothing
     if not plain or x.dim() != 3 or target.dtype != torch.int64:
         raise NotStackable("this form of cross_entropy has no stacked form")
+    if not x.is_cuda and not _rounds_alike(torch.log_softmax, ((-1,), ()), tuple(x.shape[1:]), torch.get_num_threads()):
+        raise RoundsDifferently(f"stacked losses of {x.shape[2]} classes on {x.shape[1]} rows round differently here")
     return stacked(_CrossEntropy.apply(x, target, ignore_index))  # type: ignore[no-untyped-call]
 
 
@@ -225,12 +288,27 @@ def _dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = Fals
 
 
 def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
-    """The rule for an elementwise operation: the same operation on all members."""
+    """The rule for an elementwise operation that rounds each element alike: the same operation on all members."""
 
     def rule(*args: Any, **kwargs: Any) -> Stacked:
         if kwargs.get("inplace"):
             raise NotStackable("operations in place have no stacked form")
         return stacked(function(*(args if len(args) == 1 else _aligned(args)), **kwargs))
+
+    return rule
+
+
+def _tested(function: Callable[..., torch.Tensor]) -> Callable[..., Stacked]:
+    """The rule for an elementwise operation whose last elements may round differently: then member by member."""
+    whole, parts = _elementwise(function), _in_turn(function)
+
+    def rule(x: Any, *args: Any, **kwargs: Any) -> Stacked:
+        if not isinstance(x, Stacked) or any(isinstance(arg, torch.Tensor) for arg in (*args, *kwargs.values())):
+            raise NotStackable(f"{function.__name__} of two tensors has no stacked form")
+        options = args, tuple(sorted(kwargs.items()))
+        if x.is_cuda or _rounds_alike(function, options, tuple(x.shape[1:]), torch.get_num_threads()):
+            return whole(x, *args, **kwargs)
+        return parts(x, *args, **kwargs)
 
     return rule
 
@@ -307,16 +385,19 @@ def _squeeze(x: Any, dim: int) -> Stacked:
 
 
 _UNARY = (
-    torch.relu, F.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.leaky_relu, F.elu, F.selu, F.silu,
-    F.softplus, F.hardtanh, F.mish, torch.exp, torch.log, torch.neg, torch.abs, torch.square, torch.sqrt, torch.clamp,
-    torch.Tensor.relu, torch.Tensor.tanh, torch.Tensor.sigmoid, torch.Tensor.exp, torch.Tensor.log, torch.Tensor.neg,
-    torch.Tensor.__neg__, torch.Tensor.abs, torch.Tensor.square, torch.Tensor.sqrt, torch.Tensor.clamp,
-    torch.Tensor.float, torch.Tensor.double, torch.Tensor.to, torch.Tensor.detach, torch.Tensor.contiguous,
+    torch.relu, F.relu, F.leaky_relu, F.hardtanh, torch.neg, torch.abs, torch.square, torch.sqrt, torch.clamp,
+    torch.Tensor.relu, torch.Tensor.neg, torch.Tensor.__neg__, torch.Tensor.abs, torch.Tensor.square, torch.Tensor.sqrt,
+    torch.Tensor.clamp, torch.Tensor.float, torch.Tensor.double, torch.Tensor.to, torch.Tensor.detach,
+    torch.Tensor.contiguous,
+)  # fmt: skip
+_TESTED = (
+    torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.elu, F.selu, F.silu, F.softplus, F.mish, torch.exp,
+    torch.log, torch.Tensor.tanh, torch.Tensor.sigmoid, torch.Tensor.exp, torch.Tensor.log, torch.Tensor.__pow__,
 )  # fmt: skip
 _BINARY = (
     torch.add, torch.sub, torch.mul, torch.div, torch.Tensor.add, torch.Tensor.sub, torch.Tensor.mul, torch.Tensor.div,
     torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__sub__, torch.Tensor.__rsub__, torch.Tensor.__mul__,
-    torch.Tensor.__rmul__, torch.Tensor.__truediv__, torch.Tensor.__rtruediv__, torch.Tensor.__pow__,
+    torch.Tensor.__rmul__, torch.Tensor.__truediv__, torch.Tensor.__rtruediv__,
 )  # fmt: skip
 
 _ONE_BY_ONE = (
@@ -328,6 +409,7 @@ _ONE_BY_ONE = (
 
 def _rules() -> dict[Any, Callable[..., Any]]:
     found: dict[Any, Callable[..., Any]] = {function: _elementwise(function) for function in (*_UNARY, *_BINARY)}
+    found |= {function: _tested(function) for function in _TESTED}
     found |= {F.linear: _linear, torch._C._nn.linear: _linear, F.cross_entropy: _cross_entropy, F.mse_loss: _mse_loss}
     found |= {F.dropout: _dropout, torch.flatten: _flatten, torch.Tensor.flatten: _flatten}
     found |= dict.fromkeys((torch.Tensor.unflatten, torch.unflatten), _unflatten)
