@@ -152,3 +152,80 @@ def test_third_party_networks_are_read_completely_and_run(path: Path) -> None:
     with torch.no_grad():
         got = to_torch(network, weights_of(path)).eval()(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+
+
+def inside_if(model: Any, path: Path) -> Path:
+    """The whole of a network as a branch of If: half of its weights in the branch, the others around it."""
+    graph = model.graph
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    around = {tensor.name for tensor in list(graph.initializer)[::2]} | {node.output[0] for node in constants[::2]}
+    outputs = [value.name for value in graph.output]
+    then = helper.make_graph(
+        [node for node in graph.node if node.op_type != "Constant" or node.output[0] not in around], "then", [],
+        list(graph.output), [tensor for tensor in graph.initializer if tensor.name not in around],
+    )  # fmt: skip
+    other = helper.make_graph(
+        [helper.make_node("Constant", [], [outputs[0]], value=numpy_helper.from_array(np.zeros((1, 2), "f4")))],
+        "else", [], list(graph.output),
+    )  # fmt: skip
+    made = helper.make_graph(
+        [
+            *(node for node in constants if node.output[0] in around),
+            helper.make_node("If", ["wanted"], [f"{outputs[0]} of if"], then_branch=then, else_branch=other),
+        ],
+        "g", [*graph.input, helper.make_tensor_value_info("wanted", TensorProto.BOOL, [])],
+        [helper.make_tensor_value_info(f"{outputs[0]} of if", TensorProto.FLOAT, None)],
+        [tensor for tensor in graph.initializer if tensor.name in around],
+    )  # fmt: skip
+    onnx.save(helper.make_model(made, opset_imports=model.opset_import), path)
+    return path
+
+
+def float_weights(model: Any) -> dict[str, Any]:
+    graph = model.graph
+    found = {tensor.name: tensor for tensor in graph.initializer}
+    found |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    arrays = {name: numpy_helper.to_array(tensor) for name, tensor in found.items()}
+    return {name: array for name, array in arrays.items() if array.dtype == np.float32}
+
+
+@pytest.mark.skipif(not third_party_models(), reason="needs the package rapidocr-onnxruntime")
+@pytest.mark.parametrize("path", third_party_models(), ids=lambda path: path.stem)
+def test_weights_inside_a_branch_are_parameters_of_the_network(path: Path, tmp_path: Path) -> None:
+    model = onnx.load(path)
+    network = from_onnx(inside_if(model, tmp_path / "if.onnx"))
+    expected = sorted(array.shape for array in float_weights(model).values())
+    found = [p.shape for p in network.parameters.values() if "else_branch" not in p.name and "int" not in p.name]
+    assert all(found.count(shape) >= expected.count(shape) for shape in set(expected))
+    branch = next(node for node in network.nodes if node.get("type") == "If")
+    assert branch.get("then_branch").endswith("operators")
+    assert {source.kind for source in map(network.by_id.get, network.sources[branch.id]) if source} >= {
+        "INPUT",
+        "WEIGHT",
+    }
+    assert from_json(to_json(network)) == network
+
+
+def test_an_output_that_a_branch_uses_is_not_merged_with_the_bias_that_follows(tmp_path: Path) -> None:
+    """The branch takes the product before the bias is added."""
+    weight, bias = numpy_helper.from_array(np.eye(2, dtype="f4"), "w"), numpy_helper.from_array(np.ones(2, "f4"), "b")
+    value = helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)
+    then = helper.make_graph([helper.make_node("Relu", ["product"], ["inner"])], "then", [], [value])
+    other = helper.make_graph([helper.make_node("Neg", ["product"], ["inner"])], "else", [], [value])
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"]), helper.make_node("Add", ["product", "b"], ["sum"]),
+            helper.make_node("If", ["wanted"], ["y"], then_branch=then, else_branch=other),
+        ],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2]),
+            helper.make_tensor_value_info("wanted", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "sum")], [weight, bias],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph), tmp_path / "x.onnx")
+    network = from_onnx(tmp_path / "x.onnx")
+    branch = next(node for node in network.nodes if node.get("type") == "If")
+    assert "FULL" in {network.by_id[source].kind for source in network.sources[branch.id]}
+    assert [node.get("bias") for node in network.nodes if node.kind == "FULL"] == [False]

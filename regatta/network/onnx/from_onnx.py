@@ -1,7 +1,8 @@
 """The network of an ONNX file, without its weights.
 
 Initializers and constants become the names and shapes of parameters. Only short constants, which say how to reshape,
-slice or scale, are read. External data is not opened.
+slice or scale, are read. External data is not opened. The weights inside an operator with branches or a body (If, Loop,
+Scan, functions of the file) are operands of that operator.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.errors import DataError, MissingExtraError, NotFoundError
 from regatta.network.builder import Builder
-from regatta.network.graph import MAX_NODES, MAX_RANK, MAX_SIZE, Network, Parameter, Shape
+from regatta.network.graph import MAX_RANK, MAX_SIZE, Network, Parameter, Shape
+from regatta.network.onnx.limits import check_nodes, computes_little
 from regatta.network.onnx.operators import ConstantTensor, Given, NodeOutput, Op, Sizes, translate
 from regatta.network.onnx.shapes import Dims, output_dims, shape_of
+from regatta.network.onnx.subgraphs import functions_of, outer_names, sizes_inside, tensors_inside
 
 if TYPE_CHECKING:
     import onnx
@@ -32,8 +35,7 @@ def from_onnx(path: str | os.PathLike[str], *, name: str = "") -> Network:
     """The layers of an ONNX model and their connections."""
     path = Path(path)
     model = load_onnx(path)
-    if len(model.graph.node) > MAX_NODES:
-        raise DataError(f"The model has {len(model.graph.node)} nodes; {MAX_NODES} are allowed.", place=str(path))
+    check_nodes(model, str(path))
     return _OnnxReader(model, name or path.stem).network()
 
 
@@ -67,6 +69,8 @@ class _OnnxReader:
         self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         self._uses = Counter(name for node in graph.node for name in node.input)
         self._uses.update(output.name for output in graph.output)
+        self._functions = functions_of(model)
+        self._uses.update(name for node in graph.node for name in outer_names(node, self._functions))
         self._follower = {name: node for node in graph.node for name in node.input}
         self._values: dict[str, Given] = {}
         self._weights: dict[str, str] = {}
@@ -107,14 +111,23 @@ class _OnnxReader:
         inputs = [self._value(name) if name else None for name in node.input]
         bias = self._following_bias(node)
         settings = {attribute.name: _plain(attribute) for attribute in node.attribute}
-        op = Op(node.op_type, inputs, settings, self._opset, self._shapes.get(node.output[0]), bias)
+        settings |= sizes_inside(node, self._functions)
+        is_function = (node.domain, node.op_type) in self._functions
+        type = f"{node.domain}::{node.op_type}" if is_function else node.op_type
+        op = Op(type, inputs, settings, self._opset, self._shapes.get(node.output[0]), bias)
         made = translate(op)
         if isinstance(made, Sizes | ConstantTensor | NodeOutput):
             self._values[node.output[0]] = made
             return
-        self._write(node, op, made)
+        self._write(node, op, replace(made, inputs=(*made.inputs, *self._inside(node))))
         if made.takes_bias:
             self._values[self._follower[node.output[0]].output[0]] = self._values[node.output[0]]
+
+    def _inside(self, node: onnx.NodeProto) -> Iterator[Given]:
+        """What the branches and bodies of a node use: values of the graph around them, and weights of their own."""
+        yield from (self._value(name) for name in outer_names(node, self._functions))
+        for name, tensor in tensors_inside(node, self._functions):
+            yield _tensor(name, tensor)
 
     def _write(self, node: onnx.NodeProto, op: Op, made: Any) -> None:
         parameters = [
@@ -206,7 +219,7 @@ def _infer_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     from onnx import shape_inference
 
     try:
-        graph = shape_inference.infer_shapes(model, data_prop=True).graph
+        graph = shape_inference.infer_shapes(model, data_prop=computes_little(model)).graph
     except (shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, RuntimeError):
         graph = model.graph  # the model has a custom operator
     found = {}
@@ -233,7 +246,7 @@ def _tensor(name: str, tensor: onnx.TensorProto) -> ConstantTensor:
     from onnx import numpy_helper
 
     shape = tuple(int(size) for size in tensor.dims)
-    if any(not 0 <= size <= MAX_SIZE for size in shape):
+    if len(shape) > MAX_RANK or any(not 0 <= size <= MAX_SIZE for size in shape):
         raise DataError(f"The tensor {name!r:.80} has the shape {shape[:10]}.")
     if math.prod(shape) > MAX_NUMBERS_READ or tensor.external_data or tensor.data_type == 8:
         return ConstantTensor(name, shape, shape, None)

@@ -16,6 +16,8 @@ from regatta.network.graph import Shape
 from regatta.network.onnx.shapes import Dims, Size, shape_of
 from regatta.network.torch.calls import MATH
 
+MAX_FOLDED = 1_000  # longer lists of sizes are not the sizes of a tensor
+
 
 @dataclass(frozen=True)
 class NodeOutput:
@@ -140,6 +142,8 @@ def _fold_sizes(op: Op) -> Given | None:
     if not isinstance(first, Sizes) and not (op.type == "Concat" and any(isinstance(v, Sizes) for v in op.inputs)):
         return None
     if op.type == "Concat" and all(vector is not None for vector in vectors):
+        if sum(len(vector) for vector in vectors if vector is not None) > MAX_FOLDED:
+            raise UnknownOperator
         return Sizes(tuple(size for vector in vectors if vector is not None for size in vector))
     if op.type == "Slice" and isinstance(first, Sizes):
         return Sizes(first.sizes[_only_slice(op)])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import DataError
 from regatta.network import Network, from_onnx
 from regatta.network.onnx.from_onnx import load_onnx
+from regatta.network.onnx.subgraphs import MIN_WEIGHTS, bodies, functions_of, tensors_inside
 from regatta.store.format.tensor_id import Bits, why_not_name
 
 if TYPE_CHECKING:
@@ -18,17 +21,44 @@ if TYPE_CHECKING:
 _AS_BITS = {16: "BF16", 17: "F8_E4M3", 19: "F8_E5M2"}  # types that NumPy lacks, by ONNX's numbers
 
 
-def read_onnx(path: Path) -> tuple[Network, dict[str, Any]]:
-    """The network of a file, and the tensors that its layers use."""
-    network = _renamed(from_onnx(path))
+@dataclass(frozen=True)
+class OnnxContent:
+    """The network of a file, the tensors that its layers use, and notes about what is not among them."""
+
+    network: Network
+    tensors: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def read_onnx(path: Path) -> OnnxContent:
+    network, model = _renamed(from_onnx(path)), load_onnx(path)
     wanted = {parameter.name for node in network.nodes for parameter in node.parameters}
-    found = {}
-    for name, tensor in _tensors(load_onnx(path)):
+    found: dict[str, Any] = {}
+    left_out: dict[str, int] = {}
+    for name, tensor in _tensors(model):
         if (safe := _safe(name)) in wanted:
             found[safe] = _value(name, tensor, path)
+        elif math.prod(tensor.dims) >= MIN_WEIGHTS:
+            left_out[name] = math.prod(tensor.dims)
     if missing := sorted(wanted - found.keys()):
         raise DataError(f"The file has no numbers for {missing[0]!r:.100}.", place=str(path))
-    return network, found
+    return OnnxContent(network, found, (*_left_out(left_out), *_hidden_layers(model)))
+
+
+def _left_out(numbers: Mapping[str, int]) -> Iterator[str]:
+    if numbers:
+        names = ", ".join(list(numbers)[:3]) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+        yield f"left out: {names} ({sum(numbers.values()):,} numbers), which no layer uses"
+
+
+def _hidden_layers(model: onnx.ModelProto) -> Iterator[str]:
+    functions = functions_of(model)
+    inside: Counter[str] = Counter()
+    for node in model.graph.node:
+        inside[node.op_type] += sum(len(body.nodes) for body in bodies(node, functions))
+    for kind, count in inside.items():
+        if count:
+            yield f"the {count:,} operators inside {kind} are not shown as layers; their weights are read"
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -36,6 +66,9 @@ def _tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     for node in model.graph.node:
         if node.op_type == "Constant":
             yield from ((node.output[0], given.t) for given in node.attribute if given.name == "value")
+    functions = functions_of(model)
+    for node in model.graph.node:
+        yield from tensors_inside(node, functions)
 
 
 def _value(name: str, tensor: onnx.TensorProto, path: Path) -> Any:
