@@ -6,11 +6,13 @@ its axes. A layer with an activation becomes two nodes, as in PyTorch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from regatta.errors import MissingExtraError, UsageError
+from regatta.network.axis_order import KERAS, KERAS_CHANNELS_FIRST, KERAS_MIXED
 from regatta.network.builder import Builder
 from regatta.network.graph import Network, Parameter, Shape
 from regatta.network.onnx.operators import same_padding
@@ -36,12 +38,28 @@ def from_keras(model: keras.Model, *, name: str = "") -> Network:
             f"The model {model.name!r} has not been built, so its layers have no shapes.",
             hint="Begin it with keras.Input(shape), or call model.build(shape).",
         )
-    reader = _KerasReader(Builder(name or model.name, "keras"))
+    reader = _KerasReader(Builder(name or model.name, _axis_order(model)))
     if isinstance(model, keras.Sequential):
         model = model._functional  # its graph, which is there once it is built
     if _is_functional(model):
         return reader.connected(model)
     return reader.listed(model)
+
+
+def _axis_order(model: Any) -> str:
+    """Where the layers of a model have their channels, as the source of a network."""
+    looking = [layer for layer in _all_layers(model) if _LOOKS_AT_CHANNELS.match(type(layer).__name__)]
+    formats = {getattr(layer, "data_format", "channels_last") or "channels_last" for layer in looking}
+    if len(formats) > 1:
+        return KERAS_MIXED
+    return KERAS_CHANNELS_FIRST if formats == {"channels_first"} else KERAS
+
+
+def _all_layers(layer: Any) -> Iterator[Any]:
+    yield from layer._flatten_layers(include_self=False, recursive=True)
+
+
+_LOOKS_AT_CHANNELS = re.compile(r"(Depthwise|Separable)?(Conv|MaxPool|AveragePool|Global|ZeroPad|UpSampling|Cropping)")
 
 
 def _is_functional(model: Any) -> bool:
@@ -64,6 +82,7 @@ class _KerasReader:
     def __init__(self, builder: Builder) -> None:
         self._builder = builder
         self._made: dict[int, str] = {}
+        self._channels_last = builder.source == KERAS
 
     def connected(self, model: Any) -> Network:
         for tensor in model.inputs:
@@ -115,7 +134,8 @@ class _KerasReader:
         shape = tuple(outputs[0].shape) if len(outputs) == 1 else None
         arguments = (*node.arguments.args, *node.arguments.kwargs.values())
         constants = [x for x in arguments if isinstance(x, int | float)]  # as in `x + 1`
-        at = self._write(operation, inputs, shapes, shape, constants)
+        is_left = bool(arguments) and isinstance(arguments[0], int | float)  # as in `1 - x`
+        at = self._write(operation, inputs, shapes, shape, constants, is_left)
         if len(outputs) == 1:
             self._made[id(outputs[0])] = at
             return
@@ -124,9 +144,16 @@ class _KerasReader:
             self._made[id(tensor)] = part
 
     def _write(
-        self, layer: Any, inputs: list[str], shapes: Sequence[Shape | None], shape: Shape | None, constants: Any = ()
+        self,
+        layer: Any,
+        inputs: list[str],
+        shapes: Sequence[Shape | None],
+        shape: Shape | None,
+        constants: Any = (),
+        is_left: bool = False,
     ) -> str:
-        made = _described(layer, shapes, constants)
+        made = _described(layer, shapes, constants, is_left)
+        made = [_with_own_axes(kind, attributes, layer, shapes[0], self._channels_last) for kind, attributes in made]
         for place, (kind, attributes) in enumerate(made):
             last = place == len(made) - 1
             parameters = list(_parameters(layer, kind)) if place == 0 else []
@@ -140,13 +167,35 @@ class _KerasReader:
 Made = tuple[str, dict[str, Any]]
 
 
-def _described(layer: Any, shapes: Sequence[Shape | None], constants: Sequence[Any]) -> list[Made]:
+def _with_own_axes(kind: str, attributes: dict[str, Any], layer: Any, shape: Shape | None, last: bool) -> Made:
+    """A layer with the axis that it works on, where that is not the axis of channels of the whole network."""
+    if shape is None:
+        return kind, attributes
+    rank = len(shape)
+    if kind == "CONCAT":
+        axis = layer.axis % rank
+        # In the vocabulary channels are axis 1. Where Keras has them last, axis 1 itself is counted from the end.
+        if last and rank != 3:
+            axis = 1 if axis == rank - 1 else axis - rank
+        return kind, {"axis": axis}
+    if kind == "NORM" and attributes.get("function") in ("batch", "group"):
+        axis, usual = layer.axis % rank, rank - 1 if last else 1
+        if axis != usual:
+            return kind, attributes | {"axes": [axis]}
+    return kind, attributes
+
+
+def _described(
+    layer: Any, shapes: Sequence[Shape | None], constants: Sequence[Any], is_left: bool = False
+) -> list[Made]:
     make = _LAYERS.get(type(layer).__name__)
     known = type(layer).__module__.startswith("keras.")
     if not known or make is None:
         made: list[Made] = [("OTHER", {"type": type(layer).__name__})]
     elif type(layer).__name__ in _ARITHMETIC and len(shapes) == 1:
-        made = [(make(layer, shapes)[0][0], {"value": constants[0] if constants else None})]
+        kind = make(layer, shapes)[0][0]
+        left = is_left and kind in ("SUB", "DIV", "POW")
+        made = [(kind, {"value": constants[0] if constants else None, "left": left})]
     else:
         made = make(layer, shapes)
     activation = getattr(layer, "activation", None)
@@ -176,7 +225,9 @@ def _role(kind: str, name: str, rank: int, layer: str) -> str:
     """The role of a variable in PyTorch's terms, with the permutation of its axes."""
     if kind == "FULL" and name == "kernel":
         return "weight@10"
-    if kind == "CONV" and name == "kernel" and not layer.startswith(("Depthwise", "Separable")):
+    if kind == "CONV" and name == "kernel" and layer.startswith("Depthwise"):
+        return "weight@depthwise"
+    if kind == "CONV" and name == "kernel" and not layer.startswith("Separable"):
         spatial = "".join(str(axis) for axis in range(rank - 2))
         return f"weight@{rank - 1}{rank - 2}{spatial}"
     if kind == "NORM":
@@ -198,6 +249,8 @@ def _padding(
     layer: Any, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], shape: Any
 ) -> list[int]:
     """The padding of "same": starts, then ends if they differ. An unknown size counts as a multiple of the strides."""
+    if layer.padding == "causal":
+        return [dilation[0] * (kernel[0] - 1), 0]
     if layer.padding != "same":
         return [0] * len(kernel)
     sizes = [None] * len(kernel)
@@ -214,13 +267,31 @@ def _conv(layer: Any, shapes: Sequence[Shape | None], transposed: bool = False, 
     kernel, stride, dilation = list(layer.kernel_size), list(layer.strides), list(layer.dilation_rate)
     ins = _channels(shapes[0], layer)
     outs = (ins or 0) * layer.depth_multiplier if depthwise else layer.filters
+    cut = _transposed_padding(layer) if transposed else None
+    if transposed and cut is None:
+        return [("OTHER", {"type": type(layer).__name__, "padding": layer.padding, "kernel": kernel, "stride": stride})]
     attributes = {
         "dims": len(kernel), "in": ins, "out": outs, "kernel": kernel, "stride": stride, "dilation": dilation,
-        "padding": [0] * len(kernel) if transposed else _padding(layer, kernel, stride, dilation, shapes[0]),
+        "padding": cut[0] if cut is not None else _padding(layer, kernel, stride, dilation, shapes[0]),
+        "output_padding": cut[1] if cut is not None else None,
         "groups": ins if depthwise else getattr(layer, "groups", 1), "bias": layer.use_bias,
         "transposed": transposed,
     }  # fmt: skip
     return [("CONV", attributes)]
+
+
+def _transposed_padding(layer: Any) -> tuple[list[int], list[int]] | None:
+    """The padding and the output padding of a transposed convolution; None for those that PyTorch does not have."""
+    if layer.output_padding is not None:
+        return None
+    cut, added = [], []
+    for kernel, stride, dilation in zip(layer.kernel_size, layer.strides, layer.dilation_rate, strict=True):
+        more = dilation * (kernel - 1) + 1 - stride  # of the kernel beyond the stride
+        if layer.padding == "same" and more > 0 and more % 2:
+            return None  # one more is cut off at one end than at the other
+        cut.append(max(more, 0) // 2 if layer.padding == "same" else 0)
+        added.append(max(-more, 0))
+    return cut, added
 
 
 def _pool(function: str, layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
@@ -249,14 +320,22 @@ def _batch_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
 
 def _layer_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
     axes = layer.axis if isinstance(layer.axis, list | tuple) else [layer.axis]
+    rank = len(shapes[0]) if shapes[0] is not None else 0
+    if getattr(layer, "rms_scaling", False) or (
+        rank and sorted(axis % rank for axis in axes) != list(range(rank - len(axes), rank))
+    ):
+        return [("OTHER", {"type": "LayerNormalization", "axes": list(axes)})]
     shape = [shapes[0][axis] for axis in axes] if shapes[0] is not None else None
     attributes = {"function": "layer", "shape": shape, "eps": layer.epsilon, "affine": layer.scale or layer.center}
     return [("NORM", attributes)]
 
 
 def _group_norm(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-    features = _channels(shapes[0], layer)
-    return [("NORM", {"function": "group", "groups": layer.groups, "features": features, "eps": layer.epsilon})]
+    features = shapes[0][layer.axis] if shapes[0] is not None else None
+    groups = features if layer.groups == -1 else layer.groups
+    affine = layer.scale or layer.center
+    attributes = {"function": "group", "groups": groups, "features": features, "eps": layer.epsilon, "affine": affine}
+    return [("NORM", attributes)]
 
 
 def _attention(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
@@ -271,18 +350,19 @@ def _recurrent(function: str, layer: Any, shapes: Sequence[Shape | None]) -> lis
 
 
 def _relu(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-    if layer.threshold:
+    if layer.threshold or (layer.max_value is not None and layer.negative_slope):
         return [("OTHER", {"type": "ReLU", "threshold": float(layer.threshold)})]
     if layer.max_value is not None and not layer.negative_slope:
         return [("CLIP", {"min": 0.0, "max": float(layer.max_value)})]
     return [("LEAKY_RELU", {"slope": float(layer.negative_slope)})] if layer.negative_slope else [("RELU", {})]
 
 
-def _concat(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-    """In the vocabulary, channels are axis 1, also where Keras has them last."""
+def _flatten(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
+    """With channels first, Keras moves them to the end before it flattens."""
     rank = len(shapes[0]) if shapes[0] is not None else 0
-    last = bool(rank) and layer.axis % rank == rank - 1
-    return [("CONCAT", {"axis": 1 if last and (rank == 2 or rank > 3) else layer.axis})]
+    if _has_channels_first(layer) and rank > 2:
+        return [("TRANSPOSE", {"order": [0, *range(2, rank), 1]}), ("FLATTEN", {})]
+    return [("FLATTEN", {})]
 
 
 def _zero_padding(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
@@ -291,7 +371,10 @@ def _zero_padding(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
 
 
 def _upsampling(layer: Any, shapes: Sequence[Shape | None]) -> list[Made]:
-    return [("RESIZE", {"scale": [float(s) for s in layer.size], "mode": getattr(layer, "interpolation", "nearest")})]
+    mode, scale = getattr(layer, "interpolation", "nearest"), [float(s) for s in layer.size]
+    if mode not in ("nearest", "bilinear"):
+        return [("OTHER", {"type": type(layer).__name__, "mode": mode, "scale": scale})]
+    return [("RESIZE", {"scale": scale, "mode": mode})]
 
 
 def _simple(kind: str, **names: str) -> Callable[..., list[Made]]:
@@ -329,14 +412,15 @@ _LAYERS: Mapping[str, Callable[[Any, Sequence[Shape | None]], list[Made]]] = {
     ),
     "Activation": lambda layer, shapes: _activation(layer.activation.__name__) or [("IDENTITY", {})],
     "ReLU": _relu, "LeakyReLU": _simple("LEAKY_RELU", slope="negative_slope"), "ELU": _simple("ELU", alpha="alpha"),
-    "PReLU": _simple("PRELU"), "Softmax": _simple("SOFTMAX", axis="axis"), "Flatten": _simple("FLATTEN"),
+    "PReLU": _simple("PRELU"), "Softmax": _simple("SOFTMAX", axis="axis"), "Flatten": _flatten,
     "Reshape": lambda layer, shapes: [("RESHAPE", {"shape": [0, *layer.target_shape]})],
     "Permute": lambda layer, shapes: [("TRANSPOSE", {"order": [0, *layer.dims]})],
-    "Concatenate": _concat, "Identity": _simple("IDENTITY"),
+    "Concatenate": _simple("CONCAT", axis="axis"), "Identity": _simple("IDENTITY"),
     **{name: _simple(kind) for name, kind in zip(
         _ARITHMETIC, ("ADD", "SUB", "MUL", "DIV", "DIV", "MAXIMUM", "MINIMUM", "POW"), strict=True
     )},
     **{f"ZeroPadding{d}D": _zero_padding for d in (2, 3)},
     **{f"UpSampling{d}D": _upsampling for d in (2, 3)},
-    **{name: _simple(name.upper()) for name in ("Matmul", "Relu", "Sigmoid", "Tanh", "Gelu", "Silu")},
+    **{name: _simple(name.upper()) for name in ("Matmul", "Relu", "Sigmoid", "Tanh", "Silu")},
+    "Gelu": lambda layer, shapes: [("GELU", {"approximate": "tanh" if layer.approximate else "none"})],
 }  # fmt: skip
