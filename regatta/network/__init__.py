@@ -12,8 +12,10 @@ from regatta.network.graph import Edge, Network, Node, Parameter
 from regatta.network.json_form import from_json, to_json
 from regatta.network.kinds import KINDS
 from regatta.network.onnx.from_onnx import from_onnx
+from regatta.network.onnx.to_onnx import to_onnx
+from regatta.network.shapes import infer_shapes
 from regatta.network.torch.from_torch import from_torch
-from regatta.network.torch.to_torch import load_weights, to_torch
+from regatta.network.torch.to_torch import load_weights, to_torch, weights_of
 
 __all__ = [
     "KINDS",
@@ -29,8 +31,11 @@ __all__ = [
     "from_keras",
     "from_onnx",
     "from_torch",
+    "infer_shapes",
     "load_weights",
     "structural_hash",
     "to_json",
+    "to_onnx",
     "to_torch",
+    "weights_of",
 ]

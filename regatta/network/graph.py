@@ -159,6 +159,33 @@ class Network:
         return _sliced(self, self.find(start).id, self.find(end).id)
 
 
+def split_role(role: str) -> tuple[str, str]:
+    """`weight@10` is stored with permuted axes: PyTorch's is stored.permute(1, 0). `bias@flat` has axes of length 1.
+
+    `weight@depthwise` has the axes (..., inputs, outputs of each); in PyTorch they are (all outputs, 1, ...).
+    """
+    role, _, layout = role.partition("@")
+    return role, layout
+
+
+def arranged(stored: Any, layout: str) -> Any:
+    """A stored tensor or array in PyTorch's order of axes."""
+    if not layout:
+        return stored
+    if layout == "flat":
+        return stored.reshape(-1)
+    order = stored_axes(layout, len(stored.shape))
+    moved = stored.permute(order) if hasattr(stored, "permute") else stored.transpose(order)
+    return moved.reshape(-1, 1, *moved.shape[2:]) if layout == "depthwise" else moved
+
+
+def stored_axes(layout: str, rank: int) -> list[int]:
+    """The axes of a stored tensor in PyTorch's order."""
+    if layout == "depthwise":
+        return [rank - 2, rank - 1, *range(rank - 2)]
+    return [int(axis) for axis in layout]
+
+
 def _check_text(what: str, value: object, empty: bool = False) -> None:
     if not isinstance(value, str) or len(value) > MAX_NAME or not (value or empty):
         raise DataError(f"The {what} is a text of at most {MAX_NAME} characters, not {value!r:.80}.")

@@ -13,9 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from regatta.errors import DataError
-from regatta.network.graph import Node
+from regatta.network.graph import Node, Parameter
 from regatta.network.kinds import parse_index
 from regatta.network.torch.calls import MATH
+from regatta.network.torch.modules import layer_parameters
 
 
 def can_build(node: Node) -> bool:
@@ -26,7 +27,9 @@ def can_build(node: Node) -> bool:
     if node.kind == "MATH":
         return node.get("function") in MATH
     if node.kind == "POOL":
-        return node.get("function") in ("max", "avg") and (bool(node.get("output")) or _is_symmetric(node))
+        if bool(node.get("output")) or _is_symmetric(node):
+            return node.get("function") in ("max", "avg")
+        return node.get("function") == "max" or (node.get("function") == "avg" and not node.get("count_padding"))
     if node.kind == "RNN":
         return node.get("function") in ("lstm", "gru", "rnn_tanh", "rnn_relu") and bool(node.get("sequences"))
     return node.kind in _PARTS
@@ -40,6 +43,12 @@ def build_layer(node: Node) -> nn.Module:
         attributes = dict(node.attributes)
         raise DataError(f"{node.kind} with {attributes} cannot be built: {error}", place=f"node {node.id!r}") from error
     return made if isinstance(made, nn.Module) else _call(made)
+
+
+def node_parameters(node: Node) -> list[Parameter]:
+    """The parameters that the module of a node has, named by their roles. Nothing is allocated."""
+    with torch.device("meta"):
+        return list(layer_parameters(build_layer(node), ""))
 
 
 def _call(function: Callable[..., Any]) -> nn.Module:
@@ -74,10 +83,15 @@ def _conv(node: Node) -> Any:
 
 def _pad_then_layer(layer: nn.Module, padding: Sequence[int]) -> nn.Module:
     """A layer with different padding at its starts and its ends."""
-    half = len(padding) // 2
-    amounts = [amount for axis in reversed(range(half)) for amount in (padding[axis], padding[half + axis])]
+    amounts = _pad_amounts(padding)
     layer.register_forward_pre_hook(lambda _, inputs: (functional.pad(inputs[0], amounts), *inputs[1:]))
     return layer
+
+
+def _pad_amounts(padding: Sequence[int]) -> list[int]:
+    """Starts, then ends, in the order of torch.nn.functional.pad: the last axis first."""
+    half = len(padding) // 2
+    return [amount for axis in reversed(range(half)) for amount in (padding[axis], padding[half + axis])]
 
 
 def _batch_norm(node: Node) -> Any:
@@ -197,9 +211,20 @@ def _pool(node: Node) -> Any:
         adaptive = getattr(functional, f"adaptive_{function}_pool{dims}d")
         return lambda x: adaptive(x, get("output") if dims > 1 else get("output")[0])
     pool = getattr(functional, f"{function}_pool{dims}d")
-    settings = {"stride": get("stride"), "padding": get("padding"), "ceil_mode": get("ceil")}
+    symmetric = _is_symmetric(node)
+    settings = {"stride": get("stride"), "padding": get("padding") if symmetric else 0, "ceil_mode": get("ceil")}
     settings |= {"dilation": get("dilation")} if function == "max" else {"count_include_pad": get("count_padding")}
-    return lambda x: pool(x, get("kernel"), **settings)
+    if symmetric:
+        return lambda x: pool(x, get("kernel"), **settings)
+    amounts = _pad_amounts(get("padding"))
+    if function == "max":
+        return lambda x: pool(functional.pad(x, amounts, value=-torch.inf), get("kernel"), **settings)
+
+    def mean_inside(x: torch.Tensor) -> Any:
+        inside = functional.pad(torch.ones_like(x[:1, :1]), amounts)
+        return pool(functional.pad(x, amounts), get("kernel"), **settings) / pool(inside, get("kernel"), **settings)
+
+    return mean_inside
 
 
 def _dropout(node: Node) -> Any:

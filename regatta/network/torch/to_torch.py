@@ -3,38 +3,99 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from regatta.errors import DataError, UsageError, nearest
-from regatta.network.graph import Network, Parameter
+from regatta.network.axis_order import KERAS, in_torch_order
+from regatta.network.graph import Network, Parameter, arranged, split_role, stored_axes
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import nn
 
+    from regatta.network.torch.network_module import NetworkModule
 
-def to_torch(network: Network, weights: Mapping[str, Any] | None = None) -> nn.Module:
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """What became of weights: parameters that took them, that were initialised, and weights that none has."""
+
+    kept: tuple[str, ...]
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def to_torch(
+    network: Network,
+    weights: Mapping[str, Any] | None = None,
+    *,
+    missing: Literal["error", "initialise"] = "error",
+    seed: int | None = None,
+) -> NetworkModule:
     """A module with the layers of the network and, with `weights` (tensors or arrays by name), those of the model.
 
-    Its forward takes the inputs in the order of the network's INPUT nodes; several outputs are a tuple.
+    Its forward takes the inputs in the order of the network's INPUT nodes; several outputs are a tuple. With
+    `missing="initialise"`, parameters whose weights are missing or have another shape are initialised by the seed.
     """
+    from regatta.network.torch.network_module import NetworkModule
+
+    of_keras, network = network.source.startswith(KERAS), in_torch_order(network)
     _refuse_unknown(network)
-    module = _runnable(network)
+    module = NetworkModule(network, seed if seed is not None or missing == "error" else 0, has_fixed_inputs=of_keras)
     if weights is not None:
-        load_weights(module, weights)
+        load_weights(module, weights, missing=missing)
     return module
 
 
-def load_weights(module: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load weights into a module of `to_torch`, by the names of the network's parameters. Others are ignored."""
+def load_weights(
+    module: NetworkModule, weights: Mapping[str, Any], *, missing: Literal["error", "initialise"] = "error"
+) -> LoadedWeights:
+    """Load weights into a module of `to_torch`, by the names of the network's parameters; says what became of them."""
     import torch
 
+    if missing not in ("error", "initialise"):
+        raise UsageError(f"missing is {missing!r:.80}; it is 'error' or 'initialise'.")
+    kept: dict[str, bool] = {}
     with torch.no_grad():
-        for node, parameter in module.expected():  # type: ignore[operator]
-            _put(module, node, parameter, weights)
+        for part, parameter in module.expected():
+            fits = missing == "error" or _fits(weights.get(parameter.name), parameter)
+            kept[parameter.name] = fits
+            if fits:
+                _put(part, parameter, weights)
+    new = tuple(name for name, fits in kept.items() if not fits)
+    dropped = tuple(name for name in weights if name not in kept)
+    return LoadedWeights(tuple(name for name, fits in kept.items() if fits), new, dropped)
+
+
+def weights_of(module: NetworkModule) -> dict[str, torch.Tensor]:
+    """The weights of a module of `to_torch` by the names of the network's parameters: the inverse of load_weights."""
+    from regatta.network.torch.network_module import holder
+
+    found: dict[str, torch.Tensor] = {}
+    for part, parameter in module.expected():
+        role, layout = split_role(parameter.role)
+        owner, attribute = holder(part, role)
+        tensor = getattr(owner, attribute).detach()
+        if layout == "flat":
+            tensor = tensor.reshape([size or 1 for size in parameter.shape])
+        elif layout:
+            order = stored_axes(layout, len(parameter.shape))
+            tensor = tensor.reshape([parameter.shape[axis] or 1 for axis in order])
+            tensor = tensor.permute([order.index(axis) for axis in range(len(order))])
+        found[parameter.name] = tensor
+    return found
+
+
+def _fits(given: Any, parameter: Parameter) -> bool:
+    shape = getattr(given, "shape", None)
+    return (
+        shape is not None
+        and len(shape) == len(parameter.shape)
+        and all(size in (None, there) for size, there in zip(parameter.shape, shape, strict=True))
+    )
 
 
 def watch(network: Network, weights: Mapping[str, Any], inputs: Sequence[Any], see: Callable[[str, Any], None]) -> None:
@@ -51,19 +112,27 @@ def watch(network: Network, weights: Mapping[str, Any], inputs: Sequence[Any], s
     def shown(id: str) -> Callable[..., None]:
         return lambda part, given, result: see(id, _as_array(result)) if isinstance(result, torch.Tensor) else None
 
-    steps = [id for id in network.order if network.by_id[id].kind != "INPUT"]
-    for id, part in zip(steps, module.parts, strict=True):  # type: ignore[arg-type]
-        part.register_forward_hook(shown(id))
+    run = module.network
+    steps = [id for id in run.order if run.by_id[id].kind != "INPUT"]
+    for id, part in zip(steps, module.parts, strict=True):
+        if id in network.by_id:
+            part.register_forward_hook(shown(id))
     tensors = [torch.as_tensor(array) for array in inputs]
     tensors = [tensor.to(kind) if tensor.is_floating_point() else tensor for tensor in tensors]
     for node, tensor in zip(network.inputs, tensors, strict=False):
         see(node.id, _as_array(tensor))
+    _run(module, tensors)
+
+
+def _run(module: NetworkModule, tensors: Sequence[torch.Tensor]) -> Any:
+    import torch
+
     with torch.no_grad():
         try:
-            module(*tensors)
+            return module(*tensors)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
-            wanted = ", ".join(str(node.shape) for node in network.inputs if node.shape is not None)
+            wanted = ", ".join(str(node.shape) for node in module.network.inputs if node.shape is not None)
             raise UsageError(
                 f"The network does not run on an input of shape {shapes}: {error}.",
                 hint=f"It takes {wanted}." if wanted else "The first axis is that of samples.",
@@ -83,8 +152,7 @@ def outputs(network: Network, weights: Mapping[str, Any], x: NDArray[Any], batch
     import torch
 
     module = to_torch(network, weights).eval()
-    with torch.no_grad():
-        parts = [module(torch.from_numpy(x[at : at + batch])).numpy() for at in range(0, len(x), batch)]
+    parts = [_run(module, [torch.from_numpy(x[at : at + batch])]).numpy() for at in range(0, len(x), batch)]
     return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
 
 
@@ -102,72 +170,10 @@ def _refuse_unknown(network: Network) -> None:
     )
 
 
-def _runnable(network: Network) -> nn.Module:
-    from torch import nn
-
-    from regatta.network.torch.layers import build_layer
-
-    class NetworkModule(nn.Module):
-        """The layers of a network, called in its order."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network
-            self.parts = nn.ModuleList(build_layer(node) for node in steps)
-            _tie(self)
-
-        def forward(self, *inputs: torch.Tensor) -> Any:
-            if len(inputs) != len(network.inputs):
-                raise UsageError(f"The network takes {len(network.inputs)} inputs, not {len(inputs)}.")
-            values: dict[str, Any] = dict(zip((node.id for node in network.inputs), inputs, strict=True))
-            left = Counter(uses)
-            for node, part in zip(steps, self.parts, strict=True):
-                sources = network.sources[node.id]
-                values[node.id] = part(*(values[source] for source in sources))
-                for source in sources:
-                    left[source] -= 1
-                    if not left[source]:
-                        del values[source]  # free outputs that are no longer needed
-            results = tuple(values[node.id] for node in steps if node.kind == "OUTPUT")
-            return results[0] if len(results) == 1 else results
-
-        def expected(self) -> list[tuple[int, Parameter]]:
-            """Every parameter, with the part that it belongs to."""
-            return [(place, p) for place, node in enumerate(steps) for p in node.parameters]
-
-    steps = [network.by_id[id] for id in network.order if network.by_id[id].kind != "INPUT"]
-    uses = Counter(edge.source for edge in network.edges)
-    return NetworkModule()
-
-
-def _tie(module: Any) -> None:
-    """Parameters of one name are one parameter."""
-    first: dict[tuple[str, str], Any] = {}
-    for place, parameter in module.expected():
-        role, layout = split_role(parameter.role)
-        holder, attribute = _holder(module.parts[place], role)
-        tensor: Any = getattr(holder, attribute, None)
-        known: Any = first.setdefault((parameter.name, layout), tensor)
-        if tensor is not None and known is not tensor and known.shape == tensor.shape:
-            setattr(holder, attribute, known)
-
-
-def split_role(role: str) -> tuple[str, str]:
-    """`weight@10` is stored with permuted axes: PyTorch's is stored.permute(1, 0). `bias@flat` has axes of length 1."""
-    role, _, layout = role.partition("@")
-    return role, layout
-
-
-def _holder(part: nn.Module, role: str) -> tuple[Any, str]:
-    path, _, attribute = role.rpartition(".")
-    try:
-        return (part.get_submodule(path) if path else part), attribute
-    except AttributeError:
-        return part, role
-
-
-def _put(module: Any, place: int, parameter: Parameter, weights: Mapping[str, Any]) -> None:
+def _put(part: nn.Module, parameter: Parameter, weights: Mapping[str, Any]) -> None:
     import torch
+
+    from regatta.network.torch.network_module import holder
 
     if parameter.name not in weights:
         raise DataError(
@@ -182,9 +188,9 @@ def _put(module: Any, place: int, parameter: Parameter, weights: Mapping[str, An
     ):
         raise DataError(f"{parameter.name!r} has the shape {tuple(given.shape)}; the network says {parameter.shape}.")
     role, layout = split_role(parameter.role)
-    given = given.reshape(-1) if layout == "flat" else given.permute(*map(int, layout)) if layout else given
-    holder, attribute = _holder(module.parts[place], role)
-    held = getattr(holder, attribute, None)
+    given = arranged(given, layout)
+    owner, attribute = holder(part, role)
+    held = getattr(owner, attribute, None)
     if not isinstance(held, torch.Tensor):
         raise DataError(f"A layer of the network has no {role!r} for {parameter.name!r}.")
     if held.shape != given.shape:

@@ -1,0 +1,337 @@
+"""Changes of a network: layers are inserted, deleted, replaced, or get other hyperparameters.
+
+Each function returns a new network whose shapes are inferred. A layer that is not changed keeps the names of its
+parameters, so it keeps its weights. A layer that cannot take its operands is an error, unless `fit` resizes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from regatta.errors import ConflictError, UsageError, nearest
+from regatta.network.graph import Edge, Network, Node, Parameter, Shape
+from regatta.network.kinds import KINDS, kind_of
+from regatta.network.shapes import Layer, Output, layer_of, output_shape, show_shape
+
+N_ARY = frozenset(("ADD", "MUL", "MAXIMUM", "MINIMUM", "CONCAT", "STACK"))  # take any number of operands
+NO_OPERANDS = frozenset(("INPUT", "WEIGHT", "CONSTANT"))
+
+
+@dataclass(frozen=True)
+class LayerTemplate:
+    """A layer to be made: sizes that follow from its input may be left out."""
+
+    kind: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Resized:
+    """A hyperparameter of a layer that was changed so that the layer takes its input."""
+
+    node: str
+    attribute: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A changed network, and the layers that were resized to fit."""
+
+    network: Network
+    resized: tuple[Resized, ...] = ()
+
+
+def insert(network: Network, after: str, template: LayerTemplate, *, fit: bool = False) -> Mutation:
+    """Put a layer between a node and all nodes that use its output."""
+    source = network.find(after)
+    if source.kind == "OUTPUT":
+        raise UsageError(f"Nothing follows the output {source.id!r}, so no layer can be inserted after it.")
+    id = _fresh_id(network, template)
+    node = Node(id, template.kind, template.name, {})
+    edges = [replace(edge, source=id) if edge.source == source.id else edge for edge in network.edges]
+    nodes = _insert_after(network.nodes, source.id, node)
+    return _finish(network, nodes, [*edges, Edge(source.id, id)], {id: template}, fit)
+
+
+def delete(network: Network, name: str, *, splice: bool = True, fit: bool = False) -> Mutation:
+    """Remove a layer. What used its output uses its input instead, or without `splice` loses that operand.
+
+    Layers that no longer lead to an output are removed as well.
+    """
+    node = network.find(name)
+    sources, targets = network.sources[node.id], network.targets[node.id]
+    if node.kind in ("INPUT", "OUTPUT"):
+        raise UsageError(f"{node.id!r} is an {node.kind.lower()} of the network and cannot be deleted.")
+    if splice and len(sources) != 1:
+        raise UsageError(
+            f"{node.kind} {node.id!r} has {len(sources)} inputs, so deleting it does not say which one goes on.",
+            hint="Delete it without reconnecting, or replace it.",
+        )
+    edges = [edge for edge in network.edges if edge.target != node.id]
+    if splice:
+        edges = [replace(edge, source=sources[0]) if edge.source == node.id else edge for edge in edges]
+    else:
+        edges = _without_operand(network, edges, node, targets)
+    nodes = [other for other in network.nodes if other.id != node.id]
+    return _finish(network, *_live(network, nodes, edges), {}, fit)
+
+
+def replace_layer(network: Network, name: str, template: LayerTemplate, *, fit: bool = False) -> Mutation:
+    """Put another layer in the place of one, with the same inputs. Its weights are new."""
+    node = network.find(name)
+    if node.kind in ("INPUT", "OUTPUT"):
+        raise UsageError(f"{node.id!r} is an {node.kind.lower()} of the network and cannot be replaced.")
+    others = replace(network, nodes=tuple(n for n in network.nodes if n.id != node.id), edges=())
+    id = _fresh_id(others, template if template.name else replace(template, name=node.name or node.id))
+    new = Node(id, template.kind, template.name or node.name, {})
+    edges = [
+        Edge(id if e.source == node.id else e.source, id if e.target == node.id else e.target, e.position)
+        for e in network.edges
+    ]
+    nodes = [new if other.id == node.id else other for other in network.nodes]
+    return _finish(network, nodes, edges, {id: template}, fit)
+
+
+def set_attributes(network: Network, name: str, changes: Mapping[str, Any], *, fit: bool = False) -> Mutation:
+    """Change hyperparameters of a layer. It keeps the weights whose shapes stay the same."""
+    node = network.find(name)
+    attributes = {**node.attributes, **_expanded(node.kind, changes, node.attributes.get("dims"))}
+    changed = replace(node, attributes=attributes)
+    nodes = [changed if other.id == node.id else other for other in network.nodes]
+    return _finish(network, nodes, network.edges, {}, fit)
+
+
+# How a changed network is made whole
+
+
+def _finish(
+    network: Network, nodes: Sequence[Node], edges: Iterable[Edge], new: Mapping[str, LayerTemplate], fit: bool
+) -> Mutation:
+    """Give new layers their sizes and parameters, resize layers if that is wanted, and infer all shapes."""
+    draft = Network(tuple(nodes), tuple(edges), network.name, network.source)
+    taken = {name: parameter.shape for name, parameter in draft.parameters.items()}
+    outputs: dict[str, Output] = {}
+    made: dict[str, Node] = {}
+    resized: list[Resized] = []
+    for id in draft.order:
+        layer = layer_of(draft, draft.by_id[id], outputs)
+        _check_operands(layer)
+        if id in new:
+            layer = _completed(layer, new[id])
+        elif fit:
+            layer, changes = _fitted(layer)
+            resized += changes
+        outputs[id] = output_shape(layer)
+        shape = outputs[id] if not isinstance(outputs[id], list) else None
+        made[id] = _with_parameters(replace(layer.node, shape=shape), taken)  # type: ignore[arg-type]
+    _check_outputs(draft)
+    return Mutation(replace(draft, nodes=tuple(made[node.id] for node in draft.nodes)), tuple(resized))
+
+
+def _check_operands(layer: Layer) -> None:
+    if not layer.operands and layer.node.kind not in NO_OPERANDS and layer.node.kind != "OTHER":
+        raise UsageError(f"{layer.node.kind} {layer.node.id!r} has no input left.")
+
+
+def _check_outputs(network: Network) -> None:
+    if not any(node.kind == "OUTPUT" for node in network.nodes):
+        raise UsageError("The network has no output left.")
+
+
+def _completed(layer: Layer, template: LayerTemplate) -> Layer:
+    """A new layer with the sizes that follow from its operand."""
+    shape, kind = layer.first, kind_of(template.kind)
+    rank = None if shape is None else len(shape)
+    given = dict(template.attributes)
+    dims = given.get("dims", rank - 2 if "dims" in kind.types and rank is not None and rank > 2 else None)
+    if "dims" in kind.types:
+        given["dims"] = dims
+    attributes = _expanded(template.kind, given, dims)
+    for name, value in _sizes_from_operand(layer, template.kind, attributes).items():
+        attributes.setdefault(name, value)
+    needed = [name for name in _REQUIRED.get(template.kind, ()) if attributes.get(name) is None]
+    if needed:
+        shapes = "" if shape is None else f" after an output of shape {show_shape(shape)}"
+        raise UsageError(f"{template.kind} {layer.node.id!r}{shapes} needs {' and '.join(needed)}.")
+    return replace(layer, node=replace(layer.node, attributes=attributes))
+
+
+_REQUIRED = {
+    "CONV": ("dims", "in", "out", "kernel"), "POOL": ("dims", "function"), "FULL": ("in", "out"), "NORM": ("function",),
+    "EMBED": ("count", "features"), "ATTENTION": ("features", "heads"), "RNN": ("function", "in", "hidden"),
+    "MATH": ("function",), "REDUCE": ("function",), "RESHAPE": ("shape",), "CAST": ("dtype",),
+}  # fmt: skip
+
+
+def _expanded(kind: str, attributes: Mapping[str, Any], dims: Any) -> dict[str, Any]:
+    """`kernel=3` is (3, 3) for images, and padding="same" is what keeps their size."""
+    types = KINDS[kind].types
+    made = {
+        name: (value,) * dims
+        if types.get(name) == "ints" and isinstance(value, int) and isinstance(dims, int)
+        else value
+        for name, value in attributes.items()
+    }
+    if made.get("padding") == "same" and isinstance(made.get("kernel"), tuple):
+        from regatta.network.torch.modules import same_padding
+
+        dilation = made.get("dilation") or (1,) * len(made["kernel"])
+        made["padding"] = tuple(same_padding(list(made["kernel"]), list(dilation)))
+    return made
+
+
+def _sizes_from_operand(layer: Layer, kind: str, attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a layer that its operand decides, and those that usually follow from them."""
+    shape = layer.first
+    if not shape:
+        return {}
+    channels = shape[layer.channel_axis(len(shape))] if len(shape) > 1 else shape[0]
+    if kind in ("CONV", "FULL"):
+        size = channels if kind == "CONV" else shape[-1]
+        return {"in": size, "out": size}
+    if kind == "POOL" and "kernel" in attributes:
+        return {"stride": attributes["kernel"]}
+    if kind == "NORM":
+        function = attributes.get("function")
+        if function in ("layer", "rms"):
+            return {"shape": (shape[-1],)}
+        return {} if function == "local" else {"features": channels}
+    if kind == "PRELU" and attributes.get("count", 1) != 1:
+        return {"count": channels}
+    return {"ATTENTION": {"features": shape[-1]}, "RNN": {"in": shape[-1]}}.get(kind, {})
+
+
+def _fitted(layer: Layer) -> tuple[Layer, list[Resized]]:
+    """A layer that takes its operand, and which of its sizes had to change for that."""
+    node, shape = layer.node, layer.first
+    if shape is None:
+        return layer, []
+    wanted = {
+        name: size
+        for name, size in _sizes_from_operand(layer, node.kind, node.attributes).items()
+        if name in ("in", "features", "shape", "count")
+        and node.get(name) is not None
+        and None not in (size, node.get(name))
+    }
+    changes = {name: size for name, size in wanted.items() if size != node.get(name)}
+    if node.kind == "NORM" and "shape" in changes and len(node.get("shape")) > 1:
+        changes["shape"] = shape[-len(node.get("shape")) :]
+    if node.kind == "CONV" and "in" in changes and node.get("groups") == node.get("in"):  # it stays depthwise
+        changes["groups"] = changes["in"]
+        changes["out"] = node.get("out") // node.get("in") * changes["in"]
+    found = [Resized(node.id, name, node.get(name), value) for name, value in changes.items()]
+    fitted = replace(node, attributes={**node.attributes, **changes}) if changes else node
+    return replace(layer, node=fitted), found
+
+
+def _with_parameters(node: Node, taken: dict[str, Shape]) -> Node:
+    """The node with the parameters that its hyperparameters ask for; those with the same shape keep their names."""
+    if node.kind in ("WEIGHT", "OTHER") or not (node.parameters or node.kind in _WITH_WEIGHTS):
+        return node
+    from regatta.network.torch.layers import can_build, node_parameters
+
+    if not can_build(node):
+        return node
+    before = {parameter.role.partition("@")[0]: parameter for parameter in node.parameters}
+    prefix = _common_prefix(node)
+    after: list[Parameter] = []
+    for made in node_parameters(node):
+        old = before.get(made.role)
+        if old is not None and _stored_shape(made.shape, old) == old.shape:
+            after.append(old)
+            continue
+        name = old.name if old is not None else f"{prefix}.{made.role}"
+        layout = "" if old is None or "@" not in old.role else f"@{old.role.partition('@')[2]}"
+        shape = made.shape if old is None else _stored_shape(made.shape, old)
+        if old is None and name in taken:
+            name = f"{node.id}.{made.role}"
+        taken[name] = shape
+        after.append(Parameter(made.role + layout, name, shape))
+    return replace(node, parameters=tuple(after))
+
+
+_WITH_WEIGHTS = frozenset(("CONV", "FULL", "NORM", "EMBED", "ATTENTION", "RNN", "PRELU"))
+
+
+def _stored_shape(shape: Shape, like: Parameter) -> Shape:
+    """A parameter's shape with the order of axes in which another one is stored."""
+    layout = like.role.partition("@")[2]
+    if layout == "flat":
+        return like.shape if shape == tuple(size for size in like.shape if size != 1) else shape
+    if not layout or len(layout) != len(shape):
+        return shape
+    stored: list[int | None] = [None] * len(shape)
+    for place, axis in enumerate(map(int, layout)):
+        stored[axis] = shape[place]
+    return tuple(stored)
+
+
+def _common_prefix(node: Node) -> str:
+    prefixes = {parameter.name.rpartition(".")[0] for parameter in node.parameters}
+    return prefixes.pop() if len(prefixes) == 1 and "" not in prefixes else node.id
+
+
+def _fresh_id(network: Network, template: LayerTemplate) -> str:
+    """The id of a new layer: its name, if it has one, which must be free."""
+    kind_of(template.kind)
+    taken = {node.id for node in network.nodes} | {node.name for node in network.nodes if node.name}
+    if template.name:
+        if template.name in taken:
+            raise ConflictError(
+                f"The network has a layer {template.name!r:.200} already.",
+                hint="Give the new layer another name.",
+                candidates=nearest(template.name, taken - {template.name}),
+            )
+        return template.name
+    id, number = template.kind.lower(), 0
+    while id in taken:
+        number += 1
+        id = f"{template.kind.lower()}_{number}"
+    return id
+
+
+def _insert_after(nodes: Sequence[Node], id: str, new: Node) -> list[Node]:
+    place = next(place for place, node in enumerate(nodes) if node.id == id)
+    return [*nodes[: place + 1], new, *nodes[place + 1 :]]
+
+
+def _without_operand(network: Network, edges: Sequence[Edge], node: Node, targets: Iterable[str]) -> list[Edge]:
+    """The edges without those of a deleted node; only layers that take any number of operands may lose one."""
+    for target in targets:
+        user = network.by_id[target]
+        left = [source for source in network.sources[target] if source != node.id]
+        if user.kind not in N_ARY or not left or "value" in user.attributes:
+            raise UsageError(
+                f"{user.kind} {user.id!r} would lose its input {node.id!r}.",
+                hint="Delete with reconnecting, or delete what uses it first.",
+            )
+    kept = [edge for edge in edges if edge.source != node.id]
+    positions: dict[str, int] = {}
+    made = []
+    for edge in sorted(kept, key=lambda edge: edge.position):
+        place = positions[edge.target] = positions.get(edge.target, -1) + 1
+        made.append(replace(edge, position=place))
+    return made
+
+
+def _live(network: Network, nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[list[Node], list[Edge]]:
+    """The nodes that lead to an output, and the inputs, which callers pass."""
+    sources: dict[str, list[str]] = {}
+    for edge in edges:
+        sources.setdefault(edge.target, []).append(edge.source)
+    waiting = [node.id for node in nodes if node.kind == "OUTPUT"]
+    before = {id for id in network.by_id if not network.targets[id]}  # led nowhere already
+    alive = {node.id for node in nodes if node.kind == "INPUT" or node.id in before} | set(waiting)
+    while waiting:
+        for source in sources.get(waiting.pop(), ()):
+            if source not in alive:
+                alive.add(source)
+                waiting.append(source)
+    return [node for node in nodes if node.id in alive], [
+        edge for edge in edges if edge.source in alive and edge.target in alive
+    ]
