@@ -6,6 +6,9 @@ LeNet (two convolutions with pooling, two full connections) learns scikit-learn'
 the whole test sets are evaluated. Beside ours stands the test of the ModelHub paper (IV-D): intervals through it all,
 and a label when the interval of one class lies above those of all others. Labels are compared with those of PyTorch.
 
+A transformer (one block: GELU, LayerNorm, attention) learns the digits as sequences of rows. It is evaluated from two
+bytes of each weight.
+
 `one pass` are the bytes that one evaluation of the whole test set reads: those that its hardest input needs. `an input`
 is what each input needs on its own, in the mean.
 """
@@ -26,6 +29,7 @@ from torch import nn
 
 from regatta import network
 from regatta.network.bounds import BoundedNetwork
+from regatta.network.torch.to_torch import outputs
 from regatta.repo import Repo
 from regatta.repo.evaluate.evaluated_network import evaluated_network
 from regatta.repo.evaluate.progress import _batches, judge
@@ -102,7 +106,7 @@ def certified(repo: Repo, version: str, x: Any, labels: Any, name: str, accuracy
     for known in ("2", "2, and 3 of the first layer"):
         bounded = BoundedNetwork(graph, reading.boxes)
         left = np.flatnonzero(~sure)
-        found = judge(bounded, x[left], 1)
+        found = judge(bounded, x[left], outputs(graph, reading.middle(), x[left]), 1)
         wrong = int((found.labels[:, 0] != labels[left])[found.sure].sum())
         sure[left[found.sure]] = True
         paper = papers_test(bounded, x) / len(x)
@@ -148,6 +152,62 @@ def measured(
     return rows, bars, {name: notes}
 
 
+class TransformerBlock(nn.Module):
+    def __init__(self, features: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(features), nn.LayerNorm(features)
+        self.query, self.key, self.value, self.out = (nn.Linear(features, features) for _ in range(4))
+        self.up, self.down = nn.Linear(features, hidden), nn.Linear(hidden, features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, steps, features = x.shape
+        z, size = self.norm_1(x), features // self.heads
+        parts = (part(z).view(batch, steps, self.heads, size) for part in (self.query, self.key, self.value))
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        shares = torch.softmax(q @ k.transpose(2, 3) / size**0.5, -1)
+        x = x + self.out((shares @ v).transpose(1, 2).reshape(batch, steps, features))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Transformer(nn.Module):
+    def __init__(self, features: int = 16, heads: int = 2, hidden: int = 32) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Linear(8, features), nn.Parameter(0.1 * torch.randn(1, 8, features))
+        self.block = TransformerBlock(features, heads, hidden)
+        self.norm, self.head = nn.LayerNorm(features), nn.Linear(features, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.block(self.embed(x) + self.positions)).mean(1))
+
+
+def transformer(folder: Path) -> tuple[list[list[Any]], list[Bar], dict[str, Any]]:
+    """The labels of a transformer that are certain from two bytes of each weight."""
+    torch.manual_seed(0)
+    x, y, test, truth = (part[:, 0] if part.ndim == 4 else part for part in digits())
+    net, inputs, labels = Transformer(), torch.from_numpy(x), torch.from_numpy(y)
+    optimizer = torch.optim.AdamW(net.parameters(), 5e-3, weight_decay=0.05)
+    for _ in range(20):
+        for chosen in torch.randperm(len(x)).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(inputs[chosen]), labels[chosen]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        right = net.eval()(torch.from_numpy(test)).argmax(1).numpy()
+    graph = network.to_json(network.from_torch(net, torch.from_numpy(test[:1])))
+    with Repo.init(folder / "transformer") as repo:
+        version = repo.commit("transformer", net.state_dict(), network=graph).reference
+        began = time.perf_counter()
+        found = repo.evaluate(version, test, truth, precision=2)
+        seconds = time.perf_counter() - began
+    wrong = int((found.labels != right)[found.certain].sum())
+    sure = float(found.certain.mean())
+    name = "digits, transformer"
+    row = [name, len(test), found.accuracy, "2", "-", "-", sure, wrong, found.share]
+    bars = [Bar(f"{name}: certain from 2 bytes", sure, 0.5, "at least"), Bar(f"{name}: wrong labels", wrong, 0)]
+    return [row], bars, {name: {"seconds": seconds}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3, help="over MNIST")
@@ -160,6 +220,8 @@ def main() -> None:
             if data is not None:
                 found = measured(name, data, epochs, Path(place))
                 rows, bars, notes = rows + found[0], bars + found[1], notes | found[2]
+        found = transformer(Path(place))
+        rows, bars, notes = rows + found[0], bars + found[1], notes | found[2]
     report("eval", COLUMNS, rows, bars=bars, notes=notes)
 
 

@@ -1,8 +1,8 @@
 """Activations: functions of one number, bounded by two lines on the interval of their argument.
 
-On an interval, a function lies between s z + t - d and s z + t + d, where s z + t goes through its ends. Its curvature
-gives d. On an interval so wide that a constant is closer, s is 0. A rectifier has a better lower line: through the
-origin, with the slope of the wider side.
+On an interval, a function lies between s z + t - d and s z + t + e, where s z + t goes through its ends. Its curvature
+gives d and e; where it is convex, e is 0. On an interval so wide that a constant is closer, s is 0. A rectifier has a
+better lower line: through the origin, with the slope of the wider side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace
 from regatta.network.graph import Node
 
 Function: TypeAlias = Callable[[Array], Array]
-Slopes: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
+Ranges: TypeAlias = Callable[[Array, Array], tuple[Array, Array]]
 _OWN_ERROR = 64 * DOUBLE  # a generous bound on the float64 error of evaluating a function here
 
 
@@ -29,14 +29,15 @@ _OWN_ERROR = 64 * DOUBLE  # a generous bound on the float64 error of evaluating 
 class Curve:
     """A function of one number.
 
-    Its curvature is given by `bend`, the largest |f''|, or by `slopes`, the bounds of f' on an interval. At `turn` it
-    changes from falling to rising. `steps` is the number of float32 roundings of one evaluation, relative to f(z), to
-    `follow` times z, and to `level`.
+    Its curvature is given by `bend`, the largest |f''|, by `bends`, the bounds of f'' on an interval, or by `slopes`,
+    the bounds of f' on an interval. At `turn` it changes from falling to rising. `steps` is the number of float32
+    roundings of one evaluation, relative to f(z), to `follow` times z, and to `level`.
     """
 
     value: Function
     bend: float = 0.0
-    slopes: Slopes | None = None
+    bends: Ranges | None = None
+    slopes: Ranges | None = None
     turn: float | None = None
     steps: int = 8
     follow: float = 0.0
@@ -100,21 +101,25 @@ def _linear_bounds(curve: Curve, ball: Ball) -> LinearBounds:
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = np.where(width > 0, (at_high - at_low) / width, 0.0)
     image = _image(curve, ball)
-    slope = np.where(_deviation(curve, low, high) < image.radius, slope, 0.0)
-    through = at_low / 2 + at_high / 2 - slope * (low / 2 + high / 2)
-    apart = np.abs((at_high - at_low) - slope * width) / 2 + _deviation(curve, low, high)
+    above, below = _deviation(curve, low, high)
+    slope = np.where(above / 2 + below / 2 < image.radius, slope, 0.0)
+    through = at_low / 2 + at_high / 2 - slope * (low / 2 + high / 2) + above / 2 - below / 2
+    apart = np.abs((at_high - at_low) - slope * width) / 2 + above / 2 + below / 2
     centre, radius = np.where(slope == 0, image.centre, through), np.where(slope == 0, image.radius, apart)
     radius = radius + _OWN_ERROR * (np.abs(at_low) + np.abs(at_high) + np.abs(slope) * ball.size)
     cushion = _OWN_ERROR * (np.abs(slope) * ball.size + np.abs(centre) + radius)
     return LinearBounds(slope, centre - radius, slope, centre + radius, cushion)
 
 
-def _deviation(curve: Curve, low: Array, high: Array) -> Array:
-    """The largest distance of the function from the line through its ends."""
-    if curve.slopes is None:
-        return np.asarray(curve.bend * (high - low) ** 2 / 8)
-    flattest, steepest = curve.slopes(low, high)
-    return np.asarray((steepest - flattest) * (high - low) / 4)
+def _deviation(curve: Curve, low: Array, high: Array) -> tuple[Array, Array]:
+    """The largest distances of the function above and below the line through its ends."""
+    if curve.slopes is not None:
+        flattest, steepest = curve.slopes(low, high)
+        apart = np.asarray((steepest - flattest) * (high - low) / 4)
+        return apart, apart
+    least, most = (-curve.bend, curve.bend) if curve.bends is None else curve.bends(low, high)
+    square = (high - low) ** 2 / 8 * (1 + _OWN_ERROR)
+    return np.maximum(-least, 0.0) * square, np.maximum(most, 0.0) * square
 
 
 def _rectifier_bounds(ball: Ball, slope: float) -> LinearBounds:
@@ -149,10 +154,24 @@ def _gelu(node: Node) -> Curve:
         return Curve(
             lambda z: z * _sigmoid(2 * factor * (z + 0.044715 * z**3)), bend=0.85, turn=-0.7524614220710162, follow=1.0
         )
-    return Curve(lambda z: z * special.ndtr(z), bend=0.8, turn=-0.7517915246935645, follow=1.0)
+    return Curve(lambda z: z * special.ndtr(z), bends=_gelu_bends, turn=-0.7517915246935645, follow=1.0)
 
 
-def _between_kinks(kinks: Sequence[float], slopes: Sequence[float]) -> Slopes:
+def _gelu_bends(low: Array, high: Array) -> tuple[Array, Array]:
+    """The bounds of (2 - z^2) times the normal density: it falls from 0 to 2, then rises to 0, and is even."""
+    near = np.maximum(np.maximum(low, -high), 0.0)
+    far = np.maximum(np.abs(low), np.abs(high))
+
+    def second(z: Array) -> Array:
+        return np.asarray((2 - z**2) * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi))
+
+    at_near, at_far = second(near), second(far)
+    most = np.maximum(at_near, at_far)
+    least = np.where((near < 2) & (far > 2), second(np.array(2.0)), np.minimum(at_near, at_far))
+    return least - _OWN_ERROR, most + _OWN_ERROR
+
+
+def _between_kinks(kinks: Sequence[float], slopes: Sequence[float]) -> Ranges:
     """The slopes of a function that is linear between its kinks."""
     edges = (-math.inf, *kinks, math.inf)
 

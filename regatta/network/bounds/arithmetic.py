@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import special
 
 from regatta.network.bounds.affine import parameter_box
@@ -17,7 +20,6 @@ from regatta.network.bounds.balls import (
     gamma,
     gamma64,
     lower_bound,
-    rounded,
     rounding_slack,
 )
 from regatta.network.bounds.traces import Back, Boxes, NotBounded, Step, Trace, unbroadcast
@@ -195,7 +197,7 @@ def _summed(x: Trace, along: tuple[int, ...], keep: bool, mean: bool) -> Trace:
 
 
 def matmul(node: Node, boxes: Boxes) -> Step:
-    """The product of two matrices that are both computed; bounds end here."""
+    """The product of two matrices that are both computed: X Y is Xc Y + X Yc - Xc Yc, up to the radii's product."""
 
     def step(one: Trace, other: Trace) -> Trace:
         x, y = one.ball, other.ball
@@ -203,12 +205,22 @@ def matmul(node: Node, boxes: Boxes) -> Step:
             raise NotBounded("a product of vectors is not bounded")
         if (one.batched and not other.batched and y.centre.ndim > 2) or (other.batched and not one.batched):
             raise NotBounded("a product of a matrix that has no batch is not bounded")
-        terms = x.shape[-1]
-        mass = x.size @ y.size
-        radius = np.abs(x.centre) @ y.radius + x.radius @ y.size
-        slack = rounding_slack(mass, terms + 2) + gamma64(2 * terms + 16) * mass
-        ball = Ball(x.centre @ y.centre, (radius + slack) * (1 + gamma64(2 * terms + 16)))
-        return Trace(ball, batched=one.batched or other.batched)
+        if one.batched and other.batched and x.shape[:-2] != y.shape[:-2]:
+            raise NotBounded("a product of matrices that are broadcast is not bounded")
+        terms, uses = x.shape[-1], max(x.shape[-2], y.shape[-1])
+        centre, mass = x.centre @ y.centre, x.size @ y.size
+        own_error = gamma64(2 * (terms + uses) + 16)
+        unsure = (x.radius @ y.radius + rounding_slack(mass, terms + 2) + own_error * mass) * (1 + own_error)
+        radius = (np.abs(x.centre) @ y.radius + x.radius @ np.abs(y.centre) + unsure) * (1 + own_error)
+        made = Trace(Ball(centre, radius), batched=one.batched or other.batched)
+
+        def back(a: Array, rows: Rows) -> Back:
+            towards_x = a @ other.rows(y.centre, rows).swapaxes(-1, -2)
+            towards_y = one.rows(x.centre, rows).swapaxes(-1, -2) @ a
+            parts = towards_x, unbroadcast(towards_y, y.shape, other.batched)
+            return Back(parts, lower_bound(a, -made.rows(centre, rows), made.rows(unsure, rows)))
+
+        return Trace(made.ball, back, made.batched)
 
     return step
 
@@ -223,14 +235,81 @@ def softmax(node: Node, boxes: Boxes) -> Step:
         at, terms = axis % x.ball.centre.ndim, x.ball.shape[axis]
         if at == 0 and x.batched:
             raise NotBounded("a softmax over the batch is not bounded")
-        low, high = x.ball.low, x.ball.high
+        scores = _scores_around_their_mean(x, at)
+        low, high = scores.low, scores.high
         floor, ceiling = special.expit(low - _log_of_others(high, at)), special.expit(high - _log_of_others(low, at))
         # exp(a - b) is off by the rounding of a - b, which is absolute
         relative = gamma(terms + 32) + 4 * gamma(2) * (1 + x.ball.size.max(axis=at, keepdims=True))
         made = between(np.maximum(floor - 1e-12, 0.0), np.minimum(ceiling + 1e-12, 1.0))
-        return Trace(rounded(Ball(made.centre, made.radius + 2 * relative * made.size), 4), batched=x.batched)
+        slack = 2 * relative * made.size + rounding_slack(made.size, 4)
+        ball = Ball(made.centre, (made.radius + slack) * (1 + gamma64(8)))
+        tangent = cache(lambda: _SoftmaxTangent.at(scores, made, at))
+
+        def back(a: Array, rows: Rows) -> Back:
+            found, made_rows = tangent(), partial(x.rows, rows=rows)
+            share, is_level = made_rows(found.share), made_rows(found.is_level)
+            sloped = np.where(is_level, 0.0, a)
+            centred = sloped - (share * sloped).sum(axis=at, keepdims=True)
+            by_output = (np.abs(centred) * made_rows(found.bent)).sum(axis=at, keepdims=True)
+            together = np.ptp(sloped, axis=at, keepdims=True) * made_rows(found.variance) / 2
+            lost = np.where(is_level, 0.0, np.minimum(by_output, together)).reshape(len(a), -1).sum(axis=1)
+            least = lower_bound(a, made_rows(found.offset), made_rows(found.unsure + slack))
+            return Back((share * centred,), least - lost * (1 + gamma64(a[0].size + 16)))
+
+        return Trace(ball, back, x.batched)
 
     return step
+
+
+def _scores_around_their_mean(x: Trace, axis: int) -> Ball:
+    """Scores to which a number may be added, the same for all: only how far they are from each other matters."""
+    if x.farthest is None:
+        return x.ball
+    size, shape = int(np.prod(x.ball.shape[1:])), x.ball.shape[1:]
+    one, share = np.eye(size).reshape(size, *shape), special.softmax(x.ball.centre, axis=axis)
+    radius = np.empty_like(x.ball.radius)
+    for row in range(len(radius)):
+        around = one - one.sum(axis=axis, keepdims=True) * share[row]
+        radius[row] = x.farthest(around, np.full(size, row)).reshape(shape)
+    mass = x.ball.size.sum(axis=axis, keepdims=True)
+    radius = radius + gamma64(x.ball.shape[axis] + 8) * mass
+    closer = radius.sum(axis=axis, keepdims=True) < x.ball.radius.sum(axis=axis, keepdims=True)
+    return Ball(x.ball.centre, np.where(closer, radius, x.ball.radius))
+
+
+@dataclass(frozen=True)
+class _SoftmaxTangent:
+    """softmax(s) is near `offset` + J s, where J = diag(share) - share share^T is its slope at the centre.
+
+    Along a line of direction d, its second derivative is p ((d - m)^2 - v), where m is the mean of d weighted by p, and
+    v is the variance. These sum to 0, so a number that is added to all coefficients changes nothing. What the tangent
+    loses is at most `bent` times the magnitudes of coefficients around their mean, and at most half of `variance` times
+    their range. Where the outputs are surer than that (`is_level`), they are taken as constants.
+    """
+
+    share: Array
+    offset: Array
+    unsure: Array
+    bent: Array
+    variance: Array
+    is_level: NDArray[np.bool_]
+
+    @classmethod
+    def at(cls, scores: Ball, image: Ball, axis: int) -> _SoftmaxTangent:
+        share = special.softmax(scores.centre, axis=axis)
+        # a number that is added to all scores changes nothing: it is chosen so that sizes are small
+        moved = scores.centre - (share * scores.centre).sum(axis=axis, keepdims=True)
+        most = np.minimum(image.high, 1.0)
+        widest = scores.radius.max(axis=axis, keepdims=True)
+        mean = np.minimum((most * scores.radius).sum(axis=axis, keepdims=True), widest)
+        variance = np.minimum((most * scores.radius**2).sum(axis=axis, keepdims=True), widest**2)
+        bent = 0.5 * most * np.maximum((scores.radius + mean) ** 2, variance)
+        terms = share.shape[axis]
+        own_error = gamma64(terms + 64) * (1 + scores.size.max(axis=axis, keepdims=True)) * (1 + np.abs(scores.centre))
+        is_level = image.radius.sum(axis=axis, keepdims=True) < bent.sum(axis=axis, keepdims=True)
+        offset = np.where(is_level, image.centre, share * (1 - moved))
+        unsure = np.where(is_level, image.radius, own_error)
+        return cls(share, offset, unsure, bent, variance, is_level)
 
 
 def _log_of_others(values: Array, axis: int) -> Array:

@@ -75,12 +75,6 @@ def _relative(terms: int, unit: float) -> float:
     return terms * unit / (1 - terms * unit) if terms * unit < 0.5 else np.inf
 
 
-def rounded(ball: Ball, steps: int = 1, mass: Array | None = None) -> Ball:
-    """The ball enlarged by a number of float32 roundings, relative to `mass` if that is given."""
-    added = rounding_slack(ball.size if mass is None else mass, steps)
-    return Ball(ball.centre, (ball.radius + added) * (1 + 4 * DOUBLE))
-
-
 def rounding_slack(mass: Array, steps: int) -> Array:
     """The error of a number of float32 roundings at that magnitude; infinite where they may overflow."""
     slack = gamma(steps + 1) * mass + steps * FLOOR
@@ -93,8 +87,9 @@ def lower_bound(a: Array, centre: Array, radius: Array) -> Array:
     flat, size = a.reshape(rows, -1), int(np.prod(a.shape[1:]))
     centre = np.broadcast_to(centre, a.shape).reshape(rows, -1)
     radius = np.broadcast_to(radius, a.shape).reshape(rows, -1)
-    magnitude = np.abs(flat)
-    products = np.einsum("pi,pi->p", flat, centre)
-    spread = np.einsum("pi,pi->p", magnitude, radius)
-    mass = np.einsum("pi,pi->p", magnitude, np.abs(centre)) + spread
-    return np.asarray(products - spread - gamma64(size + 4) * mass)
+    rounding = gamma64(size + 8)
+    around = np.abs(centre)
+    around *= rounding
+    around += radius
+    spread = np.einsum("pi,pi->p", np.abs(flat), around)
+    return np.asarray(np.einsum("pi,pi->p", flat, centre) - (1 + rounding) * spread)

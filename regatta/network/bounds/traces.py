@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,13 +33,19 @@ GoBack: TypeAlias = Callable[[Array, Rows], Back]
 
 @dataclass(frozen=True)
 class Trace:
-    """The output of a layer. Without a step back, bounds end at its ball. Coefficients i belong to input rows[i]."""
+    """The output of a layer. Without a step back, bounds end at its ball. Coefficients i belong to input rows[i].
+
+    `farthest`, where there is one, bounds how far products of coefficients with the output can be from those with its
+    centre: less far than the radii allow. `fine` is a step back that asks for such bounds, and takes longer.
+    """
 
     ball: Ball
     back: GoBack | None = None
     batched: bool = True
+    farthest: Callable[[Array, Rows], Array] | None = None
+    fine: GoBack | None = None
 
-    def rows(self, values: Array, rows: Rows) -> Array:
+    def rows(self, values: Any, rows: Rows) -> Any:
         """Those of values in the shape of the output that belong to the rows."""
         return values[rows] if self.batched else values
 

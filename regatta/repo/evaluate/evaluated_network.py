@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import DataError, UsageError
+from regatta.network.axis_order import in_torch_order
 from regatta.network.graph import Edge, Network, Node
 from regatta.network.json_form import from_json
 from regatta.repo.catalog.networks import canonical_json
@@ -42,7 +43,7 @@ def evaluated_network(repo: Repo, version: Version) -> Network:
             f"The network of {version.reference} has {len(network.inputs)} inputs and {len(outputs)} outputs.",
             hint="Networks with one input and one output can be evaluated.",
         )
-    return _without_softmax(network, outputs[0])
+    return in_torch_order(_without_softmax(network, outputs[0]))
 
 
 def _takes_integers(network: Network) -> bool:

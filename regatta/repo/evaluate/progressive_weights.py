@@ -84,6 +84,10 @@ class ProgressiveWeights:
             made[name] = _numbers(value, self.dtypes[name], self.is_wide)
         return made
 
+    def middle(self) -> dict[str, NDArray[Any]]:
+        """The weights in the middle of their bounds, in the type in which the model computes."""
+        return {name: _numbers(box.centre, self.dtypes[name], self.is_wide) for name, box in self.boxes.items()}
+
     def nonfinite_tensor(self) -> str | None:
         """The name of a tensor with NaN or infinite weights, by its leading plane; None if there is none."""
         bad = (name for name, box in self.boxes.items() if not np.isfinite(box.size).all())

@@ -53,7 +53,7 @@ class Gated(nn.Module):
 
 
 class Attending(nn.Module):
-    """Attention written out: its products and its softmax have bounds, though these end there."""
+    """Attention written out."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -62,6 +62,48 @@ class Attending(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scores = self.query(x) @ self.key(x).transpose(1, 2) / 3.0
         return torch.softmax(scores, -1) @ self.value(x)
+
+
+class Squared(nn.Module):
+    """A matrix times its own transpose: both operands of the product are the same."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.transpose(1, 2)
+
+
+class TransformerBlock(nn.Module):
+    """Attention and two full connections, each added to what comes in."""
+
+    def __init__(self, features: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(features), nn.LayerNorm(features)
+        self.query, self.key, self.value, self.out = (nn.Linear(features, features) for _ in range(4))
+        self.up, self.down = nn.Linear(features, hidden), nn.Linear(hidden, features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, steps, features = x.shape
+        z = self.norm_1(x)
+        q, k, v = (
+            part(z).view(batch, steps, self.heads, features // self.heads).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        shares = torch.softmax(q @ k.transpose(2, 3) / (features // self.heads) ** 0.5, -1)
+        x = x + self.out((shares @ v).transpose(1, 2).reshape(batch, steps, features))
+        return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
+
+
+class Transformer(nn.Module):
+    """Reads an image row by row: GELU, LayerNorm and attention."""
+
+    def __init__(self, features: int = 16, heads: int = 2, hidden: int = 32, blocks: int = 1) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Linear(8, features), nn.Parameter(0.1 * torch.randn(1, 8, features))
+        self.blocks = nn.Sequential(*(TransformerBlock(features, heads, hidden) for _ in range(blocks)))
+        self.norm, self.head = nn.LayerNorm(features), nn.Linear(features, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.embed(x) + self.positions)).mean(1))
 
 
 def read(net: nn.Module, example: torch.Tensor) -> network.Network:

@@ -76,7 +76,6 @@ def test_labels_are_those_of_full_precision_from_fewer_bytes(repo: Repo, digits:
     first = found.stages[0]
     assert first.certified > 0.85 * len(x)
     assert first.intervals > 0
-    assert first.backward > 0
     assert first.bytes < 0.5 * found.bytes_full
     assert found.mean_share < 0.55
     assert sum(stage.certified for stage in found.stages) == len(x)
