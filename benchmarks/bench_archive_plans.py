@@ -75,7 +75,7 @@ def repository(costs: Costs, versions: int, snapshots: int, matrices: int, seed:
             groups[name] = [(version, step, matrix) for matrix in range(matrices)]
             reads[name] = float(np.exp(4 * quality)) * (10.0 if step == snapshots - 1 else 1.0)
             for matrix, size in enumerate(sizes):
-                new = matrix == matrices - 1 and parent is not None  # the last layer starts anew
+                new = matrix == matrices - 1 and parent is not None  # the last layer is new
                 edges.extend(_edges(random, costs, (version, step, matrix), snapshots, None if new else parent, size))
     return Repository(StorageGraph(edges, groups), reads)
 

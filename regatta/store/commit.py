@@ -23,7 +23,7 @@ from regatta.store.writer import EncodedTensor, write_manifest
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-SMALL_TENSOR_BYTES = 256  # smaller tensors are stored raw: the table of their streams would outweigh them
+SMALL_TENSOR_BYTES = 1024  # smaller tensors are stored raw: the tables of their streams take what they save
 _MAX_ATTEMPTS = 8
 
 
@@ -99,8 +99,7 @@ class SnapshotCommit:
             for sealed in packing.sealed:
                 index.add_pack(sealed.id, sealed.bytes, LOCAL, now)
             written = packing.segments()
-            for tensor in index.missing(written):
-                index.store_tensor(written[tensor])
+            index.store_tensors([written[tensor] for tensor in index.missing(written)])
             manifests = packing.manifests()
             for draft in self.drafts:
                 if index.has_snapshot(draft.id):

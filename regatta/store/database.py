@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from regatta.durable import FileLock, exclusive
-from regatta.errors import ConflictError, CorruptError, RegattaError, UsageError
-from regatta.paths import USERS_LOCK
+from regatta.durable import FileLock, exclusive, is_nearly_full, reserve
+from regatta.errors import ConflictError, CorruptError, DiskError, RegattaError, UsageError
+from regatta.paths import USERS_LOCK, has_packs
 from regatta.store.sqlite import sqlite3
 
 VERSION = 1
 BUSY_TIMEOUT_S = 120.0
+RESERVED_BYTES = 2**13
+FULL_DISK_TIMEOUT_S = 2.0  # to wait until no other process uses the file
+PAGE_BYTES = 1024  # every table and index takes a page: SQLite's 4096 would make a small model a sixth larger
+_DAMAGE = ("no such", "already exists", "decode", "syntax error", "unrecognized token", "malformed", "has no column")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (
@@ -53,17 +58,36 @@ CREATE INDEX IF NOT EXISTS snapshots_by_pack ON snapshots (pack);
 """
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+D = TypeVar("D", bound="Database")
+
+
+def reads_rows(method: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P], T]:
+    """A method that raises CorruptError if a row is not as it was written: SQLite holds any type in any column."""
+
+    @wraps(method)
+    def read(self: D, /, *args: P.args, **options: P.kwargs) -> T:
+        with self.translating():
+            return method(self, *args, **options)
+
+    return read
+
+
 class Database:
     """Statements go through `_all` and `_run`; changes happen inside `transaction`."""
 
     what = "index"
-    remedy = "ParameterStore.rebuild makes a new one out of the packs."
+    remedy = "`regatta fsck --rebuild-index`, or ParameterStore.rebuild, makes a new one from the pack files."
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
-        self.path, self.read_only = path, read_only
+    def __init__(self, path: Path, read_only: bool = False, rebuilding: bool = False) -> None:
+        self.path, self.read_only, self.rebuilding = path, read_only, rebuilding
         self._lock = threading.RLock()
+        self.without_log = False  # whether changes are written without SQLite's log, because the disk is full
         self._open_lock = FileLock(path.with_name(USERS_LOCK), shared=True)  # while any process holds it: no rebuild
         uri = f"file:{quote(os.path.abspath(path))}"
+        if read_only and not path.exists():
+            raise self.missing_index()
         if read_only:  # creates no other file, not even a lock; SQLite could not create a log in a read-only folder
             log = path.with_name(f"{path.name}-wal")
             mode = "mode=ro" if log.exists() and log.stat().st_size else "immutable=1"
@@ -72,7 +96,7 @@ class Database:
         self._open_lock.acquire()
         try:
             with exclusive(path.with_suffix(".lock"), f"opening the {self.what}"):
-                self._db = self._connect(uri, self._set_up)
+                self._db = self._connect_writable(uri)
         except BaseException:
             self._open_lock.release()
             raise
@@ -80,25 +104,76 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+            if not self.read_only and not self.without_log:
+                self._reserve()
             self._open_lock.release()
+
+    def _reserve(self) -> None:
+        """Keep a little room after the file, so that it can change on a full disk."""
+        with suppress(OSError):
+            handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                reserve(handle, RESERVED_BYTES)
+            finally:
+                os.close(handle)
+
+    def connection(self) -> sqlite3.Connection:
+        """The connection itself, for a copy of the whole file."""
+        return self._db
 
     def transaction(self) -> AbstractContextManager[None]:
         """Change the database, completely or not at all; one writer among all processes at a time."""
+        self.check_writable()
+        return self._between("BEGIN IMMEDIATE")
+
+    def check_writable(self) -> None:
         if self.read_only:
             raise UsageError(
                 f"The {self.what} is open for reading only.", place=str(self.path), hint="Make its folder writable."
             )
-        return self._between("BEGIN IMMEDIATE")
+
+    def rolled_back(self) -> AbstractContextManager[None]:
+        """A transaction that changes nothing in the end."""
+        return self._between("BEGIN IMMEDIATE", lambda: self._run("ROLLBACK"))
 
     def reading(self) -> AbstractContextManager[None]:
         """Read the state of a single moment."""
         return self._between("BEGIN")
 
-    def _connect(self, uri: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+    def checkpoint(self) -> None:
+        """Write the log back into the file and empty it, unless another process reads from it at this moment."""
+        self._all("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _connect_writable(self, uri: str) -> sqlite3.Connection:
+        """A connection that needs no room on the disk if there is little: then no other process may use the file.
+
+        SQLite's log takes room for each change, and for opening the file. Without it, a change is written over what was
+        there before. If the power fails meanwhile, the file has to be repaired.
+        """
+        self.without_log = is_nearly_full(self.path.parent)
         try:
-            db = sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, uri=True)
+            return self._connect(uri, self._set_up)
+        except DiskError:
+            if self.without_log:
+                raise
+            self.without_log = True  # a quota, which the size of the disk does not show
+            return self._connect(uri, self._set_up)
+        except ConflictError:
+            if not self.without_log:
+                raise
+            self.without_log = False  # another process uses the file, so there is a log; emptying it makes room
+            db = self._connect(uri, self._set_up)
+            with suppress(sqlite3.OperationalError):
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return db
+
+    def _connect(self, uri: str, prepare: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+        timeout = FULL_DISK_TIMEOUT_S if self.without_log else BUSY_TIMEOUT_S
+        try:
+            db = sqlite3.connect(uri, timeout=timeout, isolation_level=None, check_same_thread=False, uri=True)
             try:
-                prepare(db)
+                with self.translating():
+                    prepare(db)
             except BaseException:
                 db.close()
                 raise
@@ -107,46 +182,88 @@ class Database:
         return db
 
     def _set_up(self, db: sqlite3.Connection) -> None:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        self._configure(db)
         db.execute("BEGIN IMMEDIATE")
+        is_new = not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'store'").fetchall()
+        if is_new and not self.rebuilding and has_packs(self.path.parent):
+            raise self.missing_index()
         db.execute("CREATE TABLE IF NOT EXISTS store (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
         db.execute("INSERT OR IGNORE INTO store VALUES ('format', ?)", (str(VERSION),))
+        if self.rebuilding:
+            db.execute("INSERT OR IGNORE INTO store VALUES ('rebuilding', '1')")  # until the new index is filled
         self._check(db)
-        for statement in _SCHEMA.split(";"):
+        for statement in _SCHEMA.split(";") if is_new else ():  # a table that is gone is damage
             db.execute(statement)
         db.execute("COMMIT")
+
+    def _configure(self, db: sqlite3.Connection) -> None:
+        db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
+        if self.without_log:
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute(f"PRAGMA journal_mode = {'MEMORY' if self.without_log else 'WAL'}")
+        db.execute("PRAGMA synchronous = FULL")
 
     def _check(self, db: sqlite3.Connection) -> None:
         found = db.execute("SELECT value FROM store WHERE key = 'format'").fetchone()[0]
         if found != str(VERSION):
             raise CorruptError(f"The index has format {found}; this version reads {VERSION}.", place=str(self.path))
+        if not self.rebuilding and db.execute("SELECT 1 FROM store WHERE key = 'rebuilding'").fetchall():
+            raise self.missing_index()
+
+    def missing_index(self) -> CorruptError:
+        """The error for pack files without an index: an empty one would make garbage of them."""
+        return CorruptError(
+            f"The {self.what} is missing or empty, but there are pack files.", place=str(self.path), hint=self.remedy
+        )
 
     @contextmanager
-    def _between(self, begin: str) -> Iterator[None]:
+    def _between(self, begin: str, commit: Callable[[], object] | None = None) -> Iterator[None]:
         with self._lock:
             self._run(begin)
             try:
                 yield
-                self._run("COMMIT")
+                if commit is None:
+                    self._run("COMMIT")
+                else:
+                    commit()
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
 
     def _all(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            try:
-                return self._db.execute(query, values).fetchall()
-            except sqlite3.DatabaseError as error:
-                raise self._translate(error) from error
+        with self._lock, self._executing():
+            return self._db.execute(query, values).fetchall()
 
     def _run(self, statement: str, *values: Any) -> int:
-        with self._lock:
+        with self._lock, self._executing():
+            return self._db.execute(statement, values).rowcount
+
+    @contextmanager
+    def _executing(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise self._translate(error) from error
+        except UnicodeDecodeError as error:  # SQLite names a damaged table in its message
+            raise self._unreadable(error) from error
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """Turn what SQLite raises, and what rows raise that are not of the declared types, into errors of Regatta."""
+        with self._executing():
             try:
-                return self._db.execute(statement, values).rowcount
-            except sqlite3.DatabaseError as error:
-                raise self._translate(error) from error
+                yield
+            except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as error:
+                raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> CorruptError:
+        message = f"The {self.what} has content that cannot be read: {error!r:.200}."
+        return CorruptError(message, place=str(self.path), hint=self.remedy)
+
+    def _run_each(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        with self._lock, self._executing():
+            self._db.executemany(statement, rows)
 
     def _translate(self, error: sqlite3.DatabaseError) -> RegattaError:
         place = str(self.path)
@@ -160,6 +277,7 @@ class Database:
                     place=place,
                     hint="TensorFlow brings one along: import sqlite3 before tensorflow or keras.",
                 )
-            if "no such" not in str(error):  # such as a full disk: the file itself is not damaged
-                return RegattaError(f"The {self.what} cannot be used: {error}.", place=place)
+            if not any(text in str(error) for text in _DAMAGE):  # such as a full disk: the file itself is not damaged
+                hint = "Make room on the disk. `regatta gc --grace 0` needs none, and frees what no version uses."
+                return DiskError(f"The {self.what} cannot be used: {error}.", place=place, hint=hint)
         return CorruptError(f"The {self.what} cannot be read: {error}.", place=place, hint=self.remedy)

@@ -10,6 +10,7 @@ another has found it and before that one relies on it.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import secrets
@@ -84,7 +85,8 @@ class PackWriter:
 
     def discard(self) -> None:
         self.path.unlink(missing_ok=True)
-        self._file.close()
+        with contextlib.suppress(OSError):  # closing writes what is still buffered, and the disk may be full
+            self._file.close()
 
     def _write(self, piece: bytes | memoryview) -> None:
         self._file.write(piece)
@@ -150,12 +152,13 @@ class PackBatch:
 class _MappedPack:
     """A mapped file. Reading beyond the end of a file that was truncated since would kill the process."""
 
+    file: mmap.mmap
     view: memoryview
     inode: int
 
-    def is_current(self, path: Path) -> bool:
+    def is_current(self, path: str) -> bool:
         try:
-            found = path.stat()
+            found = os.stat(path)
         except OSError:
             return False
         return (found.st_ino, found.st_size) == (self.inode, len(self.view))
@@ -209,11 +212,17 @@ class PackFolder:
         with self._lock:
             self._views.pop(pack, None)
 
+    def forget_pages(self) -> None:
+        """Let go of the memory of mapped pack files; what is read again comes from the system's cache."""
+        with self._lock:
+            for mapped in self._views.values():
+                mapped.file.madvise(mmap.MADV_DONTNEED)
+
     def view(self, pack: str) -> memoryview:
         """The bytes of a pack file, mapped into memory; mapped again if the file was replaced or truncated."""
         with self._lock:
             mapped = self._views.get(pack)
-            if mapped is None or not mapped.is_current(self.path(pack)):
+            if mapped is None or not mapped.is_current(f"{self.packs}/{pack}{PACK_SUFFIX}"):  # quicker than a Path
                 mapped = self._views[pack] = self._map(pack)
             self._views.move_to_end(pack)
             while len(self._views) > MAX_OPEN_PACKS:
@@ -222,11 +231,16 @@ class PackFolder:
 
     def read(self, pack: str, offset: int, length: int) -> memoryview:
         """A range of a pack file; CorruptError if the file is shorter."""
+        return self.read_ranges(pack, [(offset, length)])[0]
+
+    def read_ranges(self, pack: str, ranges: Iterable[tuple[int, int]]) -> list[memoryview]:
+        """Ranges of a pack file, each an offset and a length."""
         view = self.view(pack)
-        if offset < 0 or length < 0 or offset + length > len(view):
-            message = f"Bytes {offset} to {offset + length} were requested from a file of {len(view)}."
-            raise CorruptError(message, place=str(self.path(pack)))
-        return view[offset : offset + length]
+        for offset, length in ranges:
+            if offset < 0 or length < 0 or offset + length > len(view):
+                message = f"Bytes {offset} to {offset + length} were requested from a file of {len(view)}."
+                raise CorruptError(message, place=str(self.path(pack)))
+        return [view[offset : offset + length] for offset, length in ranges]
 
     def records(self, pack: str) -> list[Record]:
         size = len(self.view(pack))
@@ -259,7 +273,8 @@ class PackFolder:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or not found.st_size:
                 raise CorruptError("The pack is empty, or not a regular file.", place=place)
-            return _MappedPack(memoryview(mmap.mmap(handle, 0, access=mmap.ACCESS_READ)), found.st_ino)
+            file = mmap.mmap(handle, 0, access=mmap.ACCESS_READ)
+            return _MappedPack(file, memoryview(file), found.st_ino)
         finally:
             os.close(handle)
 

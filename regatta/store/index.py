@@ -6,17 +6,18 @@ does not list is not in the store, even if its bytes are still in some pack file
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from regatta.errors import CorruptError, NotFoundError
-from regatta.store.database import Database
+from regatta.store.database import Database, reads_rows
 from regatta.store.format.dtypes import DType
 from regatta.store.format.pack_file import ManifestRecord, Record, Segment, parse_record
 
 MAX_CHAIN_LENGTH = 128  # tensors in a chain of deltas, the last of which has no base
+_IDS_IN_STATEMENT = 500
 LOCAL, REMOTE = 1, 2  # bits: where copies of a pack are
 
 
@@ -56,18 +57,24 @@ class Index(Database):
         rows = self._all("SELECT value FROM store WHERE key = ?", key)
         return str(rows[0][0]) if rows else None
 
+    @reads_rows
     def missing(self, tensors: Iterable[str]) -> list[str]:
         """The tensors among these that the store does not have."""
-        query = "SELECT 1 FROM tensors WHERE tensor = ? AND lost IS NULL"
-        return [tensor for tensor in tensors if not self._all(query, bytes.fromhex(tensor))]
+        wanted = list(tensors)
+        query = "SELECT tensor FROM tensors WHERE tensor IN ({}) AND lost IS NULL"
+        known = {row[0].hex() for row in self._each(query, wanted)}
+        return [tensor for tensor in wanted if tensor not in known]
 
+    @reads_rows
     def tensors(self) -> list[str]:
         return [row[0].hex() for row in self._all("SELECT tensor FROM tensors ORDER BY tensor")]
 
+    @reads_rows
     def lost(self) -> dict[str, str]:
         """The tensors that cannot be read, and the reasons."""
         return {row[0].hex(): row[1] for row in self._all("SELECT tensor, lost FROM tensors WHERE lost IS NOT NULL")}
 
+    @reads_rows
     def snapshots(self) -> list[str]:
         """Oldest first."""
         return [row[0].hex() for row in self._all("SELECT snapshot FROM snapshots ORDER BY created, snapshot")]
@@ -77,6 +84,7 @@ class Index(Database):
         query = "SELECT 1 FROM snapshots JOIN packs USING (pack) WHERE snapshot = ?"
         return bool(self._all(query, bytes.fromhex(snapshot)))
 
+    @reads_rows
     def with_prefix(self, prefix: str, table: str) -> list[str]:
         """The ids in a table with this prefix; at most two, enough to know whether there is exactly one."""
         column = table.removesuffix("s")
@@ -85,19 +93,7 @@ class Index(Database):
         return [row[0].hex() for row in self._all(query, *bounds)]
 
     def stored(self, tensor: str, even_lost: bool = False) -> StoredTensor:
-        rows = self._all("SELECT encoding, base, lost FROM tensors WHERE tensor = ?", bytes.fromhex(tensor))
-        if not rows:
-            raise NotFoundError(f"There is no tensor {tensor}.", place=str(self.path.parent))
-        encoding, base, lost = rows[0]
-        if lost is not None and not even_lost:
-            raise CorruptError(
-                f"The tensor {tensor} is lost: {lost}.",
-                place=str(self.path.parent),
-                hint="Store it again, or give the store a remote that has it and run fsck with repair.",
-            )
-        query = "SELECT record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor = ? ORDER BY first"
-        segments = self._located(tensor, self._all(query, bytes.fromhex(tensor)))
-        return StoredTensor(tensor, encoding, base.hex() if base is not None else None, segments)
+        return self._stored([tensor], even_lost)[tensor]
 
     def all_stored(self) -> Iterator[StoredTensor]:
         """How each tensor that is not lost is stored, in the order of ids."""
@@ -105,31 +101,45 @@ class Index(Database):
             "SELECT tensor, encoding, base, record, pack, place FROM tensors JOIN segments USING (tensor) "
             "JOIN packs USING (pack) WHERE lost IS NULL ORDER BY tensor, first"
         )
-        for tensor, parts in groupby(rows, key=lambda row: row[0].hex()):
-            found = list(parts)
-            base = found[0][2].hex() if found[0][2] is not None else None
-            yield StoredTensor(tensor, found[0][1], base, self._located(tensor, [row[3:] for row in found]))
+        with self.translating():
+            for tensor, parts in groupby(rows, key=lambda row: row[0].hex()):
+                found = list(parts)
+                base = found[0][2].hex() if found[0][2] is not None else None
+                yield StoredTensor(tensor, found[0][1], base, self._located(tensor, [row[3:] for row in found]))
 
     def chain(self, tensor: str) -> list[StoredTensor]:
         """A tensor, its base, the base of that and so on, up to a tensor without a base."""
-        found = [self.stored(tensor)]
+        return self.chains([tensor])[0]
+
+    def chains(self, tensors: Iterable[str]) -> list[list[StoredTensor]]:
+        """The chain of each tensor; a base that several share is looked up once."""
+        wanted = list(tensors)
+        found = latest = self._stored(wanted)
+        while bases := {one.base for one in latest.values() if one.base is not None and one.base not in found}:
+            latest = self._stored(sorted(bases), even_missing=True)
+            found = found | latest
+        return [self._chain(tensor, found) for tensor in wanted]
+
+    def _chain(self, tensor: str, known: Mapping[str, StoredTensor]) -> list[StoredTensor]:
+        found = [known[tensor]]
         while (base := found[-1].base) is not None:
             if any(base == stored.tensor for stored in found):
                 raise CorruptError(f"The deltas of tensor {tensor} form a cycle at {base}.", place=str(self.path))
             if len(found) >= MAX_CHAIN_LENGTH:
                 message = f"The deltas of tensor {tensor} go deeper than {MAX_CHAIN_LENGTH}."
                 raise CorruptError(message, place=str(self.path))
-            try:
-                found.append(self.stored(base))
-            except NotFoundError as error:
-                raise CorruptError(f"The base {base} of {found[-1].tensor} is gone.", place=str(self.path)) from error
+            if base not in known:
+                raise CorruptError(f"The base {base} of {found[-1].tensor} is gone.", place=str(self.path))
+            found.append(known[base])
         return found
 
+    @reads_rows
     def bases(self) -> dict[str, str | None]:
         """The whole graph of deltas: {tensor: base}."""
         rows = self._all("SELECT tensor, base FROM tensors")
         return {tensor.hex(): base.hex() if base is not None else None for tensor, base in rows}
 
+    @reads_rows
     def manifest_record(self, snapshot: str) -> tuple[ManifestRecord, str, int]:
         """Where a manifest is: its record, its pack and where the pack is."""
         query = "SELECT record, pack, place FROM snapshots LEFT JOIN packs USING (pack) WHERE snapshot = ?"
@@ -143,19 +153,29 @@ class Index(Database):
             raise CorruptError(f"The record of snapshot {snapshot} belongs to another.", place=str(self.path))
         return record, rows[0][1].hex(), rows[0][2]
 
+    @reads_rows
     def members(self, snapshot: str) -> set[str]:
         rows = self._all("SELECT tensor FROM members WHERE snapshot = ?", bytes.fromhex(snapshot))
         return {row[0].hex() for row in rows}
 
+    @reads_rows
     def names(self, prefix: str = "") -> dict[str, str]:
         query = "SELECT name, snapshot FROM names WHERE name >= ? AND name < ? ORDER BY name"
         return {name: snapshot.hex() for name, snapshot in self._all(query, prefix, prefix + chr(0x10FFFF))}
 
+    @reads_rows
+    def names_before(self, prefix: str, time: float) -> list[str]:
+        """The names with a prefix that were given before a time."""
+        query = "SELECT name FROM names WHERE name >= ? AND name < ? AND created < ? ORDER BY name"
+        return [row[0] for row in self._all(query, prefix, prefix + chr(0x10FFFF), time)]
+
+    @reads_rows
     def packs(self) -> dict[str, tuple[int, int, float | None]]:
         """{pack: (bytes, place, time since which it is not needed)}"""
         rows = self._all("SELECT pack, bytes, place, retired FROM packs")
         return {pack.hex(): (size, place, retired) for pack, size, place, retired in rows}
 
+    @reads_rows
     def contents(self, pack: str) -> tuple[list[LocatedSegment], list[tuple[ManifestRecord, int]]]:
         """The content of a pack that is needed: segments, and manifests with the place of the pack."""
         key, place = bytes.fromhex(pack), self.packs()[pack][1]
@@ -167,6 +187,7 @@ class Index(Database):
             [(record, place) for record in records if isinstance(record, ManifestRecord)],
         )
 
+    @reads_rows
     def used_bytes(self) -> dict[str, int]:
         """The bytes of each pack that are still needed, records included."""
         rows = self._all(
@@ -175,9 +196,15 @@ class Index(Database):
         )
         return {pack.hex(): used for pack, used in rows}
 
-    def check(self) -> list[str]:
-        """The problems that SQLite itself finds in the file."""
-        return [row[0] for row in self._all("PRAGMA quick_check") if row[0] != "ok"]
+    def check(self, whole: bool = False) -> list[str]:
+        """The problems that SQLite itself finds in the file; if `whole`, in its indexes as well."""
+        test = "integrity_check" if whole else "quick_check"
+        return [row[0] for row in self._all(f"PRAGMA {test}") if row[0] != "ok"]
+
+    def stored_bytes(self, tensors: Iterable[str]) -> int:
+        """The bytes of these tensors in pack files, records included."""
+        query = "SELECT COALESCE(SUM(bytes + length(record) + 4), 0) FROM segments WHERE tensor = ?"
+        return sum(int(self._all(query, bytes.fromhex(tensor))[0][0]) for tensor in tensors)
 
     # Changes, inside a transaction
 
@@ -200,25 +227,31 @@ class Index(Database):
         for pack in packs:
             self._run("DELETE FROM packs WHERE pack = ?", bytes.fromhex(pack))
 
-    def store_tensor(self, segments: Sequence[tuple[Segment, str]]) -> None:
-        """Replace the segments of a tensor by these, each in its pack."""
-        first, key = segments[0][0], bytes.fromhex(segments[0][0].tensor)
-        base = bytes.fromhex(first.base) if first.base is not None else None
-        self._run("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, NULL)", key, first.encoding, base)
-        self._run("DELETE FROM segments WHERE tensor = ?", key)
-        for segment, pack in segments:
-            values = key, segment.first, bytes.fromhex(pack), segment.size, segment.pack()
-            self._run("INSERT INTO segments VALUES (?, ?, ?, ?, ?)", *values)
+    def store_tensors(self, tensors: Iterable[Sequence[tuple[Segment, str]]]) -> None:
+        """Replace the segments of tensors by these, each in its pack."""
+        rows, parts = [], []
+        for segments in tensors:
+            first, key = segments[0][0], bytes.fromhex(segments[0][0].tensor)
+            rows.append((key, first.encoding, bytes.fromhex(first.base) if first.base is not None else None))
+            parts += [(key, each.first, bytes.fromhex(pack), each.size, each.pack()) for each, pack in segments]
+        # In the order of the keys, which fills the pages of the file.
+        self._run_each("INSERT OR REPLACE INTO tensors VALUES (?, ?, ?, NULL)", sorted(rows, key=lambda row: row[0]))
+        self._run_each("DELETE FROM segments WHERE tensor = ?", [row[:1] for row in rows])
+        self._run_each("INSERT INTO segments VALUES (?, ?, ?, ?, ?)", sorted(parts, key=lambda part: part[:2]))
 
-    def move_record(self, record: Record, pack: str) -> None:
-        """Replace a segment or a manifest by its copy in another pack."""
+    def store_tensor(self, segments: Sequence[tuple[Segment, str]]) -> None:
+        self.store_tensors([segments])
+
+    def move_record(self, record: Record, pack: str, copied: Container[str]) -> None:
+        """Replace a segment or a manifest by its copy in another pack, if it is still in one of the copied packs."""
         values = bytes.fromhex(pack), record.pack()
+        key: tuple[bytes | int, ...]
         if isinstance(record, ManifestRecord):
-            key = bytes.fromhex(record.snapshot)
-            self._run("UPDATE snapshots SET pack = ?, record = ? WHERE snapshot = ?", *values, key)
+            table, where, key = "snapshots", "snapshot = ?", (bytes.fromhex(record.snapshot),)
         else:
-            key, first = bytes.fromhex(record.tensor), record.first
-            self._run("UPDATE segments SET pack = ?, record = ? WHERE tensor = ? AND first = ?", *values, key, first)
+            table, where, key = "segments", "tensor = ? AND first = ?", (bytes.fromhex(record.tensor), record.first)
+        if any(row[0].hex() in copied for row in self._all(f"SELECT pack FROM {table} WHERE {where}", *key)):
+            self._run(f"UPDATE {table} SET pack = ?, record = ? WHERE {where}", *values, *key)
 
     def mark_lost(self, tensor: str, reason: str | None) -> None:
         """Note why a tensor cannot be read; None if it can be read again."""
@@ -234,8 +267,9 @@ class Index(Database):
             "INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)",
             key, bytes.fromhex(pack), record.size, record.pack(), now,
         )  # fmt: skip
-        for tensor in set(tensors):
-            self._run("INSERT OR IGNORE INTO members VALUES (?, ?)", key, bytes.fromhex(tensor))
+        self._run("DELETE FROM members WHERE snapshot = ?", key)
+        rows = [(key, bytes.fromhex(tensor)) for tensor in sorted(set(tensors))]
+        self._run_each("INSERT OR IGNORE INTO members VALUES (?, ?)", rows)
 
     def renew_snapshot(self, snapshot: str, now: float) -> None:
         """Restart the age of a snapshot."""
@@ -276,6 +310,45 @@ class Index(Database):
         )
         self._run(f"UPDATE packs SET retired = ? WHERE retired IS NULL AND NOT {needed}", now)
         self._run(f"UPDATE packs SET retired = NULL WHERE retired IS NOT NULL AND {needed}")
+
+    @reads_rows
+    def _stored(
+        self, tensors: Sequence[str], even_lost: bool = False, even_missing: bool = False
+    ) -> dict[str, StoredTensor]:
+        """How each of these tensors is stored."""
+        rows = {
+            row[0].hex(): row[1:]
+            for row in self._each("SELECT tensor, encoding, base, lost FROM tensors WHERE tensor IN ({})", tensors)
+        }
+        parts: dict[str, list[tuple[Any, ...]]] = {}
+        query = (
+            "SELECT tensor, record, pack, place FROM segments JOIN packs USING (pack) WHERE tensor IN ({}) "
+            "ORDER BY tensor, first"
+        )
+        for tensor, *part in self._each(query, tensors):
+            parts.setdefault(tensor.hex(), []).append(tuple(part))
+        found = {}
+        for tensor in tensors:
+            if tensor not in rows:
+                if even_missing:
+                    continue
+                raise NotFoundError(f"There is no tensor {tensor}.", place=str(self.path.parent))
+            encoding, base, lost = rows[tensor]
+            if lost is not None and not even_lost:
+                raise CorruptError(
+                    f"The tensor {tensor} is lost: {lost}.",
+                    place=str(self.path.parent),
+                    hint="Store it again, or give the store a remote that has it and run fsck with repair.",
+                )
+            segments = self._located(tensor, parts.get(tensor, ()))
+            found[tensor] = StoredTensor(tensor, encoding, base.hex() if base is not None else None, segments)
+        return found
+
+    def _each(self, query: str, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query for these ids, which take the place of {}; some hundred in a statement."""
+        for at in range(0, len(ids), _IDS_IN_STATEMENT):
+            keys = [bytes.fromhex(one) for one in ids[at : at + _IDS_IN_STATEMENT]]
+            yield from self._all(query.format(",".join("?" * len(keys))), *keys)
 
     def _located(self, tensor: str, rows: Iterable[tuple[Any, ...]]) -> tuple[LocatedSegment, ...]:
         found = []

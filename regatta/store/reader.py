@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -85,12 +86,30 @@ class TensorReader:
         parts = (part for request in requests for stored in request.chain for part in stored.segments)
         fetch = map if all(part.place & LOCAL for part in parts) else self._map  # in parallel if the remote is needed
         prepared = list(fetch(lambda request: _PendingRead(request, self.source, self.cache), requests))
-        tasks = [(reading, chunk) for reading in prepared for chunk in reading.chunks]
-        several = len(tasks) > 1 and sum(request.stop - request.start for request in requests) >= _MIN_PARALLEL_WORDS
-        run = self._map if several else map
-        for _ in run(lambda task: task[0].read_chunk(task[1]), tasks):
+        tasks = list(_tasks(prepared))
+        for _ in (self._map if len(tasks) > 1 else map)(_read_chunks, tasks):
             pass
         return [reading.words for reading in prepared]
+
+
+def _tasks(readings: Sequence[_PendingRead]) -> Iterator[list[tuple[_PendingRead, int]]]:
+    """The chunks to read, in groups that are worth another thread."""
+    group: list[tuple[_PendingRead, int]] = []
+    words = 0
+    for reading in readings:
+        for chunk in reading.chunks:
+            group.append((reading, chunk))
+            words += min(CHUNK_WORDS, len(reading.words))
+            if words >= _MIN_PARALLEL_WORDS:
+                yield group
+                group, words = [], 0
+    if group:
+        yield group
+
+
+def _read_chunks(chunks: Sequence[tuple[_PendingRead, int]]) -> None:
+    for reading, chunk in chunks:
+        reading.read_chunk(chunk)
 
 
 class _PendingRead:
@@ -172,19 +191,16 @@ class _ChainLink:
 
     def _columns(self, located: LocatedSegment, wanted: int, chunks: range) -> list[_StreamColumn]:
         segment = located.segment
-        numbers = range(segment.first, min(segment.first + segment.count, wanted))
-        if not numbers:
-            return []
-        lengths = segment.table["length"].astype(np.int64).reshape(segment.count, segment.chunks)
-        starts = segment.offset + np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        rows, across = segment.table.tolist(), segment.chunks
+        numbers = range(min(segment.count, wanted - segment.first))
+        ends = list(accumulate((length for length, _ in rows), initial=segment.offset))
         ranges, tables = [], []
-        for number in numbers:
-            row = number - segment.first
-            at, end = int(starts[row * segment.chunks + chunks.start]), int(starts[row * segment.chunks + chunks.stop])
-            ranges.append((at, end - at))
-            checks = segment.table["check"].reshape(segment.count, segment.chunks)[row, chunks.start : chunks.stop]
-            tables.append((np.cumsum(lengths[row, chunks.start : chunks.stop]).tolist(), checks.tolist()))
-        views = self.source.read(located.pack, located.place, ranges)
+        for at in range(chunks.start, chunks.start + across * len(numbers), across):
+            part = slice(at, at + len(chunks))
+            start = ends[at]
+            ranges.append((start, ends[at + len(chunks)] - start))
+            tables.append(([end - start for end in ends[at + 1 : part.stop + 1]], [check for _, check in rows[part]]))
+        views = self.source.read(located.pack, located.place, ranges) if ranges else []
         return [_StreamColumn(view, *table, located) for view, table in zip(views, tables, strict=True)]
 
     def _stream(self, column: _StreamColumn, row: int) -> memoryview:

@@ -141,7 +141,7 @@ class PackSource:
         with self._lock:
             self.bytes_read["local" if place & LOCAL else "remote"] += sum(length for _, length in ranges)
         if place & LOCAL:
-            return [self.folder.read(pack, at, length) for at, length in ranges]
+            return self.folder.read_ranges(pack, ranges)
         return self._remote(pack).read(pack, ranges)
 
     def records(self, pack: str, place: int, size: int) -> list[Record]:

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
+from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError, nearest
 from regatta.paths import INDEX, store_exists, writable_folder
 from regatta.store.commit import NewSnapshot, SnapshotCommit, SnapshotDraft
 from regatta.store.folder import MissingPackError, PackFolder
@@ -42,6 +43,7 @@ DEFAULT_ENCODING = "zstd-planes"
 CACHE_BYTES = 2**28
 GC_GRACE_S = 14 * 86_400.0
 _MAX_ATTEMPTS = 5
+_READ_TENSORS = 1000  # read together; with more, Python's collector would pass over all that they need again and again
 T = TypeVar("T")
 
 
@@ -62,14 +64,20 @@ class ParameterStore:
     """A store in a folder; close it, or use it as a context manager."""
 
     def __init__(
-        self, path: Path, threads: int, cache_bytes: int, clock: Callable[[], float], read_only: bool = False
+        self,
+        path: Path,
+        threads: int,
+        cache_bytes: int,
+        clock: Callable[[], float],
+        read_only: bool = False,
+        rebuilding: bool = False,
     ) -> None:
-        self.path, self.clock = path, clock
+        self.path, self.clock, self.read_only = path, clock, read_only
         self.remote: Remote | None = None
         self.folder = PackFolder(path)
         if not read_only:
             self.folder.create()
-        self.index = Index(path / INDEX, read_only)
+        self.index = Index(path / INDEX, read_only, rebuilding)
         self.source = PackSource(self.folder, None)
         self._pool = ThreadPoolExecutor(threads, "store") if threads > 1 else None
         self.reader = TensorReader(self.source, self._pool, ChunkCache(cache_bytes))
@@ -103,7 +111,13 @@ class ParameterStore:
     @classmethod
     def rebuild(cls, path: str | Path, *, remote: str | None = None) -> rebuild_index.RebuildResult:
         """Make a new index from the pack files; no process may have the store open."""
-        return rebuild_index.rebuild(Path(path), lambda: cls.open(path, remote=remote))
+
+        def reopen(known_remote: str | None) -> ParameterStore:
+            store = cls(Path(path), 1, 0, time.time, rebuilding=True)
+            store.set_remote(remote or known_remote)
+            return store
+
+        return rebuild_index.rebuild(Path(path), reopen)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -142,14 +156,17 @@ class ParameterStore:
         plain, drafts = _encoding(encoding, lossy=False), [self._draft(snapshot, None) for snapshot in snapshots]
         return SnapshotCommit(self, drafts, plain).run() if drafts else []
 
-    def reencode(self, plan: Mapping[str, tuple[int, str | None]], *, wait: bool = True) -> None:
-        """Store tensors in other encodings: {tensor id: (encoding id, the base's tensor id or None)}.
+    def reencode(
+        self, plan: Mapping[str, tuple[int, str | None]], *, wait: bool = True, only_smaller: bool = False
+    ) -> int:
+        """Store tensors in other encodings, {tensor id: (encoding id, the base's tensor id or None)}; their number.
 
         Every tensor is decoded again and compared before one transaction updates the index. Ids never change. A base
         has the same type and number of elements as its tensor. The plan may not contain unknown ids, cycles, chains
-        longer than MAX_CHAIN_LENGTH or lossy encodings.
+        longer than MAX_CHAIN_LENGTH or lossy encodings. With `only_smaller`, tensors that would not shrink stay as they
+        are, and nothing changes unless the pack files take less of the disk.
         """
-        rewrite.reencode(self, plan, wait)
+        return rewrite.reencode(self, plan, wait, only_smaller)
 
     # Reading
 
@@ -175,15 +192,28 @@ class ParameterStore:
                 if name not in known:
                     message = f"The snapshot {self.resolve(what, 'snapshots')} has no tensor {name!r}."
                     raise NotFoundError(message, candidates=nearest(name, known))
-            return self.read({name: known[name].id for name in wanted}, planes, picks)
+            return self.read({name: known[name] for name in wanted}, planes, picks)
         tensor = self.resolve(what, "tensors")
         return self.read({tensor: tensor}, planes, {tensor: slices})[tensor]
 
     def read(
-        self, tensors: Mapping[str, str], planes: int | None = None, slices: Mapping[str, Any] | None = None
+        self,
+        tensors: Mapping[str, str | ManifestEntry],
+        planes: int | None = None,
+        slices: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """{name: value} for {name: the full id of a tensor}, read together; planes and slices as in `get`."""
-        return self._retrying(lambda: self._read(tensors, planes, slices or {}))
+        """{name: value} for {name: the full id of a tensor, or its entry in a manifest}, read together.
+
+        The type and the shape of an entry are compared with those in the index. Planes and slices are as in `get`.
+        """
+        if planes is not None and planes < 1:
+            raise UsageError(f"At least one plane is read, not {planes}.")
+        found: dict[str, Any] = {}
+        names = list(tensors)
+        for at in range(0, len(names), _READ_TENSORS):
+            some = {name: tensors[name] for name in names[at : at + _READ_TENSORS]}
+            found |= self._retrying(partial(self._read, some, planes, slices or {}))
+        return found
 
     def words(self, tensor: str, start: int = 0, stop: int | None = None) -> Words:
         """The words of a tensor, or some of them; only the chunks that contain these are decoded."""
@@ -236,6 +266,15 @@ class ParameterStore:
             self.index.renew_snapshot(known[name], now)
             self.index.set_name(name, None, now)
 
+    def release_all(self, names: Iterable[str]) -> None:
+        """Remove names in one transaction; those that are not there are passed over."""
+        with self.index.transaction():
+            known, now = self.index.names(), self.clock()
+            for name in names:
+                if name in known:
+                    self.index.renew_snapshot(known[name], now)
+                    self.index.set_name(name, None, now)
+
     def references(self, prefix: str = "") -> dict[str, str]:
         """{name: snapshot} of all names, or of those with a prefix."""
         return self.index.names(prefix)
@@ -252,6 +291,10 @@ class ParameterStore:
         finally:
             with self.index.transaction():
                 self.index.set_lease(name, (), 0.0)
+
+    def gc_preview(self, released: Iterable[str] = (), *, grace: float = GC_GRACE_S) -> gc.StoreGcResult:
+        """What `gc` would delete if these names were released; nothing is changed."""
+        return gc.preview(self, released, grace)
 
     def gc(self, *, grace: float = GC_GRACE_S, wait: bool = True) -> gc.StoreGcResult:
         """Delete data that no name, lease or delta needs, once it is older than `grace` seconds."""
@@ -314,11 +357,21 @@ class ParameterStore:
             contents[member.id] = kept, encoded
         return SnapshotDraft(make_manifest(members, snapshot.metadata), contents, snapshot.reference)
 
-    def _read(self, tensors: Mapping[str, str], planes: int | None, slices: Mapping[str, Any]) -> dict[str, Any]:
-        if planes is not None and planes < 1:
-            raise UsageError(f"At least one plane is read, not {planes}.")
+    def _read(
+        self, tensors: Mapping[str, str | ManifestEntry], planes: int | None, slices: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        ids = [each if isinstance(each, str) else each.id for each in tensors.values()]
         with self.index.reading():
-            chains = {name: self.index.chain(tensor) for name, tensor in tensors.items()}
+            chains = dict(zip(tensors, self.index.chains(ids), strict=True))
+        for name, wanted in tensors.items():
+            head = chains[name][0]
+            if not isinstance(wanted, str) and (head.dtype.name, head.shape) != (wanted.dtype, wanted.shape):
+                raise CorruptError(
+                    f"The index has the tensor {name!r} as {head.dtype.name} {list(head.shape)}; "
+                    f"its manifest has it as {wanted.dtype} {list(wanted.shape)}.",
+                    place=str(self.index.path),
+                    hint=self.index.remedy,
+                )
         windows = {name: narrow(chain[0].shape, slices.get(name)) for name, chain in chains.items()}
         requests = []
         for name, chain in chains.items():

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 _LIBRARY_NAMES = {ours: theirs for theirs, ours in BY_LIBRARY_NAME.items()}
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """PyTorch's type for the store's name of it."""
+    import torch
+
+    found: torch.dtype = getattr(torch, _LIBRARY_NAMES[name])
+    return found
+
+
 def torch_tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Arrays and Bits, by name, as tensors; they share memory where they can be written to."""
     import torch
@@ -28,5 +36,5 @@ def torch_tensors(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         tensor = as_tensor(name, value)
         words = tensor.words.view(np.uint8)
         flat = torch.from_numpy(words if words.flags.writeable else words.copy())
-        found[name] = flat.view(getattr(torch, _LIBRARY_NAMES[tensor.dtype.name])).reshape(tensor.shape)
+        found[name] = flat.view(torch_dtype(tensor.dtype.name)).reshape(tensor.shape)
     return found

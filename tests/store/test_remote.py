@@ -118,7 +118,7 @@ def test_encodings_that_are_not_progressive_stay_here(store: ParameterStore) -> 
     snapshot = store.put({"w": weights()}, reference="1")
     store.reencode({store.manifest(snapshot).tensors["w"].id: (encoding_named("pcodec").id, None)})
     assert store.offload([snapshot], keep_planes=1) == 0
-    assert places(store) == [LOCAL] * 2
+    assert set(places(store)) == {LOCAL}
 
 
 def test_types_without_further_planes_stay_here(store: ParameterStore) -> None:

@@ -17,6 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from kill_drill import random_plan
 
 from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError
+from regatta.store.database import Database
 from regatta.store.export import write_safetensors
 from regatta.store.format.encodings import ENCODINGS, encoding_named
 from regatta.store.format.tensor_id import Bits
@@ -361,3 +362,21 @@ class Play(RuleBasedStateMachine):
 
 TestPlay = Play.TestCase
 TestPlay.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+
+def test_thousands_of_tensors_take_few_statements(store: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query or a change for each tensor would make small tensors slow."""
+    statements: list[str] = []
+    for name in ("_all", "_run"):
+        plain = getattr(Database, name)
+
+        def counted(self: Database, query: str, *values: Any, plain: Any = plain) -> Any:
+            statements.append(query)
+            return plain(self, query, *values)
+
+        monkeypatch.setattr(Database, name, counted)
+    tensors = {f"t{number}": np.full(3, number, np.float32) for number in range(3000)}
+    snapshot = store.put(tensors, reference="many")
+    found = store.get(snapshot)
+    assert len(statements) < 100
+    assert all(np.array_equal(found[name], value) for name, value in tensors.items())

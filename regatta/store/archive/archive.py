@@ -4,7 +4,7 @@
 
 Input is a store and facts about its snapshots: which came from which, and how often each is read. The result is the
 same store, with the same ids, but smaller. Budgets are kept by estimates: seconds of one thread, measured on this
-machine.
+machine. A tensor that is smaller as it is stays so; only an explicit budget may make a store larger.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
+
+import numpy as np
 
 from regatta.errors import UsageError
 from regatta.store.archive.budgets import by_access, by_factor, by_snapshot, cheapest_costs
@@ -40,6 +42,7 @@ from regatta.store.store import ParameterStore
 
 T = TypeVar("T")
 ARCHIVAL = ("raw", "zstd-planes", "pcodec", "subtract", "subtract-grouped")
+DEFAULT_BUDGET = 4.0  # times the shortest reading time: longer chains save little more and take many times as long
 PROGRESSIVE = ("raw", "zstd-planes", "subtract-planes")
 
 
@@ -91,8 +94,9 @@ def archive(
 
     `bases` are the snapshots that each snapshot may be a delta to (see `lineage`). The default is the previous one of
     the same training, or the one that was stored before it.
-    `budget` is a factor of the cheapest recreation of each snapshot, or seconds by snapshot. Without a budget, the
-    least space is used. With `reads`, how often each snapshot is read, the factor holds for the mean of all reads.
+    `budget` is a factor of the cheapest recreation of each snapshot, or seconds by snapshot; infinity uses the least
+    space. The default is DEFAULT_BUDGET, except for snapshots that take longer now: they may keep their time. With
+    `reads`, how often each snapshot is read, the factor holds for the mean of all reads.
     `progressive` uses only encodings whose leading planes can be read alone. With `remote_planes`, only that number of
     leading planes must stay here; the others may move to the store's remote if the budget allows it.
     """
@@ -110,22 +114,24 @@ def archive(
         for one, manifest in manifests.items()
     }
     graph = StorageGraph(candidate_edges(matrices, pairs, estimates, choice), members)
-    budgets = _budgets(graph, scheme, _by_id(store, budget), _by_id(store, reads))
+    before = _current_plan(graph, matrices)
+    budgets = _budgets(graph, scheme, _by_id(store, budget), _by_id(store, reads), before)
     found = plan(graph, algorithm, scheme, budgets, hops=MAX_CHAIN_LENGTH)
     options = {str(node): edge.option for node, edge in found.edges().items() if isinstance(edge.option, StorageOption)}
     changes = {tensor: option for tensor, option in options.items() if option != matrices[tensor].option}
+    moved, only_smaller = len(changes), budget is None or budget == math.inf
     if changes and not dry_run:
-        store.reencode({tensor: (option.encoding, option.base) for tensor, option in changes.items()})
+        wanted = {tensor: (option.encoding, option.base) for tensor, option in changes.items()}
+        moved = store.reencode(wanted, only_smaller=only_smaller and remote_planes is None)
         remote = {tensor: option.planes for tensor, option in changes.items() if option.planes is not None}
         for planes in sorted(set(remote.values())):
             store.offload([], planes, tensors=[tensor for tensor, kept in remote.items() if kept == planes])
     limits = [math.inf] * len(graph.snapshots) if budgets is None else budgets.tolist()
-    before = _current_plan(graph, matrices)
     columns = (before.recreation(scheme), found.recreation(scheme), cheapest_costs(graph, scheme), limits)
     costs = (RecreationCost(*map(float, row)) for row in zip(*columns, strict=True))
     return ArchiveReport(
         tensors=len(matrices),
-        moved=len(changes),
+        moved=moved,
         bytes_raw=sum(one.count * one.dtype.width_bytes for one in matrices.values()),
         bytes_before=sum(one.stored - one.remote for one in matrices.values()),
         bytes_planned=math.fsum(_planned(edge, matrices) for edge in found.edges().values()),
@@ -172,7 +178,11 @@ def _by_id(store: ParameterStore, given: T) -> T | dict[str, float]:
 
 
 def _budgets(
-    graph: StorageGraph, scheme: Scheme, budget: float | Mapping[str, float] | None, reads: Mapping[str, float] | None
+    graph: StorageGraph,
+    scheme: Scheme,
+    budget: float | Mapping[str, float] | None,
+    reads: Mapping[str, float] | None,
+    before: StoragePlan,
 ) -> Floats | None:
     if isinstance(budget, Mapping):
         if reads is not None:
@@ -181,10 +191,12 @@ def _budgets(
                 hint="Give one factor as the budget, or leave out `reads`.",
             )
         return by_snapshot(graph, budget)
-    if budget is None:
+    if budget is None or budget == math.inf:
         if reads is not None:
             raise UsageError("`reads` needs a budget.", hint="Give a factor.")
-        return None
+        if budget is not None:
+            return None
+        return np.maximum(by_factor(graph, scheme, DEFAULT_BUDGET), before.recreation(scheme))
     return by_factor(graph, scheme, budget) if reads is None else by_access(graph, scheme, budget, reads)
 
 

@@ -33,6 +33,7 @@ MAX_NEIGHBOURS = 512  # each tensor is compared with this number of others of it
 MAX_CACHED_SAMPLES = 512
 _STREAM_ENTRY_BYTES = 12  # the format's table has an entry for each stream of each chunk
 KEEP_FACTOR = 0.995  # a new option must be smaller than this share of the present size: estimates err by as much
+WHOLE_FACTOR = 0.98  # of the size of an encoding in planes: only then one that is read as a whole is considered
 RAW = (0, None, None)
 _TINY_WORDS = 1024  # for smaller tensors, raw storage is considered as well
 
@@ -232,7 +233,10 @@ def candidate_edges(
 
 
 def _direct_edges(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoice) -> list[StorageEdge]:
-    """Edges without a base; raw storage only if the other encodings gain almost nothing."""
+    """Edges without a base; raw storage only if the other encodings gain almost nothing.
+
+    An encoding whose leading planes cannot be read alone must be clearly smaller than one where they can.
+    """
     edges = [
         estimates.edge(matrix.id, option, estimates.streams(encoding, matrix.id, None))
         for encoding in choice.encodings
@@ -241,8 +245,14 @@ def _direct_edges(matrix: Matrix, estimates: EdgeEstimates, choice: EncodingChoi
     ]
     raw = [edge for edge in edges if edge.option == RAW]
     others = [edge for edge in edges if edge.option != RAW]
+    by_planes = min((edge.storage for edge in others if _is_progressive(edge)), default=math.inf)
+    others = [edge for edge in others if _is_progressive(edge) or edge.storage < WHOLE_FACTOR * by_planes]
     least = min((edge.storage for edge in others), default=math.inf)
     return _undominated(others + [edge for edge in raw if edge.storage <= least or matrix.count < _TINY_WORDS])
+
+
+def _is_progressive(edge: StorageEdge) -> bool:
+    return isinstance(edge.option, StorageOption) and ENCODINGS[edge.option.encoding].progressive
 
 
 def _current_edge(matrix: Matrix, estimates: EdgeEstimates) -> StorageEdge:

@@ -98,17 +98,25 @@ def encode_subtract_planes(bits: Words, dtype: DType, base: Words) -> list[bytes
 def decode_subtract_planes(streams: Sequence[memoryview], dtype: DType, base: Words, out: Words) -> None:
     """The words of the leading planes, one plane per stream; the base must be known in the same planes."""
     groups, first = _regroup(streams[0], dtype, base)
-    known: list[Words | None] = [None] * dtype.planes
+    known: list[Words | None] = []
     for number, parts in enumerate([first, *(codecs.split_streams(stream, _KEYS) for stream in streams[1:])]):
         if len(parts) != len(groups.sizes):
             raise CorruptError(f"Plane {number} of a delta has {len(parts)} groups, not {len(groups.sizes)}.")
         decoded = [codecs.decode_bytes(part, size) for part, size in zip(parts, groups.sizes, strict=True)]
-        known[number] = np.concatenate(decoded) ^ np.uint8(_CENTRE)
-    gaps = np.empty(len(base), dtype.word)
-    planes.paste(known, gaps)
-    groups.restore(gaps, out)
-    words = _without_carry(out, planes.to_plane_order(base, dtype), np.add)
+        known.append(np.concatenate(decoded) ^ np.uint8(_CENTRE))
+    # No plane carries into another: two planes of wide words are computed in their top 16 bits, in half the time.
+    narrow = len(known) <= 2 < dtype.planes
+    below = dtype.word.type(max(0, dtype.bits - 16))
+    width = 2 if narrow else dtype.planes
+    against = (base >> below).astype("<u2") if narrow else base
+    gaps = np.empty(len(base), against.dtype)
+    planes.paste([*known, *[None] * (width - len(known))], gaps)
+    sorted_back = np.empty_like(gaps) if narrow else out
+    groups.restore(gaps, sorted_back)
+    words = _without_carry(sorted_back, planes.to_plane_order(against, dtype), np.add)
     out[:] = planes.from_plane_order(words, dtype)
+    if narrow:
+        out <<= below
     _keep_leading(out, len(streams), dtype)
 
 

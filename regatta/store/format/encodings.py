@@ -145,10 +145,10 @@ _ALL = (
     *(Encoding(number, name, encode, decode, lossy=True) for number, name, encode, decode in lossy.schemes()),
 )
 ENCODINGS: dict[int, Encoding] = {encoding.id: encoding for encoding in _ALL}
+_BY_NAME = {encoding.name: encoding for encoding in _ALL}
 
 
 def encoding_named(name: str) -> Encoding:
-    known = {encoding.name: encoding for encoding in ENCODINGS.values()}
-    if name not in known:
-        raise UsageError(f"There is no encoding {name!r}.", candidates=nearest(name, known))
-    return known[name]
+    if name not in _BY_NAME:
+        raise UsageError(f"There is no encoding {name!r}.", candidates=nearest(name, _BY_NAME))
+    return _BY_NAME[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from regatta.errors import CorruptError, UsageError
@@ -45,6 +46,10 @@ class Manifest:
 
     def text(self) -> bytes:
         """The canonical text: sorted keys, no spaces, UTF-8."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> bytes:
         tensors: dict[str, dict[str, Any]] = {}
         for name, member in self.tensors.items():
             tensors[name] = {"dtype": member.dtype, "id": member.id, "shape": list(member.shape)}
@@ -53,7 +58,7 @@ class Manifest:
         content = {"format": FORMAT, "metadata": dict(self.metadata), "tensors": tensors}
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
-    @property
+    @cached_property
     def id(self) -> str:
         return snapshot_id(self.text())
 

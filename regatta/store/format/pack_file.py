@@ -31,6 +31,7 @@ MAGIC = b"\x89RGTPK\r\n"
 VERSION = 1
 HEADER = struct.Struct("<8sII")
 TRAILER = struct.Struct("<QQQII8s")
+EMPTY_BYTES = HEADER.size + TRAILER.size  # of a pack file without records
 MAX_FOOTER_BYTES = 2**30
 TENSOR, MANIFEST = 1, 2
 

@@ -12,7 +12,7 @@ sees the index as of one moment, and nothing is deleted before it ends.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -75,7 +75,10 @@ class Damage:
 def check(store: ParameterStore, depth: Depth, repair: bool, wait: bool) -> StoreFsckResult:
     if depth not in DEPTHS:
         raise UsageError(f"The depth of fsck is {depth!r}.", hint="It is one of " + ", ".join(DEPTHS) + ".")
-    with exclusive(store.path / MAINTENANCE_LOCK, "fsck", wait):
+    if repair:
+        store.index.check_writable()
+    # Where nothing can be written, no lock can be held: a process that moves data meanwhile may cause false alarms.
+    with nullcontext() if store.read_only else exclusive(store.path / MAINTENANCE_LOCK, "fsck", wait):
         survey = StoreCheck(store, DEPTHS.index(depth))
         damage = survey.run()
         repairs = Repair(store, damage)
@@ -93,7 +96,7 @@ class StoreCheck:
         self.stored: dict[str, StoredTensor] = {}
         self.manifests: dict[str, tuple[ManifestRecord, str, int]] = {}
         with store.index.reading():
-            self.damage.index = [f"Index: {problem}." for problem in store.index.check()]
+            self.damage.index = [f"Index: {problem}." for problem in store.index.check(depth > 0)]
             self.packs = {pack: row for pack, row in store.index.packs().items() if row[2] is None}
             self.tensors, self.snapshots = store.index.tensors(), store.index.snapshots()
             self.members = {snapshot: store.index.members(snapshot) for snapshot in self.snapshots}

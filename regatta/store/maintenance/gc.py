@@ -8,19 +8,21 @@ get a date, and are deleted when that date is old enough, too. Sparsely used pac
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from regatta.durable import exclusive
+from regatta.durable import FULL, exclusive
 from regatta.errors import UsageError
 from regatta.paths import MAINTENANCE_LOCK
+from regatta.store.format.pack_file import EMPTY_BYTES
 from regatta.store.index import LOCAL
-from regatta.store.maintenance.rewrite import copy_out, relocate
+from regatta.store.maintenance.rewrite import copy_out, swap
 
 if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
-SPARSE_SHARE = 0.5  # a pack file is copied if less than this share of it is needed
+SPARSE_SHARE = 0.9  # a pack file is copied if less than this share of it is needed
 
 
 @dataclass(frozen=True)
@@ -42,28 +44,57 @@ def collect(store: ParameterStore, grace: float, wait: bool) -> StoreGcResult:
         with store.index.transaction():
             snapshots, tensors = store.index.drop_unneeded(now, grace)
             store.index.retire_packs(now)
+        store.folder.sweep_tmp(now - grace)
+        first = _sweep(store, now - grace)  # the copies need room
         copied = _compact(store)
-        before = store.clock() - grace
-        packs, size = _sweep(store, before)
-        store.folder.sweep_tmp(before)
-    return StoreGcResult(snapshots, tensors, packs, copied, size)
+        second = _sweep(store, store.clock() - grace) if copied else (0, 0)
+    return StoreGcResult(snapshots, tensors, first[0] + second[0], copied, first[1] + second[1])
+
+
+def preview(store: ParameterStore, released: Iterable[str], grace: float) -> StoreGcResult:
+    """What `collect` would delete; the changes of the index are taken back."""
+    now = store.clock()
+    with store.index.rolled_back():
+        known = store.index.names()
+        for name in known.keys() & set(released):
+            store.index.renew_snapshot(known[name], now)
+            store.index.set_name(name, None, now)
+        snapshots, tensors = store.index.drop_unneeded(now, grace)
+        store.index.retire_packs(now)
+        used, packs = store.index.used_bytes(), store.index.packs()
+    gone = [size for size, _, retired in packs.values() if retired is not None and retired <= now - grace]
+    sparse = _sparse_packs(used, packs)
+    copied = sum(packs[pack][0] - used.get(pack, 0) for pack in sparse) if not grace else 0
+    files = {pack: found for pack, found in store.folder.present() if pack not in packs}
+    unlisted = [found.st_size for found in files.values() if found.st_mtime <= now - grace]
+    return StoreGcResult(snapshots, tensors, len(gone), len(sparse), sum(gone) + copied + sum(unlisted))
+
+
+def _sparse_packs(used: Mapping[str, int], packs: Mapping[str, tuple[int, int, float | None]]) -> set[str]:
+    return {
+        pack
+        for pack, (size, place, retired) in packs.items()
+        if retired is None and place & LOCAL and used.get(pack, 0) + EMPTY_BYTES < SPARSE_SHARE * size
+    }
 
 
 def _compact(store: ParameterStore) -> int:
     """Copy the needed content out of sparsely used pack files; the number of pack files emptied."""
     with store.index.reading():
         used, packs = store.index.used_bytes(), store.index.packs()
-    sparse = [
-        pack
-        for pack, (size, place, retired) in packs.items()
-        if retired is None and place & LOCAL and used.get(pack, 0) < SPARSE_SHARE * size
-    ]
-    if sparse:
+    sparse = _sparse_packs(used, packs)
+    if not sparse:
+        return 0
+    try:
         with store.folder.packing() as packing:
-            for pack in sparse:
+            for pack in sorted(sparse):
                 copy_out(store, pack, packing)
             packing.seal()
-            relocate(store, packing)
+            swap(store, packing, changed=(), copied=sparse)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return 0  # no room for the copies; the pack files stay as they are until the next gc
     return len(sparse)
 
 

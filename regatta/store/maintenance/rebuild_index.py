@@ -1,7 +1,8 @@
 """Rebuilds a lost or damaged index: everything except names and leases is in the pack files.
 
 The old index is moved to quarantine/. Names are taken from it if it can still be read. A snapshot without a name gets
-the name `recovered/<id>`, so gc does not delete it before a person has looked.
+the name `recovered/<id>`, so gc does not delete it before a person has looked. Until the new index is filled it is
+marked, so that a rebuild that was killed has to be repeated.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regatta.durable import exclusive, fsync_path
 from regatta.errors import CorruptError, NotFoundError, RegattaError
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
 
+RECOVERED = "recovered/"
+
+
 @dataclass(frozen=True)
 class RebuildResult:
     """What was found, and what could not be read."""
@@ -38,34 +42,35 @@ class RebuildResult:
     unreadable: tuple[str, ...]
 
 
-def rebuild(path: Path, reopen: Callable[[], ParameterStore]) -> RebuildResult:
+def rebuild(path: Path, reopen: Callable[[str | None], ParameterStore]) -> RebuildResult:
     if not (path / PACKS).is_dir():
         raise NotFoundError("There is no parameter store.", place=str(path))
     with exclusive(path / USERS_LOCK, "rebuild", wait=False):
-        names = _names(path / INDEX)
+        rows = _rows(path / INDEX, "SELECT name, lower(hex(snapshot)) FROM names")
+        names = {name: snapshot for name, snapshot in rows if why_not_name(name) is None and is_id(snapshot)}
+        remotes = _rows(path / INDEX, "SELECT value FROM store WHERE key = 'remote'")
         (path / QUARANTINE).mkdir(exist_ok=True)
         stamp = time.time_ns()
         for file in path.glob(f"{INDEX}*"):
             os.replace(file, path / QUARANTINE / f"{file.name}.{stamp}")
         fsync_path(path / QUARANTINE)
         fsync_path(path)
-    with reopen() as store:
+    with reopen(remotes[0][0] if remotes else None) as store:
         return _fill(store, take_census(store, remote=True), names)
 
 
-def _names(index: Path) -> dict[str, str]:
-    """The names in the old index, if it can be read."""
+def _rows(index: Path, query: str) -> list[tuple[Any, ...]]:
+    """Rows of the old index, if it can be read."""
     if not index.exists():
-        return {}
+        return []
     try:
         db = sqlite3.connect(index)
         try:
-            rows = db.execute("SELECT name, lower(hex(snapshot)) FROM names").fetchall()
+            return db.execute(query).fetchall()
         finally:
             db.close()
-    except sqlite3.DatabaseError:
-        return {}
-    return {name: snapshot for name, snapshot in rows if why_not_name(name) is None and is_id(snapshot)}
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return []
 
 
 def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> RebuildResult:
@@ -73,7 +78,7 @@ def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> R
     index, now = store.index, store.clock()
     chosen, manifests = _choose(store, census), _manifests(store, census)
     names = {name: snapshot for name, snapshot in names.items() if snapshot in manifests}
-    names |= {f"recovered/{snapshot}": snapshot for snapshot in manifests.keys() - set(names.values())}
+    names |= {f"{RECOVERED}{snapshot}": snapshot for snapshot in manifests.keys() - set(names.values())}
     with index.transaction():
         for (pack, place), size in census.sizes.items():
             index.add_pack(pack, size, place, now)
@@ -84,6 +89,7 @@ def _fill(store: ParameterStore, census: PackCensus, names: dict[str, str]) -> R
         for name, snapshot in names.items():
             index.set_name(name, snapshot, now)
         index.retire_packs(now)
+        index.set("rebuilding", None)
     return RebuildResult(len(census.sizes), len(chosen), len(manifests), len(names), tuple(census.unreadable))
 
 

@@ -2,11 +2,14 @@
 
 Rewritten data is compared with the original before the index changes. Old pack files stay until gc finds that they
 were not needed for the grace period. Ids never change, and readers are not disturbed.
+
+A pack file that loses tensors to a new encoding loses the rest of its content as well, which is copied along. So gc
+can delete it, and the bytes on the disk are known before the index changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from regatta.durable import exclusive
 from regatta.errors import CorruptError, NotFoundError, UsageError
-from regatta.paths import MAINTENANCE_LOCK
+from regatta.paths import MAINTENANCE_LOCK, bytes_on_disk
 from regatta.store.folder import PackBatch
 from regatta.store.format.dtypes import Words
 from regatta.store.format.encodings import ENCODINGS
@@ -27,19 +30,56 @@ if TYPE_CHECKING:
     from regatta.store.store import ParameterStore
 
 EncodingPlan = Mapping[str, tuple[int, str | None]]
+_BASE_ROW_BYTES = 128  # of the index, for a tensor that has a base
+_MIN_SAVED_BYTES = 2**14  # less is not worth writing pack files again: the index may grow by as much
 
 
-def reencode(store: ParameterStore, plan: EncodingPlan, wait: bool) -> None:
+def reencode(store: ParameterStore, plan: EncodingPlan, wait: bool, only_smaller: bool) -> int:
     words = lru_cache(maxsize=3)(store.words)  # the base of the next delta is often a tensor that was just read
+    changed: dict[str, StoredTensor] = {}
     with exclusive(store.path / MAINTENANCE_LOCK, "reencode", wait), store.folder.packing() as packing:
         for stored, encoding, base in _check_plan(store, plan):
             tensor = RawTensor(stored.dtype, stored.shape, words(stored.tensor))
             if tensor.id != stored.tensor:
                 raise CorruptError(f"The tensor {stored.tensor} cannot be re-encoded: it is damaged.", hint="Run fsck.")
             against: tuple[str, Words] | None = None if base is None else (base, words(base))
-            store.encoder.encode(tensor, stored.tensor, ENCODINGS[encoding], against, verify=True).write(packing)
-        if packing.seal():
-            swap(store, packing)
+            encoded = store.encoder.encode(tensor, stored.tensor, ENCODINGS[encoding], against, verify=True)
+            # A tensor without a base can stay as it is: that lengthens no chain and closes no cycle.
+            if (
+                only_smaller
+                and stored.base is None
+                and _bytes_in_store([encoded.segment]) >= _bytes_in_store([part.segment for part in stored.segments])
+            ):
+                continue
+            encoded.write(packing)
+            changed[stored.tensor] = stored
+        emptied = {part.pack for stored in changed.values() for part in stored.segments if part.place & LOCAL}
+        for pack in sorted(emptied):
+            copy_out(store, pack, packing, without=changed)
+        packing.seal()
+        if only_smaller and not _frees_space(store, packing, emptied, changed.values()):
+            return 0
+        if changed:
+            swap(store, packing, changed=changed, copied=emptied)
+    return len(changed)
+
+
+def _bytes_in_store(segments: Iterable[Segment]) -> int:
+    """The bytes of a tensor in its pack files and in the index."""
+    return sum(
+        segment.size + 2 * len(segment.pack()) + (_BASE_ROW_BYTES if segment.base else 0) for segment in segments
+    )
+
+
+def _frees_space(
+    store: ParameterStore, packing: PackBatch, emptied: Iterable[str], old: Iterable[StoredTensor]
+) -> bool:
+    """Whether the new pack files take clearly less of the disk than those that they replace."""
+    before = sum(bytes_on_disk(store.folder.path(pack)) for pack in emptied)
+    after = sum(bytes_on_disk(pack.path) for pack in packing.sealed)
+    bases = sum(segments[0][0].base is not None for segments in packing.segments().values())
+    bases -= sum(stored.base is not None for stored in old)
+    return after + max(0, bases) * _BASE_ROW_BYTES + _MIN_SAVED_BYTES <= before
 
 
 def _check_plan(store: ParameterStore, plan: EncodingPlan) -> list[tuple[StoredTensor, int, str | None]]:
@@ -95,44 +135,47 @@ def check_graph(bases: Mapping[str, str | None]) -> None:
             raise UsageError(message, hint=f"{MAX_CHAIN_LENGTH} is the limit.")
 
 
-def swap(store: ParameterStore, packing: PackBatch, remote: PackBatch | None = None) -> None:
-    """Enter sealed pack files into the index: their tensors are stored there from now on."""
+def swap(
+    store: ParameterStore,
+    packing: PackBatch,
+    remote: PackBatch | None = None,
+    changed: Container[str] | None = None,
+    copied: Container[str] = (),
+) -> None:
+    """Enter sealed pack files into the index: their tensors are stored there from now on.
+
+    With `changed`, only these tensors are; everything else in the files comes from the `copied` packs. A tensor that
+    was lost, and that another process has stored again since, is no longer there, and its old copy is not entered.
+    """
     index, now = store.index, store.clock()
     with index.transaction():
         store.folder.place(packing.sealed)
-        moved = packing.segments()
+        moved = {
+            tensor: segments for tensor, segments in packing.segments().items() if changed is None or tensor in changed
+        }
         for pack in packing.sealed:
             index.add_pack(pack.id, pack.bytes, LOCAL, now)
+            for record in pack.records:
+                if not isinstance(record, Segment) or record.tensor not in moved:
+                    index.move_record(record, pack.id, copied)
         for pack in remote.sealed if remote is not None else ():
             index.add_pack(pack.id, pack.bytes, REMOTE, now)
         for tensor, segments in (remote.segments() if remote is not None else {}).items():
             moved.setdefault(tensor, []).extend(segments)
-        for segments in moved.values():
-            index.store_tensor(segments)
+        index.store_tensors(moved.values())
         check_graph(index.bases())
         index.retire_packs(now)
 
 
-def copy_out(store: ParameterStore, pack: str, packing: PackBatch) -> None:
-    """Copy the needed content of a pack file unchanged."""
+def copy_out(store: ParameterStore, pack: str, packing: PackBatch, without: Container[str] = ()) -> None:
+    """Copy the needed content of a pack file unchanged, but for some tensors."""
     with store.index.reading():
         segments, manifests = store.index.contents(pack)
     for located in segments:
-        packing.add(located.segment, checked_streams(store.source, located, located.segment))
+        if located.segment.tensor not in without:
+            packing.add(located.segment, checked_streams(store.source, located, located.segment))
     for record, place in manifests:
         packing.add(record, [store.source.read(pack, place, [(record.offset, record.length)])[0]])
-
-
-def relocate(store: ParameterStore, packing: PackBatch) -> None:
-    """Enter the places of copied segments and manifests into the index; nothing else changes."""
-    index, now = store.index, store.clock()
-    with index.transaction():
-        store.folder.place(packing.sealed)
-        for sealed in packing.sealed:
-            index.add_pack(sealed.id, sealed.bytes, LOCAL, now)
-            for record in sealed.records:
-                index.move_record(record, sealed.id)
-        index.retire_packs(now)
 
 
 def needed(index: Index, snapshots: Iterable[str] | None) -> dict[str, StoredTensor]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from regatta.durable import FileLock
+from regatta.errors import DiskError
 from regatta.journal.journal_file import Record, read_journal
 from regatta.paths import ARCHIVER_LOCK, JOURNAL
 from regatta.store.states.state_archive import RawState, series_of, store_states
@@ -44,7 +45,12 @@ def archive_run(folder: Path, store: Path) -> int:
 
 
 def finished_states(run: Path) -> list[RawState]:
-    """The state files of a run that nothing changes any more and no model goes on from.
+    """The state files of a run that nothing changes any more and no model goes on from."""
+    return [state for state in kept_states(run) if state.path.exists()]
+
+
+def kept_states(run: Path) -> list[RawState]:
+    """The states of a run that are kept for good, whether as files or in the store.
 
     For each configuration this is the last state of each reported epoch. The newest epoch is left out, because the
     configuration may go on from it, unless the run is done. States of an epoch without a report are left out, too.
@@ -59,7 +65,7 @@ def finished_states(run: Path) -> list[RawState]:
             if epoch in trial.states:
                 state, digest = trial.states[epoch]
                 found.append(RawState(run / state, config, digest))
-    return [state for state in found if state.path.exists()]
+    return found
 
 
 @dataclass
@@ -73,14 +79,15 @@ class _TrialStates:
 def _read_trials(records: Iterator[Record]) -> tuple[dict[str, _TrialStates], bool]:
     """The states by configuration, and whether the run is done."""
     trials: dict[str, _TrialStates] = {}
-    record: Record = {}
+    last: Record = {}
     for record in records:
+        last = record if record["event"] != "rename" else last
         if record["event"] == "unit" and record.get("state") and record.get("hash"):
             trial = trials.setdefault(record["config"], _TrialStates())
             trial.states[record["epoch"]] = record["state"], record["hash"]
         elif record["event"] == "report":
             trials.setdefault(record["config"], _TrialStates()).reported.add(record["epoch"])
-    return trials, record.get("event") == "end" and record.get("status") == "done"
+    return trials, last.get("event") == "end" and last.get("status") == "done"
 
 
 class StateBatch:
@@ -138,7 +145,8 @@ def move_batch(run: Path, token: bytes, store: ParameterStore, series: str, batc
 def take_over(run: Path, token: str) -> None:
     """Write a new token: archivers that hold an older one delete nothing from here on."""
     with _deletion_lock(run) as lock:
-        lock.write_note(token)
+        if not lock.write_note(token):
+            raise DiskError("The archiver of the run cannot be told to stop: the disk is full.", place=str(run))
 
 
 def _deletion_lock(run: Path) -> FileLock:

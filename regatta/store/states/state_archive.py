@@ -224,7 +224,7 @@ def _pieces(store: ParameterStore, snapshot: str) -> Iterator[bytes | memoryview
     if not manifest.tensors.keys() >= set(names):
         raise CorruptError("The header names tensors that the snapshot lacks.", place=f"snapshot {snapshot}")
     for group in _groups(manifest, names):
-        values = store.read({name: manifest.tensors[name].id for name in group})
+        values = store.read({name: manifest.tensors[name] for name in group})
         for name in group:
             yield as_tensor(name, values[name]).words.view("u1").data
 

@@ -11,8 +11,9 @@ import pytest
 from training_series import Weights, series, start, step
 
 from regatta.errors import NotFoundError, UsageError
-from regatta.store.archive.archive import archive
-from regatta.store.archive.candidates import lineage
+from regatta.paths import bytes_on_disk
+from regatta.store.archive.archive import DEFAULT_BUDGET, archive
+from regatta.store.archive.candidates import EdgeEstimates, lineage
 from regatta.store.format.encodings import ENCODINGS
 from regatta.store.store import ParameterStore
 
@@ -48,7 +49,7 @@ class Repository:
 
 def test_smaller_and_bit_for_bit_the_same(store: ParameterStore) -> None:
     repository = Repository(store)
-    report = archive(store, repository.bases)
+    report = archive(store, repository.bases, budget=math.inf)
     assert report.bytes_after is not None
     assert report.bytes_after == sum(entry.stored_bytes for entry in store.entries())
     assert report.bytes_after < 0.8 * report.bytes_before
@@ -61,7 +62,7 @@ def test_smaller_and_bit_for_bit_the_same(store: ParameterStore) -> None:
 
 def test_only_related_tensors_become_deltas(store: ParameterStore) -> None:
     repository = Repository(store)
-    archive(store, repository.bases)
+    archive(store, repository.bases, budget=math.inf)
     hidden = {
         name: [store.entry(store.manifest(snapshot).tensors["hidden.weight"].id) for snapshot in kept]
         for name, kept in repository.snapshots.items()
@@ -78,28 +79,88 @@ def test_without_lineage_sketches_find_related_tensors(store: ParameterStore) ->
     for pair in zip(one, two, strict=True):
         for weights in pair:
             store.put(weights)
-    report = archive(store)
+    report = archive(store, budget=math.inf)
     hidden = [entry for entry in store.entries() if entry.shape == (300, 400)]
     assert sum(entry.base is None for entry in hidden) == 2
     assert report.saved > 0.15
 
 
+def packs_on_disk(store: ParameterStore) -> int:
+    return sum(bytes_on_disk(path) for path in store.folder.packs.iterdir())
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.6])
+def test_the_disk_is_never_fuller_after_archive_and_gc(store: ParameterStore, share: float) -> None:
+    """Some tensors of a pack file become deltas, and the others stay as they are."""
+    rng = np.random.default_rng(1)
+    few, weights = round(20 * share), {}
+    for number in range(20):
+        size = 8192 + (0 if number < 2 * few else 16 * number)  # no other tensor of its size to be a delta to
+        weights[f"w{number:02}"] = rng.normal(size=size).astype(np.float32)
+    for number in range(few):
+        weights[f"near{number:02}"] = weights[f"w{number:02}"] * np.float32(1.0001)
+    snapshot = store.put(weights, reference="kept")
+    before = packs_on_disk(store)
+    report = archive(store)
+    assert report.moved >= few
+    store.gc(grace=0.0)
+    assert packs_on_disk(store) < before
+    for name, value in store.get(snapshot).items():
+        assert value.tobytes() == weights[name].tobytes()
+    assert store.fsck("deep").problems == ()
+
+
+def test_what_would_not_shrink_stays_as_it_is(store: ParameterStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates that promise too much change nothing: the encoded bytes decide."""
+    rng = np.random.default_rng(1)
+    store.put({f"w{number}": rng.normal(size=30_000).astype(np.float32) for number in range(4)}, reference="kept")
+    before, entries, packs = packs_on_disk(store), list(store.entries()), set(store.folder.packs.iterdir())
+    honest = EdgeEstimates.streams
+    monkeypatch.setattr(
+        EdgeEstimates,
+        "streams",
+        lambda self, encoding, target, base: [
+            size * (0.5 if encoding.name == "raw" else 1.5) for size in honest(self, encoding, target, base)
+        ],
+    )
+    report = archive(store)
+    assert report.moved == 0
+    assert (list(store.entries()), set(store.folder.packs.iterdir())) == (entries, packs)
+    assert packs_on_disk(store) == before
+
+
+def test_the_default_budget_lets_no_snapshot_take_longer_than_now_or_the_factor(store: ParameterStore) -> None:
+    kept = series(1, 12)
+    snapshots = [store.put(weights) for weights in kept]
+    bases = lineage({"v": snapshots})
+    first = archive(store, bases)
+    assert first.deepest < len(kept)
+    for cost in first.snapshots.values():
+        assert cost.planned <= cost.budget == pytest.approx(max(DEFAULT_BUDGET * cost.cheapest, cost.before))
+    archive(store, bases, budget=math.inf)
+    size = sum(entry.stored_bytes for entry in store.entries())
+    again = archive(store, bases)  # does not grow to become quicker
+    assert again.bytes_after is not None and again.bytes_after <= size
+    quick = archive(store, bases, budget=1.5)  # this was asked for
+    assert all(cost.planned <= 1.51 * cost.cheapest for cost in quick.snapshots.values())
+
+
 def test_a_dry_run_changes_nothing(store: ParameterStore) -> None:
     repository = Repository(store)
     before = list(store.entries())
-    report = archive(store, repository.bases, dry_run=True)
+    report = archive(store, repository.bases, dry_run=True, budget=math.inf)
     assert list(store.entries()) == before
     assert report.bytes_after is None
     assert report.moved > 0
     assert 0.2 < report.saved == pytest.approx(1 - report.bytes_planned / report.bytes_before)
-    real = archive(store, repository.bases)
+    real = archive(store, repository.bases, budget=math.inf)
     assert real.bytes_after == pytest.approx(report.bytes_planned, rel=0.02)
 
 
 def test_a_second_pass_finds_little_to_do(store: ParameterStore) -> None:
     repository = Repository(store)
-    first = archive(store, repository.bases)
-    second = archive(store, repository.bases)
+    first = archive(store, repository.bases, budget=math.inf)
+    second = archive(store, repository.bases, budget=math.inf)
     assert second.moved <= 0.1 * first.moved
     assert first.bytes_after is not None
     assert second.bytes_after == pytest.approx(first.bytes_after, rel=0.005)
@@ -117,7 +178,9 @@ def test_budgets_are_kept_by_every_algorithm(store: ParameterStore, scheme: str,
 
 def test_a_larger_budget_needs_less_space(store: ParameterStore) -> None:
     repository = Repository(store)
-    planned = [archive(store, repository.bases, budget=b, dry_run=True).bytes_planned for b in (1.0, 2.0, 5.0, None)]
+    planned = [
+        archive(store, repository.bases, budget=b, dry_run=True).bytes_planned for b in (1.0, 2.0, 5.0, math.inf)
+    ]
     assert planned == sorted(planned, reverse=True)
     assert planned[-1] < 0.9 * planned[0]
 
@@ -139,7 +202,7 @@ def test_budgets_by_snapshot(store: ParameterStore) -> None:
     repository = Repository(store)
     last = repository.snapshots["base"][-1]
     store.reference("release", last)
-    free = archive(store, repository.bases, dry_run=True).snapshots[last]
+    free = archive(store, repository.bases, dry_run=True, budget=math.inf).snapshots[last]
     report = archive(store, repository.bases, budget={"release": 1.1 * free.cheapest}, dry_run=True)
     assert report.snapshots[last].planned <= 1.1 * free.cheapest
     assert report.snapshots[repository.all[0]].budget == math.inf
@@ -150,8 +213,8 @@ def test_budgets_by_snapshot(store: ParameterStore) -> None:
 
 def test_progressive_reads_stay_possible(store: ParameterStore) -> None:
     repository = Repository(store)
-    plain = archive(store, repository.bases, dry_run=True)
-    report = archive(store, repository.bases, progressive=True)
+    plain = archive(store, repository.bases, dry_run=True, budget=math.inf)
+    report = archive(store, repository.bases, progressive=True, budget=math.inf)
     large = [entry for entry in store.entries() if math.prod(entry.shape) > 1024]
     assert all(ENCODINGS[entry.encoding].progressive for entry in large)
     assert any(entry.base is not None for entry in large)
@@ -164,6 +227,22 @@ def test_progressive_reads_stay_possible(store: ParameterStore) -> None:
     assert (lower <= exact).all()
     assert (exact <= upper).all()
     repository.check(store)
+
+
+def test_weights_without_a_base_stay_readable_by_planes(store: ParameterStore) -> None:
+    """Another encoding is a percent smaller, and would be read as a whole for two planes."""
+    rng = np.random.default_rng(1)
+    fresh = {f"w{number}": rng.uniform(-0.1, 0.1, 200_000).astype(np.float32) for number in range(4)}
+    snapshot = store.put(fresh, reference="single")
+    archive(store)
+    large = [entry for entry in store.entries() if math.prod(entry.shape) > 1024]
+    assert large and all(ENCODINGS[entry.encoding].progressive for entry in large)
+    read = []
+    for planes in (2, None):
+        before = store.source.bytes_read["local"]
+        store.get(snapshot, planes=planes)
+        read.append(store.source.bytes_read["local"] - before)
+    assert read[0] < 0.5 * read[1]
 
 
 def test_cold_planes_go_to_the_remote_where_the_budget_allows(tmp_path: Path) -> None:
@@ -231,7 +310,7 @@ def test_long_series_keep_within_the_longest_chain(store: ParameterStore, monkey
     monkeypatch.setattr("regatta.store.archive.archive.MAX_CHAIN_LENGTH", 3)
     kept = [{"w": weights["hidden.weight"]} for weights in series(1, 10)]
     snapshots = [store.put(weights) for weights in kept]
-    report = archive(store, lineage({"v": snapshots}))
+    report = archive(store, lineage({"v": snapshots}), budget=math.inf)
     assert report.deepest <= 3
     whole = sum(entry.base is None for entry in store.entries())
     assert 2 <= whole <= 4  # a whole one reaches two to either side

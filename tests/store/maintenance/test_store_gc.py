@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ from numpy.typing import NDArray
 from regatta.durable import exclusive
 from regatta.errors import ConflictError, NotFoundError, UsageError
 from regatta.paths import MAINTENANCE_LOCK
+from regatta.store.commit import NewSnapshot
+from regatta.store.folder import PackBatch
 from regatta.store.format.encodings import encoding_named
+from regatta.store.maintenance import gc, rewrite
 from regatta.store.store import ParameterStore
 
 
@@ -137,15 +141,82 @@ def test_old_encodings_go_and_manifests_move(store: ParameterStore, clock: Clock
     ids = [store.put({"w": weights(seed)}, reference=str(seed)) for seed in range(5)]
     store.reencode({store.manifest(i).tensors["w"].id: (encoding_named("pcodec").id, None) for i in ids})
     clock.now += 1
-    before = packs(store)
-    assert store.gc(grace=0).copied_packs == 5
-    assert len(packs(store)) == 2  # one of tensors, one of manifests
-    assert packs(store) & before
+    collected = store.gc(grace=0)
+    assert (collected.packs, collected.copied_packs, len(packs(store))) == (5, 0, 1)
     assert [np.array_equal(store.get(i)["w"], weights(seed)) for seed, i in enumerate(ids)] == [True] * 5
     assert store.fsck("deep").clean
     clock.now += 1
     again = store.gc(grace=0)
     assert (again.copied_packs, again.packs) == (0, 0)  # nothing left to do
+
+
+def test_what_is_left_of_a_pack_file_is_copied(store: ParameterStore, clock: Clock) -> None:
+    """A fifth of a pack file is no longer needed: after gc only the rest takes space."""
+    kept, gone = ({f"w{number}": weights(10 * first + number) for number in range(first)} for first in (4, 1))
+    ids = store.put_all([NewSnapshot(kept, reference="kept"), NewSnapshot(gone, reference="gone")])
+    before = sum(store.index.used_bytes().values())
+    store.release("gone")
+    clock.now += 1
+    collected = store.gc(grace=0)
+    assert (collected.copied_packs, collected.packs, len(packs(store))) == (1, 1, 1)
+    left = sum(path.stat().st_size for path in store.folder.packs.iterdir())
+    assert left < 0.85 * before
+    assert all(np.array_equal(value, kept[name]) for name, value in store.get(ids[0]).items())
+    assert store.fsck("deep").clean
+
+
+def test_small_pack_files_are_not_copied_again_and_again(store: ParameterStore) -> None:
+    """Header and trailer are a large part of a pack file with one number, and are not unneeded content."""
+    store.put({"w": np.float32(1)}, reference="kept")
+    assert store.gc(grace=0).copied_packs == 0
+
+
+def test_a_lost_tensor_that_is_stored_again_while_gc_copies_it(
+    store: ParameterStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its old segment, a delta to a lost base, must not take the place of the new one."""
+    base, ids = weights(1), {}
+    for name, value in {"base": base, "delta": base + np.float32(1e-3), "gone": weights(2)}.items():
+        ids[name] = store.manifest(store.put({"w": value}, reference=name)).tensors["w"].id
+    store.reencode({ids["delta"]: (encoding_named("subtract").id, ids["base"]), ids["gone"]: (0, None)})
+    with store.index.transaction():
+        store.index.mark_lost(ids["delta"], "its base is lost")
+    store.release("gone")
+    clock.now += 1
+
+    def copy_out(copying: ParameterStore, pack: str, packing: PackBatch) -> None:
+        rewrite.copy_out(copying, pack, packing)
+        with ParameterStore.open(store.path, threads=1, clock=clock) as another:
+            another.put({"w": base + np.float32(1e-3)}, reference="again")
+
+    monkeypatch.setattr(gc, "copy_out", copy_out)
+    assert store.gc(grace=0).copied_packs == 1
+    assert store.fsck("deep").clean
+    assert np.array_equal(store.get(ids["delta"]), base + np.float32(1e-3))
+
+
+def test_a_full_disk_keeps_no_unneeded_pack_file(
+    store: ParameterStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies need room, so what is not needed at all is deleted before."""
+    both = [NewSnapshot({"w": weights(seed)}, reference=str(seed)) for seed in (1, 2)]
+    kept = store.put_all(both)[0]
+    needed = packs(store)
+    store.put({"w": weights(3)}, reference="3")
+    (unneeded,) = packs(store) - needed
+    store.release("2")
+    store.release("3")
+    clock.now += 1
+
+    def copy_out(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(gc, "copy_out", copy_out)
+        assert store.gc(grace=0).copied_packs == 0  # the copies wait until there is room
+    assert not store.folder.path(unneeded).exists()
+    assert store.gc(grace=0).copied_packs == 1
+    assert np.array_equal(store.get(kept)["w"], weights(1)) and store.fsck("deep").clean
 
 
 def test_old_files_that_were_never_listed_are_deleted(store: ParameterStore, clock: Clock) -> None:
