@@ -53,6 +53,10 @@ def _from_rows(rows: Sequence[Any]) -> dict[str, dict[int, float]]:
 def _name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise UsageError(f"The name of a metric is a text, not {name!r:.100}.")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"The name {name!a:.100} of a metric cannot be written as UTF-8.") from error
     return name
 
 
@@ -69,5 +73,6 @@ def _step(step: object) -> int:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"The metric {name!r} is {value!r:.100}, which is not a number.") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        reason = "too large for a float" if isinstance(error, OverflowError) else "not a number"
+        raise UsageError(f"The metric {name!r:.200} is {value!r:.100}, which is {reason}.") from error

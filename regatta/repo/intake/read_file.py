@@ -8,6 +8,7 @@ No file is executed or unpickled, and only regular files are opened.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from regatta.errors import DataError, NotFoundError, UsageError, nearest
+from regatta.network.json_form import FORMAT as NETWORK_FORMAT
 from regatta.repo.intake import training_logs, zip_weights
-from regatta.repo.weights import NewWeights, from_file
+from regatta.repo.intake.limits import check_tensor_bytes
+from regatta.repo.weights import ORIGIN_EPOCH, ORIGIN_VERSION, NewWeights, from_file
 from regatta.store.format.tensor_id import as_tensor
 
 Kind: TypeAlias = Literal["weights", "network", "metrics", "hyperparameters", "file"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TORCH = (".pt", ".pth", ".bin", ".ckpt")
+MAX_EPOCH_DIGITS = 9
 _EPOCH = re.compile(r"(?:epochs?|ep)[-_=]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.\w+)")
 
@@ -39,6 +43,7 @@ class RecognizedFile:
     metrics: training_logs.Points | None = None
     hyperparameters: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    origin: str | None = None  # the id of the version that was checked out to this file
 
     @property
     def kept(self) -> bool:
@@ -124,7 +129,11 @@ def _weights(taken: NewWeights | None, notes: tuple[str, ...] = ()) -> Recognize
 
 
 def _from_tensor_file(path: Path, suffix: str) -> RecognizedFile:
-    return _weights(from_file(path, epoch_in(path)))
+    taken = from_file(path, epoch_in(path))
+    epoch = taken.metadata.get(ORIGIN_EPOCH, "")
+    if taken.epoch is None and epoch.isdecimal() and len(epoch) <= MAX_EPOCH_DIGITS:
+        taken = replace(taken, epoch=int(epoch))
+    return replace(_weights(taken), origin=taken.metadata.get(ORIGIN_VERSION))
 
 
 def _from_torch(path: Path, suffix: str) -> RecognizedFile:
@@ -141,8 +150,9 @@ def _from_torch(path: Path, suffix: str) -> RecognizedFile:
             hint="Load it where you trust it and torch.save it again, or add it with --as file.",
         )
     with zip_weights.opened(path, stored=True) as archive:
-        most = sum(entry.file_size for entry in archive.infolist())
-    found = read_state_dict(path, most)
+        read = zip_weights.check_checkpoint(archive, path)
+    found = read_state_dict(path, read)
+    check_tensor_bytes(found.bytes, read, path)
     epoch = found.epoch if found.epoch is not None else epoch_in(path)
     taken = NewWeights(epoch, {name: as_tensor(name, value) for name, value in found.tensors.items()}, {})
     notes = [f"found under {found.under!r}"] if found.under is not None else []
@@ -161,10 +171,10 @@ def _from_exported(path: Path, suffix: str) -> RecognizedFile:
 def _from_onnx(path: Path, suffix: str) -> RecognizedFile:
     from regatta.repo.intake.onnx_weights import read_onnx
 
-    network, tensors = read_onnx(path)
-    taken = NewWeights(epoch_in(path), {name: as_tensor(name, value) for name, value in tensors.items()}, {})
-    says = f"{len(network.nodes):,} layers, {len(taken.tensors):,} tensors, {taken.parameters:,} parameters"
-    return replace(_weights(taken), kind="network", network=network, says=says)
+    found = read_onnx(path)
+    taken = NewWeights(epoch_in(path), {name: as_tensor(name, value) for name, value in found.tensors.items()}, {})
+    says = f"{len(found.network.nodes):,} layers, {len(taken.tensors):,} tensors, {taken.parameters:,} parameters"
+    return replace(_weights(taken, found.notes), kind="network", network=found.network, says=says)
 
 
 def _from_log(path: Path, suffix: str) -> RecognizedFile:
@@ -180,8 +190,10 @@ def _from_log(path: Path, suffix: str) -> RecognizedFile:
 def _from_settings(path: Path, suffix: str) -> RecognizedFile:
     try:
         content = training_logs.settings(path, suffix)
+        if isinstance(content, dict) and content.get("format") == NETWORK_FORMAT:
+            return _from_network_json(path)
         points = training_logs.points_of_json(content, path)
-        return _metrics(points) if points is not None else _settings(training_logs.hyperparameters(content, path))
+        return _metrics(points) if points is not None else _settings(content, path)
     except DataError as error:
         return plain_file(f"not read as settings: {error.message}")
 
@@ -192,9 +204,32 @@ def _metrics(points: training_logs.Points) -> RecognizedFile:
     return RecognizedFile("metrics", f"{names} over {steps:,} step{'s' if steps != 1 else ''}", metrics=points)
 
 
-def _settings(values: Mapping[str, Any]) -> RecognizedFile:
+def _from_network_json(path: Path) -> RecognizedFile:
+    from regatta.network import from_json
+
+    network = from_json(training_logs.text_of(path))
+    return RecognizedFile("network", f"{len(network.nodes):,} layers", network=network)
+
+
+def _settings(content: object, path: Path) -> RecognizedFile:
+    """Settings; the version.json of a checkout also has the network and the id of its version."""
+    values = training_logs.hyperparameters(content, path)
     names = ", ".join(list(values)[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
-    return RecognizedFile("hyperparameters", names or "none", hyperparameters=values)
+    found = RecognizedFile("hyperparameters", names or "none", hyperparameters=values)
+    if not training_logs.is_checkout(content):
+        return found
+    ident = content["id"]
+    return replace(found, network=_checkout_network(content), origin=ident if isinstance(ident, str) else None)
+
+
+def _checkout_network(content: Mapping[str, Any]) -> Any:
+    """The network of a checked out version; None if it has none, or one that is not in the common vocabulary."""
+    from regatta.network import from_json
+
+    try:
+        return from_json(json.dumps(content.get("network")))
+    except DataError:
+        return None
 
 
 def _as_wanted(path: Path, suffix: str, wanted: Kind) -> RecognizedFile:
@@ -212,14 +247,16 @@ def _as_wanted(path: Path, suffix: str, wanted: Kind) -> RecognizedFile:
         )
     if wanted == "hyperparameters":
         content = training_logs.settings(path, suffix if suffix in training_logs.CONFIGS else ".yaml")
-        return _settings(training_logs.hyperparameters(content, path))
+        return _settings(content, path)
+    if wanted == "network" and suffix == ".json":
+        return _from_network_json(path)
     reader = _BY_SUFFIX.get(suffix)
     found = reader(path, suffix) if reader is not None else None
     if found is None or (found.kind != wanted and not (wanted == "weights" and found.weights is not None)):
         raise UsageError(
             f"A file that ends in {suffix!r} is not read as {wanted}.",
             place=str(path),
-            hint="Weights end in .safetensors, .npz, .pt, .pth, .bin, .ckpt, .onnx or .pt2; networks in .onnx.",
+            hint="Weights: .safetensors, .npz, .pt, .pth, .bin, .ckpt, .onnx or .pt2. Networks: .onnx or .json.",
         )
     return found
 

@@ -59,6 +59,7 @@ class Staged:
     hyperparameters: Mapping[str, Any] | None = None
     metrics: bool = False
     network: bool = False
+    origin: str | None = None  # the id of the version that was checked out to this file
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,10 @@ def commit_staged(
     parents: Sequence[str] = (),
     message: str = "",
 ) -> Version:
-    """Make a version of what is staged, and of what is given beside it; the area is empty afterwards."""
+    """Make a version of what is staged, and of what is given beside it; the area is empty afterwards.
+
+    Without `parents`, the versions that were checked out to the staged files are its parents.
+    """
     with _changing(repo) as area:
         if not area.items and not hyperparameters and not metrics:
             raise UsageError("Nothing is staged.", place=str(repo.folder), hint="Add something: regatta add FILE ...")
@@ -137,7 +141,7 @@ def commit_staged(
             hyperparameters={**values, **(hyperparameters or {})},
             metrics=points,
             files=[item.file for item in area.items if item.file is not None],
-            parents=parents,
+            parents=parents or _origins(repo, area.items),
             message=message,
             ident=ident,
         )
@@ -180,7 +184,14 @@ def _stage(repo: Repo, name: str, what: RecognizedFile, source: Path) -> Staged:
         weights = StagedWeights(reference, snapshot, what.weights.epoch, *size)
     file = repo.files.put_all({name: source})[0] if what.kept else None
     known = name, str(source), what.kind, what.says, what.notes, weights, file, what.hyperparameters
-    return Staged(*known, metrics=what.metrics is not None, network=what.network is not None)
+    metrics, network = what.metrics is not None, what.network is not None
+    return Staged(*known, metrics=metrics, network=network, origin=what.origin)
+
+
+def _origins(repo: Repo, items: Sequence[Staged]) -> list[str]:
+    """The ids of the versions of this repository that the staged files were checked out from."""
+    ids = dict.fromkeys(item.origin for item in items if item.origin is not None)
+    return [ident for ident in ids if repo.catalog.has(ident)]
 
 
 def _snapshots(items: Sequence[Staged]) -> list[StoredWeights] | None:
@@ -198,7 +209,8 @@ def _meanings(repo: Repo, items: Sequence[Staged]) -> tuple[dict[str, Any], Any,
     """Hyperparameters, the network and metrics of the staged files; later files override earlier ones."""
     values: dict[str, Any] = {}
     points: dict[str, dict[int, float]] = {}
-    networks = [item for item in items if item.network]
+    networks = [item for item in items if item.network and item.kind == "network"]
+    networks = networks or [item for item in items if item.network][:1]  # that of a checkout
     if len(networks) > 1:
         names = " and ".join(item.name for item in networks[:2])
         raise UsageError(f"A version has one network, and several are staged: {names}.", hint="Unstage all but one.")
@@ -217,6 +229,7 @@ def _meanings(repo: Repo, items: Sequence[Staged]) -> tuple[dict[str, Any], Any,
 def _again(repo: Repo, item: Staged) -> RecognizedFile:
     """Recognize a staged file again, from the file store, where it has another name."""
     assert item.file is not None
+    repo.files.check(item.file)
     return recognize(repo.files.path(item.file.hash), item.kind, Path(item.name).suffix)
 
 

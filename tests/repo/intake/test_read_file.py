@@ -9,6 +9,7 @@ import socket
 import struct
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 
 from regatta.errors import DataError, NotFoundError, RegattaError, UsageError
 from regatta.repo.intake.read_file import KINDS, recognize, shards
-from regatta.repo.intake.training_logs import MAX_DEPTH, MAX_VALUES, hyperparameters
+from regatta.repo.intake.training_logs import MAX_DEPTH, hyperparameters
 from regatta.repo.intake.zip_weights import read_npz
 from regatta.store.format.tensor_id import as_tensor
 
@@ -55,6 +56,28 @@ def test_a_checkpoint_gives_its_model_and_reports_the_rest(tmp_path: Path) -> No
     assert found_weights(tmp_path / "check.pth") == bits(dict(model.state_dict()))
 
 
+def test_single_tensors_beside_a_state_dict_are_not_the_model(tmp_path: Path) -> None:
+    """The checkpoints of PyTorch's own ImageNet example hold `best_acc1`; many hold the state of the generator."""
+    model = module()
+    state = {"state_dict": model.state_dict(), "best_acc1": torch.tensor(71.5), "rng": torch.get_rng_state()}
+    torch.save(state, tmp_path / "check.pth")
+    found = recognize(tmp_path / "check.pth")
+    assert found.notes == ("found under 'state_dict'", "left out: best_acc1, rng")
+    assert found_weights(tmp_path / "check.pth") == bits(dict(model.state_dict()))
+
+
+def test_texts_in_json_lines_may_hold_other_separators_of_lines(tmp_path: Path) -> None:
+    rows = [{"step": 1, "note": "one\u2028two\x85three", "loss": 0.5}, {"step": 2, "loss": 0.25}]
+    text = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "log.jsonl").write_bytes(text.encode())
+    assert recognize(tmp_path / "log.jsonl").metrics == {"loss": {1: 0.5, 2: 0.25}}
+
+
+def test_a_state_dict_under_a_number_is_found(tmp_path: Path) -> None:
+    torch.save({0: module().state_dict(), "lr": 0.1}, tmp_path / "ranks.pt")
+    assert recognize(tmp_path / "ranks.pt").notes == ("found under '0'", "left out: lr")
+
+
 def test_an_exported_program_gives_its_weights(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3)).eval()
     torch.export.save(torch.export.export(model, (torch.randn(2, 4),)), tmp_path / "net.pt2")
@@ -88,6 +111,72 @@ def test_an_onnx_file_is_a_network_with_weights_under_the_same_names(tmp_path: P
     names = {p.name for node in found.network.nodes for p in node.parameters}
     assert names == set(found.weights.tensors) == {"head/weight"}  # no name begins at the root
     assert np.array_equal(found.weights.tensors["head/weight"].value(), weight)
+
+
+def test_weights_inside_branches_loops_and_functions_of_onnx_are_read(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.normal(size=(5, 5)).astype("f4") for name in ("outer", "kept", "inner", "deep", "held", "called")
+    }
+    tensors = {name: numpy_helper.from_array(array, name) for name, array in arrays.items()}
+
+    def value(name: str, kind: Any = TensorProto.FLOAT) -> Any:
+        return helper.make_tensor_value_info(name, kind, None)
+
+    deep = helper.make_graph(
+        [helper.make_node("MatMul", ["a", "deep"], ["r"])], "deep", [], [value("r")], [tensors["deep"]]
+    )
+    then = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "inner"], ["a0"]), helper.make_node("MatMul", ["a0", "outer"], ["a"]),
+            helper.make_node("If", ["yes"], ["result"], then_branch=deep, else_branch=deep),
+        ],
+        "then", [], [value("result")], [tensors["inner"]],
+    )  # fmt: skip
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["result"])], "else", [], [value("result")])
+    body = helper.make_graph(
+        [
+            helper.make_node("Constant", [], ["held"], value=tensors["held"]),
+            helper.make_node("MatMul", ["state", "held"], ["next"]),
+            helper.make_node("Identity", ["go"], ["on"]),
+        ],
+        "body", [value("step", TensorProto.INT64), value("go", TensorProto.BOOL), value("state")],
+        [value("on", TensorProto.BOOL), value("next")],
+    )  # fmt: skip
+    function = helper.make_function(
+        "mine", "Twice", ["z"], ["w"],
+        [
+            helper.make_node("Constant", [], ["called"], value=tensors["called"]),
+            helper.make_node("MatMul", ["z", "called"], ["w"]),
+        ],
+        [helper.make_opsetid("", 17)],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [
+            helper.make_node("If", ["yes"], ["y"], then_branch=then, else_branch=other),
+            helper.make_node("Loop", ["", "yes", "y"], ["u"], body=body),
+            helper.make_node("Twice", ["u"], ["v"], domain="mine"),
+        ],
+        "g", [value("x"), value("yes", TensorProto.BOOL)], [value("v")],
+        [tensors["outer"], numpy_helper.from_array(np.zeros((20, 20), "f4"), "unused")],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    save(helper.make_model(graph, opset_imports=opsets, functions=[function]), tmp_path / "net.onnx")
+    found = recognize(tmp_path / "net.onnx")
+    assert found.weights is not None
+    names = {
+        "outer": "outer", "inner": "y/then_branch/inner", "deep": "y/then_branch/result/then_branch/deep",
+        "held": "u/body/held", "called": "v/Twice/called",
+    }  # fmt: skip
+    for own, name in names.items():
+        assert found.weights.tensors[name].id == as_tensor(name, arrays[own]).id
+    assert found.weights.parameters == 25 * (len(names) + 1)  # the inner If has its weight in both branches
+    assert found.network is not None
+    assert set(found.network.parameters) == set(found.weights.tensors)
+    assert any("left out: unused (400 numbers)" in note for note in found.notes)
+    assert any("inside Loop are not shown as layers" in note for note in found.notes)
 
 
 def test_external_data_of_onnx_is_not_opened(tmp_path: Path) -> None:
@@ -275,13 +364,7 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
         recognize(tmp_path / "link")
 
 
-def test_settings_that_expand_without_limit_are_refused(tmp_path: Path) -> None:
-    laughs = "a: &a {x: 1, y: 2}\n" + "".join(
-        f"{chr(98 + n)}: &{chr(98 + n)} {{{', '.join(f'k{i}: *{chr(97 + n)}' for i in range(9))}}}\n" for n in range(8)
-    )
-    (tmp_path / "laughs.yaml").write_text(laughs)
-    found = recognize(tmp_path / "laughs.yaml")
-    assert found.kind == "file" and f"more than {MAX_VALUES}" in found.notes[0]
+def test_settings_that_are_nested_without_limit_are_refused(tmp_path: Path) -> None:
     deep: dict[str, object] = {}
     for _ in range(MAX_DEPTH + 2):
         deep = {"x": deep}
