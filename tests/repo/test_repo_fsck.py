@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from regatta.cli.main import main
 from regatta.errors import CorruptError, UsageError
 from regatta.repo import Repo
 from regatta.repo.catalog.migrations import STEPS
@@ -122,22 +123,124 @@ def committed_version(folder: Path) -> Version:
         return repo.commit("net", {"w": np.ones((3, 4), np.float32)}, files={"notes.txt": b"as it was"})
 
 
-def test_gc_keeps_weights_if_the_catalog_is_lost(tmp_path: Path) -> None:
-    committed_version(tmp_path)
+def remove(folder: Path, pattern: str) -> None:
+    for path in folder.glob(pattern):
+        path.unlink()
+
+
+def test_gc_keeps_weights_if_the_catalog_and_its_log_are_lost(tmp_path: Path) -> None:
+    first = committed_version(tmp_path)
     folder = tmp_path / ".regatta"
-    kept = (folder / "catalog.sqlite").read_bytes()
-    for path in folder.glob("catalog.sqlite*"):
-        path.unlink()
+    remove(folder, "catalog.sqlite*")
+    remove(folder, "versions.log")
     with Repo.open(folder) as repo:
-        assert any("never had a version" in problem for problem in repo.fsck().problems)
-        with pytest.raises(CorruptError, match="never had a version"):
+        repo.commit("other", {"w": np.zeros(3)}, git=False)
+        assert any("this is not their catalog" in problem for problem in repo.fsck().problems)
+        with pytest.raises(CorruptError, match="this is not their catalog"):
             repo.gc(grace=0)
-    for path in folder.glob("catalog.sqlite*"):
-        path.unlink()
-    (folder / "catalog.sqlite").write_bytes(kept)
-    with Repo.open(folder) as repo:
+        repo.fsck(repair=True)
         assert repo.fsck("deep").clean
-        assert repo.load("net")["w"].sum() == 12
+        assert repo.gc(grace=0).store.snapshots == 0
+        assert repo.load(first.id)["w"].sum() == 12 and repo.version(first.id).name.startswith("recovered-")
+
+
+def test_a_lost_catalog_comes_back_from_its_log(tmp_path: Path) -> None:
+    first = committed_version(tmp_path)
+    folder = tmp_path / ".regatta"
+    with Repo.open(folder) as repo:
+        repo.tag("net", "best")
+        repo.commit("net", metrics={"loss": [2.0, float("nan"), float("inf")]}, parents=["net@1"], git=False)
+        before = repo.catalog.read_entries()
+    remove(folder, "catalog.sqlite*")
+    with Repo.open(folder) as repo:
+        assert repo.catalog.read_entries() == before
+        repo.commit("other", {"w": np.zeros(3)}, git=False)
+        assert repo.gc(grace=0).store.snapshots == 0
+        assert repo.fsck("deep").clean
+        assert repo.version("best") == first and repo.load("best")["w"].sum() == 12
+        assert [version.reference for version in repo.versions(search="net")] == ["net@2", "net@1"]
+
+
+def test_an_index_that_is_lost_is_never_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    """Neither a missing file, nor an empty one, nor one without tables passes for the index of existing pack files."""
+    committed_version(tmp_path)
+    store = tmp_path / ".regatta" / "store"
+    for damage in (lambda: None, lambda: (store / "index.sqlite").touch(), lambda: _bare_database(store)):
+        remove(store, "index.sqlite*")
+        damage()
+        assert any(each.what == "store" and each.state == "error" for each in examine(tmp_path / ".regatta"))
+        with Repo.open(tmp_path) as repo:
+            for use in (lambda repo: repo.gc(grace=0), lambda repo: repo.load("net"), lambda repo: commit_more(repo)):
+                with pytest.raises(CorruptError, match="pack files"):
+                    use(repo)
+            assert any("pack files" in problem for problem in repo.fsck().problems)
+        assert len(list((store / "packs").iterdir())) == 1
+
+
+def _bare_database(store: Path) -> None:
+    sqlite3.connect(store / "index.sqlite").execute("PRAGMA journal_mode = WAL").close()
+
+
+def commit_more(repo: Repo) -> None:
+    repo.commit("net", {"w": np.zeros(7)}, git=False)
+
+
+@pytest.mark.parametrize("way", ["repair", "rebuild_index"])
+def test_a_lost_index_is_made_again(tmp_path: Path, way: str) -> None:
+    committed_version(tmp_path)
+    remove(tmp_path / ".regatta" / "store", "index.sqlite*")
+    with Repo.open(tmp_path) as repo:
+        repo.fsck(repair=way == "repair", rebuild_index=way != "repair")
+        assert repo.fsck("deep").clean
+        assert set(repo.store.references()) == {repo.snapshots("net")[0].reference}
+        assert repo.gc(grace=0).store.snapshots == 0 and repo.load("net")["w"].sum() == 12
+
+
+def test_gc_refuses_while_the_index_lacks_what_versions_name(tmp_path: Path) -> None:
+    """An index that is older than its pack files, as a damaged log of SQLite leaves it."""
+    committed_version(tmp_path)
+    store = tmp_path / ".regatta" / "store"
+    kept = (store / "index.sqlite").read_bytes()
+    with Repo.open(tmp_path) as repo:
+        commit_more(repo)
+    remove(store, "index.sqlite*")
+    (store / "index.sqlite").write_bytes(kept)
+    with Repo.open(tmp_path) as repo:
+        with pytest.raises(CorruptError, match="does not list it"):
+            repo.gc(grace=0)
+        assert any(each.what == "store" and each.state == "error" for each in examine(repo.folder))
+        repo.fsck(repair=True)
+        assert repo.fsck("deep").clean and repo.load("net")["w"].size == 7
+        assert repo.gc(grace=0).store.snapshots == 0
+
+
+def test_gc_refuses_while_a_pack_file_is_missing(tmp_path: Path) -> None:
+    committed_version(tmp_path)
+    remove(tmp_path / ".regatta" / "store" / "packs", "*")
+    with Repo.open(tmp_path) as repo, pytest.raises(CorruptError, match="the file is missing"):
+        repo.gc(grace=0)
+
+
+def test_a_damaged_file_is_refused_and_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    committed_version(tmp_path)
+    with Repo.open(tmp_path) as repo:
+        (entry,) = repo.catalog.files(repo.version("net"))
+        path = repo.files.path(entry.hash)
+        for damage in (b"As it was", b"as it w", b""):
+            path.write_bytes(damage)
+            with pytest.raises(CorruptError, match="not as it was committed"):
+                repo.read_file("net", "notes.txt")
+            with pytest.raises(CorruptError, match="not as it was committed"):
+                repo.checkout("net", tmp_path / "out", overwrite=True)
+            assert main(["desc", "net", "--repo", str(repo.folder)]) == 0
+            assert "notes.txt is damaged" in capsys.readouterr().err
+            assert any("notes.txt of net@1" in each for each in repo.fsck("checksums", repair=True).lost)
+            repo.commit("again", files={"same": b"as it was"}, git=False)
+            assert repo.read_file("net", "notes.txt") == b"as it was"
+        path.unlink()
+        (tmp_path / "copy.txt").write_bytes(b"as it was")
+        assert any("copy.txt" in each for each in repo.fsck(repair=True).repaired)
+        assert repo.fsck("deep").clean and repo.read_file("net", "notes.txt") == b"as it was"
 
 
 def test_gc_deletes_everything_after_the_last_version(tmp_path: Path) -> None:

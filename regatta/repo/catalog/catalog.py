@@ -1,39 +1,35 @@
 """The catalog: versions and their metadata, in SQLite (migrations.py has the tables).
 
 It holds names, numbers and hashes, but neither weights nor files. Every change happens inside a `transaction`, after
-the files and weights that it refers to are durable.
+the files and weights that it refers to are durable. The version log gets the change first (version_log.py). A catalog
+that is behind its log, because a process was killed or the file was lost, catches up when it is opened.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
-from regatta.repo.catalog.migrations import STEPS, migrate, steps_done
-from regatta.repo.catalog.names import possible_meanings
+from regatta.errors import ConflictError, CorruptError, NotFoundError, UsageError, nearest
+from regatta.paths import VERSION_LOG
+from regatta.repo.catalog import entries
+from regatta.repo.catalog.migrations import OLDEST_READABLE, STEPS, migrate, steps_done
+from regatta.repo.catalog.names import REFERENCE_FORMS, possible_meanings
 from regatta.repo.catalog.networks import NetworkRows, canonical_json
 from regatta.repo.catalog.queries import VERSION, Filters
-from regatta.repo.catalog.records import (
-    Link,
-    MetricPoint,
-    MetricRange,
-    Records,
-    RunEntry,
-    SnapshotRecord,
-    Tag,
-    Version,
-    Versions,
-    range_of,
-)
+from regatta.repo.catalog.records import Link, MetricPoint, Records, RunEntry, SnapshotRecord, Tag, Version, Versions
+from regatta.repo.catalog.version_log import Key, LogPosition, VersionLog
 from regatta.repo.file_store import FileEntry
 from regatta.store.database import Database
 from regatta.store.sqlite import sqlite3
 
+MIN_SPARSE_BYTES, SPARSE_SHARE = 2**16, 0.5  # a larger log is written again if fewer of its lines are up to date
 Metrics = Mapping[str, Mapping[int, float]]  # {name: {step: value}}
 
 
@@ -63,27 +59,142 @@ class Catalog(Database):
     """Reads at any time; changes need a `transaction`."""
 
     what = "catalog"
-    remedy = "Restore the file from a copy; weights and files of the repository are not affected."
+    remedy = "`regatta fsck --repair` makes a new one from the version log."
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
+    def __init__(self, path: Path, read_only: bool = False, clock: Callable[[], float] = time.time) -> None:
+        self.log, self.clock = VersionLog(path.with_name(VERSION_LOG)), clock
+        self._touched: dict[Key, None] = {}  # what the open transaction has changed
         super().__init__(path, read_only)
-        self._run("PRAGMA foreign_keys = ON")
+        try:
+            self._run("PRAGMA foreign_keys = ON")
+            if not read_only and self._is_behind():
+                with self.transaction():
+                    pass
+        except BaseException:
+            self.close()
+            raise
 
     def _set_up(self, db: sqlite3.Connection) -> None:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        self._configure(db)
         if steps_done(db, str(self.path)) < len(STEPS):
             db.execute("BEGIN IMMEDIATE")
             migrate(db, str(self.path))
             db.execute("COMMIT")
 
     def _check(self, db: sqlite3.Connection) -> None:
-        if steps_done(db, str(self.path)) < len(STEPS):
+        if steps_done(db, str(self.path)) < OLDEST_READABLE:
             raise UsageError(
                 "The catalog was written by an earlier version of Regatta and must be upgraded first.",
                 place=str(self.path),
                 hint="Open it once in a writable folder.",
             )
+
+    # The version log
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Change the catalog, completely or not at all; one writer among all processes at a time."""
+        self.check_writable()
+        with self._between("BEGIN IMMEDIATE", self._commit):
+            self._touched.clear()
+            with self.translating():
+                self._catch_up()
+            yield
+
+    def log_position(self) -> LogPosition | None:
+        """How much of the log the catalog has; None if it was made by a version that had no log."""
+        if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'version_log'"):
+            return None
+        rows = self._all("SELECT log, lines, bytes FROM version_log")
+        return LogPosition(*rows[0]) if rows else None
+
+    def touch(self, kind: str, ident: str) -> None:
+        """Note that the transaction changes what the catalog holds under that kind and id (entries.py)."""
+        self._touched[kind, ident] = None
+
+    def read_entries(self) -> dict[Key, Any]:
+        """Everything that the tables hold, as the log has it."""
+        with self._lock, self.translating():
+            return entries.read_entries(self._db)
+
+    def write_log(self, content: dict[Key, Any] | None = None, complete: bool = True) -> None:
+        """Write a new log without lines that are out of date, as the tables are or with this content.
+
+        If it is not `complete`, gc keeps what older commits stored and no version names.
+        """
+        self.check_writable()
+        with self._between("BEGIN IMMEDIATE"):
+            old = self.log.read().identity
+            since = self.clock() if not complete else old.content["since"] if old is not None else 0.0
+            self._set_position(self.log.replace(self.read_entries() if content is None else content, since))
+
+    def log_since(self) -> float:
+        """The log has all versions whose weights were stored since then."""
+        identity = self.log.read().identity
+        return float(identity.content["since"]) if identity is not None else 0.0
+
+    def log_is_sparse(self) -> bool:
+        """Whether most of the log is out of date."""
+        content = self.log.read()
+        return content.size > MIN_SPARSE_BYTES and len(content.entries()) < SPARSE_SHARE * len(content.lines)
+
+    def _is_behind(self) -> bool:
+        position, size = self.log_position(), self.log.size()
+        if position is None:  # an existing catalog gets its log with the first change
+            return bool(size) or not self.has_numbered()
+        with self.translating():
+            return size > position.bytes
+
+    def _catch_up(self) -> None:
+        """Make the catalog what the log says, and the log whole, before a change."""
+        position, size = self.log_position(), self.log.size()
+        if position is None and not size:
+            since = 0.0 if self.has_numbered() else self.clock()
+            self._set_position(self.log.replace(entries.read_entries(self._db), since))
+            return
+        if position is not None and size == position.bytes and self.log.identity() == position.log:
+            return
+        content = self.log.read()
+        found = content.position()
+        if content.identity is None or (position and position.log == found.log and found.bytes < position.bytes):
+            raise CorruptError(
+                "The version log is damaged: it lacks lines that the catalog has.",
+                place=str(self.log.path),
+                hint="`regatta fsck --repair` writes it again from the catalog.",
+            )
+        if position is not None and position.log == found.log:
+            later = [line for line in content.lines if line.number > position.lines]
+            entries.write_entries(self._db, {(line.kind, line.id): line.content for line in later})
+        else:
+            entries.clear(self._db)
+            entries.write_entries(self._db, content.entries())
+        if content.size > content.bytes:
+            self.log.cut(content.bytes)
+        self._set_position(found)
+
+    def _commit(self) -> None:
+        """Append what the transaction changed to the log, and commit: after that, the change is there for good."""
+        position = self.log_position()
+        if not self._touched or position is None:
+            self._run("COMMIT")
+            return
+        with self.translating():
+            versions = entries.read_versions(self._db, [ident for kind, ident in self._touched if kind == "version"])
+            changes = {
+                key: versions.get(key) if key[0] == entries.VERSION else entries.read_entry(self._db, key)
+                for key in self._touched
+            }
+        try:
+            self._set_position(self.log.append(position, changes))
+            self._run("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self.log.cut(position.bytes)
+            raise
+
+    def _set_position(self, position: LogPosition) -> None:
+        self._run("DELETE FROM version_log")
+        self._run("INSERT INTO version_log VALUES (?, ?, ?)", *position)
 
     # Finding
 
@@ -178,6 +289,14 @@ class Catalog(Database):
         """The metrics that any version has."""
         return [name for (name,) in self._all("SELECT DISTINCT name FROM metric_range ORDER BY name")]
 
+    def hyperparameter_names(self) -> list[str]:
+        """The hyperparameters that any version has."""
+        return [name for (name,) in self._all("SELECT DISTINCT name FROM hyperparameter ORDER BY name")]
+
+    def run_names(self) -> list[str]:
+        """The runs that any version comes from."""
+        return [name for (name,) in self._all("SELECT DISTINCT name FROM run ORDER BY name")]
+
     def metrics(self, version: Version) -> Records[MetricPoint]:
         query = "SELECT name, step, value FROM metric WHERE version = ? ORDER BY name, step"
         rows = self._all(query, version.key)
@@ -190,6 +309,22 @@ class Catalog(Database):
     def all_files(self) -> dict[str, int]:
         """{hash: bytes} of all files that versions name."""
         return dict(self._all("SELECT hash, MAX(bytes) FROM file GROUP BY hash"))
+
+    def users_of_file(self, digest: str) -> list[tuple[str, str]]:
+        """The versions that have a file, as name@number, and its path in each."""
+        query = (
+            "SELECT v.name || '@' || v.number, path FROM file JOIN model_version v ON v.key = version "
+            "WHERE hash = ? ORDER BY v.key"
+        )
+        return [(version, path) for version, path in self._all(query, digest)]
+
+    def file_users(self) -> dict[str, int]:
+        """{hash: the number of versions that have the file}"""
+        return dict(self._all("SELECT hash, COUNT(DISTINCT version) FROM file GROUP BY hash"))
+
+    def has_versions(self, series: str) -> bool:
+        """Whether a run has versions."""
+        return bool(self._all("SELECT 1 FROM model_version WHERE run = ? LIMIT 1", series))
 
     def network(self, digest: str | None) -> dict[str, Any] | None:
         rows = self._all("SELECT json FROM network WHERE hash = ?", digest) if digest is not None else []
@@ -209,9 +344,10 @@ class Catalog(Database):
         fields: list[Any] = [*rows[0][:-1], json.loads(rows[0][-1])]
         return RunEntry(*fields)
 
-    def check(self) -> list[str]:
-        """Problems of the file, of references between tables, and of the index of words."""
-        found = [f"Catalog: {row[0]}." for row in self._all("PRAGMA quick_check") if row[0] != "ok"]
+    def check(self, whole: bool = False) -> list[str]:
+        """Problems of the file, of references between tables, and of the index of words; if `whole`, of all indexes."""
+        test = "integrity_check" if whole else "quick_check"
+        found = [f"Catalog: {row[0]}." for row in self._all(f"PRAGMA {test}") if row[0] != "ok"]
         found += [
             f"Catalog: a row of {row[0]} refers to a missing {row[2]}." for row in self._all("PRAGMA foreign_key_check")
         ]
@@ -220,40 +356,39 @@ class Catalog(Database):
 
     # Changing it, inside a transaction
 
-    def add(self, new: NewVersion) -> Version:
-        """Add a version, with the next number of its name."""
+    def add(self, new: NewVersion, number: int | None = None) -> Version:
+        """Add a version with the next number of its name, or with a number that it had before it was deleted."""
         if self._all("SELECT 1 FROM tag WHERE name = ?", new.name):
             raise ConflictError(f"There is a tag {new.name!r}; a version cannot have the same name.")
-        self._run(
-            "INSERT INTO numbering VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET last = last + 1", new.name
-        )  # no number is used twice, even if its version is deleted
+        if number is None:
+            self._run("INSERT INTO numbering VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET last = last + 1", new.name)
+            # no number is used twice, even if its version is deleted
+            number = int(self._all("SELECT last FROM numbering WHERE name = ?", new.name)[0][0])
         self._run(
             "INSERT INTO model_version (id, name, number, created, message, metadata, git, run, config, "
-            "hyperparameters, metrics) SELECT ?, name, last, ?, ?, ?, ?, ?, ?, ?, '{}' FROM numbering WHERE name = ?",
-            new.id, new.created, new.message,
+            "hyperparameters, metrics) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '{}')",
+            new.id, new.name, number, new.created, new.message,
             canonical_json(dict(new.metadata), "metadata"),
             canonical_json(dict(new.git), "git state") if new.git else None, new.run, new.config,
-            canonical_json(dict(new.hyperparameters), "hyperparameters"), new.name,
+            canonical_json(dict(new.hyperparameters), "hyperparameters"),
         )  # fmt: skip
+        self.touch(entries.NUMBERING, new.name)
         key = int(self._all("SELECT key FROM model_version WHERE id = ?", new.id)[0][0])
-        values = [
-            (key, name, canonical_json(value, f"value of {name!r}"), _as_number(value))
-            for name, value in new.hyperparameters.items()
-        ]
-        self._many("INSERT INTO hyperparameter VALUES (?, ?, ?, ?)", values)
+        self._many(
+            "INSERT INTO hyperparameter VALUES (?, ?, ?, ?)", entries.hyperparameter_rows(key, new.hyperparameters)
+        )
         self._many(
             "INSERT INTO file VALUES (?, ?, ?, ?, ?)", [(key, f.path, f.hash, f.bytes, f.executable) for f in new.files]
         )
         self.extend(key, new)
-        self._run(
-            "INSERT INTO words (rowid, name, message, hyperparameters, files) VALUES (?, ?, ?, ?, ?)",
-            key, new.name, new.message, " ".join(f"{name} {value}" for name, value in new.hyperparameters.items()),
-            " ".join(file.path for file in new.files),
-        )  # fmt: skip
+        paths = [file.path for file in new.files]
+        with self.translating():
+            entries.write_words(self._db, key, new.name, new.message, new.hyperparameters, paths)
         return self.of_id(new.id)
 
     def extend(self, key: int, new: NewVersion) -> None:
         """Add a network, snapshots, metrics and parents to a version; snapshots may be replaced."""
+        self._touch_version(key)
         if new.network is not None:
             self._add_network(new.network)
         self.replace_snapshots(key, new.snapshots)
@@ -272,14 +407,26 @@ class Catalog(Database):
 
     def replace_snapshots(self, key: int, snapshots: Iterable[SnapshotRecord]) -> None:
         """Write snapshots of a version; those at the same positions are replaced."""
+        self._touch_version(key)
         rows = [(key, s.position, s.epoch, s.kind, s.reference, s.id, s.digest) for s in snapshots]
         self._many("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
+    def set_snapshots(self, version: Version, snapshots: Sequence[SnapshotRecord]) -> None:
+        """Replace all snapshots of a version by these."""
+        self._run("DELETE FROM snapshot WHERE version = ?", version.key)
+        self.replace_snapshots(version.key, snapshots)
+        self._run("UPDATE model_version SET snapshots = ? WHERE key = ?", len(snapshots), version.key)
+
     def set_metadata(self, version: Version, metadata: Mapping[str, Any]) -> None:
+        self.touch(entries.VERSION, version.id)
         text = canonical_json(dict(metadata), "metadata")
         self._run("UPDATE model_version SET metadata = ? WHERE key = ?", text, version.key)
 
     def set_run(self, run: RunEntry) -> None:
+        known = self.run(run.series)
+        if known is not None and (known.name, known.folder, known.status) == (run.name, run.folder, run.status):
+            return
+        self.touch(entries.RUN, run.series)
         self._run(
             "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (series) DO UPDATE SET name = excluded.name, "
             "folder = excluded.folder, status = excluded.status",
@@ -295,14 +442,45 @@ class Catalog(Database):
         )
         if rows and rows[0][2] != version.key and not move:
             raise ConflictError(f"The tag {name!r} is at {rows[0][0]}@{rows[0][1]}.", hint="Move it with move=True.")
+        self.touch(entries.TAG, name)
         self._run("INSERT OR REPLACE INTO tag VALUES (?, ?, ?)", name, version.key, now)
 
     def drop_tag(self, name: str) -> None:
+        self.touch(entries.TAG, name)
         if not self._run("DELETE FROM tag WHERE name = ?", name):
             raise NotFoundError(f"There is no tag {name!r}.", candidates=nearest(name, (t.name for t in self.tags())))
 
+    def rename(self, old: str, new: str) -> int:
+        """Give all versions of a name another one, with their numbers; the number of versions."""
+        if self._all("SELECT 1 FROM tag WHERE name = ?", new):
+            raise ConflictError(f"There is a tag {new!r}; a version cannot have the same name.")
+        if self._all("SELECT 1 FROM numbering WHERE name = ?", new):
+            raise ConflictError(f"There are, or were, versions with the name {new!r}.", hint="Choose another name.")
+        versions = self._all("SELECT key, id FROM model_version WHERE name = ?", old)
+        self._run("UPDATE numbering SET name = ? WHERE name = ?", new, old)
+        self._run("UPDATE model_version SET name = ? WHERE name = ?", new, old)
+        for key, _ in versions:
+            self._run("UPDATE words SET name = ? WHERE rowid = ?", new, key)
+        for name in (old, new):
+            self.touch(entries.NUMBERING, name)
+        for _, ident in versions:
+            self.touch(entries.VERSION, ident)
+        return len(versions)
+
+    def drop_run(self, series: str) -> None:
+        """Delete a run that has no versions."""
+        self.touch(entries.RUN, series)
+        self._run("DELETE FROM run WHERE series = ?", series)
+
     def drop(self, version: Version) -> None:
         """Delete a version with its own rows, its tags and its links."""
+        self.touch(entries.VERSION, version.id)
+        for tag in self.tags(version):
+            self.touch(entries.TAG, tag.name)
+        for child in self.children(version):
+            self.touch(entries.VERSION, child.id)
+        if version.network is not None:
+            self.touch(entries.NETWORK, version.network)
         self._run("DELETE FROM model_version WHERE key = ?", version.key)
         self._run(
             "DELETE FROM network WHERE hash = ? AND NOT EXISTS (SELECT 1 FROM model_version WHERE network = ?)",
@@ -313,6 +491,7 @@ class Catalog(Database):
     def _add_network(self, network: NetworkRows) -> None:
         if self._all("SELECT 1 FROM network WHERE hash = ?", network.hash):
             return
+        self.touch(entries.NETWORK, network.hash)
         self._run("INSERT INTO network VALUES (?, ?, ?)", network.hash, len(network.nodes), network.json)
         self._many("INSERT INTO node VALUES (?, ?, ?, ?, ?, ?)", [(network.hash, *node) for node in network.nodes])
         self._many("INSERT INTO edge VALUES (?, ?, ?, ?)", [(network.hash, *edge) for edge in network.edges])
@@ -322,27 +501,23 @@ class Catalog(Database):
         if not metrics:
             return
         rows = [
-            (key, name, step, _nullable(value)) for name, points in metrics.items() for step, value in points.items()
+            (key, name, step, entries.nullable(value))
+            for name, points in metrics.items()
+            for step, value in points.items()
         ]
         self._many("INSERT OR REPLACE INTO metric VALUES (?, ?, ?, ?)", rows)
-        known: dict[str, dict[int, float]] = {}
-        for name, step, value in self._all("SELECT name, step, value FROM metric WHERE version = ?", key):
-            known.setdefault(name, {})[step] = math.nan if value is None else value
-        ranges = {name: range_of(points) for name, points in known.items()}
-        values = [(key, name, *map(_nullable, (r.lowest, r.highest, r.last))) for name, r in ranges.items()]
-        self._many("INSERT OR REPLACE INTO metric_range VALUES (?, ?, ?, ?, ?)", values)
-        text = canonical_json({name: _listed(found) for name, found in ranges.items()}, "metrics")
-        self._run("UPDATE model_version SET metrics = ? WHERE key = ?", text, key)
+        with self.translating():
+            entries.write_metric_ranges(self._db, key)
+
+    def _touch_version(self, key: int) -> None:
+        self.touch(entries.VERSION, str(self._all("SELECT id FROM model_version WHERE key = ?", key)[0][0]))
 
     def _versions(self, query: str, *values: Any) -> list[Version]:
         return Version.from_rows(self._all(query, *values))
 
     def _many(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        with self._lock:
-            try:
-                self._db.executemany(statement, rows)
-            except sqlite3.DatabaseError as error:
-                raise self._translate(error) from error
+        with self._lock, self._executing():
+            self._db.executemany(statement, rows)
 
     def _unknown(self, reference: object) -> NotFoundError:
         runs = self._all("SELECT series, metric, mode FROM run WHERE name = ? ORDER BY started DESC LIMIT 1", reference)
@@ -358,7 +533,7 @@ class Catalog(Database):
             f"There is no version {reference!r:.200}.",
             place=str(self.path.parent),
             candidates=nearest(str(reference), known),
-            hint=None if known else "The repository has no versions yet.",
+            hint=REFERENCE_FORMS if known else "The repository has no versions yet.",
         )
 
 
@@ -368,24 +543,3 @@ _CONDITIONS = {
     "number": "WHERE v.name = ? AND v.number = ?",
     "id": "WHERE v.id >= ? AND v.id < ? LIMIT 2",
 }
-
-
-def _as_number(value: Any) -> float | None:
-    try:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf  # where it stands among others; the number itself is in the JSON
-
-
-def _nullable(value: float) -> float | None:
-    """SQLite has no NaN."""
-    return None if math.isnan(value) else float(value)
-
-
-def _listed(found: MetricRange) -> list[Any]:
-    """As JSON can hold it, which knows neither NaN nor the infinities."""
-    numbers = (found.lowest, found.highest, found.last)
-    return [
-        *(None if math.isnan(n) else str(n) if math.isinf(n) else n for n in numbers),
-        found.lowest_step, found.highest_step, found.last_step,
-    ]  # fmt: skip

@@ -89,7 +89,14 @@ CREATE VIRTUAL TABLE words USING fts5 (
 CREATE TRIGGER forget_words AFTER DELETE ON model_version BEGIN DELETE FROM words WHERE rowid = old.key; END;
 """
 
-STEPS: tuple[str, ...] = (_RELATIONS,)
+_LOG_POSITION = """
+CREATE TABLE version_log (                               -- one row: how much of which version log the tables have
+    log TEXT NOT NULL, lines INTEGER NOT NULL, bytes INTEGER NOT NULL
+);
+"""
+
+STEPS: tuple[str, ...] = (_RELATIONS, _LOG_POSITION)
+OLDEST_READABLE = 1  # the steps that a catalog must have to be read, in a folder where it cannot be upgraded
 
 
 def migrate(db: sqlite3.Connection, place: str) -> None:

@@ -11,6 +11,7 @@ from regatta.errors import UsageError
 
 MAX_NAME = 1024  # bytes of UTF-8
 ID_DIGITS = 32
+REFERENCE_FORMS = "A version is a tag, a name (its newest version), name@number, or the beginning of an id."
 _NUMBERED = re.compile(r"(.+)@([0-9]{1,15})", re.DOTALL)
 _PREFIX = re.compile(r"[0-9a-f]{4,32}")
 

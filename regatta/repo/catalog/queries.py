@@ -104,6 +104,9 @@ def _where(name: str, value: Any) -> list[Any]:
     for option in options:
         is_number = isinstance(option, int | float) and not isinstance(option, bool)
         tests.append("number = ?" if is_number else "json = ?")
-        values.append(float(option) if is_number else canonical_json(option, f"value of {name!r}"))
+        try:
+            values.append(float(option) if is_number else canonical_json(option, f"value of {name!r}"))
+        except OverflowError as error:
+            raise UsageError(f"The value of {name!r:.200} to look for is too large for a float.") from error
     condition = f"v.key IN (SELECT version FROM hyperparameter WHERE name = ? AND ({' OR '.join(tests)}))"
     return [condition, name, *values]

@@ -1,0 +1,133 @@
+"""The version log and the catalog restore each other, whatever part of either is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regatta.errors import CorruptError, DiskError, NewerVersionError
+from regatta.repo import Repo
+from regatta.repo.catalog.version_log import LogLine, VersionLog, parse_log
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Iterator[Repo]:
+    with Repo.init(tmp_path) as opened:
+        for number in (1, 2, 3):
+            opened.commit("net", message=f"message {number}", hyperparameters={"n": number}, git=False)
+        opened.tag("net@2", "best")
+        opened.delete("net@1")
+        yield opened
+
+
+def log_lines(repo: Repo) -> list[bytes]:
+    return repo.catalog.log.path.read_bytes().splitlines(keepends=True)
+
+
+def test_the_log_says_what_the_catalog_holds(repo: Repo) -> None:
+    content = repo.catalog.log.read()
+    assert content.entries() == repo.catalog.read_entries()
+    assert content.position() == repo.catalog.log_position()
+    assert content.damaged == () and content.bytes == content.size
+
+
+def cut(lines: list[bytes]) -> list[bytes]:
+    return lines[:-2]
+
+
+def no_first_line(lines: list[bytes]) -> list[bytes]:
+    return lines[1:]
+
+
+def one_damaged(lines: list[bytes]) -> list[bytes]:
+    return [line.replace(b"message 3", b"massage 3") for line in lines]
+
+
+def none_left(lines: list[bytes]) -> list[bytes]:
+    return []
+
+
+@pytest.mark.parametrize("damage", [cut, no_first_line, one_damaged, none_left])
+def test_a_damaged_log_is_written_again_from_the_catalog(
+    repo: Repo, damage: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    before = repo.catalog.read_entries()
+    damaged = b"".join(damage(log_lines(repo)))
+    repo.catalog.log.path.write_bytes(damaged)
+    assert repo.versions("net"), "reading needs no log"
+    assert not repo.fsck("deep").clean
+    with pytest.raises(CorruptError, match="disagree"):
+        repo.gc(grace=0)
+    repo.fsck(repair=True)
+    assert repo.fsck("deep").clean
+    assert repo.catalog.read_entries() == repo.catalog.log.read().entries() == before
+
+
+def test_nothing_is_added_to_a_log_that_lost_its_end(repo: Repo) -> None:
+    repo.catalog.log.path.write_bytes(b"".join(cut(log_lines(repo))))
+    with pytest.raises(CorruptError, match="fsck --repair"):
+        repo.tag("net", "other")
+    assert [tag.name for tag in repo.tags()] == ["best"]
+
+
+def test_a_transaction_that_did_not_end_is_cut_off(repo: Repo) -> None:
+    position = repo.catalog.log_position()
+    assert position is not None
+    begun = LogLine(position.lines + 1, position.lines + 2, "tag", "half", {"version": "x", "created": 1.0}).text()
+    for rest in (begun, begun[:50]):
+        with repo.catalog.log.path.open("ab") as file:
+            file.write(rest)
+        repo.tag("net", "whole", move=True)
+        assert repo.fsck("deep").clean and [tag.name for tag in repo.tags()] == ["best", "whole"]
+        repo.untag("whole")
+
+
+def test_a_change_that_only_the_log_has_is_there_after_opening(repo: Repo, tmp_path: Path) -> None:
+    """As after a kill between the log and the catalog, or with a damaged log of SQLite."""
+    older = {path.name: path.read_bytes() for path in repo.folder.glob("catalog.sqlite*")}
+    repo.commit("late", message="late", git=False)
+    repo.close()
+    for path in repo.folder.glob("catalog.sqlite*"):
+        path.unlink()
+    for name, content in older.items():
+        if not name.endswith("-shm"):
+            (repo.folder / name).write_bytes(content)
+    with Repo.open(tmp_path) as again:
+        assert again.version("late").message == "late" and again.fsck("deep").clean
+
+
+def test_a_commit_that_fails_leaves_no_line(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = repo.catalog.log.size()
+    run = repo.catalog._run
+
+    def full(statement: str, *values: Any) -> int:
+        if statement == "COMMIT":
+            raise DiskError("No space left.")
+        return run(statement, *values)
+
+    monkeypatch.setattr(repo.catalog, "_run", full)
+    with pytest.raises(DiskError):
+        repo.commit("never", git=False)
+    monkeypatch.undo()
+    assert repo.catalog.log.size() == size and not repo.versions("never") and repo.fsck("deep").clean
+
+
+def test_gc_writes_a_log_of_old_lines_again(repo: Repo) -> None:
+    for _ in range(200):
+        repo.tag("net@2", "best", move=True)
+        repo.tag("net@3", "best", move=True)
+    before = repo.catalog.log.size()
+    entries = repo.catalog.read_entries()
+    repo.gc(grace=0)
+    assert repo.catalog.log.size() < before / 4
+    assert repo.catalog.log.read().entries() == entries and repo.fsck("deep").clean
+
+
+def test_a_log_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    line = LogLine(1, 1, "log", "x", {"format": 2, "since": 0.0}).text()
+    with pytest.raises(NewerVersionError, match="later version"):
+        parse_log(line, "place")
+    assert VersionLog(tmp_path / "none").read().lines == ()
