@@ -17,7 +17,7 @@ import numpy as np
 from regatta.errors import UsageError, nearest
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import find_journals
-from regatta.paths import RUNS, STORE
+from regatta.paths import RUNS, STORE, bytes_on_disk
 from regatta.repo.catalog.records import SnapshotRecord, Version
 from regatta.repo.commit import PREFIX
 from regatta.repo.repo import Repo
@@ -29,6 +29,7 @@ from regatta.store.archive.storage_graph import Scheme
 from regatta.store.format.dtypes import floats_of
 from regatta.store.format.encodings import ENCODINGS, Encoding, encoding_named
 from regatta.store.format.tensor_id import RawTensor, as_tensor
+from regatta.store.index import LOCAL
 from regatta.store.states.archive_run import archive_run, finished_states
 from regatta.store.states.state_archive import series_bases, series_of, store_states
 from regatta.store.store import ParameterStore
@@ -53,7 +54,8 @@ class ArchiveResult:
     """The result of an archive pass or a dry run: state files, versions that lost bits, the report of the store.
 
     `live` are runs in training, whose states stay files. The report is None without a store. In a dry run, `trial` is
-    the report of a temporary store with the state files.
+    the report of a temporary store with the state files. The bytes on the disk are those of the whole repository:
+    before the pass, after it, and without the old form of the weights, which `gc` deletes.
     """
 
     states: int
@@ -62,6 +64,9 @@ class ArchiveResult:
     lessened: tuple[LossyChange, ...]
     report: ArchiveReport | None
     trial: ArchiveReport | None = None
+    disk_before: int = 0
+    disk_after: int = 0
+    disk_after_gc: int = 0
 
 
 def lossy_schemes() -> list[str]:
@@ -86,6 +91,7 @@ def archive(
         raise UsageError(
             "A lossy scheme needs the versions that may lose bits.", hint="Name them; the others stay exact."
         )
+    disk_before = _disk(repo)
     states, size, live = _move_states(repo, dry_run)
     lessened = tuple(_drop_bits(repo, version, chosen, dry_run) for version in versions) if chosen is not None else ()
     options: dict[str, Any] = {
@@ -93,7 +99,25 @@ def archive(
     }  # fmt: skip
     trial = _trial(repo, options) if dry_run and 0 < size <= MAX_TRIAL_BYTES else None
     report = archive_store(repo.store, bases(repo), **options) if repo.has_store else None
-    return ArchiveResult(states, size, live, lessened, report, trial)
+    disk = _disk(repo)
+    return ArchiveResult(states, size, live, lessened, report, trial, disk_before, disk, disk - _unneeded_packs(repo))
+
+
+def _disk(repo: Repo) -> int:
+    """The disk space of the repository, with the logs of its databases written back."""
+    if not repo.read_only:
+        for database in (repo.catalog, *([repo.store.index] if repo.has_store else [])):
+            database.checkpoint()
+    return bytes_on_disk(repo.folder)
+
+
+def _unneeded_packs(repo: Repo) -> int:
+    """The disk space of pack files that gc deletes after its grace period."""
+    if not repo.has_store:
+        return 0
+    packs = repo.store.index.packs()
+    retired = [pack for pack, (_, place, since) in packs.items() if since is not None and place & LOCAL]
+    return sum(bytes_on_disk(repo.store.folder.path(pack)) for pack in retired)
 
 
 def bases(repo: Repo) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Commits a version, copies one to a new model, and deletes one.
+"""Commits a version, and copies one to a new model.
 
 A commit first makes files and weights durable; then one transaction of the catalog makes them a version. A process that
 is killed in between leaves only what `gc` deletes.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regatta.errors import ConflictError, UsageError
+from regatta.errors import UsageError
 from regatta.repo.catalog.catalog import NewVersion
 from regatta.repo.catalog.names import ID_DIGITS, check_name
 from regatta.repo.catalog.networks import canonical_json, network_rows
@@ -45,6 +45,8 @@ def commit(
 ) -> Version:
     snapshots = new_weights(weights)
     bases = [repo.resolve(parent) for parent in parents]
+    if network is None:
+        network = _inherited_network(repo, bases, snapshots)
     new = NewVersion(
         id=ident or new_id(),
         name=check_name(name),
@@ -63,6 +65,26 @@ def commit(
         stored = replace(new, files=repo.files.put_all(files), snapshots=_store_snapshots(repo, new.id, snapshots))
         with repo.catalog.transaction():
             return repo.catalog.add(stored)
+
+
+def _inherited_network(
+    repo: Repo, bases: Sequence[Version], snapshots: Sequence[NewWeights | StoredWeights]
+) -> dict[str, Any] | None:
+    """The network of the first parent whose layers fit the weights; None if no parent has one."""
+    for base in bases:
+        network = repo.catalog.network(base.network)
+        if network is not None and (not snapshots or _fits(repo, network, snapshots[-1])):
+            return network
+    return None
+
+
+def _fits(repo: Repo, network: Mapping[str, Any], snapshot: NewWeights | StoredWeights) -> bool:
+    if isinstance(snapshot, NewWeights):
+        shapes = {name: tuple(tensor.shape) for name, tensor in snapshot.tensors.items()}
+    else:
+        shapes = {name: tuple(entry.shape) for name, entry in repo.store.manifest(snapshot.snapshot).tensors.items()}
+    parameters = [parameter for node in network["nodes"] for parameter in node.get("parameters", ())]
+    return all(shapes.get(each["name"]) == tuple(each["shape"]) for each in parameters)
 
 
 def copy(repo: Repo, base: Version, name: str, *, message: str, snapshot: int | str | None) -> Version:
@@ -87,24 +109,6 @@ def copy(repo: Repo, base: Version, name: str, *, message: str, snapshot: int | 
         new = replace(new, files=repo.catalog.files(base), snapshots=snapshots)
         with repo.catalog.transaction():
             return repo.catalog.add(new)
-
-
-def delete(repo: Repo, version: Version, force: bool) -> None:
-    with repo.committing():
-        with repo.catalog.transaction():
-            tags, children = repo.catalog.tags(version), repo.catalog.children(version)
-            if (tags or children) and not force:
-                users = [f"the tag {tag.name!r}" for tag in tags] + [f"the child {each.reference}" for each in children]
-                raise ConflictError(
-                    f"The version {version.reference} has {', '.join(users[:5])}.",
-                    hint="Delete it all the same: force=True.",
-                )
-            files = repo.catalog.files(version)
-            own = [s.reference for s in repo.catalog.snapshots(version) if s.reference.startswith(PREFIX)]
-            repo.catalog.drop(version)
-        repo.files.renew(file.hash for file in files)
-        for name in repo.store.references(f"{PREFIX}{version.id}/") if own else ():
-            repo.store.release(name)
 
 
 def new_id() -> str:

@@ -21,6 +21,8 @@ from regatta.journal.lock import is_live
 from regatta.journal.run_record import RunRecord, find_journals
 from regatta.paths import CATALOG, FOLDER, RUNS, STORE, find_repository, store_exists
 from regatta.repo.intake.staging import staged
+from regatta.repo.repair.agreement import disagreements
+from regatta.repo.repair.removed_runs import lost_states
 from regatta.repo.repo import Repo
 from regatta.store.sqlite import sqlite3
 from regatta.store.states.archive_run import finished_states
@@ -140,6 +142,7 @@ def _catalog(folder: Path) -> Iterator[Finding]:
         yield Finding("error", "catalog", error.message, error.hint or "Restore it from a copy.")
         return
     yield from _store(folder)
+    yield from _removed_runs(folder)
     for problem in problems:
         yield Finding("error", "catalog", problem, "regatta fsck --depth deep shows more")
     if not problems:
@@ -154,11 +157,29 @@ def _store(folder: Path) -> Iterator[Finding]:
         return
     try:
         with Repo.open(folder) as repo:
-            kept = repo.store.references()
+            kept, problems = repo.store.references(), disagreements(repo)
     except RegattaError as error:
         yield Finding("error", "store", error.message, error.hint or "regatta fsck --depth deep shows more")
         return
-    yield Finding("ok", "store", f"{len(kept):,} snapshots")
+    if problems:
+        more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
+        yield Finding(
+            "error", "store", f"{problems[0]}{more}", "regatta fsck shows all; regatta fsck --repair mends them"
+        )
+    else:
+        yield Finding("ok", "store", f"{len(kept):,} snapshots")
+
+
+def _removed_runs(folder: Path) -> Iterator[Finding]:
+    """Runs whose folder was removed by hand, and with it weights of their versions."""
+    try:
+        with Repo.open(folder) as repo:
+            lost = lost_states(repo)
+    except RegattaError:
+        return  # said already
+    for run, snapshots in lost.items():
+        says = f"its folder was removed, and with it {len(snapshots)} snapshots of its versions"
+        yield Finding("error", f"run {run}", says, "Restore the folder, or: regatta fsck --repair")
 
 
 def _runs(folder: Path) -> Iterator[Finding]:

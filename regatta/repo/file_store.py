@@ -61,8 +61,7 @@ class FileFolder:
         """
         if known := [file for file in files if isinstance(file, FileEntry)]:
             for file in known:
-                if (reason := self.problem_of(file.hash, file.bytes, whole=False)) is not None:
-                    raise CorruptError(f"The file {file.path!r:.200} cannot be used: {reason}.", place=str(self.folder))
+                self.check(file)
             return sorted(known, key=lambda file: file.path)
         named = dict(named_files(cast(Files, files)))
         if not named:
@@ -74,29 +73,48 @@ class FileFolder:
         fsync_path(self.folder)
         return found
 
-    def open(self, digest: str) -> BinaryIO:
-        try:
-            return self.path(digest).open("rb")
-        except FileNotFoundError:
-            raise CorruptError(
-                f"The file {digest} is missing.", place=str(self.folder), hint="fsck shows the version."
-            ) from None
+    def open(self, file: FileEntry) -> BinaryIO:
+        """The content of a file, after its size and hash were compared."""
+        self.check(file)
+        return self.path(file.hash).open("rb")
 
-    def read(self, digest: str) -> bytes:
-        with self.open(digest) as file:
-            return file.read()
+    def read(self, file: FileEntry) -> bytes:
+        """The content of a file; these very bytes are compared with its size and hash."""
+        try:
+            content = self.path(file.hash).read_bytes()
+        except OSError as error:
+            raise self._damaged(file, _why_unreadable(error)) from None
+        if len(content) != file.bytes:
+            raise self._damaged(file, f"it has {len(content)} bytes, not {file.bytes}")
+        if blake3(content).hexdigest() != file.hash:
+            raise self._damaged(file, "its content has changed")
+        return content
+
+    def check(self, file: FileEntry) -> None:
+        """Raise CorruptError if a file is not as it was committed."""
+        if (reason := self.problem_of(file.hash, file.bytes, whole=True)) is not None:
+            raise self._damaged(file, reason)
+
+    def _damaged(self, file: FileEntry, reason: str) -> CorruptError:
+        return CorruptError(
+            f"The file {file.path!r:.200} is not as it was committed: {reason}.",
+            place=str(self.path(file.hash)),
+            hint="`regatta fsck --repair` looks for its content elsewhere; committing the same content again mends it.",
+        )
 
     def problem_of(self, digest: str, size: int, whole: bool) -> str | None:
         """What is wrong with a stored file; None if it is sound. Its content is checked only with `whole`."""
         path = self.path(digest)
         try:
             found = path.stat()
-        except FileNotFoundError:
-            return "it is missing"
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-            return f"it has {found.st_size} bytes, not {size}"
-        if whole and size and blake3().update_mmap(path).hexdigest() != digest:
-            return "its content has changed"
+            if not stat.S_ISREG(found.st_mode):
+                return "it is not a regular file"
+            if found.st_size != size:
+                return f"it has {found.st_size} bytes, not {size}"
+            if whole and size and blake3().update_mmap(path).hexdigest() != digest:
+                return "its content has changed"
+        except OSError as error:
+            return _why_unreadable(error)
         return None
 
     def present(self) -> Iterator[tuple[str, os.stat_result]]:
@@ -114,19 +132,19 @@ class FileFolder:
             if self.path(digest).exists():
                 os.utime(self.path(digest))
 
-    def remove_unknown(self, known: set[str], before: float) -> tuple[int, int]:
+    def remove_unknown(self, known: set[str], before: float, dry_run: bool = False) -> tuple[int, int]:
         """Delete unknown files older than `before`, and unfinished files; return their number and bytes.
 
-        No other process may write files meanwhile.
+        No other process may write files meanwhile. With `dry_run`, nothing is deleted.
         """
-        for path in self._tmp.iterdir() if self._tmp.is_dir() else ():
+        for path in self._tmp.iterdir() if self._tmp.is_dir() and not dry_run else ():
             path.unlink(missing_ok=True)
         gone = [
             (digest, found.st_size)
             for digest, found in self.present()
             if digest not in known and found.st_mtime <= before
         ]
-        for digest, _ in gone:
+        for digest, _ in gone if not dry_run else ():
             self.path(digest).unlink(missing_ok=True)
         return len(gone), sum(size for _, size in gone)
 
@@ -139,7 +157,7 @@ class FileFolder:
                 size = target.tell()
             final = self.path(digest)
             final.parent.mkdir(exist_ok=True)
-            if final.exists() and final.stat().st_size == size:
+            if self.problem_of(digest, size, whole=True) is None:
                 os.utime(final)
             else:
                 os.replace(written, final)
@@ -150,6 +168,10 @@ class FileFolder:
         finally:
             written.unlink(missing_ok=True)
         return FileEntry(name, digest, size, executable)
+
+
+def _why_unreadable(error: OSError) -> str:
+    return "it is missing" if isinstance(error, FileNotFoundError) else f"it cannot be read: {error.strerror}"
 
 
 def _write(source: Path | bytes, target: BinaryIO) -> tuple[str, bool]:

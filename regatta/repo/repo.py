@@ -30,6 +30,7 @@ from regatta.paths import (
     NO_REPOSITORY_HINT,
     RUNS,
     STORE,
+    VERSION_LOG,
     find_repository,
     store_exists,
     writable_folder,
@@ -44,8 +45,12 @@ from regatta.repo.snapshots import choose_snapshot, weights_of
 
 if TYPE_CHECKING:
     from regatta.repo.archive import ArchiveResult
+    from regatta.repo.backup.copy_repository import BackupResult
     from regatta.repo.describe import Portrait
     from regatta.repo.diff import Diff
+    from regatta.repo.edit.delete import DeleteResult
+    from regatta.repo.edit.deleted import Deletion
+    from regatta.repo.edit.undo import UndoResult
     from regatta.repo.evaluate import Evaluation
     from regatta.repo.fsck import RepoFsckResult
     from regatta.repo.gc import RepoGcResult
@@ -61,7 +66,7 @@ class Repo:
 
     def __init__(self, folder: Path, read_only: bool, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.read_only, self.clock = folder, read_only, clock
-        self.catalog = Catalog(folder / CATALOG, read_only)
+        self.catalog = Catalog(folder / CATALOG, read_only, clock)
         self.files = FileFolder(folder / FILES)
         self._store: ParameterStore | None = None
 
@@ -76,15 +81,21 @@ class Repo:
 
         A repository in a folder without write permission is opened for reading only.
         """
-        start = Path(os.path.abspath(path if path is not None else Path.cwd()))
-        folder = start if _is_repository(start) else find_repository(start)
-        if folder is None:
-            raise NotFoundError("There is no repository here or above.", place=str(start), hint=NO_REPOSITORY_HINT)
+        folder = cls.find(path)
         if read_only or not os.access(folder, os.W_OK | os.X_OK):
             if not (folder / CATALOG).is_file():
                 raise NotFoundError("The repository has no versions, and is not writable.", place=str(folder))
             return cls(folder, read_only=True)
         return cls.at(folder)
+
+    @staticmethod
+    def find(path: str | Path | None = None) -> Path:
+        """The folder of the repository at `path`, or in the nearest folder at or above it."""
+        start = Path(os.path.abspath(path if path is not None else Path.cwd()))
+        folder = start if _is_repository(start) else find_repository(start)
+        if folder is None:
+            raise NotFoundError("There is no repository here or above.", place=str(start), hint=NO_REPOSITORY_HINT)
+        return folder
 
     @classmethod
     def at(cls, folder: str | Path) -> Repo:
@@ -107,10 +118,14 @@ class Repo:
 
     def close(self) -> None:
         """Close the catalog and the store."""
+        self.close_store()
+        self.catalog.close()
+
+    def close_store(self) -> None:
+        """Close the store; it is opened again when it is used."""
         if self._store is not None:
             self._store.close()
             self._store = None
-        self.catalog.close()
 
     def __enter__(self) -> Repo:
         return self
@@ -175,9 +190,47 @@ class Repo:
 
     def delete(self, reference: str | Version, *, force: bool = False) -> None:
         """Delete a version; `gc` frees what only it used. A version with children or tags needs `force`."""
-        from regatta.repo.commit import delete
+        self.delete_versions([reference], force=force)
 
-        delete(self, self.resolve(reference), force)
+    def delete_versions(self, references: Iterable[str | Version], *, force: bool = False) -> DeleteResult:
+        """Delete versions together, so that one `undo` takes it back; tags, and children that stay, need `force`."""
+        from regatta.repo.edit.delete import delete_versions
+
+        return delete_versions(self, [self.resolve(reference) for reference in references], force)
+
+    def delete_run(self, name: str, *, keep_versions: bool = False, force: bool = False) -> DeleteResult:
+        """Delete a run that is not being trained, with its versions; `gc` frees the space.
+
+        With `keep_versions` they stay, with their weights, and only the run's folder goes. Versions with tags, or with
+        children outside of the run, need `force`.
+        """
+        from regatta.repo.edit.delete import delete_run
+
+        return delete_run(self, name, keep_versions=keep_versions, force=force)
+
+    def deletions(self) -> list[Deletion]:
+        """The deletions that can be taken back, oldest first."""
+        from regatta.repo.edit.deleted import deletions
+
+        return deletions(self)
+
+    def undo(self, deletion: str | None = None) -> UndoResult:
+        """Take back the newest deletion, or the one with this id, as long as gc has not freed its content."""
+        from regatta.repo.edit.undo import undo
+
+        return undo(self, deletion)
+
+    def rename(self, name: str, new: str) -> int:
+        """Give a model, all versions of a name, another name; returns the number of versions. Numbers stay."""
+        from regatta.repo.edit.rename import rename_model
+
+        return rename_model(self, name, new)
+
+    def rename_run(self, name: str, new: str) -> int:
+        """Give a run that is not being trained, and its versions, another name; returns the number of versions."""
+        from regatta.repo.edit.rename import rename_run
+
+        return rename_run(self, name, new)
 
     # Reading
 
@@ -255,7 +308,7 @@ class Repo:
         files = {file.path: file for file in self.catalog.files(self.resolve(reference))}
         if path not in files:
             raise NotFoundError(f"The version has no file {path!r:.200}.", candidates=sorted(files)[:5])
-        return self.files.read(files[path].hash)
+        return self.files.read(files[path])
 
     def weights(self, reference: str | Version, snapshot: int | str | None = None) -> Weights:
         """The weights at a snapshot, as a mapping that reads each tensor on access.
@@ -361,9 +414,10 @@ class Repo:
     ) -> ArchiveResult:
         """Store all weights in less space, bit for bit; a dry run only reports the savings.
 
-        `budget` limits how many times longer than at best a snapshot may take to read; the default is no limit. With
-        `lossy`, a scheme such as "float16" or "uniform-8", the weights of the named versions lose bits. The newest
-        state of a run's configuration stays exact.
+        `budget` limits how many times longer than at best a snapshot may take to read: by default 4 times, or its
+        present time; infinity uses the least space. Only a given budget may make the repository larger. With `lossy`, a
+        scheme such as "float16" or "uniform-8", the weights of the named versions lose bits. The newest state of a
+        run's configuration stays exact.
         """
         from regatta.repo.archive import archive
 
@@ -373,17 +427,30 @@ class Repo:
             dry_run=dry_run,
         )  # fmt: skip
 
-    def gc(self, *, grace: float | None = None) -> RepoGcResult:
-        """Delete weights and files that no version uses and that are older than `grace` seconds (two weeks)."""
+    def backup(self, path: str | Path) -> BackupResult:
+        """Copy the whole repository to `path`/.regatta, and check the copy. Commits and runs go on meanwhile."""
+        from regatta.repo.backup.copy_repository import back_up
+
+        return back_up(self, Path(path))
+
+    def gc(self, *, grace: float | None = None, dry_run: bool = False) -> RepoGcResult:
+        """Delete weights and files that no version uses and that are older than `grace` seconds (two weeks).
+
+        Deletions of that age cannot be taken back any more. With `dry_run`, only say what would be deleted.
+        """
         from regatta.repo.gc import collect_garbage
 
-        return collect_garbage(self, grace)
+        return collect_garbage(self, grace, dry_run)
 
-    def fsck(self, depth: Depth = "structure", *, repair: bool = False) -> RepoFsckResult:
-        """Check the catalog, the files and the parameter store; `depth` is that of the store's fsck."""
+    def fsck(self, depth: Depth = "structure", *, repair: bool = False, rebuild_index: bool = False) -> RepoFsckResult:
+        """Check the catalog, the files and the parameter store; `depth` is that of the store's fsck.
+
+        `repair` mends what can be mended. It needs the repository for itself if the catalog or the store's index must
+        be made again. `rebuild_index` makes that index again in any case.
+        """
         from regatta.repo.fsck import check_repo
 
-        return check_repo(self, depth, repair)
+        return check_repo(self, depth, repair, rebuild_index)
 
     # For the modules of this package
 
@@ -406,5 +473,5 @@ class Repo:
 
 def _is_repository(folder: Path) -> bool:
     """Whether this is a repository's own folder, whatever its name."""
-    marks = (folder / CATALOG, folder / STORE / INDEX, *(folder / RUNS).glob(f"*/{JOURNAL}"))
+    marks = (folder / CATALOG, folder / VERSION_LOG, folder / STORE / INDEX, *(folder / RUNS).glob(f"*/{JOURNAL}"))
     return any(mark.is_file() for mark in marks) or (folder.name == FOLDER and folder.is_dir())

@@ -27,6 +27,8 @@ from regatta.store.store import ParameterStore
 SnapshotInput: TypeAlias = "Mapping[str, Any] | str | Path | StoredWeights"
 WeightsInput: TypeAlias = "SnapshotInput | Mapping[int, SnapshotInput] | Sequence[SnapshotInput]"
 SUFFIXES = (".safetensors", ".npz")
+ORIGIN_VERSION, ORIGIN_EPOCH = "regatta.version", "regatta.epoch"  # in the metadata of a file that was checked out
+_GROUP_BYTES, _GROUP_TENSORS = 2**24, 1000
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,9 @@ class Weights(Mapping[str, Any]):
         members: Mapping[str, ManifestEntry],
         read: Callable[[Sequence[str], int | None], dict[str, Any]],
         place: str,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
-        self.members, self.place, self._read = dict(sorted(members.items())), place, read
+        self.members, self.place, self._read, self._forget = dict(sorted(members.items())), place, read, forget
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.members:
@@ -158,9 +161,22 @@ class Weights(Mapping[str, Any]):
                 )
         return wanted
 
+    def in_order(self) -> Iterator[tuple[str, Any]]:
+        """All tensors by name, read in groups of limited size: quicker than one by one, and never all in memory."""
+        group: list[str] = []
+        size = 0
+        for name, member in self.members.items():
+            group.append(name)
+            size += member.bytes
+            if size >= _GROUP_BYTES or len(group) >= _GROUP_TENSORS:
+                yield from self._read(group, None).items()
+                self._forget()
+                group, size = [], 0
+        yield from self._read(group, None).items()
+
     def to_safetensors(self, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
         """Write a safetensors file, tensor by tensor; the file appears whole or not at all."""
-        write_safetensors(Path(path), Manifest(self.members, dict(metadata or {})), self.items())
+        write_safetensors(Path(path), Manifest(self.members, dict(metadata or {})), self.in_order())
 
 
 def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
@@ -170,9 +186,9 @@ def stored_weights(store: ParameterStore, snapshot: str, kind: str) -> Weights:
     members = {name: manifest.tensors[source] for name, source in names.items()}
 
     def read(wanted: Sequence[str], planes: int | None) -> dict[str, Any]:
-        return store.read({name: members[name].id for name in wanted}, planes)
+        return store.read({name: members[name] for name in wanted}, planes)
 
-    return Weights(members, read, f"snapshot {snapshot[:10]}")
+    return Weights(members, read, f"snapshot {snapshot[:10]}", store.folder.forget_pages)
 
 
 def state_file_weights(path: Path) -> Weights:

@@ -28,7 +28,9 @@ from regatta.repo.intake.staging import add, commit_staged, staged
 from regatta.store.database import Database
 from regatta.testing.store import bits_of
 
-STEPS: list[tuple[Any, str]] = [(os, "fsync"), (os, "replace"), (Path, "unlink"), (Database, "_run")]
+STEPS: list[tuple[Any, str]] = [
+    (os, "fsync"), (os, "replace"), (os, "truncate"), (os, "write"), (Path, "unlink"), (Database, "_run"),
+]  # fmt: skip
 
 
 def files_of(number: int) -> dict[str, bytes]:
@@ -111,6 +113,8 @@ def problems(folder: Path, finished: bool, operation: Callable[..., None]) -> li
     """What is wrong with the repository after a death."""
     with Repo.at(folder) as repo:
         found = list(repo.fsck("deep").problems)
+        if {ident for kind, ident in repo.catalog.log.read().entries() if kind == "version"} != repo.catalog.ids():
+            found.append("the version log has other versions than the catalog")
         names = {version.name for version in repo.versions()}
         expected = {"v1": 1, "v2": 2, **({"new": 9} if operation is commit else {})}
         if operation is delete:

@@ -103,7 +103,7 @@ def test_equal_files_are_stored_once(tmp_path: Path) -> None:
     again = files.put_all({"d": b"same"})
     assert len({entry.hash for entry in (*first, *again)}) == 2
     assert len(list(files.present())) == 2
-    assert files.read(first[0].hash) == b"same" and files.read(first[2].hash) == b""
+    assert files.read(first[0]) == b"same" and files.read(first[2]) == b""
     assert list((tmp_path / "files" / "tmp").iterdir()) == []
 
 
@@ -121,6 +121,6 @@ def test_a_large_file_is_stored_and_an_unreadable_one_refused(tmp_path: Path) ->
     large.write_bytes(os.urandom(5 * 2**20 + 3))
     files = FileFolder(tmp_path / "files")
     (entry,) = files.put_all([large])
-    assert files.read(entry.hash) == large.read_bytes()
+    assert files.read(entry) == large.read_bytes()
     with pytest.raises(RegattaError):
         files.put_all({"x": tmp_path / "gone"})

@@ -59,13 +59,14 @@ def look(place: Path) -> None:
         assert repo.read_file("net@1", "a.txt") == b"hello"
         assert [version.name for version in repo.versions(search="net")] == ["net"]
         assert len(repo.log("net")) == 1 and repo.describe("net").tags == ("best",)
+        assert repo.fsck("deep").clean
         for change in (
             lambda: repo.commit("new", WEIGHTS),
             lambda: repo.tag("net", "mine"),
             lambda: repo.delete("net"),
             lambda: repo.gc(),
             lambda: repo.copy("net", "other"),
-            lambda: repo.fsck(),
+            lambda: repo.fsck(repair=True),
         ):
             with pytest.raises(UsageError):
                 change()
@@ -86,14 +87,25 @@ def test_a_read_only_folder_can_be_opened(place: Path) -> None:
     assert sorted(place.rglob("*")) == before, "nothing is left there"
 
 
-READING = ["list", "list --names", "log", "log net", "tag", "status", "desc net", "doctor", "archive --dry-run"]
+READING = [
+    "list",
+    "list --names",
+    "log",
+    "log net",
+    "tag",
+    "status",
+    "desc net",
+    "doctor",
+    "archive --dry-run",
+    "fsck --depth deep",
+]
 WRITING = [
     "commit x --param a=1",
     "tag t net",
     "copy net other",
     "archive",
     "gc",
-    "fsck",
+    "fsck --repair",
     "unstage",
     "delete net --force",
 ]

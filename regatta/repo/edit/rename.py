@@ -1,0 +1,62 @@
+"""Gives a run, or a model with all its versions, another name.
+
+The series of a run, by which the store knows its states, comes from the first line of its journal, and stays. A record
+in the journal has the new name. Each step may be repeated, so an interrupted rename is finished by another one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from regatta.durable import fsync_path
+from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
+from regatta.journal.journal_file import Journal
+from regatta.journal.lock import run_lock
+from regatta.journal.run_record import RunRecord
+from regatta.paths import JOURNAL, RUN_NAME, RUNS
+from regatta.repo.catalog.names import check_name
+from regatta.repo.edit.delete import run_folder
+from regatta.repo.repo import Repo
+from regatta.store.states.state_archive import series_of
+
+
+def rename_model(repo: Repo, old: str, new: str) -> int:
+    """Rename all versions of a model, whose numbers stay; the number of versions."""
+    checked = check_name(new)
+    if old not in repo.catalog.names():
+        raise NotFoundError(
+            f"No version has the name {old!r:.200}.",
+            candidates=nearest(old, repo.catalog.names()),
+            hint="A name belongs to all versions of a model; `copy` starts another model from one of them.",
+        )
+    with repo.committing(), repo.catalog.transaction():
+        return repo.catalog.rename(old, checked)
+
+
+def rename_run(repo: Repo, old: str, new: str) -> int:
+    """Rename a run that no process trains, and its versions; the number of versions."""
+    if not RUN_NAME.fullmatch(new):
+        raise UsageError(f"A run cannot be named {new!r:.200}.", hint="Use letters, digits, dots, dashes, underscores.")
+    target = repo.folder / RUNS / new
+    folder = run_folder(repo, old)
+    if target.exists():
+        raise ConflictError(f"There is a run named {new!r} already.", place=str(target.parent))
+    with repo.committing(), run_lock(folder):
+        series, record = series_of(folder), RunRecord.read(folder / JOURNAL)
+        before = {record.name, old}
+        if record.name != new:
+            with Journal(folder / JOURNAL) as journal:
+                journal.append("rename", name=new)
+        os.replace(folder, target)
+        fsync_path(target.parent)
+        renamed = 0
+        with repo.catalog.transaction():
+            entry = repo.catalog.run(series)
+            if entry is not None:
+                repo.catalog.set_run(replace(entry, name=new, folder=target.relative_to(repo.folder).as_posix()))
+            for version in repo.versions(run=series) if series is not None else ():
+                stem, slash, config = version.name.rpartition("/")
+                if slash and stem in before and version.name in repo.catalog.names():
+                    renamed += repo.catalog.rename(version.name, f"{new}/{config}")
+    return renamed
