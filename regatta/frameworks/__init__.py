@@ -8,7 +8,8 @@
     seeded     a scope in which all random numbers come from one seed
 
 `base.py` is the contract, `regatta.testing.frameworks` tests it, and `numpy.py` is the simple reference. `arrays.py`,
-`state_tree.py` and `threads.py` serve several frameworks; `outlines.py` reads the networks of a sweep's models.
+`settings.py`, `state_tree.py` and `threads.py` serve several frameworks; `outlines.py` reads the networks of a sweep's
+models.
 Nothing here knows of workers, partitions on disk or schedules. No framework is imported before it is used.
 """
 
@@ -17,10 +18,17 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from regatta.errors import UsageError, nearest
-from regatta.frameworks.base import LOSS_OR_TRAIN_FN, OPTIONAL_LOSS_ARGUMENTS, Framework, describe
+from regatta.frameworks.base import (
+    LOSS_OR_TRAIN_FN,
+    OPTIONAL_LOSS_ARGUMENTS,
+    OPTIONAL_TRAIN_ARGUMENTS,
+    Framework,
+    describe,
+)
+from regatta.frameworks.settings import KeptSettings, ProcessSetting, keep, process_settings
 
 NAMES = ("torch", "keras", "jax", "numpy")
 _LOOKUP_ORDER = ("keras", "torch", "jax", "numpy")  # with PyTorch as backend, a Keras model is a torch.nn.Module too
@@ -29,13 +37,15 @@ __all__ = [
     "LOSS_OR_TRAIN_FN",
     "NAMES",
     "OPTIONAL_LOSS_ARGUMENTS",
+    "OPTIONAL_TRAIN_ARGUMENTS",
     "Framework",
     "framework_of",
-    "keep_settings_in_all",
+    "keep_settings",
     "load_framework",
     "loaded_frameworks",
     "may_have_own_loss",
     "seeded_in_all",
+    "settings_of",
 ]
 
 
@@ -87,10 +97,12 @@ def seeded_in_all(seed: int) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def keep_settings_in_all() -> Iterator[None]:
-    """`keep_settings` of every loaded framework."""
-    with ExitStack() as stack:
-        for name in loaded_frameworks():
-            stack.enter_context(load_framework(name).keep_settings())
-        yield
+def settings_of(framework: str = "auto") -> list[ProcessSetting]:
+    """The settings of the process, and those of a framework, or of every loaded one."""
+    names = loaded_frameworks() if framework == "auto" else (framework,)
+    return [*process_settings(), *(setting for name in names for setting in load_framework(name).settings())]
+
+
+def keep_settings() -> AbstractContextManager[KeptSettings]:
+    """A scope whose end restores the settings of the process and of every loaded framework."""
+    return keep(settings_of())

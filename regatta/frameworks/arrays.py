@@ -17,11 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regatta.errors import UsageError
+from regatta.format import brief
 from regatta.store.format.tensor_id import Bits
 from regatta.store.states.state_files import read_metadata, read_state, state_metadata
 from regatta.store.torch_tensors import torch_tensors
 
 Arrays = dict[str, NDArray[Any]]
+ARRAYS_HINT = (
+    "Batches are taken from arrays or tensors with a row for each example: let input_fn return (x, y), or a dict of "
+    "arrays, and turn lists into arrays with np.asarray(...)."
+)
 # Types that NumPy has only through ml_dtypes.
 EXTENDED_TYPES = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 
@@ -40,10 +45,26 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def rows(data: Any) -> int:
-    """The number of examples in tuples and dicts of arrays: the length of the first array."""
-    while isinstance(data, tuple | dict):
-        data = data[0] if isinstance(data, tuple) else next(iter(data.values()))
-    return len(data)
+    """The number of examples in tuples and dicts of arrays, which all have a row for each; else a UsageError."""
+    lengths = [_length(part) for part in leaves(data)]
+    if not lengths:
+        raise UsageError("The data of a partition is empty: it holds no array.", hint=ARRAYS_HINT)
+    if len(set(lengths)) > 1:
+        shown = ", ".join(map(str, lengths[:4]))
+        raise UsageError(f"The arrays of a partition have different numbers of rows: {shown}.", hint=ARRAYS_HINT)
+    return lengths[0]
+
+
+def _length(part: Any) -> int:
+    shape = getattr(part, "shape", None)
+    if shape:
+        return int(shape[0])
+    if shape is None and hasattr(part, "__len__") and not isinstance(part, str | bytes):
+        return len(part)  # an object of the user's, which takes rows by their indices
+    raise UsageError(
+        f"The data of a partition holds {brief(part)} where an array belongs; are there lists of numbers in it?",
+        hint=ARRAYS_HINT,
+    )
 
 
 def take(data: Any, indices: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from regatta.configuration import Configuration
 from regatta.errors import UsageError
+from regatta.frameworks.settings import ProcessSetting
 
 Indices = NDArray[np.int64]
 LossFunction = Callable[[Any, Any, Configuration], Any]
 OPTIONAL_LOSS_ARGUMENTS = ("training", "key", "rng")  # a loss_fn gets those that it has an argument for
+OPTIONAL_TRAIN_ARGUMENTS = ("schedule",)  # the same for a train_fn
 LOSS_OR_TRAIN_FN = (
     "loss_fn(model, batch, config) is called for each batch; train_fn(data, model, optimizer, config) "
     "trains a whole pass over a partition by itself."
@@ -42,8 +44,8 @@ class Framework(Protocol):
     def seeded(self, seed: int) -> AbstractContextManager[None]:
         """A scope in which all random numbers come from the seed; it changes nothing outside."""
 
-    def keep_settings(self) -> AbstractContextManager[None]:
-        """A scope whose end restores the settings of the whole process, for the next unit."""
+    def settings(self) -> Sequence[ProcessSetting]:
+        """The settings of the whole process, or of its thread, that a model may leave behind for the next unit."""
 
     def prepare(self, data: Any, device: str) -> Any:
         """Turn arrays into the framework's own, on the device; anything else stays as it is."""
@@ -62,8 +64,14 @@ class Framework(Protocol):
         Without a loss_fn the model must have its own loss.
         """
 
-    def train_fn_arguments(self, trainee: Any) -> tuple[Any, Any]:
-        """The model and the optimizer for a `train_fn`, which changes them in place."""
+    def train_fn_arguments(self, trainee: Any) -> tuple[Any, Any, Any]:
+        """The model, the optimizer and the schedule of steps for a `train_fn`, which changes them in place.
+
+        The schedule is None if there is none, or if it belongs to the optimizer.
+        """
+
+    def schedule_position(self, trainee: Any) -> object:
+        """A value that changes whenever the schedule of steps advances; None if there is none."""
 
     def end_epoch(self, trainee: Any) -> None:
         """Advance the schedules that count epochs."""
@@ -107,6 +115,25 @@ def bind_optional(loss_fn: LossFunction | None, model: object, **optional: Any) 
         )
     wanted = {name: value for name, value in optional.items() if name in arguments(loss_fn)}
     return functools.partial(loss_fn, **wanted) if wanted else loss_fn
+
+
+def wrong_loss(loss: object, wanted: str = "it returns one number, as a tensor") -> UsageError:
+    """The error for what loss_fn returned, with the remedy for that mistake."""
+    shape = getattr(loss, "shape", None)
+    if loss is None:
+        hint = "Write `return loss` at the end of loss_fn."
+    elif isinstance(loss, tuple | list):
+        hint = "Return the loss alone; eval_fn returns further metrics."
+    elif isinstance(loss, dict):
+        name = "loss" if "loss" in loss else next(iter(loss), "loss")
+        hint = f"Return its loss alone, such as losses[{name!r}]; eval_fn returns further metrics."
+    elif shape is not None and len(shape):
+        hint = "Take its mean."
+    else:
+        hint = "Return the tensor itself, without .item()."
+    found = f"a dict of {', '.join(map(repr, loss))}" if isinstance(loss, dict) and loss else describe(loss)
+    found = f"shape {tuple(shape)}" if shape is not None and len(shape) else found
+    return UsageError(f"loss_fn returned {found}; {wanted}.", hint=hint)
 
 
 def arguments(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from regatta.frameworks.arrays import Arrays, mean_loss, read_arrays, read_only,
 from regatta.frameworks.arrays import rows as rows
 from regatta.frameworks.arrays import seeded as seeded
 from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
+from regatta.frameworks.settings import ProcessSetting
 from regatta.frameworks.state_tree import flatten, unflatten
 
 NAME = "numpy"
@@ -68,8 +69,8 @@ def assemble(built: Any, device: str) -> NumpyTrainee:
     return NumpyTrainee(model, optimizer)
 
 
-def keep_settings() -> nullcontext[None]:
-    return nullcontext()
+def settings() -> tuple[ProcessSetting, ...]:
+    return ()  # those of NumPy belong to every process
 
 
 def prepare(data: Any, device: str) -> Any:
@@ -88,14 +89,27 @@ def train(
     loss_fn = bind_optional(loss_fn, trainee.model, training=True)
     losses = []
     for indices in batches:
-        loss, gradients = loss_fn(trainee.model, take(data, indices), config)
+        loss, gradients = _check_loss(loss_fn(trainee.model, take(data, indices), config))
         trainee.optimizer.step(trainee.model, gradients)
         losses.append((float(loss), len(indices)))
     return mean_loss(losses)
 
 
-def train_fn_arguments(trainee: NumpyTrainee) -> tuple[Arrays, SGD | None]:
-    return trainee.model, trainee.optimizer
+def _check_loss(returned: Any) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2 or np.size(returned[0]) != 1:
+        raise UsageError(
+            f"loss_fn returned {describe(returned)}; for NumPy it returns the loss, a number, and the gradients.",
+            hint="Write `return loss, {name: gradient}`.",
+        )
+    return returned
+
+
+def train_fn_arguments(trainee: NumpyTrainee) -> tuple[Arrays, SGD | None, None]:
+    return trainee.model, trainee.optimizer, None
+
+
+def schedule_position(trainee: NumpyTrainee) -> None:
+    return None
 
 
 def end_epoch(trainee: NumpyTrainee) -> None:
@@ -112,7 +126,7 @@ def evaluate(
     loss_fn = bind_optional(loss_fn, trainee.model, training=False)
     losses = []
     for indices in batches:
-        loss, _ = loss_fn(trainee.model, take(data, indices), config)
+        loss, _ = _check_loss(loss_fn(trainee.model, take(data, indices), config))
         losses.append((float(loss), len(indices)))
     return mean_loss(losses)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.hub
 
-from regatta.frameworks import keep_settings_in_all, seeded_in_all
+from regatta.frameworks import keep_settings, seeded_in_all
 from regatta.network import Network, from_torch, to_json
 
 EXAMPLE_ROWS = 2
@@ -59,7 +59,7 @@ def _outline(
     model_fn: Callable[[dict[str, Any]], Any], config: dict[str, Any], example: tuple[str, Sequence[int]] | None
 ) -> Network | None:
     try:
-        with keep_settings_in_all(), torch.device("meta"):
+        with keep_settings(), torch.device("meta"):
             built = model_fn(config)
             model = built[0] if isinstance(built, tuple) else built
             if not isinstance(model, torch.nn.Module):

@@ -70,5 +70,5 @@ def test_a_sweep_loads_no_framework_but_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("package", "name"), [("jax", "jax"), ("keras", "keras")])
 def test_a_framework_that_is_not_installed_is_named(package: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=f"needs the package '{package}'"), load_framework(name).keep_settings():
-        pass
+    with pytest.raises(MissingExtraError, match=f"needs the package '{package}'"):
+        load_framework(name).assemble(None, "cpu")

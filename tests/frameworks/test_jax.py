@@ -198,7 +198,7 @@ def test_a_model_with_a_state_returns_the_new_one() -> None:
 
 def test_train_fn_assigns_its_new_state(tmp_path: Path) -> None:
     trainee = jax_framework.assemble((mlp(), optax.sgd(0.1)), "cpu")
-    model, optimizer = jax_framework.train_fn_arguments(trainee)
+    model, optimizer, _ = jax_framework.train_fn_arguments(trainee)
     gradients = jax.grad(classify)(model.params, arrays(), {})
     updates, model.opt_state = optimizer.update(gradients, model.opt_state, model.params)
     model.params = optax.apply_updates(model.params, updates)

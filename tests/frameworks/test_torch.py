@@ -89,7 +89,7 @@ class TestWrongTorchBuilds(WrongBuilds):
     [
         (lambda out: out.mean(1), r"loss_fn returned shape \(20,\); it returns one number"),
         (lambda out: 0.5, "loss_fn returned float; it returns one number"),
-        (lambda out: None, "loss_fn returned NoneType"),
+        (lambda out: None, "loss_fn returned None"),
         (lambda out: out.mean().detach(), "a loss without a gradient"),
         (lambda out: out.mean().item(), "loss_fn returned float"),
     ],

@@ -27,8 +27,9 @@ from regatta.configuration import Configuration
 from regatta.errors import MissingExtraError, UsageError
 from regatta.frameworks import arrays
 from regatta.frameworks.arrays import mean_loss, read, rows  # noqa: F401 (verbs)
-from regatta.frameworks.base import Indices, LossFunction, arguments, bind_optional, describe
+from regatta.frameworks.base import Indices, LossFunction, arguments, bind_optional, describe, wrong_loss
 from regatta.frameworks.jax.state import NAME, Model, is_array, restore, save, unsaved_values  # noqa: F401 (verbs)
+from regatta.frameworks.settings import ProcessSetting
 
 if TYPE_CHECKING:
     import jax
@@ -177,17 +178,31 @@ def seeded(seed: int) -> Iterator[None]:
         _keys.reset(token)
 
 
-@contextmanager
-def keep_settings() -> Iterator[None]:
+@functools.cache
+def settings() -> tuple[ProcessSetting, ...]:
     jax = _import_jax()
-    known = [name for name in _SETTINGS if name in jax.config.values]
-    before = {name: getattr(jax.config, name) for name in known}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if getattr(jax.config, name) != value:
-                jax.config.update(name, value)
+    holders = jax.config._value_holders
+    return tuple(
+        ProcessSetting(name, functools.partial(_read, holders[name]), functools.partial(_put, holders[name]))
+        for name in _SETTINGS
+        if name in holders
+    )
+
+
+def _read(holder: Any) -> tuple[Any, Any]:
+    """The value of a setting in the process, and in this thread: its context managers set the latter."""
+    return holder.get_global(), holder.get_local()
+
+
+def _put(holder: Any, before: tuple[Any, Any]) -> None:
+    everywhere, here = before
+    if holder.get_global() != everywhere:
+        holder._set(everywhere)
+    if holder.get_local() != here:
+        holder.set_local(here)
+        if holder._update_thread_local_hook:
+            unset = sys.modules["jax._src.config"].config_ext.unset
+            holder._update_thread_local_hook(None if here is unset else here)
 
 
 def evaluating(trainee: JaxTrainee) -> nullcontext[None]:
@@ -248,9 +263,13 @@ def train(
     return mean_loss(losses)
 
 
-def train_fn_arguments(trainee: JaxTrainee) -> tuple[Model, Any]:
+def train_fn_arguments(trainee: JaxTrainee) -> tuple[Model, Any, None]:
     """JAX arrays are immutable: a train_fn gets a `Model`, and assigns its `params` and `opt_state`."""
-    return trainee.whole, trainee.optimizer
+    return trainee.whole, trainee.optimizer, None
+
+
+def schedule_position(trainee: JaxTrainee) -> None:
+    return None  # schedules belong to the optimizer, and count its updates
 
 
 def end_epoch(trainee: JaxTrainee) -> None:
@@ -319,6 +338,5 @@ def _loss(
             raise UsageError(f"loss_fn returned {describe(found)}; for a Model with a state it is (loss, new state).")
         found, state = found
     if not is_array(found) or jnp.size(found) != 1:
-        shape = f"shape {jnp.shape(found)}" if is_array(found) else describe(found)
-        raise UsageError(f"loss_fn returned {shape}; it returns one number.", hint="Take its mean.")
+        raise wrong_loss(found, "it returns one number")
     return jnp.reshape(found, ()), state

@@ -12,6 +12,7 @@ numbers.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -24,6 +25,7 @@ from regatta.frameworks import arrays, load_framework
 from regatta.frameworks.arrays import mean_loss, read, read_only, rows, take  # noqa: F401 (verbs)
 from regatta.frameworks.base import Indices, LossFunction, arguments, describe
 from regatta.frameworks.keras.state import NAME, restore, save, unsaved_values  # noqa: F401 (verbs)
+from regatta.frameworks.settings import ProcessSetting
 
 if TYPE_CHECKING:
     import keras
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 COMPILES = True
 _TRAINING_ONLY = ("rate", "dropout", "recurrent_dropout", "stddev")  # attributes of layers that add noise in training
+_SCOPES = ("autocast_scope", "distribution", "flash_attention", "stateless_scope", "symbolic_scope", "torch_device")
 
 
 @dataclass
@@ -120,24 +123,42 @@ def _seeded_tensorflow(seed: int) -> Iterator[None]:
         inner._seed, inner._rng = before
 
 
-@contextmanager
-def keep_settings() -> Iterator[None]:
+@functools.cache
+def settings() -> tuple[ProcessSetting, ...]:
     keras = _import_keras()
-    settings = (
-        (keras.config.floatx, keras.config.set_floatx),
-        (keras.config.epsilon, keras.config.set_epsilon),
-        (keras.config.image_data_format, keras.config.set_image_data_format),
-        (keras.config.dtype_policy, keras.config.set_dtype_policy),
+    from keras.src.backend.common import global_state
+
+    config, backend = keras.config, keras.backend.backend()
+    own = (
+        ProcessSetting("keras.config.set_floatx", config.floatx, config.set_floatx),
+        ProcessSetting("keras.config.set_epsilon", config.epsilon, config.set_epsilon),
+        ProcessSetting("keras.config.set_image_data_format", config.image_data_format, config.set_image_data_format),
+        ProcessSetting("keras.config.set_dtype_policy", config.dtype_policy, config.set_dtype_policy),
     )
-    before = [get() for get, _ in settings]
-    backend = keras.backend.backend()
-    with nullcontext() if backend == "tensorflow" else load_framework(backend).keep_settings():
-        try:
-            yield
-        finally:
-            for (get, put), value in zip(settings, before, strict=True):
-                if get() != value:
-                    put(value)
+    scopes = (
+        ProcessSetting(
+            f"{name} of Keras",
+            functools.partial(global_state.get_global_attribute, name),
+            functools.partial(global_state.set_global_attribute, name),
+        )
+        for name in _SCOPES
+    )
+    return (*own, *scopes, *(_tensorflow_settings() if backend == "tensorflow" else load_framework(backend).settings()))
+
+
+def _tensorflow_settings() -> tuple[ProcessSetting, ...]:
+    import tensorflow as tf
+
+    config = tf.config
+    return (
+        ProcessSetting("tf.config.run_functions_eagerly", config.functions_run_eagerly, config.run_functions_eagerly),
+        ProcessSetting(
+            "tf.config.experimental.enable_tensor_float_32_execution",
+            config.experimental.tensor_float_32_execution_enabled,
+            config.experimental.enable_tensor_float_32_execution,
+        ),
+        ProcessSetting("tf.config.optimizer.set_jit", config.optimizer.get_jit, config.optimizer.set_jit),
+    )
 
 
 def evaluating(trainee: KerasTrainee) -> nullcontext[None]:
@@ -163,8 +184,12 @@ def train(
     return _pass(trainee, data, batches, loss_fn, config, training=True)
 
 
-def train_fn_arguments(trainee: KerasTrainee) -> tuple[Any, Any]:
-    return trainee.model, trainee.optimizer
+def train_fn_arguments(trainee: KerasTrainee) -> tuple[Any, Any, None]:
+    return trainee.model, trainee.optimizer, None
+
+
+def schedule_position(trainee: KerasTrainee) -> None:
+    return None  # schedules belong to the optimizer, and count its updates
 
 
 def end_epoch(trainee: KerasTrainee) -> None:

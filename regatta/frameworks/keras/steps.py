@@ -15,7 +15,7 @@ import keras
 
 from regatta.configuration import Configuration
 from regatta.errors import UsageError
-from regatta.frameworks.base import LossFunction, bind_optional, describe
+from regatta.frameworks.base import LossFunction, bind_optional, wrong_loss
 
 StepFunction = Callable[[Any], Any]  # takes a batch, returns its loss or a dict of the metrics so far
 _RANDOM_OPERATIONS = ("Random", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "StatelessIf")
@@ -39,8 +39,7 @@ class StepBuilder:
         loss_fn = bind_optional(self.loss_fn, self.model, training=training)
         loss = loss_fn(self.model, batch, dict(self.config))
         if not keras.ops.is_tensor(loss) or any(length != 1 for length in loss.shape):
-            found = f"shape {tuple(loss.shape)}" if keras.ops.is_tensor(loss) else describe(loss)
-            raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint="Take its mean.")
+            raise wrong_loss(loss)
         return keras.ops.reshape(loss, ())
 
     def all_variables(self) -> list[Any]:

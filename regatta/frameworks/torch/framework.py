@@ -16,7 +16,8 @@ from regatta.configuration import Configuration
 from regatta.errors import UsageError
 from regatta.frameworks import arrays
 from regatta.frameworks.arrays import leaves, map_leaves, rows, take  # noqa: F401 (verbs)
-from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe
+from regatta.frameworks.base import Indices, LossFunction, bind_optional, describe, wrong_loss
+from regatta.frameworks.torch.settings import settings  # noqa: F401 (a verb)
 from regatta.frameworks.torch.state import NAME, is_tensor, read, restore, save, unsaved_values  # noqa: F401 (verbs)
 
 if TYPE_CHECKING:
@@ -112,26 +113,6 @@ def seeded(seed: int) -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda)
 
 
-@contextmanager
-def keep_settings() -> Iterator[None]:
-    import torch
-
-    settings: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-        (torch.get_default_dtype, torch.set_default_dtype),
-        (torch.get_num_threads, torch.set_num_threads),
-        (torch.is_grad_enabled, torch.set_grad_enabled),
-        (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    )
-    before = [get() for get, _ in settings]
-    try:
-        yield
-    finally:
-        for (get, put), value in zip(settings, before, strict=True):
-            if get() != value:
-                put(value)
-
-
 def prepare(data: Any, device: str) -> Any:
     import torch
 
@@ -220,17 +201,19 @@ def check_loss(loss: Any, needs_gradient: bool = True) -> torch.Tensor:
     import torch
 
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        is_tensor = isinstance(loss, torch.Tensor)
-        found = f"shape {tuple(loss.shape)}" if is_tensor else type(loss).__name__
-        hint = "Take its mean." if is_tensor else "Return the tensor itself, without .item()."
-        raise UsageError(f"loss_fn returned {found}; it returns one number, as a tensor.", hint=hint)
+        raise wrong_loss(loss)
     if needs_gradient and not loss.requires_grad:
         raise UsageError("loss_fn returned a loss without a gradient.", hint="Do not detach it or use no_grad inside.")
     return loss.reshape(())
 
 
-def train_fn_arguments(trainee: TorchTrainee) -> tuple[torch.nn.Module, torch.optim.Optimizer | None]:
-    return trainee.model, trainee.optimizer
+def train_fn_arguments(trainee: TorchTrainee) -> tuple[torch.nn.Module, torch.optim.Optimizer | None, Any]:
+    return trainee.model, trainee.optimizer, trainee.schedules.get("step")
+
+
+def schedule_position(trainee: TorchTrainee) -> object:
+    schedule = trainee.schedules.get("step")
+    return None if schedule is None else repr(schedule.state_dict())
 
 
 def end_epoch(trainee: TorchTrainee) -> None:
