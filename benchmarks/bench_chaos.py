@@ -1,13 +1,17 @@
-"""Kills at random moments, of workers and of the controller: what a run loses by them.
+"""Kills, frozen workers, full disks and torn journals at random moments: what a run loses by them.
 
-    python benchmarks/bench_chaos.py [--kills 200] [--seed 1]
+    python benchmarks/bench_chaos.py [--kills 300] [--rounds 60] [--seed 1]
 
 A program trains small PyTorch networks with Adam and dropout on process workers, with a fixed order of visits. While it
-does, SIGKILL goes to one of its processes, again and again; where the controller was hit, the program is started again
-and goes on with the run. Runs follow each other until there were as many kills as asked for. Each must end, with
-every state of the undisturbed run, bit for bit, no unit counted twice, and no more units begun again than were
-under way when something was killed: at most one for each worker that was hit; for each controller, what its workers
-ran, and what they had just finished and not yet made durable.
+does, trouble comes again and again. SIGKILL goes to one of its processes; where the controller was hit, its journal may
+end in half a line, and the program is started again and resumes the run. A worker is stopped by a signal for a while,
+or for good. The disk, a small file system in memory where that can be mounted, is filled for a while. Runs follow each
+other until there were as many kills as asked for. Then a run is extended by an epoch and resumed, again and again.
+
+Each run must end, with every state of the undisturbed run, bit for bit, and no failed configuration. No unit may count
+twice. No more units may begin again than were under way when something happened: at most one for each worker that was
+hit; for each controller, what its workers ran, and what they had just finished and not yet made durable; for each full
+disk, what the workers tried to write.
 """
 
 from __future__ import annotations
@@ -16,12 +20,14 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,13 +37,10 @@ from regatta import Run, open_run
 from regatta.journal.journal_file import read_journal
 
 WORKERS = 3
-PROGRAM = """
-import sys
-from pathlib import Path
-import numpy as np
+FILE_SYSTEM_BYTES = 192 * 2**20
+FUNCTIONS = """
 import torch
 from torch import nn
-from regatta import Cluster, Dataset, Sweep, search
 
 def model_fn(config):
     net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.2), nn.BatchNorm1d(64), nn.Linear(64, 4))
@@ -49,16 +52,34 @@ def loss_fn(model, batch, config):
 
 def eval_fn(data, model, config):
     return {"accuracy": float((model(data[0]).argmax(1) == data[1]).float().mean())}
+"""
+PROGRAM = """
+import sys
+from pathlib import Path
+import numpy as np
+from regatta import Cluster, Dataset, Sweep, search
+from functions import eval_fn, loss_fn, model_fn
 
 if __name__ == "__main__":
-    folder, name = Path(sys.argv[1]), sys.argv[2]
+    folder, name, workers, epochs = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     rng = np.random.default_rng(0)
     y = rng.integers(0, 4, 4000)
     x = (rng.normal(size=(4000, 16)) + y[:, None]).astype("float32")
     data = Dataset.from_arrays(x, y, partitions=4, eval_fraction=0.1, directory=folder / "data", name="d")
     space = search.hyperband(lr=search.loguniform(1e-4, 1e-1), batch_size=[8], R=4, eta=2)
-    Sweep(data, space, model_fn, loss_fn=loss_fn, eval_fn=eval_fn, epochs=4, metric="accuracy", visits="seeded",
-          cluster=Cluster.local(int(sys.argv[3]), threads=1), repo=folder, name=name).launch(progress=False)
+    if name.startswith("in_"):
+        space = search.grid(lr=[0.1, 0.05, 0.02, 0.01, 0.005, 0.002], batch_size=[32])
+    Sweep(data, space, model_fn, loss_fn=loss_fn, eval_fn=eval_fn, epochs=epochs, metric="accuracy", visits="seeded",
+          cluster=Cluster.local(workers, threads=1), repo=folder, name=name, pack=False).launch(progress=False)
+"""
+ROUND = """
+import sys
+import regatta
+
+run = regatta.open_run(sys.argv[2], sys.argv[1])
+for config in run.record.configs:
+    run.extend(config, 1)
+regatta.open_run(sys.argv[2], sys.argv[1]).go_on(progress=False)
 """
 
 
@@ -68,43 +89,91 @@ class Toll:
 
     workers: int = 0
     controllers: int = 0
+    frozen: int = 0
+    full: int = 0
+    torn: int = 0
     redone: int = 0
     problems: list[str] = field(default_factory=list)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    luck = random.Random(options.seed)
-    with tempfile.TemporaryDirectory(dir=os.environ.get("REGATTA_BENCH_SCRATCH")) as name:
-        folder = Path(name)
-        (folder / "program.py").write_text(PROGRAM)
-        _started(folder, "undisturbed").wait()
-        calm = open_run("undisturbed", folder)
+    tolls, problems = run_chaos(options.kills, options.rounds, options.seed)
+    _report(tolls, problems, options.rounds)
+
+
+def run_chaos(kills: int, rounds: int, seed: int) -> tuple[list[Toll], list[str]]:
+    """What the runs under fire went through, and the problems of the run that was extended again and again."""
+    luck = random.Random(seed)
+    with _small_file_system() as folder:
+        for name, text in (("program", PROGRAM), ("functions", FUNCTIONS), ("round", ROUND)):
+            (folder / f"{name}.py").write_text(text)
         tolls: list[Toll] = []
-        while sum(toll.workers + toll.controllers for toll in tolls) < options.kills:
+        if kills:
+            _started(folder, "undisturbed").wait()
+            calm = open_run("undisturbed", folder)
+        while sum(toll.workers + toll.controllers for toll in tolls) < kills:
             tolls.append(_battered(folder, f"battered-{len(tolls)}", calm, luck))
             print(f"run {len(tolls)}: {tolls[-1]}", flush=True)
-    _report(tolls, calm)
+            if not tolls[-1].problems:
+                shutil.rmtree(folder / "runs" / f"battered-{len(tolls) - 1}")
+        problems = _extended(folder, rounds) if rounds else []
+    return tolls, problems
 
 
-def _report(tolls: list[Toll], calm: Run) -> None:
-    units = sum(unit.kind != "pilot" for unit in calm.record.units)
+def _extended(folder: Path, rounds: int) -> list[str]:
+    """Extend a run by one epoch and resume it, each time in a new process; what differs from training in one go."""
+    _started(folder, "in one go", epochs=1 + rounds).wait()
+    _started(folder, "in rounds", epochs=1).wait()
+    for number in range(rounds):
+        command = [sys.executable, str(folder / "round.py"), str(folder), "in_rounds"]
+        with (folder / "rounds.log").open("ab") as log:
+            code = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+        print(f"round {number + 1}: exit code {code}", flush=True)
+    toll = Toll()
+    _examine(folder, "in_rounds", open_run("in_one_go", folder), toll)
+    return toll.problems
+
+
+@contextlib.contextmanager
+def _small_file_system() -> Iterator[Path]:
+    """A folder on a file system of its own, which can be filled; where none can be mounted, a folder."""
+    with tempfile.TemporaryDirectory(dir=os.environ.get("REGATTA_BENCH_SCRATCH")) as name:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={FILE_SYSTEM_BYTES}", "tmpfs", name]
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        try:
+            yield Path(name)
+        finally:
+            if mounted:
+                subprocess.run(["umount", "-l", name], check=True)
+
+
+def _report(tolls: list[Toll], problems: list[str], rounds: int) -> None:
     rows = [
-        [number, units, toll.workers, toll.controllers, toll.redone, len(toll.problems)]
+        [number, toll.workers, toll.controllers, toll.frozen, toll.full, toll.torn, toll.redone, len(toll.problems)]
         for number, toll in enumerate(tolls, 1)
     ]
     kills = sum(toll.workers + toll.controllers for toll in tolls)
-    problems = [problem for toll in tolls for problem in toll.problems]
-    bars = [Bar("kills", kills, 200, "at least"), Bar("problems", len(problems), 0)]
-    columns = ["run", "units", "workers killed", "controllers killed", "units begun again", "problems"]
-    report("chaos", columns, rows, bars=bars, notes={"workers": WORKERS, "problems": problems[:20]})
+    problems = [*(problem for toll in tolls for problem in toll.problems), *problems]
+    bars = [
+        Bar("kills", kills, 300, "at least"),
+        Bar("rounds of extend and resume", rounds, 60, "at least"),
+        Bar("problems", len(problems), 0),
+    ]
+    columns = [
+        "run", "workers killed", "controllers killed", "workers frozen", "disks filled", "journals torn",
+        "units begun again", "problems",
+    ]  # fmt: skip
+    report("chaos", columns, rows, bars=bars, notes={"workers": WORKERS, "rounds": rounds, "problems": problems[:20]})
 
 
-def _started(folder: Path, name: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(folder / "program.py"), str(folder), name, str(WORKERS)]
+def _started(folder: Path, name: str, epochs: int = 4) -> subprocess.Popen[bytes]:
+    name = name.replace(" ", "_")
+    command = [sys.executable, str(folder / "program.py"), str(folder), name, str(WORKERS), str(epochs)]
     with (folder / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -123,10 +192,17 @@ def _battered(folder: Path, name: str, calm: Run, luck: random.Random) -> Toll:
             continue
         if not journal.exists() or not journal.stat().st_size:
             continue
-        if luck.random() < 0.25:
+        draw = luck.random()
+        if draw < 0.25:
             process.kill()
             process.wait()
             toll.controllers += 1
+            if luck.random() < 0.5:
+                toll.torn += _tear(journal, luck)
+        elif draw < 0.35:
+            toll.frozen += _freeze_one(_children(process.pid), luck)
+        elif draw < 0.4:
+            toll.full += _fill(folder, luck)
         else:
             toll.workers += _kill_one(_children(process.pid), luck)
     _examine(folder, name, calm, toll)
@@ -147,7 +223,8 @@ def _counted(journal: Path) -> int:
 
 
 def _is_over(journal: Path) -> bool:
-    last = journal.read_bytes().splitlines()[-1:] if journal.exists() else []
+    lines = journal.read_bytes().splitlines(True) if journal.exists() else []
+    last = [line for line in lines if line.endswith(b"\n")][-1:]  # the last one may be torn
     return bool(last) and b'"event":"end"' in last[0] and b'"status":"done"' in last[0]
 
 
@@ -158,6 +235,45 @@ def _kill_one(pids: list[int], luck: random.Random) -> int:
         os.kill(luck.choice(pids), signal.SIGKILL)
         return 1
     return 0
+
+
+def _freeze_one(pids: list[int], luck: random.Random) -> int:
+    """Stop a process by a signal; it goes on after a while, or is killed."""
+    if not pids:
+        return 0
+    pid = luck.choice(pids)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(luck.uniform(0.2, 3.0))
+        os.kill(pid, luck.choice((signal.SIGCONT, signal.SIGKILL)))
+        return 1
+    return 0
+
+
+def _fill(folder: Path, luck: random.Random) -> int:
+    """Fill the file system for a while; only where the folder has one of its own."""
+    if not os.path.ismount(folder):
+        return 0
+    filler = folder / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(2**16))
+    time.sleep(luck.uniform(0.5, 3.0))
+    filler.unlink()
+    return 1
+
+
+def _tear(journal: Path, luck: random.Random) -> int:
+    """Let a journal end in half a line, as a crash of the machine may leave it."""
+    content = journal.read_bytes()
+    last = content.splitlines(True)[-1]
+    if len(last) < 3 or not last.endswith(b"\n"):
+        return 0
+    if b'"event":"unit"' in last or b'"event":"end"' in last:  # it may be durable: only the next record can be torn
+        journal.write_bytes(content + last[: luck.randrange(1, len(last) - 1)])
+    else:
+        os.truncate(journal, len(content) - luck.randrange(1, len(last)))
+    return 1
 
 
 def _children(pid: int) -> list[int]:
@@ -193,12 +309,16 @@ def _examine(folder: Path, name: str, calm: Run, toll: Toll) -> None:
     theirs, ours = _hashes(calm), _hashes(run)
     if ours != theirs:
         say(f"{name}: {sum(ours.get(unit) != digest for unit, digest in theirs.items())} states differ")
+    for config in run.record.configs.values():
+        if config.status != calm.record.configs[config.id].status:
+            say(f"{name}: {config.id} is {config.status}: {config.error}")
     for config in calm.record.configs.values():
         if run.record.configs[config.id].reports != config.reports:
             say(f"{name}: {config.id} reported something else")
     starts = sum(line["event"] == "start" for line in read_journal(run.folder / "journal.jsonl"))
     toll.redone = starts - sum(counted.values())
-    if toll.redone > toll.workers + toll.controllers * 2 * WORKERS:
+    disturbed = toll.workers + toll.frozen + (toll.controllers + 2 * toll.full) * 2 * WORKERS
+    if toll.redone > disturbed + toll.torn:
         say(f"{name}: {toll.redone} units were begun again")
 
 

@@ -130,6 +130,7 @@ class TaskDone:
     save_seconds: float = 0.0
     sync_seconds: float = 0.0
     width: int = 1
+    warnings: tuple[str, ...] = ()  # for users, once in a run
     profile: ModelProfile | None = None
     pack_profile: PackProfile | None = None
     group_profile: GroupProfile | None = None
@@ -175,8 +176,22 @@ class ModelProfile:
 
 
 @dataclass(frozen=True)
+class TaskBegun:
+    """A worker has its data, and now calls the functions that build and train the model."""
+
+    worker: str
+
+
+Cause: TypeAlias = Literal["model", "data", "environment"]
+
+
+@dataclass(frozen=True)
 class TaskFailed:
-    """The user's code raised an error: the configuration fails, and the worker goes on."""
+    """A task raised an error, and its worker goes on. What the error says about the configuration is its cause.
+
+    model: the configuration fails. data: the worker cannot read or transform the partition, for any model.
+    environment: a file, module or connection that the functions need is missing.
+    """
 
     worker: str
     task: Task
@@ -186,6 +201,7 @@ class TaskFailed:
     traceback: str
     disk: bool = False  # the disk does not take the state: no configuration is to blame
     echo: bool = False  # another member of its group failed and reports why
+    cause: Cause = "model"
 
 
 @dataclass(frozen=True)
@@ -197,6 +213,7 @@ class PackDone:
     start: float
     end: float
     parts: tuple[TaskDone | TaskFailed, ...]
+    notes: tuple[str, ...] = ()  # members that were put back to an earlier step, and why
 
 
 def published(event: object) -> list[Path]:
@@ -245,8 +262,18 @@ class WorkerLost:
     worker: str
     reason: str
     for_good: bool = False  # it will not come back
+    killed: bool = False  # from outside: by a user or another program, and not because memory ran out
 
 
 Event: TypeAlias = (
-    WorkerReady | TaskDone | TaskFailed | PackDone | StateDurable | StateLost | TaskReturned | DiskFull | WorkerLost
+    WorkerReady
+    | TaskBegun
+    | TaskDone
+    | TaskFailed
+    | PackDone
+    | StateDurable
+    | StateLost
+    | TaskReturned
+    | DiskFull
+    | WorkerLost
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cluster import Cluster
 from regatta.engine.messages import Task
+from regatta.engine.module_code import RunCode, code_changes
 from regatta.errors import UsageError
 from regatta.journal.run_record import ConfigRecord, RunRecord, UnitRecord
 from regatta.search.base import Action, Goal, Report, Train
@@ -27,6 +28,7 @@ class ReplayReport:
     equal: int
     left_out: int = 0  # units of unfinished epochs
     differing: list[dict[str, Any]] = field(default_factory=list)
+    changed_code: list[str] = field(default_factory=list)  # modules that are not those that the run was trained with
 
     @property
     def ok(self) -> bool:
@@ -54,8 +56,8 @@ class _ReplaySearch:
         ]
 
 
-def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
-    """Execute the sweep again; each model visits the partitions in the recorded order."""
+def replay(sweep: Sweep, record: RunRecord, code: RunCode | None = None) -> ReplayReport:
+    """Execute the sweep again; each model visits the partitions in the recorded order. `code` is that of the run."""
     sweep.dataset.check(input_fn=sweep.recipe.input_fn is not None)
     then, now = record.header["dataset"]["fingerprint"], sweep.dataset.describe()["fingerprint"]
     if then != now:
@@ -79,7 +81,8 @@ def replay(sweep: Sweep, record: RunRecord) -> ReplayReport:
         if key not in found or found[key] != unit.hash:
             place = {"config": unit.config, "epoch": unit.epoch, "partition": unit.partition}
             differing.append({**place, "recorded": unit.hash, "replayed": found.get(key)})
-    return ReplayReport(len(compared), len(compared) - len(differing), len(wanted) - len(compared), differing)
+    changes = [*(code or {}).get("changed", ()), *map(str, code_changes(code))]
+    return ReplayReport(len(compared), len(compared) - len(differing), len(wanted) - len(compared), differing, changes)
 
 
 def _wide_enough(cluster: Cluster, units: Iterable[UnitRecord]) -> Cluster:

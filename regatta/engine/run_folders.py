@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from regatta.errors import ConflictError, CorruptError
@@ -28,7 +29,7 @@ def new_folder(runs: Path, name: str | None, stem: str) -> Path:
                 f"There is a run named {name!r} already.",
                 place=str(runs),
                 hint=f"Choose another name, or none. If it was interrupted, resume it: regatta resume {name}\n"
-                f"To train it again under this name, delete its folder: {runs / name}",
+                f"To train it again under this name, delete it: regatta delete {name}",
             ) from None
         return runs / name
     numbers = [int(entry.name.rpartition("-")[2]) for entry in os.scandir(runs) if re.search(r"-\d+$", entry.name)]
@@ -49,11 +50,17 @@ def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not is_live(folder) and not (journal.exists() and b"\n" in journal.read_bytes()[:65536])
 
 
-def find_unfinished(runs: Path, name: str | None, identity: str) -> Run | None:
-    """The newest run of this sweep that was interrupted or killed; only a run of that name, if one is given."""
+def sweep_identity(folder: Path) -> str | None:
+    """The hash of the sweep that a run trains."""
+    identity: str | None = next(read_journal(folder / JOURNAL), {}).get("sweep")
+    return identity
+
+
+def find_unfinished(runs: Path, name: str | None, is_wanted: Callable[[Path], bool]) -> Run | None:
+    """The newest run that was interrupted or killed and whose folder is wanted; only one of that name, if given."""
     for journal in reversed(list(find_journals(runs))):
         with contextlib.suppress(CorruptError):  # a newer version may have written it
-            if name in (None, journal.parent.name) and next(read_journal(journal), {}).get("sweep") == identity:
+            if name in (None, journal.parent.name) and is_wanted(journal.parent):
                 run = read_run(journal.parent)
                 if run.record.status == "interrupted":
                     return run

@@ -25,6 +25,7 @@ Whatever is not in the journal has not happened.
 | request | id, verb, config, the arguments of a request made by a user, and its answer                    |
 | failed  | config, epoch, partition, worker, kind, error, traceback                                       |
 | note    | level, text, config: a message for users                                                       |
+| rename  | name: the run has another name from here on; its series is that of the first record            |
 | end     | status (done, failed, interrupted), error                                                      |
 """
 
@@ -47,7 +48,7 @@ VERSION = 1
 # Every kind of record. A new one also needs a row in the table above and a handler in run_record.py.
 EVENTS = (
     "run", "resume", "worker", "config", "pilot", "packs", "groups", "plan", "start", "unit", "report", "stop",
-    "request", "failed", "note", "end",
+    "request", "failed", "note", "rename", "end",
 )  # fmt: skip
 
 

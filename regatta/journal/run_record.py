@@ -85,6 +85,10 @@ class ConfigRecord:
             return "interrupted"
         return "training" if self.units or self.running else "waiting"
 
+    def retry(self) -> None:
+        """Forget that it failed: it goes on from its last state."""
+        self.error = self.traceback = None
+
     def series(self, metric: str) -> list[float]:
         """The value of a metric after each reported epoch, NaN where it is missing."""
         return [self.reports[epoch].get(metric, math.nan) for epoch in sorted(self.reports)]
@@ -161,9 +165,10 @@ class RunRecord:
                 f"This journal was written by a newer version of Regatta: it has records of kind {record['event']!r}.",
                 hint="Upgrade Regatta to read this run.",
             )
-        self.now = max(self.now, float(record.get("time", 0.0)))
-        if self.sessions and record["event"] != "resume":
-            self.sessions[-1] = (self.sessions[-1][0], self.now)
+        if record["event"] != "rename":  # no controller was running then
+            self.now = max(self.now, float(record.get("time", 0.0)))
+            if self.sessions and record["event"] != "resume":
+                self.sessions[-1] = (self.sessions[-1][0], self.now)
         handler(self, record)
         self.journal_bytes += size
         if record.get("config") in self.configs:
@@ -224,6 +229,9 @@ class RunRecord:
         self.started = record["time"]
         self.sessions.append((record["time"], record["time"]))
 
+    def _on_rename(self, record: Record) -> None:
+        self.name = record["name"]
+
     def _on_resume(self, record: Record) -> None:
         self._halt()  # no unit of the last controller is running any more
         self.status, self.error = "running", None
@@ -279,6 +287,11 @@ class RunRecord:
     def _on_stop(self, record: Record) -> None:
         self.configs[record["config"]].stopped = True
 
+    def _on_request(self, record: Record) -> None:
+        self.requests[record["id"]] = record
+        if record["verb"] == "retry" and record["answer"]["done"]:
+            self.configs[record["config"]].retry()
+
     def _on_failed(self, record: Record) -> None:
         config = self.configs[record["config"]]
         if config.error is None:  # the first error is the reason; units that ran at the same time may fail too
@@ -333,9 +346,10 @@ _HANDLERS: Mapping[str, Callable[[RunRecord, Record], None]] = {
     "unit": RunRecord._on_unit,
     "report": RunRecord._on_report,
     "stop": RunRecord._on_stop,
-    "request": lambda run, record: run.requests.update({record["id"]: record}),
+    "request": RunRecord._on_request,
     "failed": RunRecord._on_failed,
     "note": lambda run, record: run.notes.append((record["level"], record["text"])),
+    "rename": RunRecord._on_rename,
     "end": RunRecord._on_end,
 }
 

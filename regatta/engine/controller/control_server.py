@@ -23,12 +23,18 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from regatta.engine.controller.requests import MAX_REQUEST_BYTES, find_config, read_answer, read_requests, write_request
+from regatta.engine.controller.requests import (
+    MAX_REQUEST_BYTES,
+    check_waiting,
+    read_answer,
+    read_requests,
+    withdraw_request,
+    write_request,
+)
 from regatta.engine.workers.base import refuse
 from regatta.errors import NotFoundError
 from regatta.journal.lock import is_live
-from regatta.journal.run_record import RunRecord
-from regatta.paths import CONTROL_ADDRESS, JOURNAL
+from regatta.paths import CONTROL_ADDRESS
 
 Socket: TypeAlias = "Connection[Any, Any]"
 HELLO_TIMEOUT_S = 5.0  # for a new connection to say what it wants
@@ -126,19 +132,30 @@ class ControlServer:
 
 
 def ask(folder: Path, verb: str, config: str, **arguments: Any) -> dict[str, Any]:
-    """Write a request and wait for the answer; where no controller is running, the request waits for one."""
-    folder = folder.absolute()
+    """Write a request and wait for the answer; where no controller is running, the request waits for one.
+
+    A request that the next controller would refuse is refused now, and does not wait.
+    """
+    folder, request = folder.absolute(), {"verb": verb, "config": config, **arguments}
     if not is_live(folder):
-        find_config(RunRecord.read(folder / JOURNAL), config)  # an error now is better than one on resuming
-    request_id = write_request(folder, {"verb": verb, "config": config, **arguments})
+        expected = check_waiting(folder, request)
+        if not expected["done"]:
+            return expected
+    request_id = write_request(folder, request)
     with contextlib.suppress(OSError, EOFError, NotFoundError), connect(folder) as connection:
         connection.send_bytes(b'{"kind": "request"}')
         connection.recv_bytes()  # the end of the stream, after the answer was written
     answer = read_answer(folder, request_id)
     if answer is not None:
         return answer
-    when = "starts to train" if is_live(folder) else f"is resumed: regatta resume {folder.name}"
-    return {"done": False, "waits": True, "text": f"Saved. It will be done when the run {when}"}
+    if is_live(folder):
+        return {"done": False, "waits": True, "text": "Saved. It will be done when the run starts to train"}
+    expected = check_waiting(folder, request, but=request_id)
+    if not expected["done"]:  # the run has ended meanwhile
+        withdraw_request(folder, request_id)
+        return expected
+    text = f"Saved. When the run is resumed, {expected['text']}: regatta resume {folder.name}"
+    return {**expected, "done": False, "waits": True, "text": text}
 
 
 def count_waiting(folder: Path) -> int:

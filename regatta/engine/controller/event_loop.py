@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import InitVar, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from regatta.engine.controller.control_server import ControlServer, JoiningWorker
+from regatta.engine.controller.faults import MAX_WORKERS_LOST, Faults, HeldFailure
 from regatta.engine.controller.partition_owners import PartitionOwners
 from regatta.engine.controller.pending_records import PendingRecords
 from regatta.engine.controller.requests import check_request, read_requests, write_answer
@@ -29,6 +31,7 @@ from regatta.engine.messages import (
     PackDone,
     StateDurable,
     StateLost,
+    TaskBegun,
     TaskDone,
     TaskFailed,
     TaskReturned,
@@ -39,8 +42,6 @@ from regatta.engine.planning.replanner import Replanner
 from regatta.engine.workers.base import WorkerPool
 from regatta.plan.schedule.units import Unit
 from regatta.store.states.state_files import make_durable
-
-MAX_WORKERS_LOST = 3  # a trial that loses this many workers, without a finished unit in between, has failed
 
 
 @dataclass(eq=False)
@@ -61,6 +62,8 @@ class EventLoop:
     def __post_init__(self, ready: Mapping[str, WorkerReady]) -> None:
         self._pending = PendingRecords(self.run_log, self.state_files, self._report_epoch, self._delete_state)
         self._hinted: set[str] = set()  # busy workers that have been given a state to prefetch
+        self._begun: set[str] = set()  # workers whose units have their data, and run the user's functions
+        self._faults = Faults(self.settings.folder.name, self.watchdog.wake_at)
         self._started = time.time()
         self._owners = PartitionOwners(self.settings.dataset, *self.replanner.teams())
         self._add_workers(ready)
@@ -72,23 +75,31 @@ class EventLoop:
     def run(self, control: ControlServer) -> None:
         self._serve(control)
         self._dispatch()
-        while self._pending or not (self.interrupted() or self.scheduler.hopper.done()):
+        while self._pending or not (self.interrupted() or self._is_done()):
             for event in self._pool.events():
                 self._on_event(event)
             self._serve(control)
             self._dispatch()
 
-    def schedule(self, failures: Iterable[TaskFailed]) -> None:
-        """Schedule the trials of the run, some of which may have failed when they were profiled."""
+    def _is_done(self) -> bool:
+        return self.scheduler.hopper.done() and not self._faults.waits
+
+    def schedule(self, failures: Iterable[TaskFailed], profiled: Iterable[str]) -> None:
+        """Schedule the trials of the run, some of which were profiled now, or failed at that."""
+        for config in profiled:
+            self._faults.on_profile(config)
         self.scheduler.want([trial for trial in self.trials if not trial.scheduled])
         for failure in failures:
-            self._on_task_failed(failure)
+            if failure.cause == "model":  # otherwise its units will show whether it can be trained
+                self._fail(failure, failure.worker)
         self.scheduler.add_waiting(self._pending)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, TaskDone | TaskFailed) and event.task.kind == "pilot":
             return  # profiling by a group that was given up
-        if isinstance(event, TaskDone | PackDone):
+        if isinstance(event, TaskBegun):
+            self._begun.add(event.worker)
+        elif isinstance(event, TaskDone | PackDone):
             self._on_unit_done(event)
         elif isinstance(event, StateDurable):
             self._pending.on_state_durable(event.path, event.hash)
@@ -111,6 +122,9 @@ class EventLoop:
         if not self.interrupted() and self.replanner.replan(self.scheduler.hopper, self.trials):
             self.scheduler.split_unplanned()
         self.scheduler.add_waiting(self._pending)
+        if self._faults.held and self.scheduler.hopper.done() and not self._pending and not self.interrupted():
+            self._fail_proven(nothing_else=True)
+            self.scheduler.add_waiting(self._pending)
         if self.interrupted() or self.watchdog.disk_is_full or not self._regroup():
             return
         hopper = self.scheduler.hopper
@@ -136,7 +150,9 @@ class EventLoop:
         self._hinted.discard(worker)
         self.scheduler.scheduled.running[worker] = trials
         first, *others = (self.state_files.task(unit, trial, self.trials) for trial in trials)
+        self._begun.discard(worker)
         self._pool.submit(worker, replace(first, packed_with=tuple(others)))
+        self._faults.start_unit(worker)
         self.watchdog.start_unit(worker, len(trials))
 
     def _end_unit(self, worker: str) -> list[Trial]:
@@ -161,9 +177,15 @@ class EventLoop:
         model = self.scheduler.scheduled[unit.model]
         self._end_unit(event.worker)
         parts = event.parts if isinstance(event, PackDone) else (event,)
-        for part in parts:
-            if isinstance(part, TaskFailed):
-                self._fail(part, event.worker)
+        for note in event.notes if isinstance(event, PackDone) else ():
+            self.run_log.note("warning", note)
+        failed = [part for part in parts if isinstance(part, TaskFailed)]
+        unread = [part for part in failed if part.cause == "data"]
+        for fault in failed:
+            if fault not in unread:
+                self._fail(fault, event.worker)
+        if unread:
+            self._on_unread_partition(unread[0], event.worker)
         done = [part for part in parts if isinstance(part, TaskDone)]
         if not done:
             hopper.give_back(event.worker)
@@ -171,11 +193,15 @@ class EventLoop:
         self.replanner.on_unit_done(unit, event)
         finished = hopper.finish(event.worker, self._now(), event.end - event.start)
         trials = [self.trials[part.task.config] for part in done]
+        for missed in unread:
+            self.scheduler.reschedule(self.trials[missed.task.config])  # it is not in step with the others any more
+        self._faults.works((unit.kind, unit.partition))
+        self._faults.on_unit_done(event.worker, trials if unit.kind == "train" else [])
         for trial, part in zip(trials, done, strict=True):
             self._pending.add_unit(trial, part, model.name if isinstance(event, PackDone) else None)
+            self.run_log.warn_once(trial.id, part.warnings)
             if part.task.state_out is not None:
                 self.disk.on_state_written()
-                trial.workers_lost = 0  # it can be trained: other workers were lost for other reasons
         if finished.trained:
             model.end_epoch(unit.epoch, trials)
         if finished.evaluated:
@@ -185,6 +211,7 @@ class EventLoop:
                     self._pending.write_ready(trial)
         for trial in trials:
             self._pending.write_ready(trial)
+        self._fail_proven()
 
     def _on_state_lost(self, event: StateLost) -> None:
         """A finished unit will never count, and is done again."""
@@ -212,30 +239,82 @@ class EventLoop:
     # -- failures ------------------------------------------------------------------------------------------
 
     def _on_task_failed(self, event: TaskFailed) -> None:
-        """The trial has failed and the others go on, unless the disk or a group of workers is the cause."""
+        """The trial has failed and the others go on, unless the data, the disk or a group of workers is the cause."""
         self._end_unit(event.worker)
         if event.disk:
             self.scheduler.hopper.give_back(event.worker)
             self.disk.begin(event.traceback)
             return
-        profiling = event.task.kind == "pilot"
-        if profiling or not self.replanner.blame_group(event.worker, event.error):
+        if event.cause == "data":
+            self._on_unread_partition(event, event.worker)
+        elif not self.replanner.blame_group(event.worker, event.error):
             self._fail(event, event.worker)
-        if not profiling:
-            self.scheduler.hopper.give_back(event.worker)
+        self.scheduler.hopper.give_back(event.worker)
+
+    def _on_unread_partition(self, event: TaskFailed, worker: str) -> None:
+        """Other workers take over a partition that a worker cannot read; if there are none, it is tried again later."""
+        kind, partition = event.task.kind, event.task.partition
+        holders = self._owners.withdraw(worker, kind, partition, self.scheduler.hopper.workers())
+        what = f"{worker} cannot read {kind} partition {partition}: {event.error}."
+        if holders:
+            self.run_log.note("warning", f"{what} {', '.join(holders)} {'reads' if len(holders) == 1 else 'read'} it.")
+        else:
+            delay = self._faults.next_delay((kind, partition))
+            if delay is None:
+                part = (self.settings.dataset.train if kind == "train" else self.settings.dataset.eval)[partition]
+                text = f"{part.path}: no worker can read this partition.\n{event.traceback or event.error}"
+                raise self._faults.pause(text.rstrip())
+            self.run_log.note("warning", f"{what} It is tried again after {delay:g} s; Ctrl-C stops the run.")
+            self._faults.after(delay, partial(self._restore_partition, kind, partition))
+        self._update_partitions()
+
+    def _restore_partition(self, kind: str, partition: int) -> None:
+        self._owners.restore(kind, partition)
+        self._update_partitions()
+
+    def _update_partitions(self) -> None:
+        hopper = self.scheduler.hopper
+        for worker in hopper.workers():
+            hopper.set_partitions(worker, *self._owners.partitions_of(worker))
 
     def _fail(self, event: TaskFailed, worker: str) -> None:
-        task = event.task
+        """A unit raised an error, which the trial is to blame for unless all trials have it."""
+        task, trial, since = event.task, self.trials[event.task.config], 0.0
+        if event.cause == "environment":
+            since = self._faults.failing_since(trial)
+            delay = None if trial.held or trial.failed else self._faults.next_delay(trial.id)
+            if delay is not None:
+                text = f"{trial.id}: {event.error}. It is tried again after {delay:g} s; Ctrl-C stops the run."
+                self.run_log.note("warning", text, config=trial.id)
+                trial.held = True
+                self.scheduler.drop(trial)
+                self._faults.after(delay, partial(self._release, trial))
+                return
         place = {"kind": task.kind, "config": task.config, "epoch": task.epoch, "partition": task.partition}
-        self._fail_trial(self.trials[task.config], {"worker": worker, **place}, event.error, event.traceback)
+        kind = event.error.partition(":")[0]
+        self._hold(HeldFailure(trial, {"worker": worker, **place}, event.error, event.traceback, kind, since))
 
-    def _fail_trial(self, trial: Trial, place: dict[str, Any], error: str, traceback: str) -> None:
-        self.run_log.write("failed", **place, error=error, traceback=traceback)
-        if trial.failed:  # in another of its units
+    def _release(self, trial: Trial) -> None:
+        trial.held = False
+        self.scheduler.reschedule(trial)
+
+    def _hold(self, failure: HeldFailure) -> None:
+        """Hold back a failure until it is known that the trial is to blame, which may be at once."""
+        if failure.trial.failed or failure.trial.held:  # in another of its units
+            if failure.trial.failed:
+                self.run_log.write("failed", **failure.place, error=failure.error, traceback=failure.traceback)
             return
-        changed = self.trials.fail(trial.id, place["epoch"])
-        self.scheduler.drop(trial)
-        self.scheduler.want(changed)
+        self._faults.hold(failure)
+        self.scheduler.drop(failure.trial)
+        self._fail_proven()
+
+    def _fail_proven(self, nothing_else: bool = False) -> None:
+        """Let the trials fail that are to blame; if `nothing_else` is left to train, that is decided now."""
+        for failure in self._faults.take_proven(nothing_else):
+            self.run_log.write("failed", **failure.place, error=failure.error, traceback=failure.traceback)
+            changed = self.trials.fail(failure.trial.id, failure.place["epoch"])
+            self.scheduler.drop(failure.trial)
+            self.scheduler.want(changed)
 
     # -- workers -------------------------------------------------------------------------------------------
 
@@ -247,13 +326,17 @@ class EventLoop:
 
     def _on_worker_up(self, worker: str, info: dict[str, Any]) -> None:
         self.replanner.on_worker_up(worker, info)
+        self._owners.add(worker, info.get("readable"))
+        info = {name: value for name, value in info.items() if name != "readable"}
         train, evaluation = self._owners.partitions_of(worker)
+        if not train and not evaluation:
+            self.run_log.note("warning", f"{worker} holds no partition, so it gets no units.")
         self.run_log.write("worker", worker=worker, state="up", **info, train=train, eval=evaluation)
         self.scheduler.hopper.add_worker(worker, train, evaluation)
 
     def _on_worker_lost(self, event: WorkerLost) -> None:
         """Another worker does its unit again, and its states are made durable from here."""
-        hopper = self.scheduler.hopper
+        hopper, begun = self.scheduler.hopper, event.worker in self._begun
         self.run_log.write("worker", worker=event.worker, state="down", reason=event.reason)
         self.replanner.on_worker_down(event.worker, event.for_good)
         self._hinted.discard(event.worker)
@@ -266,23 +349,24 @@ class EventLoop:
             self._hand_over(event.worker)
         if unit is None or event.for_good:  # no trial is to blame for a worker that leaves
             return
-        if len(trials) > 1:  # one trial of the pack may be to blame: each goes on alone
-            self.scheduler.split(self.scheduler.scheduled[unit.model], alone=True)
+        if not begun:
+            self._faults.on_early_death(event.worker, event.reason, event.killed)
             return
-        (trial,) = trials
-        trial.workers_lost += 1
-        if trial.workers_lost >= MAX_WORKERS_LOST:
+        suspects = [trial for trial in trials if self._faults.on_death(event.worker, trial, event.killed)]
+        if len(trials) > 1:
+            if suspects or not event.killed:  # one trial of the pack may be to blame: each goes on alone
+                self.scheduler.split(self.scheduler.scheduled[unit.model], alone=True)
+            return
+        for trial in suspects:
             error = f"took {MAX_WORKERS_LOST} workers with it; the last, {event.worker}, {event.reason}"
-            self._fail_trial(trial, {"worker": event.worker, **_unit_place(unit, trial)}, error, "")
+            place = {"worker": event.worker, **_unit_place(unit, trial)}
+            self._hold(HeldFailure(trial, place, error, "", event.reason, self._faults.died_since(trial)))
 
     def _hand_over(self, worker: str) -> None:
         """Other workers take over the partitions of a worker that will not come back."""
-        hopper = self.scheduler.hopper
-        workers_up = hopper.workers()
-        for missing in self._owners.hand_over(worker, workers_up):
+        for missing in self._owners.hand_over(worker, self.scheduler.hopper.workers()):
             self.run_log.note("warning", f"{missing}: the run waits for a worker that has them.")
-        for other in workers_up:
-            hopper.set_partitions(other, *self._owners.partitions_of(other))
+        self._update_partitions()
 
     def _regroup(self) -> bool:
         """Put workers into other groups if the plan says so; False while running units keep that waiting."""
@@ -311,6 +395,8 @@ class EventLoop:
                 self._answer_requests()
                 caller.close()
         self.watchdog.end_overdue(self._pool, "its unit took")
+        for action in self._faults.take_due():
+            action()
 
     def _answer_requests(self) -> None:
         answered = self.run_log.record.requests
@@ -320,6 +406,8 @@ class EventLoop:
                 self.run_log.write("request", **request, answer=answer)
                 if answer["done"]:
                     self.scheduler.want(self.trials.apply_request(request))
+                if answer["done"] and request["verb"] == "retry":
+                    self.scheduler.reschedule(self.trials[request["config"]])
             write_answer(self.settings.folder, request["id"], answered[request["id"]]["answer"])
 
     def _now(self) -> float:

@@ -18,7 +18,7 @@ from regatta.engine.controller.state_files import StateFiles
 from regatta.engine.controller.trials import Trial
 from regatta.engine.messages import TaskDone
 
-NOT_IN_THE_JOURNAL = ("task", "profile", "pack_profile", "group_profile")  # fields of TaskDone
+NOT_IN_THE_JOURNAL = ("task", "warnings", "profile", "pack_profile", "group_profile")  # fields of TaskDone
 
 
 @dataclass

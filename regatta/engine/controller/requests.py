@@ -18,7 +18,7 @@ from regatta.configuration import check_configuration, config_id
 from regatta.durable import replacing
 from regatta.errors import NotFoundError, RegattaError, UsageError, nearest
 from regatta.journal.run_record import ConfigRecord, RunRecord
-from regatta.paths import ANSWER_SUFFIX, REQUESTS
+from regatta.paths import ANSWER_SUFFIX, JOURNAL, REQUESTS
 
 UserRequest: TypeAlias = dict[str, Any]
 Answer: TypeAlias = dict[str, Any]
@@ -51,6 +51,10 @@ def _read_request(path: Path) -> UserRequest:
     except (OSError, ValueError, RecursionError):
         request = None
     return {**(request if isinstance(request, dict) else {}), "id": path.stem}
+
+
+def withdraw_request(folder: Path, request_id: str) -> None:
+    (folder / REQUESTS / f"{request_id}.json").unlink(missing_ok=True)
 
 
 def write_answer(folder: Path, request_id: str, answer: Answer) -> None:
@@ -97,6 +101,31 @@ def check_request(request: UserRequest, record: RunRecord, ending: bool) -> tupl
     return complete, {"done": True, "text": text, "config": complete.get("clone", config.id)}
 
 
+def check_waiting(folder: Path, request: UserRequest, but: str = "") -> Answer:
+    """The answer that the next controller will give to a request, after those that wait already, `but` for one."""
+    record = RunRecord.read(folder / JOURNAL)
+    for waiting in read_requests(folder):
+        if waiting["id"] not in record.requests and waiting["id"] != but:
+            complete, answer = check_request(waiting, record, ending=False)
+            if answer["done"]:
+                _expect(complete, record)
+    find_config(record, request["config"])  # raises NotFoundError, as other commands do
+    return check_request({**request, "id": ""}, record, ending=False)[1]
+
+
+def _expect(request: UserRequest, record: RunRecord) -> None:
+    """Change a record as doing the request will."""
+    config = record.configs[request["config"]]
+    if request["verb"] == "clone":
+        values, epochs = request["values"], request["epochs"]
+        record.configs[request["clone"]] = ConfigRecord(request["clone"], values, epochs, config.id)
+    elif request["verb"] == "retry":
+        config.retry()
+    else:
+        config.stopped = request["verb"] == "stop"
+        config.epochs = request.get("epochs", config.epochs)
+
+
 def _check_stop(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:
     if config.status in ("done", "stopped", "failed"):
         raise UsageError(f"{config.id} is {config.status} already.")
@@ -105,13 +134,21 @@ def _check_stop(request: UserRequest, config: ConfigRecord, record: RunRecord) -
 
 def _check_resume(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:
     if config.status != "stopped":
-        raise UsageError(f"{config.id} was not stopped; it is {config.status}.")
+        hint = f"Try it again: regatta retry {record.name} {config.id}" if config.status == "failed" else None
+        raise UsageError(f"{config.id} was not stopped; it is {config.status}.", hint=hint)
     return {"epochs": config.epochs}, f"{config.id} resumes, up to epoch {config.epochs}"
+
+
+def _check_retry(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:
+    if config.status != "failed":
+        raise UsageError(f"{config.id} has not failed; it is {config.status}.")
+    return {}, f"{config.id} is tried again, up to epoch {config.epochs}"
 
 
 def _check_extend(request: UserRequest, config: ConfigRecord, record: RunRecord) -> tuple[UserRequest, str]:
     if config.status == "failed":
-        raise UsageError(f"{config.id} failed: {config.error}", hint="Clone it with other values.")
+        hint = f"Clone it with other values, or try it again: regatta retry {record.name} {config.id}"
+        raise UsageError(f"{config.id} failed: {config.error}", hint=hint)
     epochs = config.epochs + _check_epochs(request)
     return {"epochs": epochs}, f"{config.id} trains up to epoch {epochs}"
 
@@ -143,7 +180,13 @@ def _check_clone(request: UserRequest, config: ConfigRecord, record: RunRecord) 
     return arguments, f"{clone} begins {start} and trains {epochs} epochs"
 
 
-_CHECKS = {"stop": _check_stop, "resume": _check_resume, "extend": _check_extend, "clone": _check_clone}
+_CHECKS = {
+    "stop": _check_stop,
+    "resume": _check_resume,
+    "extend": _check_extend,
+    "clone": _check_clone,
+    "retry": _check_retry,
+}
 VERBS = tuple(_CHECKS)
 
 

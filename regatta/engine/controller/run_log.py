@@ -25,7 +25,7 @@ class RunLog:
         self._metric = metric
         self._wait_for_room = wait_for_room
         self.journal: Journal | None = None  # until the run has one
-        self._warned_of: set[tuple[str, ...]] = set()  # names of unsaved attributes
+        self._warnings: set[str] = set()  # that are written already
 
     def write(self, event: str, then: Callable[[], None] | None = None, /, **fields: Any) -> None:
         """Write one record; another thread calls `then` when the record is durable."""
@@ -64,13 +64,19 @@ class RunLog:
 
     def warn_of_unsaved(self, config: str, names: tuple[str, ...]) -> None:
         """Warn once of attributes that training changes and no state holds."""
-        if names and names not in self._warned_of:  # many models have the same ones
-            self._warned_of.add(names)
+        if names:
             text = (
-                f"{config}: training changes {', '.join(names)}, which no state_dict holds: each unit begins with the "
+                f"training changes {', '.join(names)}, which no state_dict holds: each unit begins with the "
                 "first value again. Make it a buffer, or give its module get_extra_state and set_extra_state."
             )
-            self.note("warning", text, config=config)
+            self.warn_once(config, [text])
+
+    def warn_once(self, config: str, texts: Iterable[str]) -> None:
+        """Write warnings of a configuration, unless they were written for another one: many models are alike."""
+        for text in texts:
+            if text not in self._warnings:
+                self._warnings.add(text)
+                self.note("warning", f"{config}: {text}", config=config)
 
     def warn_of_metrics(self, trial: Trial, epoch: int, metrics: Mapping[str, float]) -> None:
         """Warn once of metrics that are missing or not finite: such a trial ranks last."""

@@ -26,6 +26,7 @@ from regatta.engine.planning.packer import Packer
 from regatta.engine.planning.replanner import Replanner
 from regatta.engine.profiling.models import ProfilingRequest
 from regatta.engine.profiling.session import RunProfiler
+from regatta.errors import PausedError
 from regatta.journal.journal_file import Journal, Record, read_lines
 from regatta.journal.lock import run_lock
 from regatta.journal.run_record import RunRecord
@@ -119,7 +120,9 @@ class Runner:
             self._run_log.write("end", status="interrupted")
             raise
         except BaseException as error:
-            self._run_log.write("end", status="failed", error=f"{type(error).__name__}: {error}")
+            paused = isinstance(error, PausedError) and bool(self.record.units)
+            text = str(error) if isinstance(error, PausedError) else f"{type(error).__name__}: {error}"
+            self._run_log.write("end", status="interrupted" if paused else "failed", error=text)
             raise
 
     def _prepare(self, history: list[tuple[Record, int]]) -> EventLoop:
@@ -137,6 +140,9 @@ class Runner:
             done, all_units = self.record.progress()
             text = f"Resuming {self.record.name}: {done} of {all_units} units are done."
             self._run_log.note("info", text)
+            if self._settings.changed_code:
+                changed = "; ".join(self._settings.changed_code)
+                self._run_log.note("warning", f"Units from here on are trained with changed code: {changed}")
         for trial in self._trials:
             self._run_log.declare(trial)
         lines = [line for line, _ in history]
@@ -155,7 +161,8 @@ class Runner:
         )  # fmt: skip
         if history:
             self._state_files.delete_leftovers(self.record)
-        loop.schedule(found.models.failed.values())
+        profiled = found.models.profiles.keys() - found.models.cached if found.models.ready else ()
+        loop.schedule(found.models.failed.values(), profiled)
         return loop
 
     def _final_status(self) -> dict[str, Any]:

@@ -25,13 +25,13 @@ class ScheduledModel:
     ended: bool = False  # its trials are in other models, or wait for one
 
     def active(self) -> list[Trial]:
-        return [trial for trial in self.trials if not trial.stopped and not trial.failed]
+        return [trial for trial in self.trials if trial.active]
 
     def start_unit(self, unit: Unit) -> list[Trial]:
         """The trials that take part in a unit. The others are no longer in step and leave the model."""
         if unit.kind == "eval":
             waiting = self.to_evaluate.get(unit.epoch, [])
-            left_out = [trial for trial in waiting if trial.stopped or trial.failed]
+            left_out = [trial for trial in waiting if not trial.active]
             self.to_evaluate[unit.epoch] = [trial for trial in waiting if trial not in left_out]
             self.trials = [trial for trial in self.trials if trial not in left_out]
             return list(self.to_evaluate[unit.epoch])
@@ -112,9 +112,17 @@ class ScheduledModels:
         """Let its trials go on in other models; each `alone` if a worker was lost while it trained them."""
         for trial in model.all_trials():
             trial.alone |= alone
-            if not trial.stopped and not trial.failed:
+            if trial.active:
                 self.wait(trial)
         model.trials, model.to_evaluate, model.ended = [], {}, True
+
+    def leave(self, trial: Trial) -> None:
+        """Take a trial out of its model: it is no longer in step with the others."""
+        model = self._by_trial.get(trial.id)
+        if model is not None:
+            model.trials = [other for other in model.trials if other is not trial]
+            for epoch, waiting in model.to_evaluate.items():
+                model.to_evaluate[epoch] = [other for other in waiting if other is not trial]
 
     def restart(self, units_left: Callable[[str], int]) -> None:
         """Let all trials that have units left wait for a model, as at the start of a run; no unit is running."""

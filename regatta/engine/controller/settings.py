@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,4 +33,5 @@ class RunSettings:
     orders: Orders = lambda config, epochs: None
     unit_limit_s: float | None = None
     profiles: ProfileCache | None = None
+    changed_code: Sequence[str] = ()  # since the last session of a resumed run
     listeners: Iterable[Listener] = ()

@@ -42,7 +42,7 @@ class TrialScheduler:
         """Schedule these trials as far as they are wanted now."""
         for trial in trials:
             self.run_log.declare(trial)
-            if trial.failed:
+            if trial.failed or trial.held:
                 continue
             model = self.scheduled.model_of(trial)
             if model is not None:
@@ -51,8 +51,17 @@ class TrialScheduler:
                 trial.scheduled = True
                 self.scheduled.wait(trial)
 
+    def reschedule(self, trial: Trial) -> None:
+        """Let a trial go on from the units that count, in another model than before."""
+        model = self.scheduled.model_of(trial)
+        self.scheduled.leave(trial)
+        if model is not None:
+            self._update(model)
+        trial.scheduled = True
+        self.scheduled.wait(trial)
+
     def drop(self, trial: Trial) -> None:
-        """A trial has failed: its model goes on without it."""
+        """A trial has failed or is held back: its model goes on without it."""
         model = self.scheduled.model_of(trial)
         if model is not None:
             self._update(model)
@@ -72,7 +81,9 @@ class TrialScheduler:
         """Give the hop scheduler the waiting trials whose units all count."""
         record = self.run_log.record
         while ready := self.scheduled.take_ready(pending.is_empty):
-            progress = {trial: self.state_files.restore(trial, record) for trial in ready if not trial.failed}
+            progress = {
+                trial: self.state_files.restore(trial, record) for trial in ready if not (trial.failed or trial.held)
+            }
             expected = max(self.hopper.worker_count(), len(self.replanner.pool.workers))  # some come up later
             idle = max(1, expected - self.hopper.models_left())
             for trials in self.packer.form(progress, idle):

@@ -32,15 +32,19 @@ class Trial:
     user_epochs: int = 0  # wanted by users
     stopped: bool = False
     failed: bool = False
+    held: bool = False  # gets no units until it is known whether it has failed, or until it is tried again
     closed: bool = False  # the search knows that no more reports will come
     held_back: list[Report] = field(default_factory=list)  # of epochs that the search has not asked for yet
     initial_state: Path | None = None  # the parent's state, until the trial has one of its own
     state: Path | None = None  # the newest that can be read
     visits: int = 0  # units of the present epoch
-    workers_lost: int = 0  # while training this trial, since its last finished unit
     scheduled: bool = False
     alone: bool = False  # never in a pack: a worker was lost while training a pack with it
     warned: bool = False
+
+    @property
+    def active(self) -> bool:
+        return not (self.stopped or self.failed or self.held)
 
 
 class Trials:
@@ -100,6 +104,9 @@ class Trials:
             clone = Trial(name, request["values"], epochs, 0, trial.id, request["parent_epoch"], user_epochs=epochs)
             self._trials[name] = clone
             return [clone]
+        if request["verb"] == "retry":
+            trial.failed = False  # the search has been told of the failure and does not hear of later epochs
+            return [trial]
         trial.stopped = False
         trial.epochs = trial.user_epochs = request["epochs"]
         return [trial]

@@ -18,13 +18,14 @@ MAX_PAUSES = 5  # for a full disk, without a state written in between
 
 
 class Watchdog:
-    """A thread that wakes the controller when a unit is overdue, or when the disk has room again."""
+    """A thread that wakes the controller: a unit is overdue, the disk has room again, or a moment has come."""
 
     def __init__(self, wake: Callable[[], None], limit_s: float | None = None) -> None:
         self._limit_s = limit_s
         self._wake = wake
         self._deadlines: dict[str, float] = {}
         self._overdue: list[str] = []
+        self._alarms: list[float] = []
         self._room_needed: tuple[Path, int] | None = None  # folder, bytes
         self._next_look = 0.0
         self._closed = False
@@ -49,6 +50,12 @@ class Watchdog:
             overdue, self._overdue = self._overdue, []
         for worker in overdue:
             pool.end(worker, f"was ended: {what} longer than {units * (self._limit_s or 0)} seconds")
+
+    def wake_at(self, moment: float) -> None:
+        """Wake the controller at a moment of `time.monotonic`."""
+        with self._changed:
+            self._alarms.append(moment)
+        self._notify()
 
     def watch_disk(self, folder: Path, size: int) -> bool:
         """Start to wait until the folder has room for `size` bytes; False if it is waited for already."""
@@ -86,7 +93,7 @@ class Watchdog:
             while not self._closed:
                 if self._look():
                     self._wake()
-                due = [*self._deadlines.values(), *([self._next_look] if self._room_needed else [])]
+                due = [*self._deadlines.values(), *self._alarms, *([self._next_look] if self._room_needed else [])]
                 self._changed.wait(max(0.0, min(due) - time.monotonic()) if due else None)
 
     def _look(self) -> bool:
@@ -96,13 +103,15 @@ class Watchdog:
         for worker in late:
             del self._deadlines[worker]
         self._overdue += late
+        rings = any(moment <= now for moment in self._alarms)
+        self._alarms = [moment for moment in self._alarms if moment > now]
         if self._room_needed is not None and now >= self._next_look:
             self._next_look = now + DISK_POLL_S
             if has_room(*self._room_needed):
                 self._room_needed = None
                 self._changed.notify_all()
                 return True
-        return bool(late)
+        return rings or bool(late)
 
 
 class DiskPause:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from regatta.engine.messages import Cause
 from regatta.engine.sharing.blocks import BlockLayout
 from regatta.engine.sharing.connections import BlockLostError, Channel, Message, SharedBlock
 from regatta.engine.sharing.ledger import MAX_DEATHS, BlockKey
@@ -14,9 +15,9 @@ from regatta.errors import RegattaError
 class PreprocessingError(RegattaError):
     """A function of the user raised in another process; carries the error and the traceback of that process."""
 
-    def __init__(self, headline: str, traceback: str) -> None:
+    def __init__(self, headline: str, traceback: str, cause: Cause = "model") -> None:
         super().__init__(headline)
-        self.headline, self.traceback = headline, traceback
+        self.headline, self.traceback, self.cause = headline, traceback, cause
 
 
 class BlockReader:
@@ -31,7 +32,7 @@ class BlockReader:
             self._send({"want": key, "models": list(models)})
             answer, block = self._receive()
             if "error" in answer:
-                raise PreprocessingError(answer["error"], answer["traceback"])
+                raise PreprocessingError(answer["error"], answer["traceback"], answer.get("cause", "model"))
             if block is None:
                 return None
             try:

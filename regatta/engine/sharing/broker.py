@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from regatta.engine.messages import Cause
 from regatta.engine.sharing.connections import Message, SelectableChannel, SharedBlock, SocketChannel
 from regatta.engine.sharing.ledger import MAX_DEATHS, BlockJob, BlockKey, Ledger
 
@@ -234,7 +235,7 @@ class Broker:
             for name in ledger.failed(key):
                 self._send(name, _MAKE_IT_YOURSELF)
         else:
-            self._report_failure(key, message["error"], message["traceback"])
+            self._report_failure(key, message["error"], message["traceback"], message.get("cause", "model"))
 
     def _keep(self, key: BlockKey, block: SharedBlock | None, layout: Any) -> None:
         assert block is not None
@@ -242,9 +243,9 @@ class Broker:
             self._blocks[key][0].close()
         self._blocks[key] = block, layout
 
-    def _report_failure(self, key: BlockKey, error: str, traceback: str) -> None:
+    def _report_failure(self, key: BlockKey, error: str, traceback: str, cause: Cause) -> None:
         for name in self._ledger.failed(key):
-            self._send(name, {"error": error, "traceback": traceback})
+            self._send(name, {"error": error, "traceback": traceback, "cause": cause})
 
     def _on_death(self, worker: _TrackedWorker) -> None:
         self._end(worker)
@@ -254,7 +255,7 @@ class Broker:
             key = worker.job.key
             epoch = "" if key.epoch is None else f" for epoch {key.epoch}"
             text = f"Preparing the {key.kind} partition {key.partition}{epoch} took {MAX_DEATHS} processes with it."
-            self._report_failure(key, text, text)
+            self._report_failure(key, text, text, "data")
 
     def _end(self, worker: _TrackedWorker) -> None:
         self._selector.unregister(worker.channel)

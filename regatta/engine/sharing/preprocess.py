@@ -19,12 +19,20 @@ from regatta.engine.messages import WorkerSetup
 from regatta.engine.sharing.blocks import BlockLayout, iterate_arrays, layout_of, to_arrays
 from regatta.engine.sharing.ledger import BlockKey, PartitionKind
 from regatta.errors import UsageError
-from regatta.frameworks import keep_settings_in_all, loaded_frameworks, seeded_in_all
+from regatta.frameworks import keep_settings, loaded_frameworks, seeded_in_all
 from regatta.frameworks.arrays import map_leaves, rows
 
 ROWS_PER_CALL = 256  # of transform_fn; `replay` depends on this number
 
 Allocate = Callable[[BlockLayout], Any]
+
+
+class UnreadableError(Exception):
+    """A partition could not be read here; carries the error of `input_fn`."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @dataclass
@@ -34,8 +42,15 @@ class Preprocessor:
     setup: WorkerSetup
 
     def read(self, kind: PartitionKind, index: int) -> Any:
-        path = (self.setup.train if kind == "train" else self.setup.eval)[index]
-        return (self.setup.recipe.input_fn or read_partition)(path)
+        path, input_fn = (self.setup.train if kind == "train" else self.setup.eval)[index], self.setup.recipe.input_fn
+        try:
+            if input_fn is None:
+                return read_partition(path)
+            return _call_seeded(lambda: input_fn(path), derive_seed(self.setup.seed, "input", kind, index))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise UnreadableError(error) from error
 
     def transform(
         self, base: Any, partition: int, epoch: int, max_rows: int | None = None, allocate: Allocate | None = None
@@ -70,16 +85,14 @@ class Preprocessor:
         transform = self.setup.recipe.transform_fn
         assert transform is not None
         seed = derive_seed(self.setup.seed, "transform", epoch, partition, start)
-        before = loaded_frameworks()
-        while True:
+
+        def transformed() -> Any:
             batch = map_leaves(
                 lambda part: part[start:stop].copy() if isinstance(part, np.ndarray) else part[start:stop], base
             )
-            with keep_settings_in_all(), seeded_in_all(seed):
-                piece = to_arrays(transform(batch, seed), "transform_fn")
-            if loaded_frameworks() == before:
-                break
-            before = loaded_frameworks()  # it imported a framework whose random numbers were not seeded yet
+            return to_arrays(transform(batch, seed), "transform_fn")
+
+        piece = _call_seeded(transformed, seed)
         found = sorted({len(array) for array in iterate_arrays(piece)})
         if found != [stop - start]:
             raise UsageError(
@@ -87,6 +100,17 @@ class Preprocessor:
                 hint="Every array that it returns has a row for each one that it got.",
             )
         return piece
+
+
+def _call_seeded(function: Callable[[], Any], seed: int) -> Any:
+    """Call a function of the user with random numbers from the seed; it leaves no settings behind."""
+    while True:
+        before = loaded_frameworks()
+        with keep_settings(), seeded_in_all(seed):
+            result = function()
+        if loaded_frameworks() == before:
+            return result
+        # Otherwise it imported a framework whose random numbers were not seeded yet.
 
 
 def _copy_rows(result: Any, piece: Any, start: int, stop: int) -> None:

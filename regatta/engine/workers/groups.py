@@ -26,6 +26,7 @@ from regatta.engine.messages import (
     StateDurable,
     StateLost,
     Task,
+    TaskBegun,
     TaskDone,
     TaskFailed,
     TaskReturned,
@@ -247,6 +248,8 @@ class GroupPool:
             return [event]
         if group is None:
             return self._on_ungrouped_event(event)
+        if isinstance(event, TaskBegun):
+            return [replace(event, worker=group.name)]
         if isinstance(event, WorkerReady):
             return self._on_member_up(group, event)
         if isinstance(event, WorkerLost):
@@ -358,7 +361,8 @@ class GroupPool:
         group.up = False
         group.clear()
         group.forget_meeting()
-        group_lost = WorkerLost(group.name, f"lost {event.worker}, which {event.reason}", for_good=event.for_good)
+        reason = f"lost {event.worker}, which {event.reason}"
+        group_lost = WorkerLost(group.name, reason, for_good=event.for_good, killed=event.killed)
         if event.for_good:
             self._dissolve(group, event)
         formed = self._form()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 from multiprocessing.connection import Connection
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.cluster import Cluster
-from regatta.engine.messages import Event, StateDurable, Task, WorkerReady, WorkerSetup, published
+from regatta.engine.messages import Event, StateDurable, Task, TaskBegun, WorkerReady, WorkerSetup, published
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.training.device_memory import device_memory
 from regatta.engine.workers.training.trainer import Trainer, choose_device
@@ -18,7 +19,7 @@ from regatta.store.states.state_files import make_durable
 
 
 class InlinePool:
-    """Takes tasks in the order in which they came, each when somebody waits for events."""
+    """Takes tasks in the order in which they came, each when the controller waits for events."""
 
     packs = True
     groupable = False
@@ -30,6 +31,8 @@ class InlinePool:
         }
         self._tasks: queue.SimpleQueue[tuple[str, Task] | None] = queue.SimpleQueue()  # None: wake up
         self._events: list[Event] = []
+        for name, trainer in self._trainers.items():
+            trainer.on_begin = functools.partial(self._events.append, TaskBegun(name))
 
     def start(self) -> None:
         for name, trainer in self._trainers.items():
@@ -64,7 +67,8 @@ class InlinePool:
             done = self._trainers[worker].run(task)
             self._events.append(done)
             self._events += [StateDurable(worker, path, *make_durable(path)) for path in published(done)]
-        found, self._events = self._events, []
+        found = list(self._events)
+        self._events.clear()
         return found
 
     def wake(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from regatta.engine.controller.control_server import connect, read_address
@@ -12,11 +12,14 @@ from regatta.engine.workers.worker_main import MAIN
 from regatta.errors import ConflictError
 
 
-def join(folder: Path, device: str | None, joined: Callable[[str], None]) -> None:
-    """Train units of the run in this folder until it ends; `joined` is called with the worker's name."""
+def join(folder: Path, device: str | None, holds: Sequence[str] | None, joined: Callable[[str], None]) -> None:
+    """Train units of the run in this folder until it ends; `joined` is called with the worker's name.
+
+    It gets units of the partitions that it `holds`, by name or number; without a list, of those that it can open.
+    """
     path = read_address(folder)["path"]
     with connect(folder) as connection:
-        connection.send_bytes(json.dumps({"kind": "worker", "device": device}).encode())
+        connection.send_bytes(json.dumps({"kind": "worker", "device": device, "holds": holds}).encode())
         reply = json.loads(connection.recv_bytes())
         if "welcome" not in reply:
             raise ConflictError(f"No worker can join {folder.name}. {reply.get('refused', '')}")

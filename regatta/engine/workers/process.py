@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from regatta.cluster import Cluster
+from regatta.data.availability import find_partitions
 from regatta.engine.messages import Event, Task, WorkerLost, WorkerReady, WorkerSetup
+from regatta.engine.workers.base import refuse
 from regatta.engine.workers.start_process import StartedProcess, preload_for, start_process
 from regatta.engine.workers.worker_main import MAIN, Socket, WorkerArguments
-from regatta.errors import RegattaError
+from regatta.errors import PausedError, RegattaError
 
 if TYPE_CHECKING:
     from regatta.engine.sharing.broker import Broker
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 MAX_START_ATTEMPTS = 3  # of a worker that ends before it is ready
 MAX_KILLED_STARTS = 10  # the same, of a worker that is killed from outside
 LOG_TAIL_LINES = 20
+_KERNEL_COUNTERS = Path("/proc/vmstat")
 
 
 @dataclass
@@ -42,6 +45,7 @@ class _WorkerProcess:
     ready: bool = False
     pid: int | None = None
     reason: str | None = None  # why the controller ended it
+    stopped: bool = False  # by a signal, when the controller ended it
 
     def kill(self) -> None:
         """Kill a worker, which leads a process group, with all that its user's code has started."""
@@ -76,6 +80,7 @@ class ProcessPool:
         self._members: dict[str, _WorkerProcess] = {}
         self._failed_starts = dict.fromkeys(self.workers, 0.0)
         self._joined = 0
+        self._out_of_memory = _count_kills_for_memory()
         self._woken, self._waker = Pipe(duplex=False)
         self._broker: Broker | None = None
         self._preprocess: bytes | None = None
@@ -108,10 +113,16 @@ class ProcessPool:
     def end(self, worker: str, reason: str) -> None:
         member = self._members.get(worker)
         if member is not None:
-            member.reason = reason
+            member.stopped = member.pid is not None and _is_stopped(member.pid)
+            member.reason = f"{reason}, for it was stopped by a signal" if member.stopped else reason
             member.kill()
 
     def admit(self, connection: Socket, wishes: dict[str, Any]) -> None:
+        try:
+            holds = find_partitions(wishes.get("holds"), self._given.train, self._given.eval)
+        except RegattaError as error:
+            refuse(connection, str(error))
+            return
         self._joined += 1
         name = f"w{len(self.workers) + self._joined - 1}"
         threads, device = self._cluster.threads or 1, wishes.get("device")
@@ -120,7 +131,8 @@ class ProcessPool:
         self._members[name] = _WorkerProcess(None, connection)
         device = device if isinstance(device, str) else self._cluster.device
         workers = len(self.workers) + self._joined
-        self._send(name, WorkerArguments(name, workers - 1, device, threads, self._setup, workers))
+        index, setup = workers - 1, self._setup
+        self._send(name, WorkerArguments(name, index, device, threads, setup, workers, joins=True, holds=holds))
 
     def events(self) -> list[Event]:
         signs: dict[Any, str] = {member.socket: name for name, member in self._members.items()}
@@ -186,24 +198,47 @@ class ProcessPool:
         reason = member.close()  # the stream ended; if the process has not, it is of no more use
         if member.process is None:
             return WorkerLost(name, reason, for_good=True)
+        killed = self._was_killed(member)
         if not member.ready:
-            was_killed = member.process.returncode == -signal.SIGKILL
-            self._failed_starts[name] += MAX_START_ATTEMPTS / MAX_KILLED_STARTS if was_killed else 1
+            self._failed_starts[name] += MAX_START_ATTEMPTS / MAX_KILLED_STARTS if killed else 1
         if self._failed_starts[name] < MAX_START_ATTEMPTS:
             self._spawn(name)
-            return WorkerLost(name, reason)
+            return WorkerLost(name, reason, killed=killed)
         if not any(other.ready for other in self._members.values()):
             log = self._log(name).read_text(errors="replace").strip()
             tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
-            raise RegattaError(
+            raise PausedError(
                 f"Worker {name} {reason} before it could take work, again and again.\n{tail}",
                 hint=f"All it said is in {self._log(name)}.",
             )
         return WorkerLost(name, f"{reason} before it could take work, again and again", for_good=True)
 
+    def _was_killed(self, member: _WorkerProcess) -> bool:
+        """Whether the death of a worker has nothing to do with what it did."""
+        if member.reason is not None:
+            return member.stopped
+        before, self._out_of_memory = self._out_of_memory, _count_kills_for_memory()
+        by_signal = member.process is not None and member.process.returncode == -signal.SIGKILL
+        return by_signal and before == self._out_of_memory
+
     def _log(self, name: str) -> Path:
         self._logs.mkdir(parents=True, exist_ok=True)
         return self._logs / f"{name}.log"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process, so that it cannot do its work."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    return False
+
+
+def _count_kills_for_memory() -> int:
+    """How many processes of this machine the kernel has killed because memory ran out; 0 where it does not say."""
+    with contextlib.suppress(OSError):
+        counters = dict(line.split() for line in _KERNEL_COUNTERS.read_text().splitlines())
+        return int(counters.get("oom_kill", 0))
+    return 0
 
 
 def _how_it_ended(code: int) -> str:

@@ -6,6 +6,7 @@ the state that was just published durable.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import queue
@@ -21,8 +22,18 @@ from typing import Any, TypeAlias
 
 import cloudpickle
 
-from regatta.engine.messages import Event, StateDurable, Task, WorkerReady, WorkerSetup, published, unpickle_recipe
+from regatta.engine.messages import (
+    Event,
+    StateDurable,
+    Task,
+    TaskBegun,
+    WorkerReady,
+    WorkerSetup,
+    published,
+    unpickle_recipe,
+)
 from regatta.engine.workers.start_process import die_with_parent, exit_on_error
+from regatta.store.states.state_files import make_durable
 
 Socket: TypeAlias = "Connection[Any, Any]"
 MAIN = "regatta.engine.workers.worker_main:main"
@@ -40,6 +51,8 @@ class WorkerArguments:
     workers: int  # that are on this machine
     begun: float = 0.0  # when it was started
     preprocess: bytes | None = None  # the setup of preprocess workers, where there may be some
+    joins: bool = False  # by itself: it says which partitions it can read
+    holds: dict[str, list[int]] | None = None  # the partitions that it says to hold
 
 
 def serve(file: int, blocks: int | None = None) -> None:
@@ -49,7 +62,7 @@ def serve(file: int, blocks: int | None = None) -> None:
     arguments: WorkerArguments = controller.recv()  # before the imports: a controller that sends much waits for it
     gc.disable()  # all that is imported stays; to look through it for garbage takes a fifth of a worker's start
     from regatta.engine.workers.training.device_memory import keep_freed_memory
-    from regatta.engine.workers.training.trainer import Trainer, choose_device, memory_of, warm_up
+    from regatta.engine.workers.training.trainer import Trainer, choose_device, load_functions, memory_of, warm_up
     from regatta.frameworks.threads import limit_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,6 +72,7 @@ def serve(file: int, blocks: int | None = None) -> None:
         unpickle_recipe(cloudpickle.loads(arguments.preprocess).recipe_or_pickle)
         start_seconds["maker_seconds"] = max(0.0, time.time() - arguments.begun)
     setup: WorkerSetup = cloudpickle.loads(arguments.setup)  # first, for it may fail
+    load_functions(setup)
     limit_threads(arguments.threads)
     warm_up()
     gc.freeze()
@@ -75,18 +89,39 @@ def serve(file: int, blocks: int | None = None) -> None:
         with sending:
             controller.send(event)
 
+    trainer.on_begin = functools.partial(send, TaskBegun(arguments.worker))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     fresh: queue.SimpleQueue[Path] = queue.SimpleQueue()
     threading.Thread(target=exit_on_error, args=(_listen, controller, trainer, tasks), daemon=True).start()
     threading.Thread(target=exit_on_error, args=(_keep, send, trainer.worker, fresh), daemon=True).start()
     info = {"pid": os.getpid(), "device": trainer.device, "threads": arguments.threads}
     info |= {"memory": memory_of(trainer.device, arguments.device, arguments.workers), **start_seconds}
+    if arguments.joins:
+        info["readable"] = arguments.holds or readable_partitions(setup)
     send(WorkerReady(arguments.worker, info))
     while True:
         done = trainer.run(tasks.get())
         send(done)
         for path in published(done):
             fresh.put(path)
+
+
+def readable_partitions(setup: WorkerSetup) -> dict[str, list[int]]:
+    """The numbers of the partitions whose files or folders this process can open."""
+    paths = {"train": setup.train, "eval": setup.eval}
+    return {kind: [j for j, path in enumerate(of_kind) if _can_open(path)] for kind, of_kind in paths.items()}
+
+
+def _can_open(path: Path) -> bool:
+    try:
+        if path.is_dir():
+            os.listdir(path)
+        else:
+            with path.open("rb") as file:
+                file.read(1)
+    except OSError:
+        return False
+    return True
 
 
 def _listen(controller: Socket, trainer: Any, tasks: queue.SimpleQueue[Task]) -> None:
@@ -101,9 +136,10 @@ def _listen(controller: Socket, trainer: Any, tasks: queue.SimpleQueue[Task]) ->
             trainer.prefetch(message)
 
 
-def _keep(send: Callable[[Event], None], worker: str, fresh: queue.SimpleQueue[Path]) -> None:
-    from regatta.store.states.state_files import make_durable
+# Threads beside the trainer's import nothing: two threads that import parts of one package can get half of it.
 
+
+def _keep(send: Callable[[Event], None], worker: str, fresh: queue.SimpleQueue[Path]) -> None:
     while True:
         path = fresh.get()
         send(StateDurable(worker, path, *make_durable(path)))

@@ -216,6 +216,24 @@ def test_a_worker_that_joins_does_work_and_may_leave(tmp_path: Path, ended: list
     assert "Run steered is not running on this machine." in wrong
 
 
+def test_a_worker_that_joins_gets_only_partitions_that_it_can_read(tmp_path: Path, ended: list[Run]) -> None:
+    configs = [{**SLOW, "lr": rate} for rate in (0.01, 0.02, 0.03, 0.04)]
+    run = launched(tmp_path, *configs, epochs=200)
+    ended.append(run)
+    assert begun(run, configs[0])
+    wrong = command(tmp_path, "worker", "steered", "--holds", "train-7").communicate(timeout=300)[1]
+    assert "The data set has no partition 'train-7'" in wrong
+    joining = command(tmp_path, "worker", "steered", "--holds", "1", "eval-0002.safetensors")
+
+    def units_of_guest() -> set[tuple[str, int]]:
+        return {(unit.kind, unit.partition) for unit in list(run.record.units) if unit.worker == "w1"}
+
+    assert soon(lambda: len(units_of_guest()) == 2), joining.communicate()[1]
+    run.halt()
+    joining.communicate(timeout=300)
+    assert units_of_guest() == {("train", 1), ("eval", 2)}
+
+
 def test_no_connection_without_the_key(tmp_path: Path, ended: list[Run]) -> None:
     from multiprocessing import AuthenticationError
     from multiprocessing.connection import Client

@@ -13,7 +13,7 @@ from recipes import plain_fn, plain_loss, small_data
 
 from regatta import Cluster, Dataset, Sweep, search
 from regatta.engine import workers
-from regatta.engine.messages import Event, TaskDone, WorkerLost, WorkerReady, WorkerSetup
+from regatta.engine.messages import Event, TaskBegun, TaskDone, WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers.inline import InlinePool
 from regatta.journal.journal_file import read_journal
 from regatta.journal.run_record import RunRecord
@@ -43,8 +43,8 @@ class LosingPool(InlinePool):
             back, self.back = self.back, []
             return back
         found = super().events()
-        done = found[0]
-        if not isinstance(done, TaskDone) or done.task.kind == "pilot":
+        done = next((event for event in found if isinstance(event, TaskDone)), None)
+        if done is None or done.task.kind == "pilot":
             return found
         if self.luck.random() < self.chance and (done.task.config in self.got_on or not self.fair):
             self.got_on.discard(done.task.config)
@@ -60,7 +60,7 @@ class LosingPool(InlinePool):
         if fate == "before" and done.task.state_out is not None:
             done.task.state_out.unlink()
         heard = {"before": [], "unheard": [], "after": [done], "late": found}[fate]
-        return [*heard, WorkerLost(done.worker, "was struck")]
+        return [TaskBegun(done.worker), *heard, WorkerLost(done.worker, "was struck")]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,9 @@ from processes import soon
 from recipes import loss_fn, model_fn, small_data
 
 from regatta import Cluster, Dataset, Run, Sweep, search
+from regatta.data.availability import find_partitions
+from regatta.engine.controller.partition_owners import PartitionOwners
+from regatta.errors import UsageError
 
 MODULE = """
 import time
@@ -88,3 +91,44 @@ def test_training_and_evaluation_partitions_may_be_on_different_workers(tmp_path
     apart = Dataset.from_paths(train, held_out, where)
     sweep = Sweep(apart, search.configs([config]), model_fn, loss_fn=loss_fn, cluster=Cluster.inline(2), repo=tmp_path)
     assert sweep.launch(progress=False).find(config).status == "done"
+
+
+def test_a_worker_that_joins_holds_what_it_can_read(tmp_path: Path) -> None:
+    owners = PartitionOwners(small_data(tmp_path / "data"), ("w0", "w1"))
+    owners.add("w2", {"train": [1, 2], "eval": []})
+    assert owners.partitions_of("w2") == ([1, 2], [])
+    assert list(owners.hand_over("w0", ["w1", "w2"])) == []
+    assert owners.partitions_of("w2") == ([1, 2], []), "0 was held by w0, and w2 cannot read it"
+    assert sorted(owners.partitions_of("w1")[0]) == [0, 1, 3]
+
+
+def test_a_partition_that_a_worker_cannot_read_goes_to_others(tmp_path: Path) -> None:
+    owners = PartitionOwners(small_data(tmp_path / "data"), ("w0", "w1"))
+    assert owners.partitions_of("w0") == ([0, 2], [0, 2])
+    assert owners.withdraw("w0", "train", 2, ["w0", "w1"]) == ["w1"]
+    assert owners.partitions_of("w0") == ([0], [0, 2])
+    assert owners.withdraw("w1", "train", 2, ["w0", "w1"]) == [], "nobody is left"
+    owners.restore("train", 2)
+    assert owners.partitions_of("w0")[0] == [0, 2]
+    owners.withdraw("w0", "train", 0, ["w0", "w1"])
+    owners.add("w0", None)
+    assert owners.partitions_of("w0")[0] == [0, 2], "a worker that is started again tries again"
+
+
+def test_an_availability_map_names_all_that_can_read_a_partition(tmp_path: Path) -> None:
+    data = small_data(tmp_path / "data")
+    train, held_out = ([part.path for part in kind] for kind in (data.train, data.eval))
+    where = {**dict.fromkeys(train, (0,)), train[1]: (0, 1), **dict.fromkeys(held_out, (1,))}
+    owners = PartitionOwners(Dataset.from_paths(train, held_out, where), ("w0", "w1"))
+    assert owners.withdraw("w0", "train", 1, ["w0", "w1"]) == ["w1"]
+    assert owners.withdraw("w0", "train", 2, ["w0", "w1"]) == [], "w1 does not have it"
+
+
+def test_partitions_are_found_by_name_or_number(tmp_path: Path) -> None:
+    data = small_data(tmp_path / "data")
+    train, held_out = ([part.path for part in kind] for kind in (data.train, data.eval))
+    wanted = ["2", str(train[0]), "eval-0001.safetensors"]
+    assert find_partitions(wanted, train, held_out) == {"train": [2, 0], "eval": [1]}
+    assert find_partitions(None, train, held_out) is None
+    with pytest.raises(UsageError, match=r"no partition 'train-1.safetensors'"):
+        find_partitions(["train-1.safetensors"], train, held_out)

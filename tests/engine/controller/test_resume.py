@@ -129,7 +129,7 @@ def _interrupt_after(sweep: Sweep, units: int) -> Run:
 
     runs = Path(str(sweep.repo)) / "runs"
     folder = new_folder(runs, sweep.name, sweep.dataset.name)
-    (folder / "sweep.pkl").write_bytes(sweep._pickle())
+    (folder / "sweep.pkl").write_bytes(sweep._pickle(runs.parent))
     with pytest.raises(KeyboardInterrupt):
         sweep.execute(folder, began=began)
     return open_run(folder.name, sweep.repo)

@@ -212,7 +212,7 @@ def scripted(
 ) -> Run:
     planner = Scripted(sweep._planner(), script)
     monkeypatch.setattr(sweep, "_planner", lambda: planner)
-    monkeypatch.setattr(sweep, "_pickle", lambda: b"")  # it is not resumed
+    monkeypatch.setattr(sweep, "_pickle", lambda project: b"")  # it is not resumed
     run = sweep.launch(progress=False, resume=False)
     assert not script
     return run

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -23,7 +24,7 @@ from regatta.frameworks.numpy import SGD
 
 def cached_model(size: int = 1, **unsaved_values: Any) -> CachedModel:
     return CachedModel(
-        load_framework("jax"), assemble(({"w": jnp.ones(2)}, optax.sgd(0.1)), "cpu"), unsaved_values, size
+        load_framework("jax"), assemble(({"w": jnp.ones(2)}, optax.sgd(0.1)), "cpu"), unsaved_values, bytes=size
     )
 
 
@@ -52,6 +53,32 @@ def test_the_total_size_of_states_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     found.put("b", cached_model(4))
     found.put("c", cached_model(6))
     assert all(map(found.take, "bc"))
+
+
+def wide_model(config: dict[str, Any]) -> Any:
+    jax.config.update("jax_enable_x64", config["wide"])
+    return {"w": jnp.ones(3)}, optax.sgd(0.1)
+
+
+def typed_loss(params: Any, batch: Any, config: dict[str, Any]) -> Any:
+    values = jnp.linspace(0.0, 1.0, 3)  # of the default type
+    assert values.dtype == (np.float64 if config["wide"] else np.float32)
+    return ((batch[0] @ params["w"] - values.sum()) ** 2).mean()
+
+
+def test_a_model_that_changes_settings_of_the_process_is_not_kept(tmp_path: Path) -> None:
+    """Its next unit needs them again, and so does the step that is compiled for it."""
+    rows = np.ones((24, 3), np.float32)
+    data = Dataset.from_arrays(rows, rows[:, 0], partitions=2, eval_fraction=0.25, directory=tmp_path / "data")
+    configs = [{"wide": wide, "batch_size": 3} for wide in (True, False)]
+    sweep = Sweep(
+        data, search.configs(configs), wide_model, loss_fn=typed_loss, epochs=2, repo=tmp_path,
+        cluster=Cluster.inline(1, device="cpu"),
+    )  # fmt: skip
+    run = sweep.launch(progress=False)
+    assert [config.error for config in run.record.configs.values()] == [None, None]
+    assert [run.weights(config)["w"].dtype for config in configs] == [np.float64, np.float32]
+    assert not jax.config.jax_enable_x64
 
 
 def test_a_model_with_changed_unsaved_values_is_not_kept() -> None:

@@ -20,7 +20,7 @@ from processes import children, is_running, soon
 
 from regatta import Sweep, search
 from regatta.cluster import Cluster
-from regatta.engine.messages import Task, WorkerLost, WorkerReady, WorkerSetup
+from regatta.engine.messages import Task, TaskBegun, WorkerLost, WorkerReady, WorkerSetup
 from regatta.engine.workers import open_pool
 from regatta.engine.workers.base import WorkerPool
 from regatta.engine.workers.process import ProcessPool
@@ -158,6 +158,7 @@ def test_a_death_is_noticed_though_a_child_lives_and_the_signal_has_no_name(tmp_
         values = {"batch_size": 5, "lr": 0.1, "signal": 40}
         pool.submit("w0", Task("train", "c", values, 1, 0, None, tmp_path / "states/c/1.safetensors"))
         start = time.monotonic()
+        assert pool.events() == [TaskBegun("w0")]
         assert pool.events() == [WorkerLost("w0", "was killed by signal 40")]
         assert time.monotonic() - start < 30
     finally:

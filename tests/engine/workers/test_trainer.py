@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,10 @@ from recipes import CLASSES, WIDTH, loss_fn, model_fn, plain_fn, plain_loss, sma
 from torch import nn
 
 from regatta import Cluster, Dataset, Run, Sweep, search
+from regatta.configuration import initial_seed
+from regatta.data import read_partition
 from regatta.errors import UsageError
+from regatta.frameworks.torch.framework import seeded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = {"batch_size": 5}
@@ -163,3 +168,109 @@ def test_unsaved_attributes_are_warned_of_once(data: Dataset, tmp_path: Path) ->
     notes = launched(data, configs, tmp_path, model_fn=counting_model).record.notes
     assert len(notes) == 1 and "training changes calls, noise, which no state_dict holds" in notes[0][1]
     assert not launched(data, configs, tmp_path).record.notes
+
+
+def step_schedule_fn(config: dict[str, Any]) -> Any:
+    net, optimizer = model_fn({**config, "kind": "momentum"})
+    schedule = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=3)
+    return net, optimizer, {"step": schedule, "epoch": torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5)}
+
+
+def idle_train_fn(data: Any, model: Any, optimizer: Any, config: dict[str, Any]) -> dict[str, float]:
+    return train_fn(data, model, optimizer, config)
+
+
+def advancing_train_fn(
+    data: Any, model: Any, optimizer: Any, config: dict[str, Any], schedule: Any
+) -> dict[str, float]:
+    x, y = data
+    for rows in torch.arange(len(x)).split(4):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        loss.backward()
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+    return {"rate": optimizer.param_groups[0]["lr"]}
+
+
+def accuracy(data: Any, model: Any, config: dict[str, Any]) -> dict[str, float]:
+    x, y = data
+    return {"accuracy": float((model(x).argmax(1) == y).float().mean())}
+
+
+def warnings_of(run: Run) -> list[str]:
+    return [text for level, text in run.record.notes if level == "warning"]
+
+
+def test_a_train_fn_advances_the_schedule_of_steps(data: Dataset, tmp_path: Path) -> None:
+    configs = [{"lr": 0.1}, {"lr": 0.2}]
+    functions = {"model_fn": step_schedule_fn, "train_fn": advancing_train_fn, "eval_fn": accuracy}
+    run = launched(data, configs, tmp_path, **functions, metric="accuracy", epochs=2)
+    assert not warnings_of(run)
+    units = [unit for unit in run.find(configs[0]).units if unit.kind == "train"]
+    with seeded(initial_seed(0, configs[0])):
+        net, optimizer, schedules = step_schedule_fn(configs[0])
+    for number, unit in enumerate(units):
+        part = tuple(map(torch.from_numpy, read_partition(data.train[unit.partition].path)))
+        found = advancing_train_fn(part, net.train(), optimizer, configs[0], schedules["step"])
+        assert unit.metrics["train_rate"] == found["rate"]
+        if number % len(data.train) == len(data.train) - 1:
+            schedules["epoch"].step()
+    weights = run.weights(configs[0])
+    assert all(np.array_equal(weights[name], value.numpy()) for name, value in net.state_dict().items())
+
+
+def test_a_schedule_of_steps_that_stands_still_is_noted_once(data: Dataset, tmp_path: Path) -> None:
+    functions = {"model_fn": step_schedule_fn, "train_fn": idle_train_fn, "eval_fn": accuracy, "metric": "accuracy"}
+    run = launched(data, [{"lr": 0.1}, {"lr": 0.2}], tmp_path / "idle", **functions, epochs=2)
+    (warning,) = warnings_of(run)
+    assert "does not advance the schedule" in warning
+    assert "argument `schedule`" in warning
+    others = {**functions, "model_fn": lambda config: model_fn({**config, "kind": "schedule per epoch"})}
+    assert not warnings_of(launched(data, [{"lr": 0.1}], tmp_path / "per epoch", **others, epochs=2))
+
+
+def test_a_train_fn_without_a_schedule_of_steps_gets_none(data: Dataset, tmp_path: Path) -> None:
+    functions = {"train_fn": advancing_train_fn, "eval_fn": accuracy, "metric": "accuracy"}
+    run = launched(data, [{"lr": 0.1}], tmp_path, **functions)
+    assert run.record.status == "done"
+    assert not warnings_of(run)
+
+
+def test_every_worker_reads_the_same_rows_of_a_random_input_fn(data: Dataset, tmp_path: Path) -> None:
+    def input_fn(path: Path) -> Any:
+        x, y = read_partition(path)
+        rows = np.random.permutation(len(x))[: len(x) // 2]
+        return x[rows] + np.float32(torch.rand(()).item() + random.random()), y[rows]
+
+    ends = []
+    for attempt in range(2):
+        random.seed(attempt)
+        np.random.seed(attempt)
+        torch.manual_seed(attempt)
+        run = launched(data, [SIZE], tmp_path / str(attempt), input_fn=input_fn, visits="seeded")
+        ends.append([unit.hash for unit in run.record.units])
+    assert ends[0] == ends[1]
+
+
+def test_settings_of_a_model_do_not_reach_data_that_others_use(data: Dataset, tmp_path: Path) -> None:
+    def input_fn(path: Path) -> Any:
+        x, y = read_partition(path)
+        torch.set_flush_denormal(True)
+        return torch.tensor(x.tolist()).numpy(), y  # of the default type
+
+    def first_fn(config: dict[str, Any]) -> Any:
+        if config["wide"]:
+            torch.set_default_dtype(torch.float64)
+        return model_fn(config)
+
+    def checking_loss(model: Any, batch: Any, config: dict[str, Any]) -> torch.Tensor:
+        assert batch[0].dtype == torch.float32
+        assert sys.float_info.min * 0.5 > 0.0
+        return own_type_loss(model, batch, config)
+
+    configs = [{**SIZE, "wide": wide} for wide in (True, False)]
+    options = {"model_fn": first_fn, "loss_fn": checking_loss, "input_fn": input_fn}
+    run = launched(data, configs, tmp_path, cluster=Cluster.inline(1), **options)
+    assert [config.error for config in run.record.configs.values()] == [None, None]

@@ -8,8 +8,10 @@ that the state is durable. If a node takes the object with it, any actor with th
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
+import queue
 import shutil
 import socket
 import sys
@@ -34,7 +36,7 @@ from regatta.engine.workers.ray.shared_blocks import BrokerChannel
 from regatta.engine.workers.ray.storage import StateStorage, name_of
 from regatta.engine.workers.training.device_memory import keep_freed_memory
 from regatta.engine.workers.training.model_cache import CachedModel
-from regatta.engine.workers.training.trainer import Trainer, choose_device, warm_up
+from regatta.engine.workers.training.trainer import Trainer, choose_device, load_functions, warm_up
 from regatta.engine.workers.training.unit import UnitCosts
 from regatta.errors import DiskError, NotFoundError, RegattaError
 from regatta.frameworks import Framework
@@ -44,7 +46,7 @@ from regatta.store.states.state_files import publishing, writing
 
 SCRATCH_PREFIX, SCRATCH_LOCK = "regatta-ray-", "lock"
 # The number of threads of an actor for each kind of call.
-CONCURRENCY_GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1, "ask": 1, "answer": 1}
+CONCURRENCY_GROUPS = {"unit": 1, "keep": 1, "hint": 1, "life": 1, "leave": 1, "ask": 1, "answer": 1, "begin": 1}
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ class RayWorker:
     def __init__(self, setup: ActorSetup) -> None:
         self._setup = setup
         self._channel = BrokerChannel()
+        self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def hello(self) -> WorkerReady:
         """Get ready; an exception, such as a module that is missing on this node, is reported to the user."""
@@ -168,14 +171,15 @@ class RayWorker:
         sys.path.extend(path for path in actor.paths if path not in sys.path)
         setup: WorkerSetup = cloudpickle.loads(actor.pickled_setup)
         write_log(setup.logs / f"{actor.worker}.log")
+        load_functions(setup)
         limit_threads(actor.threads)
         keep_freed_memory()
         warm_up()
         self._node_states = NodeStates(StateStorage(actor.run, actor.storage), actor.run)
-        # The recipe is unpickled now, because that may fail.
         setup = replace(setup, recipe_or_pickle=setup.recipe, logs=self._node_states.folder)
         self._trainer = RayTrainer(actor.worker, setup, choose_device(actor.device, 0))
         self._trainer.node_states = self._node_states
+        self._trainer.on_begin = functools.partial(self._begun.put, None)
         if actor.shares:
             # The user's train_fn and eval_fn get whole partitions, and may write to them.
             self._channel.copy_blocks = (setup.recipe.train_fn or setup.recipe.eval_fn) is not None
@@ -210,6 +214,10 @@ class RayWorker:
         if may_be_lost and state_in is not None and not state_in.exists():
             return TaskReturned(self._setup.worker, task), None
         return replace(done, task=task), None
+
+    def begin(self) -> None:
+        """Returns when a unit has its data, and its model is about to be built."""
+        self._begun.get()
 
     def keep(self, state: Path, reference: Sequence[Any]) -> StateDurable | DiskError | None:
         try:

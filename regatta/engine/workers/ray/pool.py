@@ -22,7 +22,17 @@ from typing import Any, TypeAlias
 import cloudpickle
 
 from regatta.cluster import Cluster
-from regatta.engine.messages import DiskFull, Event, Task, TaskDone, TaskFailed, TaskReturned, WorkerLost, WorkerSetup
+from regatta.engine.messages import (
+    DiskFull,
+    Event,
+    Task,
+    TaskBegun,
+    TaskDone,
+    TaskFailed,
+    TaskReturned,
+    WorkerLost,
+    WorkerSetup,
+)
 from regatta.engine.workers.base import refuse
 from regatta.engine.workers.ray.actor import CONCURRENCY_GROUPS, ActorSetup, RayWorker
 from regatta.engine.workers.ray.preprocess_worker import RaySharing, open_ray_sharing
@@ -107,6 +117,8 @@ class RayPool:
         run = member.actor.run.options(num_returns=2, concurrency_group="unit")
         event, member.made = run.remote(task, boxed(state), may_be_lost, spent)
         self._await(event, member, "run")
+        if task.kind != "pilot":
+            self._await(member.actor.begin.options(concurrency_group="begin").remote(), member, "begin")
 
     def prefetch(self, worker: str, state: Path) -> None:
         member = self._members.get(worker)
@@ -264,6 +276,8 @@ class RayPool:
                 self._blocks.on_worker_up(member.name, notice.value.info["node"])
             self._failed_starts.pop(member.name, None)
             return [notice.value, *self._states.rescue_all()]
+        if notice.call == "begin":
+            return [TaskBegun(member.name)] if member.task is not None else []
         if notice.call == "run":
             return self._on_task_end(member, notice.value)
         assert notice.state is not None

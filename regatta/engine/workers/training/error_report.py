@@ -7,15 +7,29 @@ import traceback
 from pathlib import Path
 
 import regatta
+from regatta.engine.messages import Cause
 from regatta.engine.sharing.block_reader import PreprocessingError
-from regatta.errors import RegattaError
+from regatta.engine.sharing.preprocess import UnreadableError
+from regatta.errors import CorruptError, MissingExtraError, NotFoundError, RegattaError
 
 _PACKAGE = Path(regatta.__file__).parent
 MAX_HEADLINE_CHARACTERS, MAX_TRACEBACK_CHARACTERS = 1_000, 100_000
 
 
+def cause_of(error: BaseException) -> Cause:
+    """What an error says about the configuration: missing files, modules and connections say nothing."""
+    if isinstance(error, PreprocessingError):
+        return error.cause
+    if isinstance(error, UnreadableError):
+        return "data"
+    missing = OSError | ImportError | SyntaxError | MissingExtraError | NotFoundError | CorruptError
+    return "environment" if isinstance(error, missing) else "model"
+
+
 def headline(error: BaseException) -> str:
     """The first line of an error, from the traceback module because an exception's own __str__ may raise."""
+    if isinstance(error, UnreadableError):
+        error = error.error
     if isinstance(error, PreprocessingError):
         return error.headline
     lines = "".join(traceback.format_exception_only(error)).splitlines()
@@ -32,6 +46,8 @@ def _shorten(text: str, limit: int) -> str:
 
 def users_traceback(error: BaseException) -> str:
     """The traceback from the user's own code on; for an error that Regatta raised itself, its message."""
+    if isinstance(error, UnreadableError):
+        error = error.error
     if isinstance(error, PreprocessingError):
         return error.traceback
     frames = error.__traceback__

@@ -23,6 +23,7 @@ class CachedModel:
     framework: Framework
     trainee: Any
     unsaved_values: dict[str, Any]  # as they were when the model was built
+    changed_settings: tuple[str, ...] = ()  # of the process, by model_fn
     bytes: int = 0  # of its state
 
 
@@ -39,6 +40,8 @@ class ModelCache:
         """Keep a model for the next unit of its configuration, if it may be reused."""
         framework, trainee = cached.framework, cached.trainee
         if not framework.COMPILES or framework.unsaved_values(trainee) != cached.unsaved_values:
+            return
+        if cached.changed_settings:  # the next unit needs them too, so model_fn must run again
             return
         self._models[config] = cached
         while len(self._models) > MAX_MODELS or sum(m.bytes for m in self._models.values()) > MAX_STATE_BYTES:

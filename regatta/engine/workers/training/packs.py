@@ -80,6 +80,8 @@ class PackTrainer:
         self._rates = Rates()
         self._pack = self._new_pack()
         self._loaded: OrderedDict[str, _LoadedMember] = OrderedDict()
+        self._alone: set[str] = set()  # configurations that change settings of the whole process
+        self._noted: set[str] = set()
 
     def run(self, task: Task) -> PackDone | TaskFailed:
         """Run a task for all members; an exception of one member is the failure of that member."""
@@ -99,15 +101,18 @@ class PackTrainer:
         disk_full = next((part for part in parts if isinstance(part, TaskFailed) and part.disk), None)
         if disk_full is not None:
             return replace(disk_full, task=task)
-        return PackDone(self._trainer.worker, task, start, time.time(), tuple(parts))
+        return PackDone(self._trainer.worker, task, start, time.time(), tuple(parts), self._take_notes())
 
     def profile(self, task: Task) -> PackProfile:
         """Measure how much faster new models train in a pack than one after another."""
         tasks = (replace(task, packed_with=()), *task.packed_with)
         trainer, pack = self._trainer, self._new_pack()
         models = [trainer.build(each.values) for each in tasks]
-        data = trainer.partition(task, models[0].framework, UnitCosts())
         build = build_of(models[0], trainer.setup.recipe, task.values, trainer.device)
+        if models[-1].changed_settings:
+            reason = f"model_fn changes {', '.join(models[-1].changed_settings)} for the whole process"
+            return PackProfile(build, len(tasks), 1.0, reason)
+        data = trainer.partition(task, models[0].framework, UnitCosts())
         timed_alone = tasks if build == ANY_CUDA_BUILD else tasks[:MAX_TIMED_ALONE]
         alone = fmean(self._step_alone(each, data) for each in timed_alone) * len(tasks)
         self._fill(pack, models, tasks, data)
@@ -153,23 +158,40 @@ class PackTrainer:
         trainer, start = self._trainer, time.time()
         costs = {task.config: UnitCosts() for task in tasks}
         errors: dict[str, BaseException] = {}
+        pack_task = replace(tasks[0], packed_with=tuple(tasks[1:]))
         with trainer.keep_settings():
+            trainer.begin(pack_task, costs[tasks[0].config])
             present: dict[str, _LoadedMember] = {}
             for task in tasks:
+                if task.config in self._alone:
+                    continue
                 try:
                     present[task.config] = self._load(task, costs[task.config])
                 except (KeyboardInterrupt, DiskError):
                     raise
                 except BaseException as error:  # noqa: BLE001 (the user's code may raise anything)
                     errors[task.config] = error
+                if trainer.settings.changed():  # by model_fn: other members must not be trained with that
+                    trainer.settings.restore()
+                    self._alone.add(task.config)
+                    self._unload(task.config)
+                    present.pop(task.config, None)
             rows = 0
             if present:
                 framework = next(iter(present.values())).cached.framework
-                pack_task = replace(tasks[0], packed_with=tuple(tasks[1:]))
                 data = trainer.partition(pack_task, framework, costs[tasks[0].config])
                 self._pack.train(data, epochs={loaded.member: 1 for loaded in present.values()})
+                changed = trainer.settings.changed()
+                if changed:  # by a loss_fn, and no one knows which members were trained with that
+                    self._alone.update(present)
+                    raise RuntimeError(f"Training changed {', '.join(changed)} for all members of the pack.")
                 rows = framework.rows(data)
-            parts = [self._finish(task, present, errors, costs[task.config], rows) for task in tasks]
+            done = {
+                task.config: self._finish(task, present, errors, costs[task.config], rows)
+                for task in tasks
+                if task.config not in self._alone
+            }
+        parts = [done[task.config] if task.config in done else trainer.run_one(task) for task in tasks]
         # Members that were not present for longest are unloaded first.
         while len(self._loaded) > max(MAX_MODELS, len(present)) or self._loaded_bytes() > MAX_STATE_BYTES:
             oldest = next(iter(self._loaded))
@@ -235,6 +257,12 @@ class PackTrainer:
             self._unload(task.config)
         return TaskDone(self._trainer.worker, task, now, now, rows, metrics, **vars(costs))
 
+    def _take_notes(self) -> tuple[str, ...]:
+        """The notes of members since the last task; members of one stack have the same."""
+        new = {note: member.name for member in self._pack.members for note in member.notes if note not in self._noted}
+        self._noted |= new.keys()
+        return tuple(f"{name}: {note}" for note, name in new.items())
+
     def _loaded_bytes(self) -> int:
         return sum(loaded.cached.bytes for loaded in self._loaded.values())
 
@@ -276,6 +304,8 @@ def _step_seconds(pack: Pack, data: Any) -> float:
 
 
 def _train_seconds(pack: Pack, data: Any, steps: int) -> float:
+    for member in pack.members:
+        member.start_again(0)  # one that has diverged takes steps as well
     start = time.perf_counter()
     pack.train(data, steps=steps)
     _synchronize(pack)

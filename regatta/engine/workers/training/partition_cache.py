@@ -27,6 +27,7 @@ class PartitionCache:
     device: str = "cpu"
     reader: BlockReader | None = None
     _data: dict[_CacheKey, Any] = field(default_factory=dict)
+    _ahead: tuple[BlockKey, Any] | None = None  # read, and not yet prepared for a framework
     _sample: tuple[tuple[str, int, int], Any] | None = None
     sampled: tuple[int, float] | None = None  # rows of the last sampled partition, and seconds to transform a row
     unsharable: bool = False  # whether no block can hold that partition
@@ -35,18 +36,32 @@ class PartitionCache:
         self._preprocessor = Preprocessor(self.setup)
         self._held: set[BlockKey] = set()  # shared blocks
 
+    def read_ahead(self, key: BlockKey, costs: UnitCosts, models: Sequence[str] = ()) -> None:
+        """Read a partition, unless it is here already, before it is known which framework it is for."""
+        known = [self._ahead[0]] if self._ahead is not None else []  # of a unit whose model could not be built
+        if self._is_for_one_model(key) or key not in (*known, *(cached for _, cached in self._data)):
+            start = time.perf_counter()
+            self._make_room(key)
+            self._ahead = key, self._load(key, models)
+            costs.load_seconds += time.perf_counter() - start
+
     def partition(self, key: BlockKey, framework: Framework, costs: UnitCosts, models: Sequence[str] = ()) -> Any:
         """The data of a partition; transformed, if the key has an epoch."""
         cache_key, start = (framework.NAME, key), time.perf_counter()
-        sharing = self.setup.sharing
-        for_one_model = key.epoch is not None and sharing is not None and sharing.settings.always is False
-        if cache_key not in self._data or for_one_model:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] == key:
+            self._data[cache_key] = framework.prepare(ahead[1], self.device)
+        elif cache_key not in self._data or self._is_for_one_model(key):
             self._make_room(key)
             self._data[cache_key] = framework.prepare(self._load(key, models), self.device)
         elif key in self._held and self.reader is not None:
             self.reader.note(key, models)
         costs.load_seconds += time.perf_counter() - start
         return self._data[cache_key]
+
+    def _is_for_one_model(self, key: BlockKey) -> bool:
+        sharing = self.setup.sharing
+        return key.epoch is not None and sharing is not None and sharing.settings.always is False
 
     def sample(self, index: int, framework: Framework, max_rows: int, costs: UnitCosts) -> Any:
         """The first rows of a partition, transformed, for profiling."""
@@ -74,7 +89,7 @@ class PartitionCache:
         for key in list(self._held):
             self._release(key)
         self._data.clear()
-        self._sample = None
+        self._sample = self._ahead = None
 
     def _make_room(self, key: BlockKey) -> None:
         """Drop the last block before the next one is requested, and the sample of a profiling task."""

@@ -1,0 +1,155 @@
+"""What is to blame for a failure: a configuration, or the data, a worker, a module, a connection.
+
+A death of a worker before its unit has begun says nothing about a model. Neither does an error that every configuration
+has in common. So a failure is held back until a unit of another configuration proves that models can be trained. If
+there is no proof, and several configurations have failed in the same way, the run pauses and none of them has failed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from regatta.engine.controller.trials import Trial
+from regatta.errors import PausedError
+from regatta.format import count
+
+MAX_WORKERS_LOST = 3  # a trial that loses this many workers, without a finished unit in between, has failed
+MAX_EARLY_DEATHS = 10  # of workers before their units have begun, without a finished unit in between
+KILLED_WEIGHT = 0.3  # of the death of a worker that was killed from outside
+DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # before what failed is tried again
+
+
+@dataclass(frozen=True)
+class HeldFailure:
+    """A failure that is not yet known to be the configuration's own."""
+
+    trial: Trial
+    place: dict[str, Any]
+    error: str
+    traceback: str
+    kind: str  # equal for failures that are alike
+    since: float  # a unit that began later and finished proves that models can be trained
+
+
+@dataclass
+class Deaths:
+    """The workers that a trial has lost since its last finished unit."""
+
+    count: float = 0.0
+    since: float = 0.0
+
+
+class Faults:
+    """Failures of a session that are held back, and the evidence that decides about them."""
+
+    def __init__(self, run: str, later: Callable[[float], None]) -> None:
+        """`later` is called with the moment, of `time.monotonic`, at which `take_due` should be called."""
+        self._run = run
+        self._later = later
+        self.held: dict[str, HeldFailure] = {}  # by trial
+        self._begun: dict[str, float] = {}  # the start of the last unit of each configuration that finished
+        self._started: dict[str, float] = {}  # by worker: the start of its unit
+        self._deaths: dict[str, Deaths] = {}  # by trial
+        self._early_deaths = 0.0
+        self._failed_at: dict[str, float] = {}  # by trial: its first failure that is tried again
+        self._tries: dict[Hashable, int] = {}
+        self._due: list[tuple[float, Callable[[], None]]] = []
+
+    # -- evidence ------------------------------------------------------------------------------------
+
+    def start_unit(self, worker: str) -> None:
+        self._started[worker] = time.monotonic()
+
+    def on_unit_done(self, worker: str, trials: list[Trial]) -> None:
+        """These trials can be trained: workers were lost for other reasons."""
+        self._early_deaths = 0.0
+        for trial in trials:
+            self._begun[trial.id] = self._started.get(worker, 0.0)
+            self._deaths.pop(trial.id, None)
+            self._failed_at.pop(trial.id, None)
+            self._tries.pop(trial.id, None)
+
+    def on_profile(self, config: str) -> None:
+        """A few batches of a configuration were trained before the first unit."""
+        self._begun.setdefault(config, 0.0)
+
+    def _is_proven(self, failure: HeldFailure) -> bool:
+        others = (begun for config, begun in self._begun.items() if config != failure.trial.id)
+        return max(others, default=-math.inf) >= failure.since
+
+    # -- deaths --------------------------------------------------------------------------------------
+
+    def on_early_death(self, worker: str, reason: str, killed: bool) -> None:
+        """A worker died before its unit had begun: no trial is to blame, and the unit is done again."""
+        self._early_deaths += KILLED_WEIGHT if killed else 1.0
+        if self._early_deaths >= MAX_EARLY_DEATHS:
+            raise self.pause(f"Workers die before they begin a unit, again and again. The last, {worker}, {reason}.")
+
+    def on_death(self, worker: str, trial: Trial, killed: bool) -> bool:
+        """A worker died while it trained a trial; whether that was once too often."""
+        deaths = self._deaths.setdefault(trial.id, Deaths(since=self._started.get(worker, 0.0)))
+        deaths.count += KILLED_WEIGHT if killed else 1.0
+        return deaths.count >= MAX_WORKERS_LOST
+
+    def died_since(self, trial: Trial) -> float:
+        """When the first unit began that ended with a lost worker."""
+        return self._deaths[trial.id].since
+
+    # -- failures that are held back -------------------------------------------------------------------
+
+    def failing_since(self, trial: Trial) -> float:
+        return self._failed_at.setdefault(trial.id, time.monotonic())
+
+    def hold(self, failure: HeldFailure) -> None:
+        failure.trial.held = True
+        self.held[failure.trial.id] = failure
+
+    def take_proven(self, nothing_else: bool) -> list[HeldFailure]:
+        """The failures that are the configurations' own; raises if `nothing_else` is left and all fail alike."""
+        failures = list(self.held.values())
+        nothing_else = nothing_else and not self._due  # what is tried again may be the proof
+        if nothing_else:
+            unproven = [failure for failure in failures if not self._is_proven(failure)]
+            if len(unproven) > 1 and len({failure.kind for failure in unproven}) == 1:
+                first = unproven[0]
+                text = f"{count(len(unproven), 'configuration')} failed in the same way, and none was trained since."
+                raise self.pause(f"{text} {first.trial.id}: {first.traceback or first.error}".rstrip())
+        found = [failure for failure in failures if nothing_else or self._is_proven(failure)]
+        for failure in found:
+            self.held.pop(failure.trial.id)
+            failure.trial.held = False
+        return found
+
+    def pause(self, text: str) -> PausedError:
+        hint = f"No configuration is marked as failed. Mend the cause, then resume the run: regatta resume {self._run}"
+        return PausedError(text, hint=f"{hint}\nTo go on without a configuration: regatta stop {self._run} CONFIG")
+
+    # -- what is tried again ---------------------------------------------------------------------------
+
+    def next_delay(self, what: Hashable) -> float | None:
+        """Seconds until something that failed is tried again; None if it was tried often enough."""
+        tries = self._tries[what] = self._tries.get(what, 0) + 1
+        return DELAYS_S[tries - 1] if tries <= len(DELAYS_S) else None
+
+    def works(self, what: Hashable) -> None:
+        self._tries.pop(what, None)
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        moment = time.monotonic() + delay
+        self._due.append((moment, action))
+        self._later(moment)
+
+    def take_due(self) -> list[Callable[[], None]]:
+        now = time.monotonic()
+        due = [action for moment, action in self._due if moment <= now]
+        self._due = [(moment, action) for moment, action in self._due if moment > now]
+        return due
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is held back or will be tried again."""
+        return bool(self.held or self._due)
