@@ -14,22 +14,37 @@ from typing import NoReturn
 
 from regatta import __version__
 from regatta.cli import ui
-from regatta.cli.commands.repository import archive, completion, doctor, fsck, gc, init
+from regatta.cli.commands.repository import archive, backup, completion, doctor, fsck, gc, init
 from regatta.cli.commands.runs import control, demo, explain, replay, resume, run, runs, show, simulate, worker
-from regatta.cli.commands.versions import add, checkout, commit, copy, delete, desc, diff, evaluate, log, tag
+from regatta.cli.commands.versions import (
+    add,
+    checkout,
+    commit,
+    copy,
+    delete,
+    desc,
+    diff,
+    evaluate,
+    log,
+    rename,
+    tag,
+    undo,
+)
 from regatta.cli.commands.versions import list as list_
-from regatta.errors import RegattaError, UsageError, nearest
+from regatta.errors import DISK_ERRORS, DiskError, RegattaError, UsageError, disk_error, nearest
 
 VERBS = (
-    demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, worker, replay, simulate,
-    init, add, add.unstage, add.status, commit, list_, desc, diff, evaluate, log, checkout, copy, tag, delete,
-    archive, fsck, gc, doctor, completion,
+    demo, run, explain, runs, show, resume, control.stop, control.extend, control.clone, control.Retry, worker,
+    replay, simulate,
+    init, add, add.unstage, add.status, commit, list_, desc, diff, evaluate, log, checkout, copy, tag, rename,
+    delete, undo,
+    archive, backup, fsck, gc, doctor, completion,
 )  # fmt: skip
 GROUPS = {
-    "train": ("demo", "run", "explain", "simulate", "resume", "stop", "extend", "clone", "worker", "replay"),
+    "train": ("demo", "run", "explain", "simulate", "resume", "stop", "extend", "clone", "retry", "worker", "replay"),
     "inspect": ("runs", "show", "list", "log", "desc", "diff", "eval", "query", "status"),
-    "edit versions": ("init", "add", "unstage", "commit", "copy", "tag", "checkout", "delete"),
-    "maintain": ("archive", "gc", "fsck", "doctor", "completion"),
+    "edit versions": ("init", "add", "unstage", "commit", "copy", "tag", "checkout", "rename", "delete", "undo"),
+    "maintain": ("archive", "backup", "gc", "fsck", "doctor", "completion"),
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
@@ -77,6 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes stdout once more at exit, although its reader is gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        ui.error(disk_error(error))
+        return DiskError.exit_code
 
 
 def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
@@ -88,13 +108,15 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     )
     parser.add_argument("--version", action="version", version=f"regatta {__version__}")
     parser.add_argument("--no-color", action="store_true", help="no colours, as with NO_COLOR in the environment")
+    parser.add_argument("--wide", action="store_true", help="show every column of tables, however narrow the terminal")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
     by_name: dict[str, argparse.ArgumentParser] = {}
     for verb in VERBS:
         added = verbs.add_parser(verb.NAME, help=verb.HELP, description=verb.DESCRIPTION)
         verb.add_arguments(added)
         added.set_defaults(run=verb.run)
-        added.add_argument("--no-color", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        for option in ("--no-color", "--wide"):
+            added.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         by_name[verb.NAME] = added
     shown = {action.dest: action for action in verbs._choices_actions}
     groups = {title: [shown[name] for name in names if name in shown] for title, names in GROUPS.items()}
@@ -111,6 +133,7 @@ def _dispatch(argv: list[str]) -> int:
         _refuse_arguments(unknown, by_name.get(args.command, parser))
     if args.no_color:
         ui.forbid_color()
+    ui.show_wide(args.wide)
     if args.command is None:
         parser.print_help()
         return 0

@@ -1,31 +1,29 @@
-"""The only module that prints: data to stdout, messages and errors to stderr.
-
-Tables are drawn with rich, which is imported for the first table.
-"""
+"""The only module that prints: data to stdout, messages and errors to stderr."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from regatta.errors import RegattaError, UsageError
-from regatta.format import json_value
+from regatta.format import json_value, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from regatta.cli.output.table import Table
 
 JSON_VERSION = 1  # keys stay the same within a version
-RED, DIM, BOLD = "1;31", "2", "1"
-MAX_RICH_ROWS = 500  # rich is too slow for longer tables
+STYLE_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+LESS_OPTIONS = "FRX"  # as git: end at once if a screen is enough, show colours, leave the text on the screen
+
+_wide = False  # whether tables show every column
 
 
 def forbid_color() -> None:
@@ -33,8 +31,19 @@ def forbid_color() -> None:
     os.environ["NO_COLOR"] = "1"
 
 
+def styled() -> bool:
+    """Whether the user allows colours, bold and dim text on a terminal."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def show_wide(wide: bool) -> None:
+    """Show every column of tables, however narrow the terminal is."""
+    global _wide
+    _wide = wide
+
+
 def write(text: str) -> None:
-    print(text)
+    print(visible(text))
 
 
 def write_json(**content: Any) -> None:
@@ -59,13 +68,17 @@ def write_file(path: Path, text: str, suffixes: tuple[str, ...] = (".html", ".ht
 
 
 def message(text: str = "") -> None:
+    _message(visible(text))
+
+
+def _message(text: str) -> None:
     print(text, file=sys.stderr)
 
 
 def error(problem: RegattaError) -> None:
     """Print the problem, the nearest names, and the hint, each on its own line."""
     place = f"{problem.place}: " if problem.place else ""
-    message(f"{_paint('error:', RED, sys.stderr)} {place}{problem.message}")
+    _message(f"{_paint('error:', 'bold red', sys.stderr)} {visible(place + problem.message)}")
     if problem.candidates:
         message("  Did you mean " + " or ".join(problem.candidates) + "?")
     for line in (problem.hint or "").splitlines():
@@ -74,10 +87,10 @@ def error(problem: RegattaError) -> None:
 
 def steps(heading: str, commands: dict[str, str]) -> None:
     """Print commands to try next, each with its purpose."""
-    message(_paint(heading, BOLD, sys.stderr))
+    _message(_paint(visible(heading), "bold", sys.stderr))
     width = max(map(len, commands))
     for command, purpose in commands.items():
-        message(f"  {command:{width}}  {_paint(purpose, DIM, sys.stderr)}")
+        _message(f"  {visible(command):{width}}  {_paint(visible(purpose), 'dim', sys.stderr)}")
 
 
 def terminal_width() -> int | None:
@@ -86,18 +99,8 @@ def terminal_width() -> int | None:
 
 
 def write_table(table: Table) -> None:
-    """Draw a table; in a pipe it is as wide as its content, so no cell is cut."""
-    if len(table.rows) > MAX_RICH_ROWS:
-        print("\n".join(_plain_lines(table)))
-        return
-    from rich.console import Console
-
-    if sys.stdout.isatty():
-        _draw(table, Console(highlight=False))
-        return
-    buffer = io.StringIO()
-    _draw(table, Console(file=buffer, highlight=False, width=10_000))
-    print("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()))
+    """Draw a table. It fits the terminal; in a pipe and with --wide it is as wide as its content."""
+    print("\n".join(_lines(table)))
 
 
 def write_tables(tables: Iterable[Table]) -> None:
@@ -108,42 +111,44 @@ def write_tables(tables: Iterable[Table]) -> None:
         write_table(table)
 
 
-def _plain_lines(table: Table) -> Iterator[str]:
-    """The lines of a long table: the same layout without colours, a hundred times as fast."""
-    from rich.cells import cell_len
-
-    rows = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in table.rows]
-    names = [column.name for column in table.columns]
-    widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
-    yield from table.above
-    for row in (names, *rows):
-        cells = []
-        for text, width, column in zip(row, widths, table.columns, strict=True):
-            gap = " " * (width - cell_len(text))
-            cells.append(gap + text if column.right else text + gap)
-        yield "  ".join(cells).rstrip()
-    yield from table.below
+def page_tables(tables: Iterable[Table]) -> None:
+    """Draw tables as `write_tables` does, through a pager if stdout is a terminal."""
+    _page("\n\n".join("\n".join(_lines(table)) for table in tables))
 
 
-def _draw(table: Table, console: Console) -> None:
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    for line in table.above:
-        console.print(Text(line, style="bold" if line is table.above[0] else "dim"))
-    if table.rows:
-        named = any(column.name for column in table.columns)
-        grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0), show_header=named)
-        for column in table.columns:
-            grid.add_column(Text(column.name), justify="right" if column.right else "left", no_wrap=True)
-        grid.columns[-1].no_wrap = False  # the last column holds sentences
-        for row in table.rows:
-            grid.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
-        console.print(grid)
-    for line in table.below:
-        console.print(Text(line, style="dim"))
+def page(text: str) -> None:
+    """Show a text in the pager of the user, as git does. In a pipe it is printed."""
+    _page(visible(text))
 
 
-def _paint(text: str, code: str, stream: TextIO) -> str:
-    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain else f"\x1b[{code}m{text}\x1b[0m"
+def _page(text: str) -> None:
+    pager = _pager()
+    if pager is None or not sys.stdout.isatty():
+        print(text)
+        return
+    sys.stdout.flush()
+    # Interrupts belong to the pager while it is shown: `less` stops a search. An ignored signal would be inherited.
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        options = LESS_OPTIONS + ("S" if _wide else "")  # long lines are not folded, but scrolled
+        environment = {**os.environ, "LESS": os.environ.get("LESS", options)}
+        subprocess.run(pager, shell=True, input=text + "\n", text=True, env=environment, check=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _pager() -> str | None:
+    """The command of PAGER, or less; None if there is none, or PAGER is empty or cat."""
+    chosen = os.environ.get("PAGER", "less" if shutil.which("less") else "")
+    return None if chosen.strip() in ("", "cat") else chosen
+
+
+def _lines(table: Table) -> Iterator[str]:
+    from regatta.cli.output.table_lines import table_lines
+
+    return table_lines(table, None if _wide else terminal_width(), lambda text, style: _paint(text, style, sys.stdout))
+
+
+def _paint(text: str, style: str, stream: TextIO) -> str:
+    codes = ";".join(STYLE_CODES[word] for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if text and codes and stream.isatty() and styled() else text

@@ -62,7 +62,7 @@ def fish_completes(words: list[str], project: Path) -> list[str]:
     ("words", "expected"),
     [
         (["regatta", "ru"], {"run", "runs"}),
-        (["regatta", "fsck", "--re"], {"--repo", "--repair"}),
+        (["regatta", "fsck", "--re"], {"--repo", "--repair", "--rebuild-index"}),
         (["regatta", "fsck", "--depth", ""], {"structure", "checksums", "deep"}),
         (["regatta", "completion", ""], {"bash", "zsh", "fish"}),
         (["regatta", "show", "dig"], {"digits-1", "digits-2"}),

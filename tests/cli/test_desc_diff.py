@@ -131,3 +131,28 @@ def test_missing_versions_are_errors(project: Path, capsys: pytest.CaptureFixtur
 def test_commands_without_a_repository_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["desc", "x"]) == main(["diff", "x", "y"]) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",), ("list", "--csv"), ("list", "--md"), ("list", "--names"), ("log",), ("log", "--oneline"),
+        ("desc", "net"), ("diff", "net@1", "net@2"), ("desc", "\x1b[31mnone"), ("tag", "--delete", "\x1b]0;x\x07"),
+    ],
+)  # fmt: skip
+def test_texts_of_versions_do_not_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    escape = "\x1b[31m\x1b]0;title\x07\x9b2J\u202e\r"
+    with Repo.init(tmp_path) as repo:
+        for number in range(2):
+            values = {f"name{escape}": f"value{escape}{number}"}
+            repo.commit(
+                "net", {"w": np.zeros(3)}, message=f"a message {escape}", hyperparameters=values, git=False,
+                metrics={f"metric{escape}": number},
+            )  # fmt: skip
+    main(list(words))
+    said = capsys.readouterr()
+    assert {each for each in said.out + said.err if not each.isprintable()} <= {"\n", "\t"}
+    assert "value\\x1b[31m" in said.out or words[0] != "desc" or words[1] != "net"

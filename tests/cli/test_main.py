@@ -116,9 +116,9 @@ def test_colour_marks_errors_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert ui._paint("error:", ui.RED, Terminal()) == "\x1b[1;31merror:\x1b[0m"  # type: ignore[arg-type]
+    assert ui._paint("error:", "bold red", Terminal()) == "\x1b[1;31merror:\x1b[0m"  # type: ignore[arg-type]
     monkeypatch.setenv("NO_COLOR", "1")
-    assert ui._paint("error:", ui.RED, Terminal()) == "error:"  # type: ignore[arg-type]
+    assert ui._paint("error:", "bold red", Terminal()) == "error:"  # type: ignore[arg-type]
 
 
 def test_a_closed_output_pipe_is_not_an_error(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -186,20 +188,43 @@ def test_list_shows_versions(versions: Path, shell: Shell) -> None:
 
 
 def test_a_table_fits_its_terminal(versions: Path) -> None:
+    from regatta.cli.output.table_lines import fit, table_lines
     from regatta.cli.output.version_tables import version_table
 
     with Repo.open() as repo:
-        found = repo.versions()
-        for room in (40, 60, 80, 120):
-            table = version_table(found, {}, room=room)
-            names = [column.name for column in table.columns]
-            texts = [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in table.rows]
-            widths = [max(map(len, cells)) for cells in zip(names, *texts, strict=True)]
-            taken = sum(widths[: -1 if names[-1] == "" else None]) + 2 * (len(widths) - 1)
-            assert taken <= room and names[0] == "version" and "loss" in names
-        everything = version_table(found, {}, room=40, wide=True)
-        assert {"id", "created", "lr", "opt.name", "size"} <= {column.name for column in everything.columns}
-        assert "lr" in version_table(found, {}, room=30).below[0]
+        table = version_table(repo.versions(), {})
+    for room in (40, 60, 80, 120):
+        lines = list(table_lines(table, room, lambda text, style: text))
+        assert max(map(len, lines)) <= room
+        assert [column.name for column in fit(table, room).columns][:2] == ["version", "loss"]
+    assert {"id", "created", "lr", "opt.name", "size"} <= {column.name for column in fit(table, None).columns}
+    assert "lr" in fit(table, 30).below[0]
+
+
+def test_rows_are_sorted_before_they_are_limited(versions: Path, shell: Shell) -> None:
+    rows = shell("list", "--sort", "version", "-n", "1").splitlines()
+    assert rows[1].startswith("base@1") and "2 more" in rows[-1]
+    assert shell("list", "--sort", "version", "--reverse").splitlines()[1].startswith("wider@1")
+    assert "Did you mean version?" in shell("list", "--sort", "versoin", code=2)
+
+
+def test_formats_for_other_programs_are_complete(versions: Path, shell: Shell) -> None:
+    rows = list(csv.DictReader(io.StringIO(shell("list", "--csv"))))
+    entries = shell.json("list")["versions"]
+    assert [row["id"] for row in rows] == [entry["id"] for entry in entries]
+    for row, entry in zip(rows, entries, strict=True):
+        values = entry["hyperparameters"]
+        assert {name: row[name] for name in values} == {name: str(value) for name, value in values.items()}
+        best = [repr(found["lowest"]) for name, found in entry["metrics"].items() if name == "loss"]
+        assert row["loss"] == (best[0] if best else "")
+    lines = shell("list", "--md").splitlines()
+    assert len(lines) == 2 + len(entries) and all(line.count("|") == lines[0].count("|") for line in lines)
+
+
+def test_options_that_exclude_each_other_are_refused(versions: Path, shell: Shell) -> None:
+    assert "not allowed with" in shell("list", "--csv", "--json", code=2)
+    assert "not for --json" in shell("list", "--sort", "loss", "--json", code=2)
+    assert "--reverse needs --sort" in shell("list", "--reverse", code=2)
 
 
 def references(shell: Shell, *words: object) -> list[str]:
@@ -217,6 +242,15 @@ def test_list_filters_versions(versions: Path, shell: Shell) -> None:
     assert references(shell, "--until", "2001-01-01") == []
     assert shell("list", "--names").split() == ["base", "tuned", "wider"]
     assert shell.json("list", "--names")["names"][0] == {"name": "base", "versions": 1}
+
+
+def test_misspelt_filters_get_the_nearest_names(versions: Path, shell: Shell) -> None:
+    error = shell("list", "--where", "lrr=0.1", code=3)
+    assert "No version has the hyperparameter 'lrr'" in error and "Did you mean lr?" in error
+    main(["list", "tunned"])
+    assert "Did you mean tuned?" in shell.capsys.readouterr().err
+    main(["list", "--where", "lr=7"])  # a name that exists, with a value that does not
+    assert "None of the 3 versions matches.\n" in shell.capsys.readouterr().err
 
 
 def test_log_follows_parents(versions: Path, shell: Shell) -> None:
@@ -298,7 +332,8 @@ def test_fsck_finds_damage(versions: Path, shell: Shell) -> None:
 def test_archive_reports_what_it_would_save(versions: Path, shell: Shell) -> None:
     document = shell.json("archive", "--dry-run")
     assert document["dry_run"] and document["store"]["bytes_after"] is None
-    assert set(document) == {"dry_run", "states", "state_bytes", "live", "lossy", "trial", "store"}
+    disk = {"disk_before", "disk_after", "disk_after_gc"}
+    assert set(document) == {"dry_run", "states", "state_bytes", "live", "lossy", "trial", "store", *disk}
     assert "in the store" in shell("archive", "--budget", "2")
     lossy = shell.json("archive", "base", "--lossy", "float16")["lossy"]
     assert lossy == [
@@ -340,3 +375,89 @@ def test_dlv_is_the_same_command(versions: Path) -> None:
     assert done.stdout.split() == ["base", "tuned", "wider"]
     scripts = (ROOT / "pyproject.toml").read_text()
     assert 'dlv = "regatta.cli.main:entry"' in scripts and 'regatta = "regatta.cli.main:entry"' in scripts
+
+
+@pytest.fixture
+def with_network(here: Path, shell: Shell) -> Path:
+    """A version with a network, committed from a file of weights and a file of its network."""
+    import torch
+
+    from regatta.network import from_torch, to_json
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)).eval()
+    weights = {name: value.numpy() for name, value in net.state_dict().items()}
+    shell("init")
+    save_file(weights, "net-epoch7.safetensors")
+    (here / "net.json").write_text(to_json(from_torch(net, torch.zeros(2, 4))))
+    shell("add", "net-epoch7.safetensors")
+    shell("add", "net.json", "--as", "network")
+    shell("commit", "net", "-m", "with a network", "--param", "width=3")
+    return here
+
+
+def test_a_network_is_added_from_json(with_network: Path, shell: Shell) -> None:
+    with Repo.open() as repo:
+        network = repo.network("net")
+    assert network is not None and [node["kind"] for node in network["nodes"]][1:4] == ["FULL", "RELU", "FULL"]
+    (with_network / "wrong.json").write_text("{}")
+    assert "the document" in shell("add", "wrong.json", "--as", "network", code=2)
+
+
+def test_a_checkout_that_is_added_keeps_parent_epoch_and_network(with_network: Path, shell: Shell) -> None:
+    [parent] = shell.json("list")["versions"]
+    for name, path in (("folder", "out"), ("file", "again.safetensors")):
+        shell("checkout", "net", path)
+        shell("add", path)
+        shell("commit", name)
+        made = shell.json("list", name)["versions"][0]
+        assert [each["id"] for each in made["parents"]] == [parent["id"]]
+        assert made["network"] == parent["network"]
+        with Repo.open() as repo:
+            assert [each.epoch for each in repo.snapshots(name)] == [7]
+    assert shell.json("list", "folder")["versions"][0]["hyperparameters"] == {"width": 3}
+
+
+def test_a_checkout_keeps_its_network_in_another_repository(with_network: Path, shell: Shell) -> None:
+    shell("checkout", "net", "out")
+    shell("init", "other")
+    shell("add", "out", "--repo", "other/.regatta")
+    shell("commit", "net", "--repo", "other/.regatta")
+    made = shell.json("list", "--repo", "other/.regatta")["versions"][0]
+    assert made["network"] is not None and made["parents"] == []
+
+
+def test_a_child_inherits_the_network_that_fits_its_weights(with_network: Path) -> None:
+    with Repo.open() as repo:
+        weights = dict(repo.load("net"))
+        child = repo.commit("child", {name: value * 2 for name, value in weights.items()}, parents=["net"])
+        assert child.network == repo.version("net").network
+        other = repo.commit("other", {"0.weight": np.zeros((5, 4), np.float32)}, parents=["net"])
+        assert other.network is None
+
+
+def test_a_version_is_checked_out_as_onnx(with_network: Path, shell: Shell) -> None:
+    onnx = pytest.importorskip("onnx")
+    from onnx.reference import ReferenceEvaluator
+
+    shell("checkout", "net", "out.onnx")
+    model = onnx.load("out.onnx")
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    [found] = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x})
+    w = load_file("net-epoch7.safetensors")
+    hidden = np.maximum(x @ w["0.weight"].T + w["0.bias"], 0)
+    np.testing.assert_allclose(found, hidden @ w["2.weight"].T + w["2.bias"], rtol=1e-5, atol=1e-6)
+    assert {each.key: each.value for each in model.metadata_props}["regatta.epoch"] == "7"
+
+
+@pytest.mark.parametrize("name", ["out.keras", "out.h5", "out.ckpt", "OUT.PKL"])
+def test_formats_that_are_not_written_are_refused(with_network: Path, shell: Shell, name: str) -> None:
+    error = shell("checkout", "net", name, code=2)
+    assert "cannot be written as" in error and ".safetensors" in error and ".onnx" in error
+    assert not (with_network / name).exists()
+    shell("checkout", "net", "release.v1.5")  # a folder
+
+
+def test_a_version_without_a_network_is_not_onnx(versions: Path, shell: Shell) -> None:
+    assert "has no network" in shell("checkout", "base", "out.onnx", code=2)
+    assert not (versions / "out.onnx").exists()

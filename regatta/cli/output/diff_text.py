@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from regatta import format as fmt
-from regatta.cli.output.table import Cell, Table, left, right
+from regatta.cli.output.table import Cell, Table, left, right, sentences
 from regatta.cli.output.version_tables import SHORT
 from regatta.cli.output.version_text import shape_text, value_text
 from regatta.repo.diff import ABSENT, FIELDS, Comparison, Diff
@@ -26,7 +26,7 @@ def tables(found: Diff, everything: bool = False) -> Iterator[Table]:
     for name in FIELDS:
         shown = found.fields(name) if everything else found.fields(name).apart()
         if shown:
-            columns = [left(""), *(left(label) for label in found.labels)]
+            columns = [left("", 0), *(left(label) for label in found.labels)]
             rows: list[list[Cell]] = [[(each.name, "dim"), *(_cell(v, name) for v in each.values)] for each in shown]
             yield Table(columns, rows, above=(name.capitalize(),))
     for label, comparison in zip(found.labels[1:], found.comparisons, strict=True):
@@ -45,7 +45,7 @@ def _heading(found: Diff) -> Table:
         for each in found.references
     ]
     below = ("They do not differ.",) if found.same else ()
-    return Table([left("version"), left("id"), left("created"), left("")], rows, below=below)
+    return Table([left("version", 0), left("id"), left("created"), left("")], rows, below=below)
 
 
 def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
@@ -56,7 +56,7 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
             for sign, text in (("-", each.network.left_expression), ("+", each.network.right_expression))
             if text is not None and each.network.left_expression != each.network.right_expression
         )
-        columns = [left(""), left("layer"), left("kind"), left("")]
+        columns = [left("", 0), left("layer", 0), left("kind"), sentences("")]
         same = f"{len(each.network.layers) - len(layers)} layers are the same" if not everything else ""
         yield Table(
             columns, [_layer(layer) for layer in layers], (f"Network{of}", *expressions), (same,) if same else ()
@@ -68,7 +68,7 @@ def _comparison(each: Comparison, of: str, everything: bool) -> Iterator[Table]:
 
 def _weights(each: Comparison, tensors: list[ParameterDifference], of: str, everything: bool) -> Table:
     numbers = (right(name) for name in ("distance", "relative", "moved"))
-    columns = [left(""), left("tensor"), left("shape"), *numbers, left("distributions")]
+    columns = [left("", 0), left("tensor", 0), left("shape"), *numbers, left("distributions")]
     same = sum(tensor.what == "same" for tensor in each.parameters)
     notes = [f"{fmt.count(same, 'tensor')} {'is' if same == 1 else 'are'} the same, bit for bit"] if same else []
     partly = [tensor for tensor in tensors if 0 < tensor.planes < 4 and tensor.distance and not tensor.distance.exact]

@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from regatta import format as fmt
+from regatta.cli import ui
 from regatta.cli.arguments import command
 from regatta.cli.output.live_frame import UnitRate, frame
 from regatta.cli.output.run_tables import remark
@@ -32,7 +33,8 @@ STYLES = {"warning": "yellow", "error": "red", "failed": "red"}
 @contextmanager
 def open_display(stream: TextIO | None = None) -> Iterator[Listener]:
     """A listener that shows a run on the stream (stderr) for as long as the context is open."""
-    console = _Console(file=stream, stderr=stream is None, highlight=False)
+    colors: Literal["auto"] | None = "auto" if ui.styled() else None  # None: no bold and dim text either
+    console = _Console(file=stream, stderr=stream is None, highlight=False, color_system=colors)
     if not console.is_terminal or console.is_dumb_terminal:
         yield LineDisplay(console)
         return

@@ -8,7 +8,20 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from regatta import format as fmt
-from regatta.cli.output.table import Cell, Table, left, right, shared_lines, split_values, values_column
+from regatta.cli.output.table import (
+    Cell,
+    Table,
+    ValueCell,
+    left,
+    right,
+    seconds_cell,
+    sentences,
+    shared_lines,
+    size_cell,
+    split_values,
+    value_cell,
+    values_column,
+)
 from regatta.journal.run_record import ConfigRecord, RunRecord
 
 STYLES = {
@@ -26,29 +39,36 @@ def status_cell(status: str) -> tuple[str, str]:
     return status, STYLES.get(status, "")
 
 
-def leaderboard(record: RunRecord, limit: int | None = None) -> Table:
-    """Configurations by their best value, best first. Failed ones are shown beyond the limit, with their error."""
+def leaderboard(record: RunRecord, limit: int | None = None, complete: bool = False) -> Table:
+    """Configurations by their best value, best first. Failed ones are shown beyond the limit, with their error.
+
+    Values that all configurations share are in a line above the table; a `complete` table has columns for them.
+    """
     ranked = record.leaderboard()
     shown = _within(ranked, limit)
     varying, shared = split_values(config.values for config in ranked)
+    names, above = ([*varying, *shared], {}) if complete else (varying, shared)
     remarks = [remark(config, record.metric) for config in shown]
     columns = [
-        right("#"),
-        left("configuration"),
-        *(values_column(name, [config.values.get(name) for config in ranked]) for name in varying),
-        right(f"best {record.metric}"),
-        right("at epoch"),
-        right("last"),
-        left("status"),
-        *([left("remark")] if any(remarks) else []),
+        right("#", 0),
+        left("configuration", 0),
+        left("status", 0),
+        right(f"best {record.metric}", 0),
+        *(
+            values_column(name, [config.values.get(name) for config in ranked], 10 + place)
+            for place, name in enumerate(names)
+        ),
+        right("at epoch", 60),
+        right("last", 70),
+        *([sentences("remark", 2)] if any(remarks) else []),
     ]
     rank = {config.id: number for number, config in enumerate(ranked, 1)}
-    rows = [_ranked_row(record, c, rank[c.id], varying) for c in shown]
+    rows = [_ranked_row(record, c, rank[c.id], names) for c in shown]
     if any(remarks):
         rows = [[*row, text] for row, text in zip(rows, remarks, strict=True)]
     left_out = len(ranked) - len(shown)
     more = (f"and {fmt.count(left_out, 'more configuration')}",) if left_out else ()
-    return Table(columns, rows, above=(*_heading(record), *shared_lines(shared)), below=more)
+    return Table(columns, rows, above=(*_heading(record), *shared_lines(above)), below=more)
 
 
 def remark(config: ConfigRecord, metric: str) -> str:
@@ -88,36 +108,39 @@ def resources(record: RunRecord) -> Table:
     for name, spent, remark in parts:
         rows.append([name, fmt.seconds(spent), fmt.share(spent, used.workers), remark])
     rows.append(["journal", fmt.seconds(used.journal), "", journal])
-    return Table([left("resources"), right("time"), right("of workers"), left("")], rows)
+    return Table([left("resources", 0), right("time", 0), right("of workers", 0), sentences("")], rows)
 
 
 def accounts(record: RunRecord) -> Table:
     """The cost of each configuration: seconds by kind of work, and bytes."""
     kinds = ("train", "eval", "hop", "load", "save", "wait", "journal")
-    columns = [left("configuration"), *(right(kind) for kind in kinds)]
+    columns = [left("configuration", 0), *(right(kind) for kind in kinds)]
     columns += [right("hopped"), right("journal size")]
     rows: list[list[Cell]] = []
     for config in record.leaderboard():
         cost = record.account(config.id)
-        seconds = [fmt.seconds(getattr(cost, f"{kind}_seconds")) for kind in kinds]
-        rows.append([config.id, *seconds, fmt.size(cost.hop_bytes), fmt.size(cost.journal_bytes)])
+        seconds = [seconds_cell(getattr(cost, f"{kind}_seconds")) for kind in kinds]
+        rows.append([config.id, *seconds, size_cell(cost.hop_bytes), size_cell(cost.journal_bytes)])
     return Table(columns, rows)
 
 
 def run_list(records: Sequence[RunRecord]) -> Table:
     """A row for each run, newest last."""
-    numbers = (right(name) for name in ("configurations", "units", "wall", "best"))
-    columns = [left("run"), left("started"), left("status"), *numbers, left("metric")]
+    columns = [
+        left("run", 0), left("status", 0), right("best", 0), left("metric"), right("configurations", 2),
+        right("units", 4), right("wall", 3), left("started", 2),
+    ]  # fmt: skip
     return Table(columns, [_run_row(record) for record in records])
 
 
 def configuration(record: RunRecord, config: ConfigRecord) -> Table:
     """One configuration: its metrics after each epoch, and the order of its visits to partitions."""
     names = list(dict.fromkeys(name for metrics in config.reports.values() for name in metrics))
-    columns = [right("epoch"), *(right(name) for name in names), left("visits")]
+    numbers = [right(name, 2 + place) for place, name in enumerate(names)]
+    columns = [right("epoch", 0), *numbers, sentences("visits")]
     rows: list[list[Cell]] = [
         [
-            str(epoch),
+            value_cell(epoch),
             *(_number_cell(config.reports[epoch].get(name)) for name in names),
             " ".join(str(partition) for partition in config.visits(epoch)),
         ]
@@ -136,21 +159,21 @@ def _within(ranked: list[ConfigRecord], limit: int | None) -> list[ConfigRecord]
     return [*ranked[:limit], *failed[:limit]]
 
 
-def _ranked_row(record: RunRecord, config: ConfigRecord, rank: int, varying: Sequence[str]) -> list[Cell]:
+def _ranked_row(record: RunRecord, config: ConfigRecord, rank: int, names: Sequence[str]) -> list[Cell]:
     best = config.best(record.metric, record.mode)
     return [
-        str(rank),
+        value_cell(rank),
         config.id,
-        *(fmt.scalar(config.values.get(name, "-")) for name in varying),
-        (fmt.metric(best[1]), "bold") if best else "none",
-        f"{best[0]}/{config.epochs}" if best else "-",
-        _number_cell(last_value(config, record.metric)),
         status_cell(config.status),
+        value_cell(best[1], "bold") if best else ValueCell("none", "", None),
+        *(value_cell(config.values.get(name)) for name in names),
+        ValueCell(f"{best[0]}/{config.epochs}", "", best[0]) if best else value_cell(None),
+        _number_cell(last_value(config, record.metric)),
     ]
 
 
 def _number_cell(value: float | None) -> Cell:
-    return (fmt.metric(value), "red") if value is not None and math.isnan(value) else fmt.metric(value)
+    return value_cell(value, "red" if value is not None and math.isnan(value) else "")
 
 
 def _heading(record: RunRecord) -> tuple[str, ...]:
@@ -163,13 +186,14 @@ def _heading(record: RunRecord) -> tuple[str, ...]:
 def _run_row(record: RunRecord) -> list[Cell]:
     ranked = record.leaderboard()
     best = ranked[0].best(record.metric, record.mode) if ranked else None
+    started = datetime.fromtimestamp(record.started)
     return [
         record.name,
-        datetime.fromtimestamp(record.started).strftime("%Y-%m-%d %H:%M"),
         status_cell(record.status),
-        str(len(record.configs)),
-        str(sum(unit.kind == "train" for unit in record.units)),
-        fmt.seconds(record.resources().wall),
-        fmt.metric(best[1] if best else None),
+        value_cell(best[1] if best else None),
         record.metric,
+        value_cell(len(record.configs)),
+        value_cell(sum(unit.kind == "train" for unit in record.units)),
+        seconds_cell(record.resources().wall),
+        ValueCell(started.strftime("%Y-%m-%d %H:%M"), "", started.isoformat(timespec="seconds")),
     ]

@@ -5,21 +5,32 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regatta import format as fmt
 from regatta.cli.output.lineage_graph import DrawnNode, children_first, draw, strokes
-from regatta.cli.output.table import Cell, Table, TableColumn, left, shared_lines, split_values, values_column
+from regatta.cli.output.table import (
+    Cell,
+    Table,
+    TableColumn,
+    ValueCell,
+    left,
+    right,
+    sentences,
+    shared_lines,
+    size_cell,
+    split_values,
+    value_cell,
+    values_column,
+)
 
 if TYPE_CHECKING:
     from regatta.repo import Version, Versions
     from regatta.repo.catalog.records import Link, MetricRange, Tag
 
 SHORT = 10  # digits of an id that are shown
-MAX_HYPERPARAMETERS, MAX_METRICS = 6, 2  # columns of a table without --all
-MIN_MESSAGE_WIDTH = 16  # characters; longer messages are wrapped
 
 
 def version_entry(version: Version) -> dict[str, Any]:
@@ -70,22 +81,6 @@ def drawn(versions: Sequence[Version], links: Iterable[Link]) -> list[DrawnNode]
     return draw(children_first(ids, parents), parents, strokes(sys.stdout.encoding))
 
 
-@dataclass(frozen=True)
-class _TableColumnCells:
-    """A column and its cells by version. If a table is too wide, columns of high rank are dropped first; 0 stays."""
-
-    column: TableColumn
-    cells: Mapping[str, Cell]
-    rank: int
-    shrinks: bool = False
-
-    @property
-    def width(self) -> int:
-        texts = [cell if isinstance(cell, str) else cell[0] for cell in self.cells.values()]
-        widest = max(map(len, [self.column.name, *texts]))
-        return min(widest, MIN_MESSAGE_WIDTH) if self.shrinks else widest
-
-
 def version_table(
     versions: Versions,
     tags: Mapping[str, list[str]],
@@ -93,28 +88,27 @@ def version_table(
     metric: str | None = None,
     mode: str | None = None,
     graph: bool = False,
-    wide: bool = False,
-    room: int | None = None,
+    complete: bool = False,
 ) -> Table:
-    """A row for each version: its varying hyperparameters, and the best values of its metrics.
+    """A row for each version: the best values of its metrics, and its hyperparameters that vary.
 
-    If the table is wider than `room` characters, the least important columns are left out, and named below.
+    Values that all versions share are in a line above the table; a `complete` table has columns for them.
     """
     varying, shared = split_values(version.hyperparameters for version in versions)
-    if len(versions) < 2:
-        varying, shared = [*shared, *varying], {}
-    nodes = drawn(versions, versions.links) if graph else []
-    names = varying if wide else varying[:MAX_HYPERPARAMETERS]
-    columns = _columns(versions, names, _metrics(versions, metric, wide), tags, mode, room is None)
-    if not wide:
-        columns = _fitting(columns, room, max((len(node.prefix) + 2 for node in nodes), default=0))
-    cells = {version.id: [column.cells[version.id] for column in columns] for version in versions}
-    rows = _beside(nodes, cells) if graph else list(cells.values())
+    if len(versions) < 2 or complete:
+        varying, shared = [*varying, *shared], {}
+    columns = _columns(versions, varying, _metrics(versions, metric), tags, mode)
+    cells = {version.id: [column.cell(version) for column in columns] for version in versions}
     shown = [each.column for each in columns]
-    left_out = [name for name in varying if all(column.name != name for column in shown)]
-    listed = f"{', '.join(left_out[:8])}{' ...' if len(left_out) > 8 else ''}"
-    below = (f"not shown: {listed} (--all)",) if left_out else ()
-    return Table([*([left("")] if graph else []), *shown], rows, shared_lines(shared), below)
+    if not graph:
+        return Table(shown, list(cells.values()), shared_lines(shared))
+    rows = _beside(drawn(versions, versions.links), cells)
+    return Table([left("", 0), *shown], rows, shared_lines(shared))
+
+
+class _VersionColumn(NamedTuple):
+    column: TableColumn
+    cell: Callable[[Version], Cell]
 
 
 def _columns(
@@ -123,45 +117,26 @@ def _columns(
     metrics: Sequence[str],
     tags: Mapping[str, list[str]],
     mode: str | None,
-    dates: bool,
-) -> list[_TableColumnCells]:
-    def column(
-        name: str, cell: Callable[[Version], Cell], rank: int, right: bool = False, shrinks: bool = False
-    ) -> _TableColumnCells:
-        return _TableColumnCells(
-            TableColumn(name, right), {version.id: cell(version) for version in versions}, rank, shrinks
-        )
+) -> list[_VersionColumn]:
+    def hyperparameter(name: str, priority: int) -> _VersionColumn:
+        values = [v.hyperparameters[name] for v in versions if name in v.hyperparameters]
+        return _VersionColumn(values_column(name, values, priority), lambda v: value_cell(v.hyperparameters.get(name)))
 
-    def hyperparameter(name: str, rank: int) -> _TableColumnCells:
-        values = {v.id: v.hyperparameters[name] for v in versions if name in v.hyperparameters}
-        cells = {v.id: fmt.scalar(values[v.id]) if v.id in values else "-" for v in versions}
-        return _TableColumnCells(values_column(name, values.values()), cells, rank)
+    def metric(name: str, priority: int) -> _VersionColumn:
+        return _VersionColumn(right(name, priority), lambda v: _metric_cell(v, name, mode))
 
     epochs = "epochs" if all(version.config for version in versions) else "snapshots"
     found = [
-        column("version", lambda v: (v.reference, "bold"), 0),
-        column("id", lambda v: (v.id[:SHORT], "dim"), 90),
-        column("created", lambda v: _when(v.created, dates), 70),
+        _VersionColumn(left("version", 0), lambda v: (v.reference, "bold")),
+        *(metric(name, 60 + place if place else 0) for place, name in enumerate(metrics)),
         *(hyperparameter(name, 10 + min(place, 40)) for place, name in enumerate(names)),
-        *(
-            column(name, lambda v, name=name: _metric_cell(v, name, mode), 1 if not place else 60, True)  # type: ignore[misc]
-            for place, name in enumerate(metrics)
-        ),
-        column(epochs, lambda v: str(v.snapshots) if v.snapshots else "-", 75, True),
-        column("size", lambda v: fmt.size(v.bytes) if v.bytes is not None else "-", 80, True),
-        column("", lambda v: _remark(v, tags.get(v.id, [])), 5, shrinks=True),
+        _VersionColumn(right(epochs, 75), lambda v: value_cell(v.snapshots or None)),
+        _VersionColumn(right("size", 80), lambda v: size_cell(v.bytes)),
+        _VersionColumn(left("created", 70), lambda v: _when(v.created)),
+        _VersionColumn(left("id", 90), lambda v: ValueCell(v.id[:SHORT], "dim", v.id)),
     ]
-    return [each for each in found if each.column.name or any(each.cells.values())]
-
-
-def _fitting(columns: Sequence[_TableColumnCells], room: int | None, taken: int) -> list[_TableColumnCells]:
-    """The columns that fit into `room` characters beside the `taken` ones, dropping those of high rank."""
-    found = list(columns)
-    while room is not None and taken + sum(each.width + 2 for each in found) > room + 2:
-        last = max(found, key=lambda each: each.rank)
-        if not last.rank:
-            break
-        found.remove(last)
+    if any(_remark(version, tags.get(version.id, [])) for version in versions):
+        found.append(_VersionColumn(sentences("remark", 5), lambda v: _remark(v, tags.get(v.id, []))))
     return found
 
 
@@ -221,24 +196,21 @@ def _remark(version: Version, tags: Sequence[str]) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _metrics(versions: Sequence[Version], wanted: str | None, wide: bool) -> list[str]:
-    """The most common metrics, with the wanted one first."""
+def _metrics(versions: Sequence[Version], wanted: str | None) -> list[str]:
+    """The most common metrics first, but the wanted one before them."""
     counts = Counter(name for version in versions for name in version.metrics)
     common = [name for name, _ in counts.most_common()]
-    chosen = [name for name in dict.fromkeys([*([wanted] if wanted else []), *common]) if name in counts]
-    return chosen if wide else chosen[:MAX_METRICS]
+    return [name for name in dict.fromkeys([*([wanted] if wanted else []), *common]) if name in counts]
 
 
-def _when(created: float, dates: bool) -> str:
-    """The time of a version; on a terminal, the year is left out if it is the current one."""
+def _when(created: float) -> ValueCell:
     when = datetime.fromtimestamp(created)
-    same = not dates and when.year == datetime.now().year
-    return when.strftime("%m-%d %H:%M" if same else "%Y-%m-%d %H:%M")
+    return ValueCell(when.strftime("%Y-%m-%d %H:%M"), "", when.isoformat(timespec="seconds"))
 
 
-def _metric_cell(version: Version, name: str, mode: str | None) -> str:
+def _metric_cell(version: Version, name: str, mode: str | None) -> Cell:
     found = version.metrics.get(name)
-    return "-" if found is None else fmt.metric(best_of(found, name, mode)[0])
+    return value_cell(None if found is None else best_of(found, name, mode)[0])
 
 
 def _beside(nodes: Sequence[DrawnNode], cells: Mapping[str, list[Cell]]) -> list[list[Cell]]:

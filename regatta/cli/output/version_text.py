@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from regatta import format as fmt
-from regatta.cli.output.table import Cell, Table, left, right
+from regatta.cli.output.table import Cell, Table, left, right, sentences
 from regatta.cli.output.version_tables import SHORT, git_text, heading
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ IMPLIED = ("dims",)  # attributes that follow from shapes
 def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     """The parts of a description; empty parts are left out."""
     most, version = (None if everything else MAX_ROWS), found.description.version
-    yield Table([left(""), left("")], _facts(found), above=(heading(version, found.description.tags),))
+    yield Table([left("", 0), sentences("", 0)], _facts(found), above=(heading(version, found.description.tags),))
     if version.hyperparameters:
-        yield Table([left(""), left("")], _named(version.hyperparameters), above=("Hyperparameters",))
+        yield Table([left("", 0), sentences("", 0)], _named(version.hyperparameters), above=("Hyperparameters",))
     if version.metrics:
         yield _metrics(found)
     if found.layers:
@@ -40,8 +40,9 @@ def tables(found: Portrait, everything: bool = False) -> Iterator[Table]:
     files = found.description.files
     if files:
         rows: list[list[Cell]] = [[file.path, fmt.size(file.bytes), (file.hash[:SHORT], "dim")] for file in files]
-        yield _cut(Table([left("file"), right("size"), left("hash")], rows, above=("Files",)),
-                   None if everything else MAX_FILES)  # fmt: skip
+        yield Table([left("file", 0), right("size"), left("hash")], rows, above=("Files",)).cut(
+            None if everything else MAX_FILES
+        )
 
 
 def as_json(found: Portrait) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def _named(values: Mapping[str, Any]) -> list[list[Cell]]:
 
 
 def _metrics(found: Portrait) -> Table:
-    columns = [left("metric"), *(right(name) for name in ("lowest", "at", "highest", "at", "last")), left("")]
+    columns = [left("metric", 0), *(right(name) for name in ("lowest", "at", "highest", "at", "last")), left("")]
     series = {
         name: [point.value for point in points]
         for name, points in groupby(found.description.metrics, key=lambda point: point.name)
@@ -140,7 +141,7 @@ def _step(step: int | None) -> str:
 
 
 def _network(found: Portrait, most: int | None) -> Table:
-    columns = [left("layer"), left("kind"), right("parameters"), left("shape"), left("")]
+    columns = [left("layer", 0), left("kind"), right("parameters"), left("shape"), sentences("")]
     rows: list[list[Cell]] = [
         [
             layer.name or layer.id, layer.kind, _weights_of(layer), shape_text(layer.shape),
@@ -148,7 +149,7 @@ def _network(found: Portrait, most: int | None) -> Table:
         ]
         for layer in found.layers
     ]  # fmt: skip
-    return _cut(Table(columns, rows, above=(f"Network: {fmt.count(len(rows), 'layer')}",)), most)
+    return Table(columns, rows, above=(f"Network: {fmt.count(len(rows), 'layer')}",)).cut(most)
 
 
 def _weights_of(layer: NetworkLayer) -> str:
@@ -169,7 +170,7 @@ def value_text(value: Any) -> str:
 
 def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
     numbers = (right(name) for name in ("stored", "mean", "deviation"))
-    columns = [left("tensor"), left("shape"), *numbers, left("distribution")]
+    columns = [left("tensor", 0), left("shape"), *numbers, left("distribution")]
     read = [tensor for tensor in tensors if not tensor.exact]
     note = (
         f"{read[0].planes} of {read[0].all_planes} bytes of each weight of large tensors were read: ± is the largest "
@@ -191,7 +192,7 @@ def _weights(tensors: Sequence[Distribution], most: int | None) -> Table:
         ]
         for tensor in tensors
     ]
-    return _cut(Table(columns, rows, above=(title,), below=(note,) if note else ()), most)
+    return Table(columns, rows, above=(title,), below=(note,) if note else ()).cut(most)
 
 
 def _distribution(tensor: Distribution) -> str:
@@ -206,10 +207,3 @@ def _distribution(tensor: Distribution) -> str:
     else:
         text = f"{drawn.edges[0]:>7.3g} {drawn.drawn(BINS)} {drawn.edges[-1]:.3g}" if drawn.counts else ""
     return "; ".join(part for part in (text, *remarks) if part)
-
-
-def _cut(table: Table, most: int | None) -> Table:
-    if most is None or len(table.rows) <= most:
-        return table
-    more = f"{len(table.rows) - most} more (--all)"
-    return Table(table.columns, table.rows[:most], table.above, (*table.below, more))

@@ -104,16 +104,3 @@ def test_one_configuration_shows_its_epochs_visits_and_traceback(made: RunRecord
     assert column(table, "epoch") == ["1"]
     assert sorted(column(table, "visits")[0].split()) == ["0", "1", "2", "3"]
     assert "ValueError: bad luck" in table.below[0]
-
-
-def test_long_tables_have_the_layout_of_short_ones(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    columns = [run_tables.left("name"), run_tables.right("長い"), run_tables.left("")]
-    rows: list[list[run_tables.Cell]] = [["a", "1.5", ""], [("bcdef", "bold"), "百", "x y"], ["", "-", "● │"]]
-    table = run_tables.Table(columns, rows, above=("above",), below=("below",))
-    ui.write_table(table)
-    drawn = capsys.readouterr().out
-    monkeypatch.setattr(ui, "MAX_RICH_ROWS", 2)
-    ui.write_table(table)
-    assert capsys.readouterr().out == drawn

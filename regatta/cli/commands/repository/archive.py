@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
-from regatta.cli.output.table import Cell, Table, left, right
+from regatta.cli.output.table import Cell, Table, left, right, sentences
 from regatta.errors import UsageError
 from regatta.format import count, seconds, share, size
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the savings, and change nothing")
     parser.add_argument(
         "--budget", metavar="FACTOR", type=float,
-        help="a snapshot may take at most FACTOR times its shortest reading time, for example 2 (default: no limit)",
+        help="a snapshot may take at most FACTOR times its shortest reading time; inf for the least space (default: 4)",
     )  # fmt: skip
     parser.add_argument("--scheme", choices=SCHEMES, default="independent", help="how tensors of a snapshot are read")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="pas-mt", help="the planner (default: pas-mt)")
@@ -61,15 +61,16 @@ def run(args: argparse.Namespace) -> int:
         ui.message(f"{each} is in training: its states stay files until it ends")
     if args.dry_run:
         ui.message(f"Nothing was changed. Without --dry-run it is done: {command()} archive")
-    elif found.report is not None and found.report.moved:
-        ui.message(f"The old form is deleted after two weeks; at once: {command()} gc --grace 0")
+    elif old := found.disk_after - found.disk_after_gc:
+        ui.message(f"The old form, {size(old)}, is deleted after two weeks; at once: {command()} gc --grace 0")
     return 0
 
 
 def _document(found: ArchiveResult, dry_run: bool) -> dict[str, Any]:
     states = {"states": found.states, "state_bytes": found.state_bytes, "live": found.live}
     reports = {"trial": _report(found.trial), "store": _report(found.report)}
-    return {"dry_run": dry_run, **states, "lossy": [asdict(each) for each in found.lessened], **reports}
+    disk = {name: getattr(found, name) for name in ("disk_before", "disk_after", "disk_after_gc")}
+    return {"dry_run": dry_run, **states, "lossy": [asdict(each) for each in found.lessened], **reports, **disk}
 
 
 def _report(report: ArchiveReport | None) -> dict[str, Any] | None:
@@ -91,7 +92,10 @@ def _table(found: ArchiveResult, dry_run: bool) -> Table:
         rows.append([each.version, size(each.bytes_before), size(each.bytes_after), change])
     if found.report is not None:
         rows += _report_rows(found.report)
-    columns = [left("archive"), right("before"), right("after"), left("")]
+    if not dry_run:
+        now = f"; {size(found.disk_after)} with the old form" if found.disk_after != found.disk_after_gc else ""
+        rows.append(["on the disk", size(found.disk_before), size(found.disk_after_gc), f"the whole repository{now}"])
+    columns = [left("archive", 0), right("before", 0), right("after", 0), sentences("")]
     return Table(columns, rows)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from regatta import __version__
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json
-from regatta.cli.output.table import Cell, Table, left
+from regatta.cli.output.table import Cell, Table, left, sentences
 
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 NAME, HELP = "doctor", "check this environment and repository, with a remedy for each problem"
@@ -31,6 +31,6 @@ def run(args: argparse.Namespace) -> int:
         [(each.state, STYLES[each.state]), each.what, each.says + (f"\n-> {each.remedy}" if each.remedy else "")]
         for each in found
     ]
-    columns = [left(""), left(""), left("")]
+    columns = [left("", 0), left("", 0), sentences("", 0)]
     ui.write_table(Table(columns, rows, above=(f"regatta {__version__}",)))
     return 1 if state == "error" else 0

@@ -59,6 +59,39 @@ extend = Control(
     lambda parser: parser.add_argument("epochs", metavar="EPOCHS", type=int, help="the number of additional epochs"),
     lambda chosen, args: chosen.extend(args.config, args.epochs),
 )
+
+
+class Retry:
+    """`regatta retry`: a request about several configurations."""
+
+    NAME, HELP = "retry", "train configurations that failed again"
+    DESCRIPTION = (
+        "Train configurations that failed again, from their last good state. Without CONFIG: all that failed. "
+        "If the run is not running, resume it afterwards."
+    )
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("run_name", metavar="RUN", help="the name of a run")
+        parser.add_argument(
+            "configs", metavar="CONFIG", nargs="*", help="the ids of configurations, or their beginnings"
+        )
+        add_repo_and_json(parser)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> int:
+        chosen = named_run(args)
+        answers = [answer for config in args.configs or [None] for answer in chosen.retry(config)]
+        if args.json:
+            ui.write_json(answers=answers)
+        elif not answers:
+            ui.write(f"No configuration of {chosen.name} has failed")
+        else:
+            for answer in answers:
+                ui.write(answer["text"])
+        return 0
+
+
 clone = Control(
     "clone",
     "train a copy of a configuration with some values changed",

@@ -57,7 +57,7 @@ def _explain_run(args: argparse.Namespace) -> int:
 
 
 def _table(found: Analysis) -> Table:
-    columns = [left(""), *(right(name) for name in ("estimated", "actual", "actual/estimated"))]
+    columns = [left("", 0), *(right(name) for name in ("estimated", "actual", "actual/estimated"))]
     cells = [[row.what, *_figures(row)] for row in found.rows]
     later = [
         f"planned again after {seconds(other.after)}: {other.reason}; "

@@ -25,8 +25,12 @@ def run(args: argparse.Namespace) -> int:
     report = chosen.replay()
     if args.json:
         figures = {"units": report.units, "equal": report.equal, "left_out": report.left_out}
-        ui.write_json(run=chosen.name, ok=report.ok, **figures, differing=report.differing)
+        changed = {"changed_code": report.changed_code} if report.changed_code else {}
+        found = {"differing": report.differing, **changed}
+        ui.write_json(run=chosen.name, ok=report.ok, **figures, **found)
         return 0 if report.ok else 1
+    if report.changed_code:
+        ui.message(f"Its code has changed since it was trained: {'; '.join(report.changed_code)}")
     if report.ok:
         ui.write(f"{chosen.name}: all {count(report.units, 'state')} equal, bit for bit")
         if report.left_out:

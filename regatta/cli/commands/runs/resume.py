@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a configuration that was stopped")
     parser.add_argument("--workers", type=int, metavar="N", help="the number of workers (default: as before)")
+    parser.add_argument(
+        "--changed-code", action="store_true", help="go on though modules of its functions have changed since"
+    )
     add_repo_and_json(parser)
 
 
@@ -31,5 +34,5 @@ def run(args: argparse.Namespace) -> int:
     if args.workers is not None:
         sweep = chosen.sweep()
         sweep.cluster = dataclasses.replace(sweep.cluster, workers=args.workers)
-    chosen.go_on(sweep)
+    chosen.go_on(sweep, changed_code=args.changed_code)
     return conclude(chosen, args.json)

@@ -21,6 +21,9 @@ DESCRIPTION = "Train the sweep that a Python file defines; the leaderboard goes 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help=FILE_HELP)
     parser.add_argument("--workers", type=int, metavar="N", help="the number of workers (default: as the file says)")
+    parser.add_argument(
+        "--changed-code", action="store_true", help="resume an interrupted run though its code has changed since"
+    )
     add_json(parser)
 
 
@@ -30,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     sweep = load_sweep(args.file)
     if args.workers is not None:
         sweep.cluster = dataclasses.replace(sweep.cluster, workers=args.workers)
-    return conclude(sweep.launch(), args.json)
+    return conclude(sweep.launch(changed_code=args.changed_code), args.json)
 
 
 def conclude(finished: Run, as_json: bool) -> int:

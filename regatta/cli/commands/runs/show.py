@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regatta.cli import ui
-from regatta.cli.arguments import add_repo_and_json, add_run, chosen_run
+from regatta.cli import table_options, ui
+from regatta.cli.arguments import add_run, chosen_run
 
 if TYPE_CHECKING:
     from regatta.journal.run_record import RunRecord
@@ -30,10 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--export", metavar="SINK", help="send the run to tensorboard, mlflow, csv or parquet; csv:FILE names the file"
     )
-    add_repo_and_json(parser)
+    table_options.add_table(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    table_options.check(args)
     chosen = chosen_run(args)
     written = _write_files(chosen, args)
     if args.config is not None:
@@ -43,12 +44,12 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             ui.write_json(run=chosen.name, configuration=json_documents.configuration(chosen.record, config))
         else:
-            ui.write_table(run_tables.configuration(chosen.record, config))
+            table_options.write(run_tables.configuration(chosen.record, config), args)
     elif args.json:
         from regatta.cli.output.json_documents import run_document
 
         ui.write_json(**run_document(chosen.record, chosen.folder))
-    elif not written:
+    elif not written or table_options.complete(args):
         _show_run(chosen.record, args)
     for place in written:
         ui.message(f"Wrote {place}")
@@ -75,9 +76,13 @@ def _write_files(chosen: Run, args: argparse.Namespace) -> list[str]:
 def _show_run(record: RunRecord, args: argparse.Namespace) -> None:
     from regatta.cli.output.run_tables import accounts, leaderboard, resources
 
-    ui.write_table(accounts(record) if args.accounts else leaderboard(record, limit=None if args.all else SHOWN))
-    ui.write("")
-    ui.write_table(resources(record))
+    complete = table_options.complete(args)
+    if args.accounts:
+        table = accounts(record)
+    else:
+        every = args.all or complete or args.sort is not None
+        table = leaderboard(record, limit=None if every else SHOWN, complete=complete)
+    table_options.write(table, args, most=None if args.all or args.accounts else SHOWN, then=[resources(record)])
     for level, text in record.notes:
         if level != "info":
             ui.message(f"{level}: {text}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import FILE_HELP, add_repo_and_json
-from regatta.cli.output.table import Table, left, right
+from regatta.cli.output.table import Table, left, right, sentences
 from regatta.errors import UsageError
 from regatta.format import seconds
 
@@ -79,7 +79,7 @@ def _run_suite(args: argparse.Namespace) -> int:
     if args.json:
         ui.write_json(suite=args.suite, rows=[asdict(row) for row in rows])
         return 0
-    columns = [left("case"), left("policy"), *(right(name) for name in ("takes", "ratio", "speed-up"))]
+    columns = [left("case", 0), left("policy", 0), *(right(name) for name in ("takes", "ratio", "speed-up"))]
     cells = [[row.case, row.policy, seconds(row.seconds), f"{row.ratio:.3f}", f"{row.speedup:.2f}"] for row in rows]
     ui.write_table(Table(columns, cells))
     return 0
@@ -99,4 +99,4 @@ def _table(rows: Sequence[Mapping[str, Any]], below: str) -> Table:
         ]
         for row in rows
     ]
-    return Table([*(right(name) for name in names), left("limited by")], cells, below=(below,))
+    return Table([*(right(name) for name in names), sentences("limited by")], cells, below=(below,))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
-from regatta.cli.output.table import Cell, Table, left, right
+from regatta.cli.output.table import Cell, Table, left, right, sentences
 from regatta.format import count, size
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _print_items(items: Sequence[Staged], as_json: bool, what: str) -> None:
 
 
 def _table(items: Sequence[Staged]) -> Table:
-    columns = [left("staged as"), left("file"), right("size"), left("")]
+    columns = [left("staged as", 0), left("file", 0), right("size"), sentences("")]
     rows: list[list[Cell]] = []
     for item in items:
         kept = item.weights.bytes if item.weights is not None else item.file.bytes if item.file is not None else 0

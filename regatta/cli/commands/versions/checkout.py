@@ -12,8 +12,9 @@ from regatta.format import size
 
 NAME, HELP = "checkout", "write the weights of a version to a file, or the version to a folder"
 DESCRIPTION = (
-    "If PATH ends in .safetensors, .npz, .pt or .pth, write the weights to that file. Otherwise PATH "
-    "is a folder for weights.safetensors, version.json and files/. Nothing is written outside PATH."
+    "If PATH ends in .safetensors, .npz, .pt or .pth, write the weights to that file; .onnx is the network with its "
+    "weights, for inference. Otherwise PATH is a folder for weights.safetensors, version.json and files/. "
+    "Nothing is written outside PATH."
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regatta.cli import ui
-from regatta.cli.arguments import add_repo_and_json, add_version, opened_repo
+from regatta.cli.arguments import add_repo_and_json, add_version, command, opened_repo
 from regatta.errors import DataError, NotFoundError, UsageError
 
 NAME, HELP = "desc", "describe a version: network, parameters, metrics, weight distributions"
@@ -34,6 +34,9 @@ def run(args: argparse.Namespace) -> int:
     inputs = None if args.input is None else _arrays(args.input)
     with opened_repo(args) as repo:
         found = repo.portrait(args.version, exact=args.exact, look=not args.no_weights, inputs=inputs)
+        for file in found.description.files:
+            if (reason := repo.files.problem_of(file.hash, file.bytes, whole=True)) is not None:
+                ui.message(f"The file {file.path} is damaged: {reason}. To mend it: {command()} fsck --repair")
     if args.html is not None:
         from regatta.web import version_page
 

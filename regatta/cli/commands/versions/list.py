@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from regatta.cli import ui
-from regatta.cli.arguments import add_repo_and_json, assignments, command, moment, opened_repo
+from regatta.cli import table_options, ui
+from regatta.cli.arguments import assignments, command, moment, opened_repo
 from regatta.errors import NotFoundError, UsageError, nearest
 from regatta.format import count
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from regatta.repo import Repo, Versions
 
 DEFAULT_LIMIT = 30
+MAX_LISTED = 10  # known names in an error
 NAME, HELP = "list", "list the versions, with their lineage"
 DESCRIPTION = "List versions, newest first, with the lineage between them, and the best value of each metric."
 
@@ -38,13 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="show every version and every column")
     parser.add_argument("--names", action="store_true", help="print only the names of models, one per line")
     parser.add_argument("--no-graph", action="store_true", help="do not draw the lineage")
-    add_repo_and_json(parser)
+    table_options.add_table(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    table_options.check(args)
     with opened_repo(args) as repo:
-        limit = None if args.all or (args.json and args.last is None) else args.last or DEFAULT_LIMIT
-        found = _chosen(repo, args, limit)
+        limit = args.last or (None if args.json or table_options.complete(args) else DEFAULT_LIMIT)
+        limit = None if args.all else limit
+        found = _chosen(repo, args, None if args.names or args.sort is not None else limit)
         if args.names:
             _show_names(found, args.json)
         elif args.json:
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
             ui.write_json(versions=listed_entries(found, repo.tags()), total=repo.catalog.count())
         else:
-            _show(repo, found, args)
+            _show(repo, found, args, limit)
     return 0
 
 
@@ -67,14 +71,32 @@ def _chosen(repo: Repo, args: argparse.Namespace, limit: int | None) -> Versions
     filters: dict[str, Any] = {"search": args.search, "run": args.of_run, "since": args.since, "until": args.until}
     filters |= {"where": _where(args.where), "metric": args.metric, "order": "best" if args.best else "newest"}
     mode = args.mode or usual_mode(args.metric or "")
-    found = repo.versions(args.pattern, **filters, mode=mode, limit=None if args.names else limit)
-    if not found and args.metric is not None and args.metric not in (known := repo.catalog.metric_names()):
-        raise NotFoundError(
-            f"No version has the metric {args.metric!r:.100}.",
-            candidates=nearest(args.metric, known),
-            hint=f"There are: {', '.join(known[:10])}" if known else None,
-        )
+    found = repo.versions(args.pattern, **filters, mode=mode, limit=limit)
+    if not found:
+        _check_known("metric", [args.metric] if args.metric is not None else [], repo.catalog.metric_names())
+        _check_known("hyperparameter", filters["where"], repo.catalog.hyperparameter_names())
     return Versions(found, repo.links(found))
+
+
+def _check_known(what: str, names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise a NotFoundError for a name that no version has: then a filter that matches nothing is a mistake."""
+    for name in names:
+        if name not in known:
+            listed = f"{', '.join(known[:MAX_LISTED])}{' ...' if len(known) > MAX_LISTED else ''}"
+            raise NotFoundError(
+                f"No version has the {what} {name!r:.100}.",
+                candidates=nearest(name, known),
+                hint=f"There are: {listed}" if known else None,
+            )
+
+
+def _similar(repo: Repo, args: argparse.Namespace) -> str:
+    """The names that NAME and --run may have meant, if there is none like them."""
+    found: list[str] = []
+    for name, known in ((args.pattern, repo.catalog.names()), (args.of_run, repo.catalog.run_names())):
+        if name is not None and name not in known:
+            found += nearest(name, known)
+    return f" Did you mean {' or '.join(found)}?" if found else ""
 
 
 def _where(words: list[str]) -> dict[str, Any]:
@@ -94,21 +116,28 @@ def _show_names(found: Versions, as_json: bool) -> None:
         ui.write(name)
 
 
-def _show(repo: Repo, found: Versions, args: argparse.Namespace) -> None:
+def _show(repo: Repo, found: Versions, args: argparse.Namespace, limit: int | None) -> None:
     from regatta.cli.output.version_tables import tags_by_version, version_table
     from regatta.run import list_runs
 
     total = repo.catalog.count()
-    if not found:
+    complete = table_options.complete(args)
+    if not found and not complete:
         start = f"Try {command()} demo; or {command()} add FILE, then {command()} commit NAME"
         if list_runs(repo.folder):
             start = f"A run leaves versions when it ends, or is interrupted after its first unit. See: {command()} runs"
-        ui.message(f"None of the {total:,} versions matches." if total else f"There is no version yet. {start}")
+        ui.message(
+            f"None of the {total:,} versions matches.{_similar(repo, args)}"
+            if total
+            else f"There is no version yet. {start}"
+        )
         return
     shown = {version.id for version in found}
-    graph = not args.no_graph and not args.best and any(link.base in shown for link in found.links)
+    ordered = args.no_graph or args.best or args.sort is not None or complete
+    graph = not ordered and any(link.base in shown for link in found.links)
     tags = tags_by_version(repo.tags())
-    look = {"metric": args.metric, "mode": args.mode, "graph": graph, "wide": args.all, "room": ui.terminal_width()}
-    ui.write_table(version_table(found, tags, **look))
+    table = version_table(found, tags, metric=args.metric, mode=args.mode, graph=graph, complete=complete)
+    ui.show_wide(args.wide or args.all)
+    table_options.write(table, args, most=limit)
     if len(found) < total:
         ui.message(f"{len(found)} of {count(total, 'version')}")

@@ -48,14 +48,12 @@ def _show(repo: Repo, found: Versions, oneline: bool) -> None:
     tags, by_id = tags_by_version(repo.tags()), {version.id: version for version in found}
     names = {version.id: version.reference for version in found}
     links = links_by_version(found.links)
+    lines: list[str] = []
     for node in drawn(found, found.links):
         version = by_id[node.id]
-        for line in node.above:
-            ui.write(line)
-        ui.write(f"{node.prefix} {heading(version, tags.get(version.id, []))}")
-        for line in node.below:
-            ui.write(line)
+        lines += [*node.above, f"{node.prefix} {heading(version, tags.get(version.id, []))}", *node.below]
         if not oneline:
-            for text in log_lines(version, links.get(version.id, []), names):
-                ui.write(f"{node.beside:{len(node.prefix)}} {text}".rstrip())
-            ui.write(node.beside)
+            texts = log_lines(version, links.get(version.id, []), names)
+            lines += [f"{node.beside:{len(node.prefix)}} {text}".rstrip() for text in texts]
+            lines.append(node.beside)
+    ui.page("\n".join(lines))

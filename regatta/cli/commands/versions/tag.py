@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regatta.cli import ui
 from regatta.cli.arguments import add_repo_and_json, command, opened_repo
-from regatta.cli.output.table import Cell, Table, left
+from regatta.cli.output.table import Cell, Table, left, sentences
 from regatta.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def _list(repo: Repo, args: argparse.Namespace) -> None:
         for tag, version in found:
             since = datetime.fromtimestamp(tag.created).strftime("%Y-%m-%d %H:%M")
             rows.append([(tag.name, "bold"), version.reference, version.id[:10], since, version.message])
-        names = ("tag", "version", "id", "since", "")
-        ui.write_table(Table([left(name) for name in names], rows))
+        columns = [left("tag", 0), left("version", 0), left("id", 3), left("since", 2), sentences("")]
+        ui.write_table(Table(columns, rows))
     else:
         ui.message(f"There is no tag yet. To set one: {command()} tag NAME VERSION")
 
