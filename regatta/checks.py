@@ -7,13 +7,14 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import ParamSpec
+from typing import ParamSpec, TypeVar
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError, nearest
-from regatta.format import type_name
+from regatta.format import brief
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_whole(value: object, least: int = 1) -> bool:
@@ -33,8 +34,7 @@ def is_number(value: object) -> bool:
 
 def check_argument(name: str, value: object, valid: bool, wanted: str, hint: str | None = None) -> None:
     if not valid:
-        shown = repr(value) if isinstance(value, Scalar) else type_name(value)  # arrays have long texts
-        raise UsageError(f"{name} is {shown}; it must be {wanted}.", hint=hint)
+        raise UsageError(f"{name} is {brief(value)}; it must be {wanted}.", hint=hint)
 
 
 def check_names(function: str, names: Iterable[str], known: Collection[str]) -> None:
@@ -45,14 +45,14 @@ def check_names(function: str, names: Iterable[str], known: Collection[str]) -> 
             raise UsageError(f"{function} has no argument {name!r}.", candidates=nearest(name, known), hint=hint)
 
 
-def refuses_unknown_names(init: Callable[P, None]) -> Callable[P, None]:
-    """An `__init__` that suggests the nearest names for an unknown one."""
-    known = list(inspect.signature(init).parameters)[1:]
+def refuses_unknown_names(function: Callable[P, R]) -> Callable[P, R]:
+    """A function, or an `__init__`, that suggests the nearest names for an argument that it does not have."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
 
-    @functools.wraps(init)
-    def checked(*arguments: P.args, **named: P.kwargs) -> None:
-        check_names(init.__qualname__.partition(".")[0], named, known)
-        init(*arguments, **named)
+    @functools.wraps(function)
+    def checked(*arguments: P.args, **named: P.kwargs) -> R:
+        check_names(function.__qualname__.partition(".")[0], named, known)
+        return function(*arguments, **named)
 
     return checked
 
@@ -60,7 +60,12 @@ def refuses_unknown_names(init: Callable[P, None]) -> Callable[P, None]:
 def check_signature(name: str, function: object, arguments: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     """Raise a UsageError unless the function can be called with these arguments; `optional` ones may be missing."""
     if not callable(function):
-        raise UsageError(f"{name} is {function!r}, which cannot be called.")
+        raise UsageError(f"{name} is {brief(function)}, which cannot be called.")
+    if name == "model_fn" and hasattr(function, "state_dict") and not isinstance(function, type):
+        raise UsageError(
+            f"model_fn is a {type(function).__name__}; it is a function that makes one.",
+            hint="Write `def model_fn(config): return model, optimizer`.",
+        )
     try:
         signature = inspect.signature(function)
     except ValueError:

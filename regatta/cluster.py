@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from regatta.checks import is_number, is_whole
-from regatta.errors import UsageError
+from regatta.errors import UsageError, nearest
+from regatta.format import brief, count
+
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "xla", "hpu", "mtia", "tpu")
+DEVICE = re.compile(r"[a-z]+(:\d+)?")
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of the drivers of NVIDIA, of AMD, and of Windows
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,12 @@ class Cluster:
         for name in ("workers", "threads", "group"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):
-                raise UsageError(f"Cluster: {name} is {value!r}; it must be a whole number from 1, or None.")
+                raise UsageError(f"Cluster: {name} is {brief(value)}; it must be a whole number from 1, or None.")
         for name, value in (("cpus", self.cpus), ("gpus", self.gpus), *dict(self.resources or {}).items()):
             if not is_number(value) or value < 0:
-                raise UsageError(f"Cluster: {name} is {value!r}; it must be a number per worker, 0 or more.")
+                raise UsageError(f"Cluster: {name} is {brief(value)}; it must be a number per worker, 0 or more.")
         self._check_group()
+        self._check_device()
         if not self.needs():
             raise UsageError(
                 "Cluster: a worker with 0 CPUs, 0 GPUs and no other resource would fit any number of times.",
@@ -54,6 +62,34 @@ class Cluster:
             raise UsageError(
                 f"Cluster: {self.workers} workers cannot be divided into groups of {self.group}.",
                 hint=f"{self.workers} workers can form groups of {', '.join(map(str, widths))}.",
+            )
+
+    def _check_device(self) -> None:
+        kind = self.device.partition(":")[0] if isinstance(self.device, str) else None
+        if kind not in DEVICES or not DEVICE.fullmatch(self.device):
+            raise UsageError(
+                f"Cluster: device is {brief(self.device)}, which is not a device.",
+                candidates=("cuda",) if kind in ("gpu", "nvidia") else nearest(str(kind), DEVICES),
+                hint='It is "auto" (a GPU, if there is one), "cpu", "cuda", "cuda:1" or another device of PyTorch.',
+            )
+
+    def check_available(self) -> None:
+        """Raise a UsageError if this machine does not have the device of its workers. Workers on Ray are elsewhere."""
+        kind, _, index = self.device.partition(":")
+        if self.kind == "ray" or kind != "cuda":
+            return
+        torch = sys.modules.get("torch")
+        version = getattr(torch, "version", None)
+        hint = 'Leave device= out to use what is there, or say device="cpu".'
+        if version is not None and version.cuda is None and getattr(version, "hip", None) is None:
+            raise UsageError(f"Cluster: device is {self.device!r}, but this PyTorch was built without CUDA.", hint=hint)
+        gpus = _gpus(self.device)
+        hidden = "CUDA_VISIBLE_DEVICES" in os.environ
+        if not gpus and (hidden or not any(map(os.path.exists, GPU_FILES))):
+            raise UsageError(f"Cluster: device is {self.device!r}, but this machine has no GPU for CUDA.", hint=hint)
+        if gpus and int(index or 0) >= gpus:
+            raise UsageError(
+                f"Cluster: device is {self.device!r}, but there are only {count(gpus, 'GPU')}, from cuda:0.", hint=hint
             )
 
     @classmethod

@@ -128,6 +128,11 @@ def _is_users_module(module: str | None) -> bool:
     file = getattr(sys.modules.get(module or ""), "__file__", None)
     if file is None or (module or "").partition(".")[0] == "regatta":
         return False
+    return is_users_file(file)
+
+
+def is_users_file(file: str) -> bool:
+    """Whether a file is neither installed nor a part of Python."""
     path = Path(os.path.abspath(file))
     libraries = (sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
     return not {"site-packages", "dist-packages"} & set(path.parts) and not any(

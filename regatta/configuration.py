@@ -14,6 +14,7 @@ from typing import TypeAlias
 from blake3 import blake3
 
 from regatta.errors import UsageError
+from regatta.format import brief
 
 Scalar: TypeAlias = str | int | float | bool | None
 Configuration: TypeAlias = Mapping[str, Scalar]
@@ -32,10 +33,10 @@ def config_id(config: Configuration) -> str:
 def check_configuration(config: object) -> dict[str, Scalar]:
     """The configuration as a plain dict of Python scalars; a UsageError names an entry that is not one."""
     if not isinstance(config, Mapping):
-        raise UsageError(f"A configuration is a dict of plain values, not {type(config).__name__}: {config!r}.")
+        raise UsageError(f"A configuration is a dict of plain values, not {brief(config)}.")
     for name in config:
         if not isinstance(name, str) or not name:
-            raise UsageError(f"A configuration's names are non-empty strings, not {name!r}.")
+            raise UsageError(f"A configuration's names are non-empty strings, not {brief(name)}.")
     return {name: _check_value(name, value) for name, value in config.items()}
 
 
@@ -48,8 +49,7 @@ def _check_value(name: str, value: object) -> Scalar:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise UsageError(
-        f"The value of {name!r} is {value!r}, a {type(value).__name__}; configurations hold strings, numbers, "
-        "booleans and None.",
+        f"The value of {name!r} is {brief(value)}; configurations hold strings, numbers, booleans and None.",
         hint="Put a name into the configuration and turn it into the object inside model_fn.",
     )
 

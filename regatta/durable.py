@@ -7,9 +7,12 @@ can stop the process at each of them.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +61,30 @@ def replacing(path: Path, *, durable: bool = True, durable_name: bool = True) ->
         written.unlink(missing_ok=True)
     if durable_name:
         fsync_path(path.parent)
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a disk without room, or beyond a quota
+NEARLY_FULL_BYTES = 2**20
+_KEEP_SIZE = 1  # of fallocate
+
+
+def is_nearly_full(folder: Path) -> bool:
+    """Whether the disk of a folder has less room than the log of a database may take."""
+    try:
+        return shutil.disk_usage(folder).free < NEARLY_FULL_BYTES
+    except OSError:
+        return False
+
+
+def reserve(file: int, size: int) -> None:
+    """Reserve disk space after the end of a file, whose length stays, so that it can grow on a full disk.
+
+    Where the system cannot do that, nothing is reserved.
+    """
+    fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+    if fallocate is not None:
+        end = os.fstat(file).st_size
+        fallocate(file, _KEEP_SIZE, ctypes.c_int64(end), ctypes.c_int64(size))
 
 
 def lock_file(file: int | IO[Any], *, shared: bool = False, wait: bool = True) -> bool:
@@ -109,9 +136,18 @@ class FileLock:
         except FileNotFoundError:
             return b""
 
-    def write_note(self, text: str) -> None:
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, text.encode(), 0)
+    def write_note(self, text: str) -> bool:
+        """Replace the note; False if the disk is full. A note that is no longer than the last one needs no room."""
+        content = text.encode()
+        try:
+            os.pwrite(self._handle, content, 0)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            os.ftruncate(self._handle, 0)
+            return False
+        os.ftruncate(self._handle, len(content))
+        return True
 
     def __enter__(self) -> FileLock:
         self.acquire()
@@ -144,7 +180,8 @@ def exclusive(path: Path, purpose: str, wait: bool = True) -> Iterator[None]:
             hint="Wait until that is done, or end that process.",
         )
     try:
-        held.write_note(f"{purpose}, process {os.getpid()}")
+        held.write_note(f"{purpose}, process {os.getpid()}")  # the lock holds without it as well
         yield
     finally:
+        held.write_note("")  # a note would take a block of the disk
         held.release()

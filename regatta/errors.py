@@ -3,10 +3,12 @@
     RegattaError                 exit code 1
     ├── UsageError               2   a wrong argument, configuration, function or data set
     │   ├── DataError            2   a partition that is missing, cut off or different from the others
+    │   │   └── LimitError       2   a file that is, or would become, larger than a reader's limit
     │   └── MissingExtraError    2   an optional dependency that is not installed
     ├── NotFoundError            3   no repository, run or configuration of that name
     ├── ConflictError            4   the name is taken, or another controller holds the run
     ├── DiskError                1   a disk that is full or fails, which is not a configuration's fault
+    ├── PausedError              1   a run that cannot go on now, though no configuration is to blame: resume it
     └── CorruptError             1   a file of Regatta's that fails its checks
         └── NewerVersionError    1   a file that a newer version of Regatta has written
 
@@ -16,6 +18,7 @@ Each says what was received, where, and what to do about it.
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 LEAST_SIMILARITY = 0.55  # of a name that is suggested, from 0 to 1
@@ -53,6 +56,14 @@ class DataError(UsageError):
     pass
 
 
+class LimitError(DataError):
+    """More was found than a reader takes; says both numbers."""
+
+    def __init__(self, what: str, found: int, limit: int, *, place: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"There are {found:,} {what}; {limit:,} is the limit.", place=place, hint=hint)
+        self.found, self.limit = found, limit
+
+
 class MissingExtraError(UsageError):
     """An optional dependency is needed and absent; names the extra that brings it."""
 
@@ -73,6 +84,23 @@ class ConflictError(RegattaError):
 
 class DiskError(RegattaError):
     pass
+
+
+class PausedError(RegattaError):
+    pass
+
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+
+def disk_error(error: OSError) -> DiskError:
+    """The error of a disk as Regatta says it: what, where, and what to do."""
+    what = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota of the disk is used up"}
+    return DiskError(
+        f"The file cannot be written: {what.get(error.errno or 0, (error.strerror or str(error)).lower())}.",
+        place=None if error.filename is None else str(error.filename),
+        hint="Make room on the disk. `regatta gc --grace 0` needs none, and frees what no version uses.",
+    )
 
 
 class CorruptError(RegattaError):

@@ -9,6 +9,7 @@ from typing import Any
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_A_NUMBER = "×"
+MAX_PARTS, MAX_TEXT = 3, 200  # parts of a tuple, and characters, that an error shows of a value
 
 
 def seconds(value: float) -> str:
@@ -59,8 +60,28 @@ def type_name(value: object) -> str:
     return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
+def brief(value: object) -> str:
+    """A value that the user passed, for an error: arrays are described, because their texts have many lines."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and len(shape):
+        return f"{type_name(value)} of shape {tuple(shape)}"
+    if isinstance(value, tuple | list) and any(hasattr(part, "shape") for part in value):
+        some = [brief(part) for part in value[:MAX_PARTS]]
+        more = [f"{len(value) - MAX_PARTS} more"] if len(value) > MAX_PARTS else []
+        return f"{type_name(value)} of {', '.join([*some, *more])}"
+    text = repr(value)
+    return text if len(text) <= MAX_TEXT and "\n" not in text else type_name(value)
+
+
 def share(part: float, whole: float) -> str:
     return f"{part / whole:.0%}" if whole > 0 else "-"
+
+
+def visible(text: str, kept: str = "\n\t") -> str:
+    """The text with its control characters escaped: a name or a message must not steer the reader's terminal."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in kept else repr(each)[1:-1] for each in text)
 
 
 def json_value(value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 .regatta/
   catalog.sqlite            versions and their metadata; commit.lock keeps gc away from commits
+  versions.log              every change of the catalog, with checksums, from which it can be made again
   staging.json              files staged for the next version, changed under staging.lock
-  files/                    files of versions, by content
+  files/ quarantine/        files of versions, by content; damaged files that fsck replaced
+  deleted/                  what was deleted, until gc: record.json, and run/ if it was a run
   data/                     partitions that Regatta wrote
   profiles/                 what profiling measured, for later sweeps
   store/                    the parameter store
@@ -21,6 +23,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from regatta.errors import NotFoundError, UsageError
@@ -29,10 +32,14 @@ FOLDER = ".regatta"
 
 # Below the repository.
 CATALOG = "catalog.sqlite"
+VERSION_LOG = "versions.log"
 COMMIT_LOCK = "commit.lock"
 STAGING = "staging.json"
 STAGING_LOCK = "staging.lock"
 FILES = "files"
+DELETED = "deleted"
+DELETED_RECORD = "record.json"
+DELETED_RUN = "run"
 DATA = "data"
 PROFILES = "profiles"
 STORE = "store"
@@ -47,9 +54,11 @@ PACK_SUFFIX = ".pack"
 TMP = "tmp"
 QUARANTINE = "quarantine"
 
-# Below a run.
+# Below a run, whose folder has its name.
+RUN_NAME = re.compile(r"\w[\w.-]*")
 JOURNAL = "journal.jsonl"
 SWEEP = "sweep.pkl"
+CODE = "code.json"  # of the modules that a run needs; see engine/module_code.py
 RUN_LOCK = "lock"
 STATES = "states"
 STATE_SUFFIX = ".safetensors"
@@ -70,13 +79,36 @@ MLFLOW_ARTIFACTS = "mlflow-artifacts"
 
 
 def store_exists(store: Path) -> bool:
-    """Whether there is a parameter store in that folder."""
-    return (store / INDEX).exists()
+    """Whether there is a parameter store in that folder, even one that has lost its index."""
+    return (store / INDEX).exists() or has_packs(store)
+
+
+def has_packs(store: Path) -> bool:
+    """Whether there are pack files in a parameter store."""
+    return any((store / PACKS).glob(f"*{PACK_SUFFIX}"))
+
+
+def bytes_on_disk(path: Path) -> int:
+    """The disk space that a file, or a folder with everything in it, takes: what `du` says."""
+    found = {}
+    for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        try:
+            status = entry.lstat()
+        except FileNotFoundError:  # deleted in the meantime
+            continue
+        found[status.st_dev, status.st_ino] = status.st_blocks * 512  # of several names of a file, one counts
+    return sum(found.values())
 
 
 def state_path(run: Path, config: str, stem: str) -> Path:
     """The file of a state; the stem is `<epoch>-<visits>`."""
     return run / STATES / config / f"{stem}{STATE_SUFFIX}"
+
+
+def project_folder(repository: Path) -> Path:
+    """The folder that is moved or renamed together with a repository: paths below it are saved relative to it."""
+    repository = Path(os.path.abspath(repository))
+    return repository.parent if repository.name == FOLDER else repository
 
 
 def store_beside(run: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from regatta.errors import CorruptError, NotFoundError, RegattaError, UsageError
 from regatta.journal import trace as unit_trace
 from regatta.journal.lock import is_live
 from regatta.journal.run_record import ConfigRecord, RunRecord, find_journals
-from regatta.paths import JOURNAL, RUNS, SWEEP
+from regatta.paths import JOURNAL, RUN_NAME, RUNS, SWEEP, project_folder
 from regatta.paths import repository as repository
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from regatta.journal.analysis import Analysis
     from regatta.sinks import Sink
     from regatta.sweep import Sweep
-
-RUN_NAME = re.compile(r"\w[\w.-]*")
 
 
 class Run:
@@ -214,22 +211,46 @@ class Run:
         """Resume a configuration that was stopped."""
         return self._ask("resume", config)
 
-    def go_on(self, sweep: Sweep | None = None, *, wait: bool = True, progress: bool = True) -> Run:
+    def retry(self, config: str | Mapping[str, Scalar] | None = None) -> list[dict[str, Any]]:
+        """Train a configuration that failed again, from its last good state; by default all that failed.
+
+        Returns what was done, for each of them.
+        """
+        if config is not None:
+            return [self._ask("retry", config)]
+        record = RunRecord.read(self.folder / JOURNAL)
+        return [self._ask("retry", found.id) for found in record.configs.values() if found.status == "failed"]
+
+    def go_on(
+        self, sweep: Sweep | None = None, *, wait: bool = True, progress: bool = True, changed_code: bool = False
+    ) -> Run:
         """Resume, in this process, a run that was interrupted or that has new requests.
 
-        It executes the sweep that was saved when it began, or the one that is given.
+        It executes the sweep that was saved when it began, or the one that is given. If modules that its functions
+        import have changed since, it goes on only with `changed_code=True`.
         """
         from regatta.engine.controller.control_server import count_waiting
 
         if self.record.status == "done" and not count_waiting(self.folder):
             raise UsageError(f"Run {self.name} is done.", hint="extend and clone give it more to do.")
-        return (sweep or self.sweep()).train(self, wait, progress)
+        sweep = sweep or self.sweep()
+        if sweep.cluster.kind != "ray":  # otherwise the data may be on other machines
+            sweep.dataset.check_present()
+        return sweep.train(self, wait, progress, changed_code)
 
-    def join(self, device: str | None = None, joined: Callable[[str], None] = lambda worker: None) -> None:
-        """Make this process one more worker of the run, which another process of this machine trains, until it ends."""
+    def join(
+        self,
+        device: str | None = None,
+        joined: Callable[[str], None] = lambda worker: None,
+        holds: Sequence[str] | None = None,
+    ) -> None:
+        """Make this process one more worker of the run, which another process of this machine trains, until it ends.
+
+        It trains on the partitions that it can open, or on those that it `holds`: paths, names of files, or numbers.
+        """
         from regatta.engine.workers.joining import join
 
-        join(self.folder, device, joined)
+        join(self.folder, device, None if holds is None else list(holds), joined)
 
     def _ask(self, verb: str, config: str | Mapping[str, Scalar], **more: Any) -> dict[str, Any]:
         from regatta.engine.controller.control_server import ask
@@ -257,9 +278,10 @@ class Run:
 
     def replay(self) -> ReplayReport:
         """Train it all again in the same order and compare every state, bit for bit."""
+        from regatta.engine.module_code import read_code
         from regatta.engine.replay import replay
 
-        return replay(self.sweep(), self.record)
+        return replay(self.sweep(), self.record, read_code(self.folder))
 
     def sweep(self) -> Sweep:
         """The sweep that this run executes, as saved when it began. Only for your own runs: a pickle is code."""
@@ -268,9 +290,12 @@ class Run:
             raise NotFoundError(f"Run {self.name} came without its sweep, so it can be read but not trained.")
         from regatta.unpickle import unpickle
 
+        project = project_folder(self.folder.absolute().parents[1])
         folder = self.record.header.get("path")  # the sweep's functions import modules from here
-        if isinstance(folder, str) and os.path.isdir(folder) and folder not in sys.path:
-            sys.path.append(folder)
+        if isinstance(folder, str):
+            folder = str(project / folder)
+            if os.path.isdir(folder) and folder not in sys.path:
+                sys.path.append(folder)
         try:
             sweep: Sweep = unpickle(path.read_bytes())
         except ModuleNotFoundError as error:
@@ -278,6 +303,7 @@ class Run:
                 f"The functions of run {self.name} need the module {error.name!r}, which is not found from here.",
                 hint="Go to the folder from which it was launched, or put that module's folder on PYTHONPATH.",
             ) from error
+        sweep.dataset = sweep.dataset.below(project)
         return sweep
 
     def __repr__(self) -> str:

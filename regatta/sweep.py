@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 import json
 import math
 import os
@@ -25,7 +25,6 @@ from blake3 import blake3
 from regatta.checks import (
     check_argument,
     check_batch_size,
-    check_names,
     check_signature,
     check_solver_import,
     is_whole,
@@ -42,15 +41,22 @@ from regatta.engine.archiver import Archiver
 from regatta.engine.controller.runner import Runner
 from regatta.engine.controller.settings import RunSettings
 from regatta.engine.messages import Recipe, SharingPlan, Task, WorkerSetup, unpickle_recipe
+from regatta.engine.module_code import RunCode, code_again, code_changes, code_of, read_code, write_code
 from regatta.engine.planning.planner import Planner, PlanOptions, RunStrategy, available_workers
 from regatta.engine.profiling.cache import ProfileCache, profile_key
 from regatta.engine.profiling.models import ProfilingRequest, ProfilingResults
 from regatta.engine.profiling.session import ProfilingSession
-from regatta.engine.run_folders import find_unfinished, new_folder
+from regatta.engine.run_folders import find_unfinished, new_folder, sweep_identity
 from regatta.engine.workers.start_process import expect_workers as expect_workers
-from regatta.errors import UsageError, nearest
-from regatta.format import count
-from regatta.frameworks import LOSS_OR_TRAIN_FN, NAMES, OPTIONAL_LOSS_ARGUMENTS, may_have_own_loss
+from regatta.errors import ConflictError, UsageError, nearest
+from regatta.format import brief, count
+from regatta.frameworks import (
+    LOSS_OR_TRAIN_FN,
+    NAMES,
+    OPTIONAL_LOSS_ARGUMENTS,
+    OPTIONAL_TRAIN_ARGUMENTS,
+    may_have_own_loss,
+)
 from regatta.journal.journal_file import VERSION
 from regatta.journal.run_record import Listener, RunRecord
 from regatta.paths import (
@@ -58,16 +64,18 @@ from regatta.paths import (
     LOGS,
     MEETINGS,
     PROFILES,
+    RUN_NAME,
     RUNS,
     SWEEP,
     ensure_repository,
     find_repository,
+    project_folder,
     store_beside,
 )
 from regatta.plan.schedule.hopper import check_rule
 from regatta.plan.strategy.plan_tree import PackNode, Plan
 from regatta.plan.strategy.what_if import HopWorkload, what_if
-from regatta.run import RUN_NAME, Run
+from regatta.run import Run
 from regatta.search.base import Goal, Search, Train
 from regatta.search.predict import describe_forecast_limits, forecast
 from regatta.sinks import Sink, following, usable_sinks
@@ -83,6 +91,7 @@ _FUNCTION_ARGUMENTS = {
     "eval_fn": ("data", "model", "config"),
     "transform_fn": ("batch", "seed"),
 }
+_OPTIONAL_ARGUMENTS = {"loss_fn": OPTIONAL_LOSS_ARGUMENTS, "train_fn": OPTIONAL_TRAIN_ARGUMENTS}
 _RENAMED_ATTRIBUTES = {"_sealed": "_recipe", "_prepares": "_preprocessing"}  # in sweeps pickled by earlier versions
 
 
@@ -93,7 +102,8 @@ class Sweep:
       advanced once per epoch, `{"step": schedule}` once per batch.
     - `loss_fn(model, batch, config)` returns the loss of a batch of `config["batch_size"]` rows. Alternatively,
       `train_fn(data, model, optimizer, config)` trains one pass over a partition and returns metrics. Compiled Keras
-      models need neither. A `loss_fn` with an argument `training` receives whether the model is being trained.
+      models need neither. A `loss_fn` with an argument `training` receives whether the model is being trained. A
+      `train_fn` with an argument `schedule` receives the schedule of `{"step": schedule}`, and advances it itself.
     - `eval_fn(data, model, config)` returns metrics of an evaluation partition, in addition to the loss of `loss_fn`.
     - `input_fn(path)` reads one partition. Without it, the files of the data set are read as arrays.
     - `transform_fn(batch, seed)` changes rows of a training partition differently in each epoch (augmentation). The
@@ -149,7 +159,9 @@ class Sweep:
         )
         check_argument("mode", mode, mode in ("min", "max", None), '"min" or "max"')
         if framework != "auto" and framework not in NAMES:
-            raise UsageError(f"There is no framework {framework!r}.", candidates=nearest(framework, ("auto", *NAMES)))
+            raise UsageError(
+                f"There is no framework {brief(framework)}.", candidates=nearest(str(framework), ("auto", *NAMES))
+            )
         check_argument("visits", visits, visits in ("free", "seeded"), '"free" or "seeded"')
         limits = unit_limit is None or (isinstance(unit_limit, int | float) and unit_limit > 0)
         check_argument("unit_limit", unit_limit, limits, "a number of seconds above 0, or None")
@@ -161,6 +173,7 @@ class Sweep:
             raise UsageError(
                 f"Packs are not trained {where}.", hint="Leave pack= out, or use Cluster.local(workers=...)."
             )
+        check_argument("metric", metric, isinstance(metric, str) and metric != "", 'a name such as "loss"')
         from regatta.repo.intake.metrics import usual_mode
 
         check_rule(rule)
@@ -206,10 +219,11 @@ class Sweep:
         """The configurations that the search begins with, by id."""
         return {config_id(a.config): a.config for a in self.search.start(self.goal) if isinstance(a, Train)}
 
-    def launch(self, wait: bool = True, progress: bool = True, resume: bool = True) -> Run:
+    def launch(self, wait: bool = True, progress: bool = True, resume: bool = True, changed_code: bool = False) -> Run:
         """Train. Without `wait` it trains in the background, and the `Run` is its future.
 
-        A run of the same sweep that was interrupted or killed is resumed, unless `resume` is False.
+        A run of the same sweep that was interrupted or killed is resumed, unless `resume` is False. If the code of its
+        functions has changed since, a new run begins; `changed_code=True` resumes the old one with the new code.
         """
         if LOADED_FILE.get() is not None:
             raise UsageError(
@@ -217,14 +231,47 @@ class Sweep:
                 place=LOADED_FILE.get(),
                 hint='Put the launch under `if __name__ == "__main__":`, or train it with `python` alone.',
             )
+        self.cluster.check_available()
         if self.cluster.kind == "process":
             expect_workers(self._recipe)
         runs = ensure_repository(self.repo) / RUNS
-        run = find_unfinished(runs, self.name, self.identity()) if resume else None
-        return self.train(run or Run(self._new_folder(runs)), wait, progress)
+        run = self._unfinished(runs, changed_code) if resume else None
+        return self.train(run or Run(self._new_folder(runs)), wait, progress, changed_code)
 
-    def train(self, run: Run, wait: bool = True, progress: bool = True) -> Run:
-        """Start a run in its new folder, or resume one."""
+    def _unfinished(self, runs: Path, changed_code: bool) -> Run | None:
+        """The run to resume: of the same sweep and code, or of other code if that is wanted."""
+        identity, task = self.identity(), self._task()
+        run = find_unfinished(runs, self.name, lambda folder: sweep_identity(folder) == identity)
+        if run is not None and not code_changes(read_code(run.folder)):
+            return run
+        run = run or find_unfinished(runs, self.name, lambda folder: (read_code(folder) or {}).get("task") == task)
+        if run is None or changed_code:
+            return run
+        changes = self._changes(read_code(run.folder))
+        if self.name is not None:
+            raise changed_code_error(run.name, changes)
+        from regatta.cli import ui
+
+        ui.message(
+            f"{run.name} was interrupted and is not resumed, because its code has changed: {'; '.join(changes)}\n"
+            f"This is a new run. `regatta resume {run.name}` resumes the old one with the functions of its launch. "
+            "`regatta run FILE --changed-code` or launch(changed_code=True) resumes it with the new ones."
+        )
+        return None
+
+    def _changes(self, code: RunCode | None) -> list[str]:
+        """What is different in the code since a run recorded it: functions of this sweep, and the user's modules."""
+        then = (code or {}).get("functions", {})
+        functions: list[str] = []
+        if not isinstance(self._recipe, bytes):  # otherwise its functions were saved with the run
+            functions = [name for name, now in self._function_hashes().items() if then.get(name, now) != now]
+        return [*functions, *map(str, code_changes(code))]
+
+    def train(self, run: Run, wait: bool = True, progress: bool = True, changed_code: bool = False) -> Run:
+        """Start a run in its new folder, or resume one: if its code has changed since, only with `changed_code`."""
+        changes = code_changes(read_code(run.folder))
+        if changes and not changed_code:
+            raise changed_code_error(run.name, list(map(str, changes)))
         if wait:
             try:
                 self._train(run, progress)
@@ -236,9 +283,24 @@ class Sweep:
 
     def identity(self) -> str:
         """A hash of the data, the search, the goal and the functions' code: equal for sweeps that train the same."""
+        return blake3(repr((self._parts(), self._codes())).encode()).hexdigest()
+
+    def _task(self) -> str:
+        """The same hash without the functions' code."""
+        return blake3(repr(self._parts()).encode()).hexdigest()
+
+    def _parts(self) -> list[str]:
         search = json.dumps(self.search.describe(), sort_keys=True, default=repr)
-        parts = [search, repr(self.goal), self.rule, self.visits, self.dataset.fingerprint]
-        return blake3(repr((parts, self._codes())).encode()).hexdigest()
+        return [search, repr(self.goal), self.rule, self.visits, self.dataset.fingerprint]
+
+    def _function_hashes(self) -> dict[str, str]:
+        described = {name: describe_code(getattr(self.recipe, name)) for name in _FUNCTION_ARGUMENTS}
+        return {name: blake3(repr(code).encode()).hexdigest(length=8) for name, code in described.items()}
+
+    def _code(self) -> RunCode:
+        """The code of the functions and of the user's modules that they need."""
+        pickles = (cloudpickle.dumps(self.recipe), cloudpickle.dumps(self.search))
+        return {**code_of(*pickles), "functions": self._function_hashes(), "task": self._task(), "changed": []}
 
     def _codes(self) -> list[object]:
         return [describe_code(getattr(self.recipe, name)) for name in _FUNCTION_ARGUMENTS]
@@ -283,6 +345,7 @@ class Sweep:
 
     def _profile(self, progress: bool = False) -> tuple[ProfilingResults, RunStrategy]:
         """Profile the configurations, and choose a strategy from the results."""
+        self.cluster.check_available()
         cluster, planner, configs = self.cluster.sized(len(self.dataset.train)), self._planner(), self.configs()
         wanted = forecast(self.search, self.goal)
         request = ProfilingRequest(self.dataset, self.goal, configs, self._profiles(cluster))
@@ -323,12 +386,14 @@ class Sweep:
         orders: Mapping[str, Mapping[int, Sequence[int]]] | None = None,
         widths: Callable[[Task], int] | None = None,
         began: Callable[[Runner], None] = lambda runner: None,
+        changed_code: Sequence[str] = (),
     ) -> RunRecord:
         """Train into an existing folder: `launch` and `replay` use it."""
+        self.cluster.check_available()
         cluster = self.cluster.sized(len(self.dataset.train))
         settings = RunSettings(
             folder=folder,
-            header=lambda: self._header(folder.name, cluster),
+            header=lambda: self._header(folder, cluster),
             dataset=self.dataset,
             search=self.search,
             goal=self.goal,
@@ -340,6 +405,7 @@ class Sweep:
             cluster=cluster,
             profiles=self._profiles(cluster),
             listeners=listeners,
+            changed_code=changed_code,
         )
         runner = Runner(settings)
         began(runner)
@@ -356,7 +422,8 @@ class Sweep:
     def _new_folder(self, runs: Path) -> Path:
         folder = new_folder(runs, self.name, self.dataset.name)
         try:
-            (folder / SWEEP).write_bytes(self._pickle())
+            (folder / SWEEP).write_bytes(self._pickle(project_folder(runs.parent)))
+            write_code(folder, self._code())
         except BaseException:
             shutil.rmtree(folder)
             raise
@@ -368,7 +435,8 @@ class Sweep:
         try:
             with _display(progress) as shown, following(self.sinks, run.folder, shown) as sinks:
                 listeners = (run.follow, archiver.on_record, *shown, *sinks)
-                run.record = self.execute(run.folder, listeners=listeners, began=run.can_halt)
+                changed = self._accept_changes(run.folder)
+                run.record = self.execute(run.folder, listeners=listeners, began=run.can_halt, changed_code=changed)
         except UsageError:
             if fresh and not any(unit.kind == "train" for unit in run.record.units):
                 shutil.rmtree(run.folder)  # the sweep is wrong and nothing was trained, so there is nothing to keep
@@ -376,6 +444,15 @@ class Sweep:
         finally:
             archiver.close()
             self._commit_versions(run)
+
+    def _accept_changes(self, folder: Path) -> list[str]:
+        """What has changed in the code of a run that is resumed; the new code is that of the run from now on."""
+        code = read_code(folder)
+        changes = self._changes(code)
+        if code is not None and changes:
+            new = code_again(code) if isinstance(self._recipe, bytes) else self._code()
+            write_code(folder, {**code, **new, "changed": [*code["changed"], *changes]})
+        return changes
 
     def _commit_versions(self, run: Run) -> None:
         """Every configuration becomes a version. If that fails, the run is still complete."""
@@ -426,12 +503,14 @@ class Sweep:
             return None
         return SharingPlan(self.share, len(self.configs()), self.goal.epochs, reads, transforms)
 
-    def _header(self, name: str, cluster: Cluster) -> dict[str, Any]:
+    def _header(self, folder: Path, cluster: Cluster) -> dict[str, Any]:
+        modules = Path(os.path.abspath(sys.path[0] if sys.path else "."))  # its functions import modules from here
+        project = project_folder(folder.absolute().parents[1])
         used = [name for name in ("keras", "tensorflow", "jax", "ray") if name in sys.modules]
         libraries = {package: _version(package) for package in ("regatta", "torch", "numpy", *used)}
         return {
             "version": VERSION,
-            "name": name,
+            "name": folder.name,
             "sweep": self.identity(),
             **vars(self.goal),
             "rule": self.rule,
@@ -439,7 +518,7 @@ class Sweep:
             "dataset": self.dataset.describe(),
             "cluster": cluster.describe(),
             "versions": {"python": platform.python_version(), **libraries},
-            "path": os.path.abspath(sys.path[0] if sys.path else "."),  # its functions import modules from here
+            "path": str(modules.relative_to(project) if modules.is_relative_to(project) else modules),
         }
 
     def _check(self) -> None:
@@ -449,14 +528,17 @@ class Sweep:
         if not configs:
             raise UsageError("The search has no configuration to begin with.")
         if self.name is not None and not (isinstance(self.name, str) and RUN_NAME.fullmatch(self.name)):
-            raise UsageError(f"A run cannot be named {self.name!r}; use letters, digits, '.', '-' and '_'.")
+            raise UsageError(f"A run cannot be named {brief(self.name)}; use letters, digits, '.', '-' and '_'.")
         if self.recipe.train_fn is None:
             for config in configs.values():
                 check_batch_size(config)
 
-    def _pickle(self) -> bytes:
+    def _pickle(self, project: Path) -> bytes:
+        """The sweep for the folder of its run. Data inside the project is found again after the project was moved."""
         try:
-            pickled: bytes = cloudpickle.dumps(self)
+            portable = copy.copy(self)
+            portable.dataset = self.dataset.relative_to(project)
+            pickled: bytes = cloudpickle.dumps(portable)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError, ValueError) as error:
             raise UsageError(
                 f"The sweep's functions cannot be sent to workers: {error}.",
@@ -465,19 +547,76 @@ class Sweep:
         return pickled
 
 
+@refuses_unknown_names
 def launch(
     dataset: Dataset,
     search: Search,
     model_fn: Callable[[dict[str, Any]], Any],
     *,
+    loss_fn: Callable[..., Any] | None = None,
+    train_fn: Callable[..., Any] | None = None,
+    input_fn: Callable[..., Any] | None = None,
+    eval_fn: Callable[..., Any] | None = None,
+    transform_fn: Callable[..., Any] | None = None,
+    share: bool | Sharing | None = None,
+    epochs: int = 1,
+    metric: str = "loss",
+    mode: Literal["min", "max"] | None = None,
+    seed: int = 0,
+    framework: str = "auto",
+    cluster: Cluster | None = None,
+    repo: str | Path | None = None,
+    name: str | None = None,
+    rule: str = "auto",
+    visits: Literal["free", "seeded"] = "free",
+    unit_limit: float | None = None,
+    pack: bool | int | None = None,
+    numerics: Literal["exact", "fast"] = "exact",
+    sinks: str | Sink | Iterable[str | Sink] = (),
     wait: bool = True,
     progress: bool = True,
     resume: bool = True,
-    **options: Any,
+    changed_code: bool = False,
 ) -> Run:
-    """Train all configurations of a search: `Sweep(dataset, search, model_fn, **options).launch(...)`."""
-    check_names("launch", options, [*inspect.signature(Sweep).parameters, "wait", "progress", "resume"])
-    return Sweep(dataset, search, model_fn, **options).launch(wait, progress, resume)
+    """Train all configurations of a search: `Sweep(dataset, search, model_fn, ...).launch(wait, progress, ...)`.
+
+    The options are those of `Sweep` and of `Sweep.launch`.
+    """
+    sweep = Sweep(
+        dataset,
+        search,
+        model_fn,
+        loss_fn=loss_fn,
+        train_fn=train_fn,
+        input_fn=input_fn,
+        eval_fn=eval_fn,
+        transform_fn=transform_fn,
+        share=share,
+        epochs=epochs,
+        metric=metric,
+        mode=mode,
+        seed=seed,
+        framework=framework,
+        cluster=cluster,
+        repo=repo,
+        name=name,
+        rule=rule,
+        visits=visits,
+        unit_limit=unit_limit,
+        pack=pack,
+        numerics=numerics,
+        sinks=sinks,
+    )
+    return sweep.launch(wait, progress, resume, changed_code)
+
+
+def changed_code_error(run: str, changes: Sequence[str]) -> ConflictError:
+    return ConflictError(
+        f"The code of run {run} has changed since it was trained: {'; '.join(changes)}.",
+        hint="Finished units were trained with the old code. Undo the change, or go on with the new code: "
+        f"regatta resume {run} --changed-code, or changed_code=True in Python.\nTo train all of it with the new code, "
+        "launch the sweep again under another name.",
+    )
 
 
 def _version(package: str) -> str:
@@ -509,4 +648,4 @@ def _check_recipe(recipe: Recipe) -> None:
     for name, arguments in _FUNCTION_ARGUMENTS.items():
         function = getattr(recipe, name)
         if function is not None:
-            check_signature(name, function, arguments, OPTIONAL_LOSS_ARGUMENTS if name == "loss_fn" else ())
+            check_signature(name, function, arguments, _OPTIONAL_ARGUMENTS.get(name, ()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -82,3 +83,33 @@ def test_resources_of_a_worker_on_a_node() -> None:
 def test_wrong_resources_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="it must be a number per worker"):
         Cluster.ray(**options)
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        ("gpu", "Did you mean cuda?"),
+        ("gpu:0", "Did you mean cuda?"),
+        ("cud", "Did you mean cuda"),
+        ("cuda:x", '"cuda:1"'),
+        (0, '"cpu"'),
+    ],
+)
+def test_devices_that_do_not_exist_are_refused(device: Any, text: str) -> None:
+    with pytest.raises(UsageError, match="which is not a device") as caught:
+        Cluster.local(device=device)
+    assert text in str(caught.value)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for cluster in (Cluster.local(device="cuda"), Cluster.inline(device="cuda:1")):
+        with pytest.raises(UsageError, match="no GPU for CUDA"):
+            cluster.check_available()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    Cluster.local(device="cuda:1").check_available()
+    with pytest.raises(UsageError, match="there are only 2 GPUs"):
+        Cluster.local(device="cuda:2").check_available()
+    Cluster.ray(device="cuda:7").check_available()  # on other machines
+    Cluster.local().check_available()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
+from regatta import Cluster, Dataset, search
 from regatta import format as fmt
+from regatta.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -64,3 +69,38 @@ def test_a_sparkline_rises_with_the_values_and_marks_nan() -> None:
     assert fmt.sparkline([5.0, 5.0]) == "▄▄"
     assert fmt.sparkline([]) == ""
     assert len(fmt.sparkline(list(range(100)), width=12)) == 12
+
+
+def test_values_of_users_are_described_in_one_line() -> None:
+    x, y = np.zeros((100, 4)), np.zeros(100)
+    assert fmt.brief(x) == "a ndarray of shape (100, 4)"
+    assert fmt.brief((x, y)) == "a tuple of a ndarray of shape (100, 4), a ndarray of shape (100,)"
+    assert fmt.brief([y] * 9).endswith(", 6 more")
+    assert fmt.brief({"data": list(range(1000))}) == "a dict"
+    assert [fmt.brief(value) for value in ("a", 0.5, None, np.float32(2))] == [
+        "'a'",
+        "0.5",
+        "None",
+        repr(np.float32(2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda data: Dataset.from_arrays(data, data[1], partitions=2),
+        lambda data: Dataset.from_arrays(data[0], data[1], partitions=data),
+        lambda data: Dataset.from_paths(data),
+        lambda data: search.grid(data),
+        lambda data: search.grid(x=[data]),
+        lambda data: search.configs(data),
+        lambda data: search.configs([data]),
+        lambda data: search.random(lr=data[0], n=2),
+        lambda data: search.stopping(data, patience=2),
+        lambda data: Cluster.local(workers=data),
+    ],
+)
+def test_arrays_in_the_wrong_place_are_not_printed(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        use((np.zeros((100, 4)), np.zeros(100)))
+    assert "0., 0." not in str(caught.value) and "\n" not in caught.value.message

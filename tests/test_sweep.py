@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -91,12 +92,14 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "batch_size True": ({"space": search.grid(batch_size=[True])}, ("batch_size is True",)),
     "batch_size 2.5": ({"space": search.grid(batch_size=[2.5])}, ("batch_size is 2.5",)),
     "a search that is none": ({"space": 3}, ("search is 3", "regatta.search.grid(...)")),
-    "a dict as search": ({"space": {"lr": [0.1]}}, ("search is a dict", "Pass it to regatta.search.grid(...)")),
-    "a list as search": ({"space": [{"lr": 0.1}]}, ("search is a list", "Pass it to regatta.search.configs(...)")),
+    "a dict as search": ({"space": {"lr": [0.1]}}, ("search is {'lr': ", "Pass it to regatta.search.grid(...)")),
+    "a list as search": ({"space": [{"lr": 0.1}]}, ("search is [{'lr': ", "Pass it to regatta.search.configs(...)")),
     "epochs 0": ({"epochs": 0}, ("epochs is 0; it must be a whole number from 1",)),
     "epochs 1.5": ({"epochs": 1.5}, ("epochs is 1.5",)),
     "epochs True": ({"epochs": True}, ("epochs is True",)),
     "mode best": ({"mode": "best"}, ("mode is 'best'", '"min" or "max"')),
+    "no metric": ({"metric": None}, ("metric is None", 'a name such as "loss"')),
+    "a module as model_fn": ({"model_fn": nn.Linear(2, 2)}, ("model_fn is a Linear", "def model_fn(config)")),
     "a seed of letters": ({"seed": "lucky"}, ("seed is 'lucky'", "a whole number")),
     "an unknown rule": ({"rule": "randomised"}, ("no hop rule 'randomised'", "Did you mean randomized?")),
     "an unknown framework": ({"framework": "pytorch"}, ("no framework 'pytorch'", "Did you mean torch?")),
@@ -132,7 +135,9 @@ def test_arrays_instead_of_a_data_set_are_not_printed(tmp_path: Path) -> None:
     arrays: Any = (np.zeros((100, 4)), np.zeros(100))
     with pytest.raises(UsageError) as caught:
         launch(arrays, tmp_path)
-    first = "dataset is a tuple; it must be a regatta.Dataset."
+    first = (
+        "dataset is a tuple of a ndarray of shape (100, 4), a ndarray of shape (100,); it must be a regatta.Dataset."
+    )
     assert str(caught.value) == f"{first}\nMake one: regatta.Dataset.from_arrays(x, y, partitions=4)"
 
 
@@ -236,6 +241,26 @@ def float_loss(model: Any, batch: Any, config: Any) -> Any:
     return nn.functional.cross_entropy(model(batch[0]), batch[1]).item()
 
 
+def no_loss(model: Any, batch: Any, config: Any) -> Any:
+    nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def pair_loss(model: Any, batch: Any, config: Any) -> Any:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1]), 0.5
+
+
+def dict_loss(model: Any, batch: Any, config: Any) -> Any:
+    return {"cross_entropy": nn.functional.cross_entropy(model(batch[0]), batch[1])}
+
+
+def lists(path: Any) -> Any:
+    return [[0.0] * 4] * 10, [0] * 10
+
+
+def uneven(path: Any) -> Any:
+    return np.zeros((10, 4), np.float32), np.zeros(9, np.int64)
+
+
 def list_eval(data: Any, model: Any, config: Any) -> Any:
     return [0.5]
 
@@ -253,6 +278,11 @@ TRIED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "another framework": ({"framework": "numpy"}, ("where a dict of arrays belongs",)),
     "a loss per row": ({"loss_fn": vector_loss}, ("loss_fn returned shape (5,)", "Take its mean")),
     "a loss that is a float": ({"loss_fn": float_loss}, ("loss_fn returned float", "as a tensor")),
+    "a loss_fn without a return": ({"loss_fn": no_loss}, ("loss_fn returned None", "Write `return loss`")),
+    "a loss and more": ({"loss_fn": pair_loss}, ("loss_fn returned (Tensor, float)", "Return the loss alone")),
+    "a dict of losses": ({"loss_fn": dict_loss}, ("a dict of 'cross_entropy'", "losses['cross_entropy']")),
+    "lists of numbers": ({"input_fn": lists}, ("holds 0.0 where an array belongs", "np.asarray")),
+    "arrays of unequal length": ({"input_fn": uneven}, ("different numbers of rows: 10, 9",)),
     "an eval_fn that returns a list": ({"eval_fn": list_eval}, ("eval_fn returned list; it returns a dict",)),
     "an eval_fn that returns text": ({"eval_fn": text_eval}, ("{'accuracy': 'high'}", "must be one number")),
 }  # fmt: skip
@@ -360,7 +390,33 @@ def test_launch_passes_on_whether_to_wait_and_to_resume(
     seen: list[tuple[bool, ...]] = []
     monkeypatch.setattr(regatta.Sweep, "launch", lambda sweep, *arguments: seen.append(arguments))
     launch(data, tmp_path, wait=True, resume=False)
-    assert seen == [(True, False, False)]
+    assert seen == [(True, False, False, False)]
+
+
+def test_launch_has_the_options_of_a_sweep_and_passes_them_on(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = inspect.signature(regatta.launch).parameters
+    of_sweep = inspect.signature(regatta.Sweep.__init__).parameters
+    of_launch = inspect.signature(regatta.Sweep.launch).parameters
+    wanted = {name: each for name, each in {**of_sweep, **of_launch}.items() if name != "self"}
+    assert list(own) == list(wanted)
+    for name, each in wanted.items():
+        assert (own[name].annotation, own[name].default) == (each.annotation, each.default), name
+
+    seen: dict[str, Any] = {}
+
+    class Recorder:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            seen.update(options)
+
+        def launch(self, *arguments: Any) -> None:
+            seen.update(zip(list(of_launch)[1:], arguments, strict=True))
+
+    monkeypatch.setattr("regatta.sweep.Sweep", Recorder)
+    given = {name: object() for name in list(wanted)[3:]}
+    regatta.launch(data, None, None, **given)  # type: ignore[arg-type]
+    assert seen == given
 
 
 def test_runs_without_a_name_are_numbered(data: Dataset, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regatta.errors import DataError
+from regatta.format import brief
 
 Array: TypeAlias = npt.NDArray[np.generic]
 
@@ -30,7 +31,10 @@ def _array(label: str, values: npt.ArrayLike) -> Array:
     try:
         array = np.ascontiguousarray(values) if np.ndim(values) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{label!r} is not an array: {error}.") from error
+        raise DataError(
+            f"{label!r} is {brief(values)}, not an array.",
+            hint="Give each array by itself: regatta.Dataset.from_arrays(x, y, partitions=4)",
+        ) from error
     if array.ndim == 0:
         raise DataError(f"{label!r} is a single value, not one per row: {array!r}.")
     if array.dtype.kind not in "biufc" or array.dtype.itemsize > 8:

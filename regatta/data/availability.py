@@ -40,6 +40,29 @@ def place_partitions(
     return {worker: tuple(partitions) for worker, partitions in held.items()}
 
 
+def find_partitions(names: object, train: Sequence[Path], held_out: Sequence[Path]) -> dict[str, list[int]] | None:
+    """The partitions with these names: a path, the name of a file, or the number of a training partition."""
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"The partitions are {names!r:.80}; give a list of names.")
+    found: dict[str, list[int]] = {"train": [], "eval": []}
+    known = {"train": train, "eval": held_out}
+    for name in names:
+        places = [
+            (kind, j)
+            for kind, paths in known.items()
+            for j, path in enumerate(paths)
+            if name in (str(path), path.name) or (kind == "train" and name == str(j))
+        ]
+        if not places:
+            near = nearest(name, [path.name for paths in known.values() for path in paths])
+            raise UsageError(f"The data set has no partition {name!r}.", candidates=near)
+        for kind, j in places:
+            found[kind].append(j)
+    return found
+
+
 def _worker(reference: int | str, workers: Sequence[str], path: Path) -> str:
     if isinstance(reference, str):
         if reference in workers:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from regatta.data.partition import Column, Partition, inspect, unknown_format
 from regatta.data.split import split_rows
 from regatta.data.write import check_owner, is_written, locked, write_partition
 from regatta.errors import DataError, UsageError, nearest
+from regatta.format import brief
 from regatta.paths import DATA, ensure_repository, writable_folder
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -58,10 +59,10 @@ class Dataset:
         arrays and parameters find the files of the last time. Without a `directory` they are in the repository.
         """
         _check_name(name)
-        counts = {"partitions": partitions, "eval_partitions": eval_partitions or 0, "seed": seed}
-        for what, count in counts.items():
-            if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 0:
-                raise DataError(f"{what} is {count!r}; it must be a whole number from 0.")
+        counts = {"partitions": (partitions, 1), "eval_partitions": (eval_partitions or 0, 0), "seed": (seed, 0)}
+        for what, (count, least) in counts.items():
+            if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < least:
+                raise DataError(f"{what} is {brief(count)}; it must be a whole number from {least}.")
         columns = named_arrays((x, y, *more), names)
         rows = len(next(iter(columns.values())))
         shares = [1.0] * partitions if proportions is None else list(proportions)
@@ -145,6 +146,32 @@ class Dataset:
                 check_owner(part.path, self.content)
         _check_same_columns(self.train + self.eval)
 
+    def relative_to(self, folder: Path) -> Dataset:
+        """The same data set with relative paths for the partitions below a folder, as `below` takes them."""
+        return self._moved(lambda path: path.relative_to(folder) if path.is_relative_to(folder) else path)
+
+    def below(self, folder: Path) -> Dataset:
+        """The same data set; its relative paths are below that folder."""
+        return self._moved(lambda path: folder / path)
+
+    def _moved(self, move: Callable[[Path], Path]) -> Dataset:
+        train, held_out = (
+            tuple(replace(part, path=move(part.path)) for part in kind) for kind in (self.train, self.eval)
+        )
+        placed = {move(path): workers for path, workers in self.availability.items()}
+        return replace(self, train=train, eval=held_out, availability=placed)
+
+    def check_present(self) -> None:
+        """Raise if a partition is not where it was."""
+        missing = [part.path for part in self.train + self.eval if not part.path.exists()]
+        if missing:
+            others = f" (and {len(missing) - 1} more)" if missing[1:] else ""
+            raise DataError(
+                f"This partition does not exist{others}.",
+                place=str(missing[0]),
+                hint="Put the data back where it was, then resume the run. Nothing of it is lost.",
+            )
+
     def holders(self, worker_names: Sequence[str]) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
         """The numbers of the training and of the evaluation partitions that each worker holds."""
         train, held_out = ([part.path for part in kind] for kind in (self.train, self.eval))
@@ -186,6 +213,12 @@ def _inspect_all(paths: Sequence[PathLike], what: str) -> tuple[Partition, ...]:
             f"{what} is {str(paths)!r}; give a list of paths, one per partition.",
             hint=f"For example: {what}=sorted(glob.glob({example!r}))",
         )
+    wrong = [path for path in paths if not isinstance(path, str | os.PathLike)]
+    if wrong:
+        raise UsageError(
+            f"{what} holds {brief(wrong[0])}, which is not a path.",
+            hint="Arrays and tensors become partitions with: regatta.Dataset.from_arrays(x, y, partitions=4)",
+        )
     parts = tuple(inspect(path) for path in paths)
     if not parts and what == "train":
         raise DataError("There are no training partitions: the list of paths is empty.")
@@ -208,7 +241,8 @@ def _check_availability(
                 candidates=nearest(str(place), map(str, known)),
             )
         if isinstance(workers, str) or not all(isinstance(w, int | str) and not isinstance(w, bool) for w in workers):
-            raise UsageError(f"The workers of {os.fspath(path)!r} are {workers!r}; give a list of numbers or names.")
+            given = f"The workers of {os.fspath(path)!r} are {brief(workers)}"
+            raise UsageError(f"{given}; give a list of numbers or names.")
         placed[place] = tuple(workers)
     return placed
 

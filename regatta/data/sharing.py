@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regatta.errors import UsageError
+from regatta.format import brief
 
 DEFAULT_FRACTION = 4  # blocks get a quarter of the machine's memory, and of the free disk
 CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -28,11 +29,11 @@ class Sharing:
 
     def __post_init__(self) -> None:
         if not (self.always is None or isinstance(self.always, bool)):
-            raise UsageError(f"Sharing: always is {self.always!r}; it is True, False, or None for where it pays.")
+            raise UsageError(f"Sharing: always is {brief(self.always)}; it is True, False, or None for where it pays.")
         for name, least in (("memory", 0), ("disk", 0), ("processes", 1)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise UsageError(f"Sharing: {name} is {value!r}; it is a whole number from {least}, or None.")
+                raise UsageError(f"Sharing: {name} is {brief(value)}; it is a whole number from {least}, or None.")
 
     def memory_bytes(self) -> int:
         return machine_memory() // DEFAULT_FRACTION if self.memory is None else self.memory
@@ -52,7 +53,7 @@ def sharing_of(share: object) -> Sharing:
     if share is None or isinstance(share, bool):
         return Sharing(always=share)
     raise UsageError(
-        f"share is {share!r}; it must be True, False, or None for where it pays.",
+        f"share is {brief(share)}; it must be True, False, or None for where it pays.",
         hint="Bounds are given as regatta.data.sharing.Sharing(memory=..., disk=...).",
     )
 

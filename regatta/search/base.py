@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from regatta.checks import is_whole
 from regatta.configuration import Scalar, canonical, check_configuration
 from regatta.errors import UsageError
+from regatta.format import brief
 
 Rank: TypeAlias = tuple[bool, float]
 
@@ -121,12 +122,12 @@ def distinct(configurations: Iterable[Mapping[str, Scalar]]) -> list[dict[str, S
 def check_count(call: str, name: str, value: object, least: int = 1) -> None:
     """Raise a UsageError unless the argument of that name is a whole number from `least`."""
     if not is_whole(value, least):
-        raise UsageError(f"{call}({name}={value!r}): {name} must be a whole number from {least}.")
+        raise UsageError(f"{call}({name}={brief(value)}): {name} must be a whole number from {least}.")
 
 
 def check_seed(call: str, seed: object) -> None:
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise UsageError(f"{call}(seed={seed!r}): the seed must be a whole number, or None for the run's.")
+        raise UsageError(f"{call}(seed={brief(seed)}): the seed must be a whole number, or None for the run's.")
 
 
 def max_epochs(call: str, R: int | None, goal: Goal) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
+from regatta.format import brief
 from regatta.search.base import Listed, distinct
 
 
@@ -13,7 +14,8 @@ def configs(configurations: Iterable[Mapping[str, Scalar]]) -> Listed:
     """Exactly these configurations; equal ones are trained once."""
     if isinstance(configurations, Mapping | str) or not isinstance(configurations, Iterable):
         raise UsageError(
-            f"configs takes a list of configurations, not {configurations!r}.", hint="Write configs([{...}, {...}])."
+            f"configs takes a list of configurations, not {brief(configurations)}.",
+            hint="Write configs([{...}, {...}]).",
         )
     listed = distinct(configurations)
     if not listed:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from regatta.configuration import Scalar, canonical
 from regatta.errors import UsageError
+from regatta.format import brief
 from regatta.search.spaces import Choice, Integers, Space, make_space
 
 Where: TypeAlias = Callable[[dict[str, Scalar]], bool]
@@ -92,12 +93,12 @@ def make_domain(
     """The domain of a search's arguments: axes in a mapping, by keyword, or both."""
     if space is not None and not isinstance(space, Mapping):
         raise UsageError(
-            f"The space of {call} is {space!r}, a {type(space).__name__}; it must be a dict of axes.",
+            f"The space of {call} is {brief(space)}; it must be a dict of axes.",
             hint="Write {'lr': [0.1, 0.01]}, or name the axes: lr=[0.1, 0.01]; one called 'space' goes into the dict.",
         )
     if where is not None and not callable(where):
         raise UsageError(
-            f"{call}(where={where!r}): where is a function of a configuration that says whether it is valid.",
+            f"{call}(where={brief(where)}): where is a function of a configuration that says whether it is valid.",
             hint="An axis that is called 'where' goes into a dict: {'where': [...]}.",
         )
     twice = sorted(set(space or ()) & set(axes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from regatta.errors import UsageError
+from regatta.format import brief
 from regatta.search.base import Listed
 from regatta.search.domain import Where, function_name, make_domain
 from regatta.search.spaces import Choice
@@ -19,7 +20,7 @@ def grid(space: Mapping[str, object] | None = None, *, where: Where | None = Non
     for name, axis in domain.axes.items():
         if not isinstance(axis, Choice):
             raise UsageError(
-                f"The axis {name!r} is {axis!r}; a grid needs the values themselves.",
+                f"The axis {name!r} is {brief(axis)}; a grid needs the values themselves.",
                 hint=f"Give a list, or draw with search.random(n=..., {name}=...).",
             )
     valid = list(domain.all_valid())

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from regatta.checks import is_number
 from regatta.configuration import Scalar
 from regatta.errors import UsageError
+from regatta.format import brief
 from regatta.search.spaces import Choice, Space
 
 
@@ -79,7 +80,8 @@ def check_mutation(name: str, rule: object, axis: Space) -> None:
     """Raise a UsageError unless the rule can be applied to every value of the axis and its results are bounded."""
     if not isinstance(rule, Step | Factor | Resample):
         raise UsageError(
-            f"The mutation of {name!r} is {rule!r}.", hint="Use search.step(...), search.factor(...) or resample()."
+            f"The mutation of {name!r} is {brief(rule)}.",
+            hint="Use search.step(...), search.factor(...) or resample().",
         )
     if isinstance(rule, Resample) or not isinstance(axis, Choice):
         return
@@ -98,10 +100,10 @@ def check_mutation(name: str, rule: object, axis: Space) -> None:
 
 def _check_numbers(call: str, amounts: Sequence[object], low: object, high: object) -> None:
     if not amounts or not all(is_number(amount) for amount in amounts):
-        raise UsageError(f"{call}{amounts!r}: give at least one number, and nothing else.")
+        raise UsageError(f"{call}{brief(amounts)}: give at least one number, and nothing else.")
     for name, bound in (("low", low), ("high", high)):
         if bound is not None and not is_number(bound):
-            raise UsageError(f"{call}({name}={bound!r}): a bound is a number, or None.")
+            raise UsageError(f"{call}({name}={brief(bound)}): a bound is a number, or None.")
     if low is not None and high is not None and low > high:  # type: ignore[operator]
         raise UsageError(f"{call}(low={low}, high={high}): the lower bound is above the upper one.")
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from regatta.configuration import Scalar, config_id, derive_seed
 from regatta.errors import UsageError, nearest
+from regatta.format import brief
 from regatta.search.base import Action, Goal, Rank, Report, Train, check_count, check_seed
 from regatta.search.domain import Domain, Where, make_domain
 from regatta.search.mutations import Mutation, check_mutation
@@ -135,7 +136,7 @@ def pbt(
         raise UsageError(f"pbt gives its members a value {MEMBER!r}; call the axis of that name something else.")
     if not isinstance(mutate, Mapping) or not mutate:
         raise UsageError(
-            f"pbt(mutate={mutate!r}): say how at least one value changes from parent to child.",
+            f"pbt(mutate={brief(mutate)}): say how at least one value changes from parent to child.",
             hint="For example: mutate={'lr': search.factor(0.8, 1.25)}.",
         )
     for name, rule in mutate.items():

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from regatta.checks import is_number
 from regatta.configuration import Scalar, canonical, check_configuration
 from regatta.errors import UsageError
+from regatta.format import brief
 
 # Draws use only `Random.random`, the one method whose results Python promises to keep in later versions.
 
@@ -90,7 +91,7 @@ def loguniform(low: float, high: float) -> Uniform:
 def integers(low: int, high: int, log: bool = False) -> Integers:
     """A whole number from low to high, both included; with `log`, uniform in its logarithm."""
     if not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in (low, high)):
-        raise UsageError(f"integers({low!r}, {high!r}): both bounds must be whole numbers.")
+        raise UsageError(f"integers({brief(low)}, {brief(high)}): both bounds must be whole numbers.")
     _check_range("integers", low, high, log)
     if high - low >= 2**53:
         raise UsageError(f"integers({low}, {high}): the range is wider than 2**53, more than can be drawn evenly.")
@@ -103,7 +104,7 @@ def make_space(name: str, axis: object) -> Space:
         return axis
     listed = _as_list(axis)
     if listed is None and isinstance(axis, Mapping | set | frozenset):
-        raise UsageError(f"The axis {name!r} is a {type(axis).__name__}: {axis!r}.", hint="Give a list of values.")
+        raise UsageError(f"The axis {name!r} is {brief(axis)}.", hint="Give a list of values.")
     return Choice(_check_values(name, (axis,) if listed is None else listed))
 
 
@@ -126,7 +127,7 @@ def _check_values(name: str, values: Sequence[object]) -> tuple[Scalar, ...]:
 
 
 def _check_range(kind: str, low: float, high: float, log: bool) -> None:
-    received = f"{kind}({low!r}, {high!r})"
+    received = f"{kind}({brief(low)}, {brief(high)})"
     if not is_number(low) or not is_number(high) or not is_number(high - low):
         raise UsageError(f"{received}: both bounds, and the distance between them, must be finite numbers.")
     if low >= high:

@@ -16,6 +16,7 @@ from typing import Any
 from regatta.checks import is_number
 from regatta.configuration import config_id
 from regatta.errors import UsageError
+from regatta.format import brief
 from regatta.search.base import Action, Goal, Report, Search, Stop, Train, check_count
 
 
@@ -148,7 +149,7 @@ def stopping(
     """
     if not hasattr(search, "hear") or not hasattr(search, "start"):
         raise UsageError(
-            f"stopping needs a search to limit, not {search!r}.", hint="stopping(search.grid(...), patience=3)"
+            f"stopping needs a search to limit, not {brief(search)}.", hint="stopping(search.grid(...), patience=3)"
         )
     for name, count in (("patience", patience), ("epochs", epochs)):
         if count is not None:
@@ -170,4 +171,4 @@ def _check_number(name: str, number: object, least: float) -> None:
         return
     if not is_number(number) or number < least:  # type: ignore[operator]
         bound = "" if least == -math.inf else f" from {least:g}"
-        raise UsageError(f"stopping({name}={number!r}): {name} must be a finite number{bound}.")
+        raise UsageError(f"stopping({name}={brief(number)}): {name} must be a finite number{bound}.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from regatta.errors import MissingExtraError, UsageError, nearest
+from regatta.format import brief
 from regatta.journal.journal_file import Record
 from regatta.journal.run_record import RunRecord
 
@@ -48,7 +49,7 @@ def usable_sinks(given: SinkInput | Iterable[SinkInput] | None) -> tuple[Sink, .
     for sink in sinks:
         if not (callable(getattr(sink, "check", None)) and callable(getattr(sink, "open", None))):
             raise UsageError(
-                f"sinks has {sink!r}, which is not a sink.",
+                f"sinks has {brief(sink)}, which is not a sink.",
                 hint='Use sinks=["tensorboard"], or regatta.sinks.csv("out.csv").',
             )
         sink.check()

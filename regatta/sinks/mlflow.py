@@ -101,7 +101,7 @@ class _MLflowWriter:
 
     def _begin(self, record: RunRecord) -> None:
         header = record.header
-        mark = re.sub(r"[^\w.-]", "_", f"{record.name}-{record.started:.6f}")
+        mark = re.sub(r"[^\w.-]", "_", f"{record.header['name']}-{record.started:.6f}")
         found = self._search(f"tags.`{RUN}` = '{mark}'")
         if found:
             self._parent = found[0].info.run_id

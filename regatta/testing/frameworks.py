@@ -22,6 +22,7 @@ from regatta.configuration import Configuration
 from regatta.data.order import batch_order
 from regatta.errors import CorruptError, NotFoundError, UsageError
 from regatta.frameworks.base import Framework, Indices
+from regatta.frameworks.settings import keep
 
 UNITS = 4  # training passes of a test; every second one ends an epoch
 
@@ -211,9 +212,17 @@ class FrameworkContract:
 
     def test_train_fn_gets_the_model_and_the_optimizer(self, subject: Subject) -> None:
         trainee = subject.assemble()
-        model, optimizer = subject.framework.train_fn_arguments(trainee)
+        model, optimizer, schedule = subject.framework.train_fn_arguments(trainee)
         assert subject.framework.owns(model)
         assert optimizer is trainee.optimizer is not None
+        assert (schedule is None) == (subject.framework.schedule_position(trainee) is None)
+
+    def test_training_advances_the_schedule_of_steps(self, subject: Subject) -> None:
+        trainee = subject.assemble()
+        before = subject.framework.schedule_position(trainee)
+        assert subject.framework.schedule_position(trainee) == before
+        subject.train(trainee, 0)
+        assert before is None or subject.framework.schedule_position(trainee) != before
 
     def test_evaluation_mode_ends_with_its_scope(self, subject: Subject, tmp_path: Path) -> None:
         scoped, untouched = subject.assemble(), subject.assemble()
@@ -274,12 +283,12 @@ class FrameworkContract:
             pytest.skip("the framework has no settings")
         before = setting.get()
         assert before != setting.other
-        with pytest.raises(ZeroDivisionError), subject.framework.keep_settings():
+        with pytest.raises(ZeroDivisionError), keep(subject.framework.settings()):
             setting.put(setting.other)
             assert setting.get() == setting.other
             raise ZeroDivisionError
         assert setting.get() == before
-        with subject.framework.keep_settings():
+        with keep(subject.framework.settings()):
             setting.put(setting.other)
         assert setting.get() == before
 

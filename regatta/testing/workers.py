@@ -26,7 +26,17 @@ from numpy.typing import NDArray
 
 from regatta.configuration import Scalar, config_id, initial_seed, unit_seed
 from regatta.data.order import batch_order
-from regatta.engine.messages import Event, Recipe, StateDurable, Task, TaskDone, TaskFailed, WorkerReady, WorkerSetup
+from regatta.engine.messages import (
+    Event,
+    Recipe,
+    StateDurable,
+    Task,
+    TaskBegun,
+    TaskDone,
+    TaskFailed,
+    WorkerReady,
+    WorkerSetup,
+)
 from regatta.engine.workers.base import WorkerPool
 from regatta.frameworks import numpy as reference
 from regatta.paths import LOGS, STATES
@@ -34,6 +44,7 @@ from regatta.store.states.state_files import StateFolder, read_weights
 
 SEED = 5
 ROWS = (12, 7, 9)  # of the partitions
+MISSING_PARTITION = 2  # of those to evaluate on
 EVENT_TIMEOUT_S = 60.0
 Arrays = dict[str, NDArray[Any]]
 
@@ -72,14 +83,15 @@ def input_fn(path: Path) -> Any:
 
 
 def write_setup(folder: Path) -> WorkerSetup:
-    """Three partitions to train on, two to evaluate on, and the functions above."""
+    """Three partitions to train on, two to evaluate on and one that is missing, and the functions above."""
     generator = np.random.default_rng(0)
     paths = []
     for number, rows in enumerate((*ROWS, 6, 4)):
         paths.append(folder / f"part-{number}.npz")
         np.savez(paths[-1], x=generator.normal(size=(rows, 3)), y=generator.normal(size=rows))
     recipe = Recipe(model_fn, loss_fn, None, input_fn, eval_fn, "numpy")
-    return WorkerSetup(recipe, SEED, tuple(paths[:3]), tuple(paths[3:]), folder / LOGS)
+    held_out = (*paths[3:], folder / "missing.npz")
+    return WorkerSetup(recipe, SEED, tuple(paths[:3]), held_out, folder / LOGS)
 
 
 class Harness:
@@ -91,6 +103,7 @@ class Harness:
         self.states = StateFolder(folder / STATES)
         self._number = 0
         self.ready: dict[str, WorkerReady] = {}
+        self.begun: list[str] = []  # workers whose units have begun
         pool.start()
         while len(self.ready) < len(pool.workers):
             for event in self.events():
@@ -108,15 +121,20 @@ class Harness:
         return Task("train", name, values, 1, partition, state, self.states.path(name, 1, visits), visits == 3)
 
     def events(self) -> list[Event]:
-        alarm = threading.Timer(EVENT_TIMEOUT_S, self.pool.wake)
-        alarm.start()
-        try:
-            found = self.pool.events()
-        finally:
-            alarm.cancel()
-        if not found:
-            pytest.fail(f"The pool returned no event for {EVENT_TIMEOUT_S} seconds.")
-        return found
+        """The next events; those that say that a unit begins are put aside in `begun`."""
+        while True:
+            alarm = threading.Timer(EVENT_TIMEOUT_S, self.pool.wake)
+            alarm.start()
+            try:
+                found = self.pool.events()
+            finally:
+                alarm.cancel()
+            if not found:
+                pytest.fail(f"The pool returned no event for {EVENT_TIMEOUT_S} seconds.")
+            self.begun += [event.worker for event in found if isinstance(event, TaskBegun)]
+            others: list[Event] = [event for event in found if not isinstance(event, TaskBegun)]
+            if others:
+                return others
 
     def do(self, tasks: Mapping[str, Task]) -> list[Event]:
         """Give each worker its task, and wait until all have ended and their states are durable."""
@@ -208,6 +226,17 @@ class WorkerPoolContract:
         assert durable.hash == blake3(durable.path.read_bytes()).hexdigest()
         assert durable.bytes == durable.path.stat().st_size
         harness.check_state(task, [1])
+
+    def test_a_unit_begins_when_it_has_its_data(self, harness: Harness, workers: tuple[str, ...]) -> None:
+        """From there on its model is to blame; an error before is one of the data."""
+        values = harness.values(sleeps=0.3)
+        harness.begun.clear()
+        harness.done(workers[0], harness.train(values, 1))
+        assert set(harness.begun) == {workers[0]}
+        harness.begun.clear()
+        (failed,) = harness.do({workers[0]: Task("eval", config_id(values), values, 1, MISSING_PARTITION)})
+        assert isinstance(failed, TaskFailed)
+        assert (failed.cause, harness.begun) == ("data", [])
 
     def test_a_model_hops_from_worker_to_worker(self, harness: Harness, workers: tuple[str, ...]) -> None:
         values = harness.values()

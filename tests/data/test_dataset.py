@@ -278,7 +278,7 @@ def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
         ({"x": np.zeros((39, 3))}, "different numbers of rows: {'x': 39, 'y': 40}"),
         ({"x": np.zeros((0, 3)), "y": []}, "no rows"),
         ({"x": 3.0}, "'x' is a single value"),
-        ({"x": [[1, 2], [3]]}, "'x' is not an array"),
+        ({"x": [[1, 2], [3]]}, "not an array"),
         ({"x": ["word"] * 40}, "'x' has the dtype <U4"),
         ({"x": [object()] * 40}, "'x' has the dtype object"),
         ({"x": np.zeros((40, 3), np.complex128)}, "'x' has the dtype complex128"),

@@ -135,7 +135,7 @@ def test_descriptions() -> None:
         (lambda: search.configs({"lr": 0.1}), "configs([{...}, {...}])"),  # type: ignore[arg-type]
         (lambda: search.configs("lr"), "not 'lr'"),  # type: ignore[arg-type]
         (lambda: search.configs(3), "not 3"),  # type: ignore[arg-type]
-        (lambda: search.configs([3]), "not int: 3"),  # type: ignore[list-item]
+        (lambda: search.configs([3]), "not 3"),  # type: ignore[list-item]
         (lambda: search.configs([{"net": object()}]), "'net'"),  # type: ignore[dict-item]
         (lambda: search.configs([{"": 1}]), "non-empty strings"),
     ],

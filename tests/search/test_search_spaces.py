@@ -97,13 +97,13 @@ def test_valid_axes(axis: object, values: tuple[object, ...]) -> None:
         ([], "'a' is empty"),
         (range(0), "'a' is empty"),
         (np.array([]), "'a' is empty"),
-        ({"x": 1}, "'a' is a dict"),
-        ({1, 2}, "'a' is a set"),
-        ([[1, 2]], "'a' is [1, 2], a list"),
+        ({"x": 1}, "'a' is {'x': 1}"),
+        ({1, 2}, "'a' is {1, 2}"),
+        ([[1, 2]], "'a' is [1, 2];"),
         (np.zeros((2, 2)), "a ndarray"),
         ([math.nan], "not a finite number"),
-        (object(), "a object"),
-        (len, "builtin_function"),
+        (object(), "<object"),
+        (len, "<built-in function len>"),
     ],
 )
 def test_invalid_axes_are_refused(axis: object, message: str) -> None:
