@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)") --dist loadscope --no-loadscope-reorder
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo quick test lint types unit docs hooks test-slow test-gpu fuzz bench clean
+.PHONY: demo quick test lint types unit docs hooks test-slow test-gpu fuzz bench bench-report clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/regatta demo
@@ -44,6 +44,9 @@ fuzz: $(VENV)/.dev
 	$(PIP) atheris
 	$(BIN)/python tests/store/attacks/fuzz_pack.py -max_total_time=60 -artifact_prefix=/tmp/
 	$(BIN)/python tests/store/format/fuzz_encodings.py -max_total_time=60 -artifact_prefix=/tmp/
+
+bench-report: $(VENV)/.dev  # which bars hold, from the recorded results
+	$(BIN)/python benchmarks/report.py
 
 bench: $(VENV)/.bench
 	for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

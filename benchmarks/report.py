@@ -160,3 +160,44 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def recorded_bars(results: Path = RESULTS) -> list[tuple[str, str, str, str]]:
+    """Benchmark, bar, whether it holds, is missed or was not measured, and where and when, from the files alone."""
+    found = []
+    for path in sorted(results.glob("*.json")):
+        content = json.loads(path.read_text())
+        machine = content.get("machine") or {}
+        recorded = f"{machine.get('processor', 'unknown')}, {machine.get('cores', '?')} cores, {content.get('date')}"
+        if not content.get("bars"):
+            found.append((path.stem, "-", "not measured", recorded))
+        for bar in content.get("bars") or ():
+            measured = bar.get("measured")
+            if not isinstance(measured, int | float) or measured != measured:
+                found.append((path.stem, bar["name"], "not measured", recorded))
+                continue
+            holds = Bar(bar["name"], measured, bar["limit"], bar["sense"]).kept
+            figures = f"{bar['name']}: {measured:.4g}, {bar['sense']} {bar['limit']:.4g}"
+            found.append((path.stem, figures, "holds" if holds else "missed", recorded))
+    return found + [(name, "-", "not measured", "no file") for name in _without_results(results)]
+
+
+def _without_results(results: Path) -> list[str]:
+    """The benchmarks for which there is no file, nor one for a variant of theirs, such as `groups_gpu`."""
+    names = [path.stem.removeprefix("bench_") for path in sorted(Path(__file__).parent.glob("bench_*.py"))]
+    files = [path.stem for path in results.glob("*.json")]
+    return [name for name in names if not any(file == name or file.startswith(f"{name}_") for file in files)]
+
+
+def print_recorded_bars() -> int:
+    """Print each recorded bar; the exit code is 1 if one is missed or was not measured."""
+    bars = recorded_bars()
+    for benchmark, bar, state, recorded in bars:
+        print(f"{state:12}  {benchmark:18}  {bar}  ({recorded})")
+    states = [state for _, _, state, _ in bars]
+    print(", ".join(f"{states.count(state)} {state}" for state in ("holds", "missed", "not measured")))
+    return int(any(state != "holds" for state in states))
+
+
+if __name__ == "__main__":
+    sys.exit(print_recorded_bars())
