@@ -49,10 +49,14 @@ def _direct_children(pid: int) -> set[int]:
 
 
 def _command(pid: int) -> bytes:
+    """The arguments of a process; for an instant after it was started, the kernel shows none."""
+    command = b""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        while not command and is_running(pid):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+    return command
 
 
 def cpu_seconds(pid: int) -> float:
