@@ -44,8 +44,12 @@ FOLDERS_AND_FILES = (
 # Most of their tests start processes or take long, or they import what takes long.
 NOT_COLLECTED = (
     "tests/cli/test_eval_command.py",
+    "tests/cli/test_full_disk.py",
     "tests/cli/test_repo_commands.py",
     "tests/cli/test_repo_killed.py",
+    "tests/cli/test_terminal.py",
+    "tests/engine/controller/test_causes.py",
+    "tests/engine/controller/test_chaos.py",
     "tests/engine/controller/test_control_server.py",
     "tests/engine/controller/test_exactness.py",
     "tests/engine/controller/test_faults.py",
@@ -54,6 +58,10 @@ NOT_COLLECTED = (
     "tests/network/test_network_keras.py",
     "tests/plan/schedule/test_invariants.py",
     "tests/repo/evaluate/test_evaluate.py",
+    "tests/repo/backup/test_backup.py",
+    "tests/repo/edit/test_delete.py",
+    "tests/repo/edit/test_rename.py",
+    "tests/repo/intake/test_limits.py",
     "tests/repo/test_sqlite.py",
     "tests/search/test_optuna.py",
     "tests/sinks/test_mlflow.py",
