@@ -8,6 +8,7 @@
   deleted/                  what was deleted, until gc: record.json, and run/ if it was a run
   data/                     partitions that Regatta wrote
   profiles/                 what profiling measured, for later sweeps
+  queries/<name>.dql        saved queries
   store/                    the parameter store
     index.sqlite            what is where; users.lock is shared by all that have it open
     packs/ tmp/ quarantine/ pack files: whole, being written, put aside
@@ -42,6 +43,8 @@ DELETED_RECORD = "record.json"
 DELETED_RUN = "run"
 DATA = "data"
 PROFILES = "profiles"
+QUERIES = "queries"
+QUERY_SUFFIX = ".dql"
 STORE = "store"
 RUNS = "runs"
 

@@ -29,6 +29,7 @@ from regatta.paths import (
     PACK_SUFFIX,
     PACKS,
     PROFILES,
+    QUERIES,
     RUN_LOCK,
     RUNS,
     STAGING,
@@ -104,7 +105,7 @@ def _copy(repo: Repo, found: PinnedRepository, target: Path) -> None:
             _copy_file(repo.store.folder.path(pack), target / STORE / PACKS / f"{pack}{PACK_SUFFIX}")
     for run in found.runs:
         _copy_run(run, target / RUNS / run.name, names)
-    for name in (DATA, PROFILES):
+    for name in (DATA, PROFILES, QUERIES):
         _copy_folder(repo.folder / name, target / name)
 
 
