@@ -11,7 +11,7 @@ Two sets of costs:
     paper       one edge for each pair, as the paper has it: byte planes by zlib, XOR; what is stored is what is read
 
 Budgets are factors of the cheapest recreation, the same for all snapshots; in the rows "by reads", of the mean over
-reads, of which better models get more. Storage is that of the plan divided by that of the minimum spanning tree;
+reads, and better models get more of them. Storage is that of the plan divided by that of the minimum spanning tree;
 "published" are the algorithms as the paper prints them, without what we add. Every plan is checked against its budgets;
 the time is that of the slowest of the five, in one thread.
 """

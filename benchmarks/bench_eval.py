@@ -85,7 +85,7 @@ def train(net: nn.Module, x: Any, y: Any, epochs: int) -> None:
 
 
 def papers_test(bounded: BoundedNetwork, x: Any) -> int:
-    """Inputs of which the interval of one output lies above all others."""
+    """Inputs where the interval of one output lies above all others."""
     found = 0
     for _, passed in _batches(bounded, x):
         low, high = passed.logits.low, passed.logits.high.copy()

@@ -141,7 +141,7 @@ def _launched(folder: Path, cluster: Cluster, configs: list[dict[str, Any]]) -> 
 
 
 def _digits(folder: Path, times: int) -> Dataset:
-    """The digits of scikit-learn in two partitions, so many times over."""
+    """The digits of scikit-learn in two partitions, repeated."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)

@@ -7,7 +7,7 @@ function with the model that has the state: save, report to the controller, deci
 Building the model is not counted, and shown apart. Two cases:
 
 - one model, which two workers pass to and fro: the receiver waits, nothing can be fetched ahead. The bar is for this;
-- four models: the receiver is busy until it takes the model and may have been told to fetch the state ahead. The time
+- four models: the receiver is busy until it takes the model and may already be fetching the state. The time
   that the model waits for its worker is no part of the hop.
 
 Beside them, what copying as many bytes costs here: on a virtual machine, memory that was not in use yet may cost
@@ -99,7 +99,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hops", type=int, default=20, help="measure at least so many in either case")
+    parser.add_argument("--hops", type=int, default=20, help="the least number to measure in either case")
     return parser.parse_args()
 
 
@@ -114,7 +114,7 @@ def _dataset(folder: Path) -> regatta.Dataset:
 
 
 def _measure(data: regatta.Dataset, models: int, wanted: int, folder: Path) -> tuple[list[Hop], str]:
-    """The hops between workers of a run of so many models, and how many states were fetched ahead."""
+    """The hops between workers in a run of this many models, and how many states were fetched ahead."""
     folder.mkdir()
     log = str(folder / "moments")
     sweep = regatta.Sweep(

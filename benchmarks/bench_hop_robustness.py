@@ -3,7 +3,7 @@
 Makespan over what no schedule could beat, had it known the real times.
 
 - Surprises. Units that stray by 5, 10 or 30% from means that are known, or, "unforeseen", from what pilots said of the
-  model alone, nobody having said how far they stray; pilots that are wrong by 30% per model and have to be unlearnt,
+  model alone, without a word on how far they stray; pilots that are wrong by 30% per model and have to be unlearnt,
   in one epoch and in three. A bar is for the worst of the three kinds of instances.
 - Unlike workers. Three replicas, and partitions in proportion to speed: against the bound of a linear program, and
   against the bound of equal partitions without replicas. What the program allows is a matter of the drawn speeds.

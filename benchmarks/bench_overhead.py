@@ -179,7 +179,7 @@ def child(name: str, quick: bool) -> None:
         wall, spent = time.perf_counter() - begin, time.process_time() - before
     assert run.record.status == "done", run.record.status
     units = [unit for unit in run.record.units if unit.kind != "pilot"]
-    told = {
+    measurement = {
         "wall": wall,
         "controller": spent,
         "seconds": dict(meter.seconds),
@@ -187,7 +187,7 @@ def child(name: str, quick: bool) -> None:
         "units": len(units),
         "unit": statistics.fmean(unit.seconds for unit in units if unit.kind == "train"),
     }
-    print(json.dumps(told))
+    print(json.dumps(measurement))
 
 
 def measured(name: str, quick: bool) -> dict[str, Any]:
@@ -195,16 +195,16 @@ def measured(name: str, quick: bool) -> dict[str, Any]:
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise SystemExit(f"{name} failed:\n{ended.stderr}")
-    told: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return told
+    measurement: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return measurement
 
 
-def row(name: str, told: dict[str, Any]) -> list[object]:
-    wall = told["wall"]
-    parts = [told["seconds"].get(kind, 0.0) for kind in ("scheduling", "planning", "journal")]
-    shares = [f"{part / wall:.2%}" for part in (*parts, told["controller"])]
-    each = 1e3 * told["controller"] / told["units"]
-    return [name, wall, told["units"], told["unit"], *parts, told["controller"], *shares, each]
+def row(name: str, measurement: dict[str, Any]) -> list[object]:
+    wall = measurement["wall"]
+    parts = [measurement["seconds"].get(kind, 0.0) for kind in ("scheduling", "planning", "journal")]
+    shares = [f"{part / wall:.2%}" for part in (*parts, measurement["controller"])]
+    each = 1e3 * measurement["controller"] / measurement["units"]
+    return [name, wall, measurement["units"], measurement["unit"], *parts, measurement["controller"], *shares, each]
 
 
 def main() -> None:
@@ -216,18 +216,18 @@ def main() -> None:
     if options.child:
         child(options.child, options.quick)
         return
-    told = {name: measured(name, options.quick) for name in ([options.only] if options.only else RUNS)}
+    measurements = {name: measured(name, options.quick) for name in ([options.only] if options.only else RUNS)}
     parts = ("scheduling", "planning", "journal", "controller")
     columns = ["run", "seconds", "units", "unit, s", *(f"{part}, CPU s" for part in parts)]
     columns += [f"{part}, share" for part in parts] + ["controller, ms a unit"]
-    rows = [row(name, found) for name, found in told.items()]
+    rows = [row(name, found) for name, found in measurements.items()]
     if options.only or options.quick:
         print_table(columns, rows)
         return
-    seconds = told[BARRED]["seconds"]
-    share = (seconds["scheduling"] + seconds["planning"]) / told[BARRED]["wall"]
+    seconds = measurements[BARRED]["seconds"]
+    share = (seconds["scheduling"] + seconds["planning"]) / measurements[BARRED]["wall"]
     bars = [Bar(f"{BARRED}: scheduling and planning over the run's time", share, LIMIT)]
-    report("overhead", columns, rows, bars=bars, notes={"workers": WORKERS, "runs": told})
+    report("overhead", columns, rows, bars=bars, notes={"workers": WORKERS, "runs": measurements})
 
 
 if __name__ == "__main__":

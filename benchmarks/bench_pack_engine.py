@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    archiver.MAX_START_ATTEMPTS = 0  # both ways keep their states as files: nobody archives them beside the run
+    archiver.MAX_START_ATTEMPTS = 0  # both ways keep their states as files: no archiver runs beside them
     rows, ratios, differ = [], [], 0
     with tempfile.TemporaryDirectory() as folder:
         for repeat in range(args.repeats):

@@ -88,7 +88,7 @@ def batches_of(rows: int, size: int, epoch: int) -> list[np.ndarray]:
 
 
 def steps_at(level: int, config: Config) -> int:
-    """Steps after which a configuration has had so many units."""
+    """Steps after which a configuration has had this many units."""
     return int(-(-level * UNIT // config["batch_size"]))
 
 

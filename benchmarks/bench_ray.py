@@ -5,7 +5,7 @@
 - hop: a state of 40 MB goes to and fro between two workers, as in bench_hop.py: from the end of the optimizer's last
   step on one to the first call of the loss function on the other, the receiver waiting, building the model not counted.
   On Ray the state is made in a file, becomes an object of the node's store, is sent to the other node's store, and
-  is written to a file there: four copies of which worker processes need one. The last two are made while the model
+  is written to a file there. Worker processes need one of the four copies. The last two are made while the model
   is built. A row gives Ray's own share: an array of the same size, returned by one actor and fetched by another.
 - real run: the sweep of bench_real_run.py, sixteen models of very different cost on two workers with units of about
   half a second; makespan over the least time that the units of its own trace allow.
@@ -76,7 +76,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hops", type=int, default=20, help="measure at least so many of each kind")
+    parser.add_argument("--hops", type=int, default=20, help="the least number to measure of each kind")
     parser.add_argument("--repeats", type=int, default=3, help="real runs of each kind")
     parser.add_argument("--rows", type=int, default=50_000, help="of the data set, a fifth of them for evaluation")
     return parser.parse_args()

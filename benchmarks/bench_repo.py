@@ -5,8 +5,8 @@
 The versions are made by one transaction of the catalog, with real rows: a sweep of 50 configurations after the other,
 each with a network of 24 layers, 6 hyperparameters, 2 metrics over 20 epochs, 2 files, 20 snapshots of weights that are
 in the store (10 tensors, 400 kB; the last one is another for each of 20 neighbours), and a parent for each but the
-first of a line. Times are the median of several calls in this process, with the repository opened anew before the first
-of them, which is told apart. `desc` is what the command shows, with the distributions of the weights.
+first of a line. Times are the median of several calls in this process, with the repository reopened before the first
+one, which is reported by itself. `desc` is what the command shows, with the distributions of the weights.
 
 Commit: a model of 100 MB of floats, random and so the hardest to compress, against writing it with safetensors and
 fsync. Diff: two such models by their leading planes, and the bytes that were read of all that the store has of them.
@@ -147,7 +147,7 @@ def seconds(act: Callable[[], Any]) -> float:
 
 
 def small_model(number: int, moved: int, size: int = 10_000) -> dict[str, Any]:
-    """Ten tensors, the last so many of which are other ones for each number."""
+    """Ten tensors; the last `moved` of them are others for each number."""
     seeds = [(number if i >= 10 - moved else 0, i) for i in range(10)]
     return {f"layer{i}": np.random.default_rng(seed).normal(size=size).astype("f4") for i, seed in enumerate(seeds)}
 
@@ -192,7 +192,7 @@ def write(model: dict[str, Any], path: Path) -> None:
 
 
 def fifty(number: int, moved: int) -> tuple[dict[str, Any], dict[str, Any], list[float]]:
-    """Weights, hyperparameters and losses of a small model that is trained on: so many of its ten tensors change."""
+    """Weights, hyperparameters and losses of a small model that is trained on: some of its ten tensors change."""
     return (
         small_model(number, moved, 20_000),
         {"lr": 0.1 / (number + 1), "hidden": 64 + number},

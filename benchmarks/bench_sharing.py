@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--ray", action="store_true")
     options = parser.parse_args()
     quick = options.quick
-    archiver.MAX_START_ATTEMPTS = 0  # nobody archives states beside the run
+    archiver.MAX_START_ATTEMPTS = 0  # no archiver runs beside the run
     cluster = on_ray() if options.ray else regatta.Cluster.local(workers=2, threads=1)
     ways = {"each its own": False, "shared": True, "where it pays": None}
     rows, bars = [], []

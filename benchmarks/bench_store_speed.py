@@ -38,7 +38,7 @@ Task = tuple[DType, Words, Words | None]
 
 @dataclass(frozen=True)
 class Seconds:
-    """The best passes over so many raw megabytes."""
+    """The best passes over this many raw megabytes."""
 
     megabytes: float
     encode: float
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _corpora(quick: bool) -> dict[str, tuple[Snapshot, Snapshot | None]]:
-    """Snapshots and deltas, of which `quick` leaves out those that resemble others."""
+    """Snapshots and deltas; `quick` leaves out those that resemble others."""
     found: dict[str, tuple[Snapshot, Snapshot | None]] = {
         f"{name} snapshot": (series(name)[-1], None) for name in ("A", "D", "MiniLM", "DBF")
     }
@@ -135,7 +135,7 @@ def _turns(works: Sequence[Callable[[], None]], passes: int, clock: Callable[[],
 def _clocked(
     codecs: Sequence[Codec], stored: Sequence[list[Stored]], tasks: Sequence[Task], passes: int, threads: int
 ) -> list[float]:
-    """The shortest time by the clock of decoding with so many threads, a chunk at a time; nothing for the peer."""
+    """The shortest time by the clock of decoding with this many threads, a chunk at a time; nothing for the peer."""
     with ThreadPoolExecutor(threads) as pool:
 
         def decode(codec: Codec, kept: list[Stored]) -> None:

@@ -5,7 +5,7 @@
 Executed by the interpreter that has DVC. GIVEN has a folder for each version with model.safetensors, params.json and
 metrics.json; WORK is a new one. A version is `dvc add` of the weights and a commit with a tag; versions are listed by
 their parameters and metrics over all tags; the best is looked for among these, as DVC has no other way. All in one
-process, through DVC's own API: its command line would start Python anew for each.
+process, through DVC's own API: its command line would start Python again for each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the store's encodings are measured against, one tensor at a time: other codecs, and the paper's own scheme.
 
 A peer turns the words of a tensor into bytes and back, given the words of a base where it makes deltas. All run in one
-thread. Tensors of fewer than 64 elements are kept as they are by everyone, and nobody measures them.
+thread. Tensors of fewer than 64 elements are kept as they are by all peers, and are not measured.
 """
 
 from __future__ import annotations
