@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from regatta.errors import NotFoundError, UsageError
-from regatta.paths import state_path
-from regatta.repo.catalog.records import SnapshotRecord, Version
+from regatta.paths import RUNS, state_path
+from regatta.repo.catalog.records import RunEntry, SnapshotRecord, Version
 
 if TYPE_CHECKING:
     from regatta.repo.repo import Repo
@@ -44,14 +44,27 @@ def stored_id(repo: Repo, snapshot: SnapshotRecord) -> str | None:
 
 def state_file(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Path | None:
     """The file of a state that is not in the store yet."""
+    run = repo.catalog.run(version.run)
+    folder = None if run is None or snapshot.kind != "state" else folder_of_run(repo, run)
+    if folder is None:
+        return None
+    path = state_path(folder, str(version.config), snapshot.reference.rpartition("/")[2])
+    return path if path.is_file() else None
+
+
+def folder_of_run(repo: Repo, run: RunEntry) -> Path | None:
+    """The folder of a run; None if it was removed.
+
+    If it is not where the catalog has it, it was moved by hand, or by a rename that was interrupted.
+    """
+    from regatta.journal.run_record import find_journals
     from regatta.store.states.state_archive import series_of
 
-    run = repo.catalog.run(version.run)
-    if run is None or snapshot.kind != "state":
-        return None
-    folder = repo.folder / run.folder
-    path = state_path(folder, str(version.config), snapshot.reference.rpartition("/")[2])
-    return path if path.is_file() and series_of(folder) == run.series else None
+    known = repo.folder / run.folder
+    if series_of(known) == run.series:
+        return known
+    folders = (journal.parent for journal in find_journals(repo.folder / RUNS))
+    return next((folder for folder in folders if series_of(folder) == run.series), None)
 
 
 def weights_of(repo: Repo, version: Version, snapshot: SnapshotRecord) -> Weights:

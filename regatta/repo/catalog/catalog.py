@@ -162,10 +162,11 @@ class Catalog(Database):
                 place=str(self.log.path),
                 hint="`regatta fsck --repair` writes it again from the catalog.",
             )
-        if position is not None and position.log == found.log:
-            later = [line for line in content.lines if line.number > position.lines]
+        known = position.lines if position is not None and position.log == found.log else 0
+        later = [line for line in content.lines if line.number > known]
+        if known and later and later[0].last == later[-1].last:
             entries.write_entries(self._db, {(line.kind, line.id): line.content for line in later})
-        else:
+        else:  # in the last lines of several transactions, a name may pass from one version to another
             entries.clear(self._db)
             entries.write_entries(self._db, content.entries())
         if content.size > content.bytes:
@@ -357,13 +358,18 @@ class Catalog(Database):
     # Changing it, inside a transaction
 
     def add(self, new: NewVersion, number: int | None = None) -> Version:
-        """Add a version with the next number of its name, or with a number that it had before it was deleted."""
+        """Add a version with the next number of its name, or with the number that it had, if that is still free."""
         if self._all("SELECT 1 FROM tag WHERE name = ?", new.name):
             raise ConflictError(f"There is a tag {new.name!r}; a version cannot have the same name.")
-        if number is None:
-            self._run("INSERT INTO numbering VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET last = last + 1", new.name)
-            # no number is used twice, even if its version is deleted
+        # No number is used twice, even if its version is deleted.
+        query = (
+            "INSERT INTO numbering VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET last = MAX(last + ?, excluded.last)"
+        )
+        if number is None or self._all("SELECT 1 FROM model_version WHERE name = ? AND number = ?", new.name, number):
+            self._run(query, new.name, 1, 1)
             number = int(self._all("SELECT last FROM numbering WHERE name = ?", new.name)[0][0])
+        else:
+            self._run(query, new.name, number, 0)
         self._run(
             "INSERT INTO model_version (id, name, number, created, message, metadata, git, run, config, "
             "hyperparameters, metrics) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '{}')",

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,28 @@ def catalog_problems(catalog: Catalog, whole: bool) -> list[str]:
 def log_problems(catalog: Catalog, whole: bool = False) -> list[str]:
     """How the catalog differs from its log; nothing if it was made before there was a log."""
     with catalog.reading():
-        position, content = catalog.log_position(), catalog.log.read()
-        if position is None and not content.size:
-            return []
-        found = _damage(content)
-        if position != content.position() or content.size > content.bytes:
-            found.append("Version log: it does not end where the catalog says.")
-        wanted, known = content.entries(), catalog.read_entries()
-        if not content.damaged:
-            found += _shortened(list(_differences(wanted, known)))
-        if whole and wanted == known:
-            with catalog.translating():
-                found += _derived_problems(catalog._db, wanted)
+        found = _compare_with_log(catalog, whole)
+    if not found or catalog.read_only:
+        return found
+    # The log gets a change before the catalog. So another process may be between the two, or was killed there.
+    with suppress(CorruptError), catalog.transaction():
+        found = _compare_with_log(catalog, whole)
+    return found
+
+
+def _compare_with_log(catalog: Catalog, whole: bool) -> list[str]:
+    position, content = catalog.log_position(), catalog.log.read()
+    if position is None and not content.size:
+        return []
+    found = _damage(content)
+    if position != content.position() or content.size > content.bytes:
+        found.append("Version log: it does not end where the catalog says.")
+    wanted, known = content.entries(), catalog.read_entries()
+    if not content.damaged:
+        found += _shortened(list(_differences(wanted, known)))
+    if whole and wanted == known:
+        with catalog.translating():
+            found += _derived_problems(catalog._db, wanted)
     return found
 
 

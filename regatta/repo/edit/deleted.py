@@ -15,9 +15,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from regatta.durable import fsync_path, replacing
 from regatta.errors import CorruptError, NotFoundError, nearest
@@ -60,7 +63,7 @@ class DeletedVersion:
 
 @dataclass(frozen=True)
 class Deletion:
-    """One deletion: when, what, and the names that its snapshots had in the store."""
+    """One deletion: when, what, the names that its snapshots had in the store, and the runs of its versions."""
 
     id: str
     time: float
@@ -68,6 +71,7 @@ class Deletion:
     run: RunEntry | None = None
     run_name: str | None = None
     names: dict[str, str] = field(default_factory=dict)
+    runs: tuple[RunEntry, ...] = ()
 
     @property
     def title(self) -> str:
@@ -105,12 +109,19 @@ def write_record(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(repo.clock()))
     folder = repo.folder / DELETED / f"{stamp}-{secrets.token_hex(2)}"
     made = Deletion(
-        folder.name, repo.clock(), tuple(describe_version(repo, version) for version in versions), run, run_name, names
+        folder.name,
+        repo.clock(),
+        tuple(describe_version(repo, version) for version in versions),
+        run,
+        run_name,
+        {**_snapshot_names(repo, versions), **names},
+        tuple(entry for each in {version.run for version in versions} if (entry := repo.catalog.run(each)) is not None),
     )
+    content = {"format": FORMAT, **asdict(made)}
     try:
         folder.mkdir(parents=True)
         with replacing(folder / DELETED_RECORD) as written, written.open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, **asdict(made)}, file)
+            json.dump({**content, "checksum": _checksum(content)}, file)
         fsync_path(folder.parent)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -120,19 +131,34 @@ def write_record(
     return folder
 
 
+def _snapshot_names(repo: Repo, versions: Sequence[Version]) -> dict[str, str]:
+    """The names in the store by which these versions know their snapshots: their own, or those of states of a run."""
+    if not repo.has_store or not any(version.snapshots for version in versions):
+        return {}
+    known = repo.store.references()
+    snapshots = (snapshot.reference for version in versions for snapshot in repo.catalog.snapshots(version))
+    return {name: known[name] for name in snapshots if name in known}
+
+
 def deletions(repo: Repo) -> list[Deletion]:
-    """The deletions that gc has not made final, oldest first."""
-    folder = repo.folder / DELETED
+    """The deletions that gc has not made final, oldest first. Those with damaged records cannot be taken back."""
     found = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (path / DELETED_RECORD).is_file():
-            found.append(_read(path))
+    for folder in _folders(repo):
+        with suppress(CorruptError):
+            found.append(_read(folder))
     return sorted(found, key=lambda each: each.time)
+
+
+def _folders(repo: Repo) -> list[Path]:
+    folder = repo.folder / DELETED
+    return sorted(each for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
 
 
 def find_deletion(repo: Repo, wanted: str | None) -> Deletion:
     """The deletion with this id or title, or the newest."""
     known = deletions(repo)
+    if any(folder.name == wanted for folder in _folders(repo)):
+        _read(repo.folder / DELETED / str(wanted))  # an error says what is wrong with its record
     chosen = [each for each in known if wanted in (None, each.id, each.run_name, each.title)]
     if not chosen:
         raise NotFoundError(
@@ -149,13 +175,16 @@ def record_folder(repo: Repo, deletion: Deletion) -> Path:
 
 
 def remove_old_records(repo: Repo, before: float, dry_run: bool = False) -> int:
-    """Make deletions final that are older than this time; the bytes that their runs took."""
-    size = 0
-    for each in deletions(repo):
-        if each.time <= before:
-            size += bytes_on_disk(record_folder(repo, each))
+    """Make deletions final that are older than this time; the bytes that their runs took.
+
+    Folders without a readable record go as well: a process was killed before it wrote one, or while it removed one.
+    """
+    size, times = 0, {each.id: each.time for each in deletions(repo)}
+    for folder in _folders(repo):
+        if times.get(folder.name, folder.stat().st_mtime) <= before:
+            size += bytes_on_disk(folder)
             if not dry_run:
-                shutil.rmtree(record_folder(repo, each), ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
     return size
 
 
@@ -166,17 +195,25 @@ def deleted_run_folder(repo: Repo, deletion: Deletion) -> Path:
 def _read(folder: Path) -> Deletion:
     try:
         content = json.loads((folder / DELETED_RECORD).read_bytes())
+        checksum = content.pop("checksum", None)
+        if checksum is not None and checksum != _checksum(content):
+            raise ValueError("its content has changed")
         if content.pop("format") != FORMAT:
             raise ValueError("another version of Regatta wrote it")
         versions = tuple(_version(each) for each in content.pop("versions"))
-        run = content.pop("run")
-        return replace(Deletion(**content), versions=versions, run=None if run is None else RunEntry(**run))
+        run, runs = content.pop("run"), tuple(RunEntry(**each) for each in content.pop("runs", ()))
+        run = None if run is None else RunEntry(**run)
+        return replace(Deletion(**content), versions=versions, run=run, runs=runs)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptError(
             f"The record of a deletion cannot be read: {error!r:.200}.",
             place=str(folder),
             hint="Delete that folder: the deletion is then final.",
         ) from error
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return blake3(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _version(content: dict[str, Any]) -> DeletedVersion:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from regatta.durable import fsync_path
 from regatta.errors import ConflictError, NotFoundError, UsageError, nearest
@@ -39,18 +40,13 @@ def rename_run(repo: Repo, old: str, new: str) -> int:
     if not RUN_NAME.fullmatch(new):
         raise UsageError(f"A run cannot be named {new!r:.200}.", hint="Use letters, digits, dots, dashes, underscores.")
     target = repo.folder / RUNS / new
-    folder = run_folder(repo, old)
-    if target.exists():
+    is_moved = _is_moved(repo, old, target)
+    folder = target if is_moved else run_folder(repo, old)
+    if target.exists() and not is_moved:
         raise ConflictError(f"There is a run named {new!r} already.", place=str(target.parent))
     with repo.committing(), run_lock(folder):
         series, record = series_of(folder), RunRecord.read(folder / JOURNAL)
-        before = {record.name, old}
-        if record.name != new:
-            with Journal(folder / JOURNAL) as journal:
-                journal.append("rename", name=new)
-        os.replace(folder, target)
-        fsync_path(target.parent)
-        renamed = 0
+        before, renamed = {record.name, old}, 0
         with repo.catalog.transaction():
             entry = repo.catalog.run(series)
             if entry is not None:
@@ -59,4 +55,19 @@ def rename_run(repo: Repo, old: str, new: str) -> int:
                 stem, slash, config = version.name.rpartition("/")
                 if slash and stem in before and version.name in repo.catalog.names():
                     renamed += repo.catalog.rename(version.name, f"{new}/{config}")
+            # No name is taken. Only now is the folder moved, and the catalog changed last.
+            if record.name != new:
+                with Journal(folder / JOURNAL) as journal:
+                    journal.append("rename", name=new)
+            if not is_moved:
+                os.replace(folder, target)
+                fsync_path(target.parent)
     return renamed
+
+
+def _is_moved(repo: Repo, old: str, target: Path) -> bool:
+    """Whether a rename of this run was interrupted after it had moved the folder."""
+    if (repo.folder / RUNS / old).exists() or (series := series_of(target)) is None:
+        return False
+    entry = repo.catalog.run(series)
+    return entry is not None and entry.name == old

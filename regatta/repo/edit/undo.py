@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from regatta.durable import fsync_path
 from regatta.errors import ConflictError, NotFoundError
-from regatta.paths import RUNS
+from regatta.paths import RUNS, state_path
 from regatta.repo.catalog.catalog import NewVersion
 from regatta.repo.catalog.records import Link
-from regatta.repo.edit.deleted import Deletion, deleted_run_folder, find_deletion, record_folder
+from regatta.repo.edit.deleted import Deletion, deleted_run_folder, deletions, find_deletion, record_folder
 from regatta.repo.repo import Repo
+from regatta.repo.snapshots import folder_of_run
+from regatta.store.states.state_archive import STATE_REFERENCES
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def undo(repo: Repo, wanted: str | None) -> UndoResult:
         _put_back_run(repo, deletion)
         lost = _put_back_versions(repo, deletion)
         shutil.rmtree(record_folder(repo, deletion))
-        return UndoResult(deletion, tuple(each.reference for each in deletion.versions), deletion.run_name, lost)
+        back = tuple(repo.catalog.of_id(each.id).reference for each in deletion.versions)
+        return UndoResult(deletion, back, deletion.run_name, lost)
 
 
 def _check_there(repo: Repo, deletion: Deletion) -> None:
@@ -49,6 +52,41 @@ def _check_there(repo: Repo, deletion: Deletion) -> None:
         raise NotFoundError(
             f"The deletion of {deletion.title} cannot be taken back: gc has freed {what}.", place=str(repo.folder)
         )
+    _check_states(repo, deletion)
+    _check_names(repo, deletion)
+
+
+def _check_states(repo: Repo, deletion: Deletion) -> None:
+    """Refuse if states that were files of a run went with its folder."""
+    folders = {run.series: folder_of_run(repo, run) for run in deletion.runs}
+    for version in deletion.versions:
+        new = version.new_version()
+        files = [each for each in new.snapshots if each.kind == "state" and each.reference not in deletion.names]
+        if not files or new.run is None or (deletion.run is not None and deletion.run.series == new.run):
+            continue
+        stored = repo.store.references(f"{STATE_REFERENCES}{new.run}/") if repo.has_store else {}
+        folder = folders.get(new.run)
+        for each in files:
+            path = None if folder is None else state_path(folder, str(new.config), each.reference.rpartition("/")[2])
+            if each.reference not in stored and (path is None or not path.is_file()):
+                with_it = [other for other in deletions(repo) if other.run is not None and other.run.series == new.run]
+                raise NotFoundError(
+                    f"The deletion of {deletion.title} cannot be taken back: "
+                    f"the state {each.reference} went with its run.",
+                    place=str(repo.folder),
+                    hint=f"Take back the deletion of the run first: regatta undo {with_it[-1].id}" if with_it else None,
+                )
+
+
+def _check_names(repo: Repo, deletion: Deletion) -> None:
+    tags = {tag.name for tag in repo.tags()}
+    for version in deletion.versions:
+        if version.content["name"] in tags and not repo.catalog.has(version.id):
+            raise ConflictError(
+                f"There is a tag {version.content['name']!r} now; a version cannot have the same name.",
+                place=str(repo.folder),
+                hint="Remove the tag first.",
+            )
     name = deletion.run_name
     if name is not None and (repo.folder / RUNS / name).exists() and deleted_run_folder(repo, deletion).exists():
         raise ConflictError(
@@ -73,6 +111,9 @@ def _put_back_versions(repo: Repo, deletion: Deletion) -> tuple[str, ...]:
     with catalog.transaction():
         if deletion.run is not None:
             catalog.set_run(deletion.run)
+        for run in deletion.runs:
+            if catalog.run(run.series) is None:
+                catalog.set_run(run)
         for each in deletion.versions:
             if not catalog.has(each.id):
                 catalog.add(each.new_version(), each.number)

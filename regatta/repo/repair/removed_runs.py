@@ -9,16 +9,14 @@ from regatta.journal.run_record import find_journals
 from regatta.paths import RUNS
 from regatta.repo.catalog.records import SnapshotRecord, Version
 from regatta.repo.repo import Repo
-from regatta.repo.snapshots import state_file
+from regatta.repo.snapshots import folder_of_run, state_file
 from regatta.store.states.state_archive import STATE_REFERENCES, series_of
 
 
 def removed_folder(repo: Repo, version: Version) -> str | None:
     """The name of a version's run, if the folder of that run was removed; None if it is there."""
     run = repo.catalog.run(version.run)
-    if run is None or series_of(repo.folder / run.folder) == run.series:
-        return None
-    return run.name
+    return None if run is None or folder_of_run(repo, run) is not None else run.name
 
 
 def lost_states(repo: Repo) -> dict[str, list[tuple[Version, SnapshotRecord]]]:

@@ -99,6 +99,39 @@ def test_a_change_that_only_the_log_has_is_there_after_opening(repo: Repo, tmp_p
         assert again.version("late").message == "late" and again.fsck("deep").clean
 
 
+def test_names_that_changed_hands_are_right_in_a_catalog_that_is_far_behind(repo: Repo, tmp_path: Path) -> None:
+    """As if the log of SQLite, with the last changes, were damaged."""
+    repo.commit("other", git=False)
+    repo.commit("other", git=False)
+    repo.close()
+    older = (repo.folder / "catalog.sqlite").read_bytes()
+    with Repo.open(tmp_path) as again:
+        for old, new in (("net", "third"), ("other", "net"), ("third", "other")):
+            again.rename(old, new)
+        wanted = again.catalog.read_entries()
+    (repo.folder / "catalog.sqlite").write_bytes(older)
+    with Repo.open(tmp_path) as again:
+        assert again.catalog.read_entries() == wanted and again.fsck("deep").clean
+
+
+def test_a_change_between_the_log_and_the_catalog_is_not_damage(repo: Repo, tmp_path: Path) -> None:
+    """Another process is just there, or was killed there, while this one has the catalog open."""
+    with Repo.open(tmp_path) as other, pytest.raises(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+        commit = other.catalog._run
+
+        def killed(statement: str, *values: Any) -> int:
+            if statement == "COMMIT":
+                other.catalog._db.execute("ROLLBACK")
+                raise KeyboardInterrupt
+            return commit(statement, *values)
+
+        patch.setattr(other.catalog, "_run", killed)
+        other.commit("late", git=False)
+    assert repo.catalog.log.read().position() != repo.catalog.log_position()
+    assert repo.fsck("deep").clean and repo.gc(grace=0)
+    assert repo.version("late")
+
+
 def test_a_commit_that_fails_leaves_no_line(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     size = repo.catalog.log.size()
     run = repo.catalog._run

@@ -94,6 +94,37 @@ def test_an_interrupted_rename_can_be_finished(project: Path, monkeypatch: pytes
         assert repo.fsck().clean and len(repo.versions(run="straight")) == 4
 
 
+def test_a_rename_that_died_after_moving_the_folder_loses_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is finished, the states are found in the moved folder, and a repair leaves them to their versions."""
+    with Repo.open(project) as repo:
+        before = {each.id: repr(repo.load(each)) for each in repo.versions("lines-halted/*") if each.snapshots}
+        assert before
+        with monkeypatch.context() as patch:
+            patch.setattr("regatta.repo.edit.rename.fsync_path", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                repo.rename_run("lines-halted", "bent")
+        assert {each.id: repr(repo.load(each)) for each in repo.versions("lines-halted/*") if each.snapshots} == before
+        found = repo.fsck("deep", repair=True)
+        assert found.clean and not found.repaired
+        assert repo.rename_run("lines-halted", "bent") > 0
+        assert {each.id: repr(repo.load(each)) for each in repo.versions("bent/*") if each.snapshots} == before
+        assert repo.fsck("deep").clean and not repo.versions("lines-halted/*")
+
+
+def test_a_run_whose_versions_cannot_be_renamed_stays_where_it_is(project: Path) -> None:
+    with Repo.open(project) as repo:
+        name = repo.versions("lines-done/*")[0].name
+        repo.commit(name.replace("lines-done", "taken"), git=False)
+        before = o.read_expected("runs")["lines-done"]
+        with pytest.raises(ConflictError, match="taken/"):
+            repo.rename_run("lines-done", "taken")
+        journal = repo.folder / RUNS / "lines-done" / "journal.jsonl"
+        assert o.states(journal) == before and repo.fsck("deep").clean
+        assert b'"rename"' not in journal.read_bytes()
+
+
 def test_names_that_are_taken_or_wrong_are_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rename", "lines-done", "lines-killed"]) == 4
     assert main(["rename", "lines-done", "../x"]) == 2
